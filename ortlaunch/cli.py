@@ -1,0 +1,135 @@
+"""The command line: which verb, and how its errors end. Everything else is imported by the verb that needs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import ortlaunch
+from ortlaunch.errors import RequestError
+
+EXIT_REQUEST, EXIT_INTERRUPTED = 2, 130
+
+
+def main() -> None:
+    """Entry point of the ``ortlaunch`` command."""
+    # The user's own choice to see Hydra's tracebacks is read before Hydra is told to raise.
+    debug = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0")
+    try:
+        code = dispatch(sys.argv[1:])
+    except RequestError as error:
+        if debug:
+            raise
+        print(f"ortlaunch: {error}", file=sys.stderr)
+        code = EXIT_REQUEST
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) has left: no error of ours, and nothing more to write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Runs the verb that the command line names; no verb means ``run``."""
+    if arguments and arguments[0] in VERBS:
+        return VERBS[arguments[0]](arguments[1:])
+    if arguments and not arguments[0].startswith(("-", "+", "~")) and "=" not in arguments[0]:
+        raise RequestError(
+            f"{arguments[0]}: no such command. Commands: {', '.join(VERBS)}; keys are given as KEY=VALUE "
+            "(ortlaunch --help)"
+        )
+    return _run(arguments)
+
+
+def _run(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        from ortlaunch.usage import help_text
+
+        print(help_text())
+        return 0
+    if "--version" in arguments:
+        print(f"ortlaunch {ortlaunch.__version__}")
+        return 0
+    from omegaconf import DictConfig
+
+    from ortlaunch.config.compose import run_with_hydra
+
+    codes: list[int] = []
+
+    def launch(tree: DictConfig) -> None:
+        code = _launch(tree, arguments)
+        codes.append(code)
+        if code:
+            # Ends a sweep too: what failed once would mostly fail again, on machines that cost money.
+            raise SystemExit(code)
+
+    run_with_hydra(arguments, launch)
+    return max(codes, default=0)
+
+
+def _launch(tree: object, arguments: list[str]) -> int:
+    from omegaconf import DictConfig
+
+    from ortlaunch.config.load import to_config
+    from ortlaunch.config.rules import check
+    from ortlaunch.config.schema import MlflowConfig
+    from ortlaunch.launch.plan import make_plan
+    from ortlaunch.tracking.uri import resolve_tracking
+
+    assert isinstance(tree, DictConfig)
+    config = to_config(tree)
+    check(config)
+    if isinstance(config.tracking, MlflowConfig):
+        config = dataclasses.replace(config, tracking=resolve_tracking(config.tracking, Path.cwd()))
+    plan = make_plan(config)
+    if config.launcher.dry_run:
+        print(f"# {plan.workers} workers; the run folder would be\n# {plan.run_dir}\n{plan.shell_line()}")
+        return 0
+    from ortlaunch.launch.local import run
+
+    return run(plan, config, arguments)
+
+
+def _compare(arguments: list[str]) -> int:
+    from ortlaunch.tracking.compare import main
+
+    uri, experiment = _tracking_defaults()
+    return main(arguments, uri, experiment)
+
+
+def _sync(arguments: list[str]) -> int:
+    from ortlaunch.tracking.sync import sync_main
+
+    return sync_main(arguments)
+
+
+def _models(arguments: list[str]) -> int:
+    from ortlaunch.usage import models_text
+
+    if arguments and arguments != ["--available"]:
+        raise RequestError(f"ortlaunch models takes no {arguments[0]}")
+    print(models_text())
+    return 0
+
+
+def _tracking_defaults() -> tuple[str, str]:
+    """Where runs go by default, so that ``compare`` looks there."""
+    from ortlaunch.config.schema import Config, MlflowConfig
+    from ortlaunch.tracking.uri import resolve_tracking
+
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or MlflowConfig.uri
+    resolved = resolve_tracking(dataclasses.replace(MlflowConfig(), uri=uri), Path.cwd())
+    return resolved.uri, Config.experiment
+
+
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "run": _run,
+    "compare": _compare,
+    "sync": _sync,
+    "models": _models,
+}

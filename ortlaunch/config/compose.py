@@ -1,0 +1,127 @@
+"""Hydra's part: composing a run's configuration from the command line, and its errors in plain words."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from ortlaunch.config.load import first_line
+from ortlaunch.config.paths import conf_dir, group_options
+from ortlaunch.config.schema import GROUPS, Config, ModelConfig, register_schemas
+from ortlaunch.errors import RequestError
+from ortlaunch.registry import available, unknown_model_message
+
+
+def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> None:
+    """Composes the configuration as Hydra does for its own programs and calls `task` with it.
+
+    ``--cfg``, ``--multirun``, ``--config-dir``, shell completion and the rest are Hydra's own; with ``--multirun`` the
+    task is called once per combination.
+
+    Args:
+        arguments: the command line after the verb.
+        task: takes the composed tree.
+
+    Raises:
+        RequestError: the configuration does not compose.
+    """
+    import hydra
+    from hydra.errors import HydraException
+
+    _register_options()
+    sys.argv = [sys.argv[0], *arguments]
+    # Otherwise Hydra would print what goes wrong in its own way and exit with 1.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise RequestError(explain(error)) from error
+
+
+def compose(overrides: list[str]) -> DictConfig:
+    """The composed tree for some overrides, without Hydra's command line.
+
+    Raises:
+        RequestError: the configuration does not compose.
+    """
+    import hydra
+    from hydra.errors import HydraException
+
+    _register_options()
+    try:
+        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            return hydra.compose("config", overrides=overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise RequestError(explain(error)) from error
+
+
+def _register_options() -> None:
+    """Tells Hydra the schema, and the models of installed packages, which have no file under ``conf/model``."""
+    from hydra.core.config_store import ConfigStore
+
+    register_schemas()
+    for name in set(available()) - set(group_options("model")):
+        ConfigStore.instance().store(group="model", name=name, node=ModelConfig(name=name))
+
+
+def explain(error: Exception) -> str:
+    """One message for an error of Hydra or OmegaConf: the key or option, and the nearest right one."""
+    text = str(error)
+    if option := re.search(r"Could not find '([^/']+)/([^']+)'", text):
+        return _unknown_option(option[1], option[2], text)
+    if group := re.search(r"Could not override '([^'@]+)'\.\s*No match in the defaults list", text):
+        return _unknown_key(group[1])
+    if key := re.search(r"Could not override '([^']+)'", text):
+        return _unknown_key(key[1]) if "not in" in text else f"{key[1]}: {_cause(error)}"
+    if key := re.search(r"full_key: (\S+)", text):
+        return f"{key[1]}: {first_line(error)}"
+    return "configuration: " + " ".join(line.strip() for line in text.strip().splitlines()[:2])
+
+
+def _unknown_option(group: str, name: str, text: str) -> str:
+    if group == "model":
+        return unknown_model_message(name)
+    available = re.findall(r"^\t(\S+)$", text, re.MULTILINE) or sorted(GROUPS.get(group, {}))
+    return f"{group}={name}: no such option{_nearest(name, available, group + '=')}. Available: {', '.join(available)}"
+
+
+def _unknown_key(key: str) -> str:
+    return f"{key}: no such key{_nearest(key, known_keys())} (all keys: ortlaunch --cfg job; +{key}=… adds a new one)"
+
+
+def _nearest(name: str, names: list[str], prefix: str = "") -> str:
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f". Did you mean {prefix}{found[0]}?" if found else ""
+
+
+def _cause(error: Exception) -> str:
+    return first_line(error.__cause__) if error.__cause__ is not None else first_line(error)
+
+
+def known_keys() -> list[str]:
+    """Every dotted key of the schema, over all options of all groups."""
+    keys = set(_keys_of(Config, ""))
+    keys |= set(_keys_of(ModelConfig, "model."))
+    for group, options in GROUPS.items():
+        keys.add(group)
+        for node in options.values():
+            keys |= set(_keys_of(node, f"{group}."))
+    return sorted(keys)
+
+
+def _keys_of(node: type[Any], prefix: str) -> list[str]:
+    keys = []
+    for field in dataclasses.fields(node):
+        keys.append(prefix + field.name)
+        nested = field.default_factory
+        if isinstance(nested, type) and dataclasses.is_dataclass(nested):
+            keys += _keys_of(nested, f"{prefix}{field.name}.")
+    return keys

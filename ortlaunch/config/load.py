@@ -1,0 +1,61 @@
+"""Between Hydra's composed tree, the run folder's ``config.yaml`` and the dataclasses of the schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from ortlaunch.config.schema import GROUPS, Config, ModelConfig
+from ortlaunch.errors import RequestError
+
+
+def to_config(tree: DictConfig) -> Config:
+    """Turns a composed tree into the schema's dataclasses.
+
+    Raises:
+        RequestError: a value that the user must give is missing, or an interpolation does not resolve.
+    """
+    missing = OmegaConf.missing_keys(tree)
+    if missing:
+        key = sorted(missing)[0]
+        raise RequestError(f"{key} is not set: give it on the command line, {key}=VALUE")
+    try:
+        config = OmegaConf.to_object(tree)
+    except (MissingMandatoryValue, OmegaConfBaseException) as error:
+        raise RequestError(f"configuration: {first_line(error)}") from error
+    assert isinstance(config, Config)
+    return config
+
+
+def save_config(config: Config, path: Path) -> None:
+    """Writes a resolved configuration that `load_config` reads back."""
+    OmegaConf.save(OmegaConf.structured(config), path)
+
+
+def load_config(path: Path) -> Config:
+    """Reads the configuration that a launcher wrote; used by the workers, which know nothing of Hydra."""
+    stored = OmegaConf.load(path)
+    assert isinstance(stored, DictConfig)
+    nodes: dict[str, Any] = {"model": ModelConfig}
+    for group, options in GROUPS.items():
+        nodes[group] = options[stored[group]["name"]]
+    merged = OmegaConf.merge(OmegaConf.structured(Config(**{k: OmegaConf.structured(v) for k, v in nodes.items()})), stored)
+    config = OmegaConf.to_object(merged)
+    assert isinstance(config, Config)
+    return config
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The configuration as plain nested dictionaries; enums by their names."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config), resolve=True, enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an exception's message."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

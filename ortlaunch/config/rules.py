@@ -1,0 +1,180 @@
+"""Rules between keys: what cannot work is refused before anything starts, with the key and the way out.
+
+Types and misspelt keys are Hydra's business while it composes; these rules see a well-formed `Config`.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable
+from pathlib import Path
+
+from ortlaunch import registry
+from ortlaunch.config.schema import (
+    Config,
+    DeepSpeedConfig,
+    Device,
+    HfDataConfig,
+    MlflowConfig,
+    OrtConfig,
+    Precision,
+    TextConfig,
+    TokenDataConfig,
+    TokensConfig,
+)
+from ortlaunch.errors import RequestError
+from ortlaunch.launch.devices import resolve_device, visible_gpus
+from ortlaunch.tracking.uri import check_uri
+
+
+def check(config: Config) -> None:
+    """Applies every rule.
+
+    Raises:
+        RequestError: the first rule that the configuration breaks.
+    """
+    for rule in RULES:
+        rule(config)
+
+
+def _positive_numbers(config: Config) -> None:
+    least = {
+        "train.steps": (config.train.steps, 1),
+        "train.batch_size": (config.train.batch_size, 1),
+        "train.grad_accumulation": (config.train.grad_accumulation, 1),
+        "train.log_every": (config.train.log_every, 1),
+        "train.steady_after": (config.train.steady_after, 0),
+        "data.workers": (config.data.workers, 0),
+        "scheduler.warmup_steps": (config.scheduler.warmup_steps, 0),
+        "trainer.timeout_seconds": (config.trainer.timeout_seconds, 1),
+        "seed": (config.seed, 0),
+    }
+    if isinstance(config.data, TokenDataConfig):
+        least["data.seq_len"] = (config.data.seq_len, 2)
+    if config.launcher.workers_per_node is not None:
+        least["launcher.workers_per_node"] = (config.launcher.workers_per_node, 1)
+    if isinstance(config.backend, OrtConfig) and config.backend.threads is not None:
+        least["backend.threads"] = (config.backend.threads, 1)
+    for key, (value, minimum) in least.items():
+        if value < minimum:
+            raise RequestError(f"{key}={value}: must be at least {minimum}")
+    if config.optimizer.lr <= 0:
+        raise RequestError(f"optimizer.lr={config.optimizer.lr}: must be greater than 0")
+    if config.train.clip_grad_norm is not None and config.train.clip_grad_norm <= 0:
+        raise RequestError(
+            f"train.clip_grad_norm={config.train.clip_grad_norm}: must be greater than 0; null switches clipping off"
+        )
+
+
+def _names(config: Config) -> None:
+    for key, value in (("experiment", config.experiment), ("name", config.name)):
+        if value is not None and (not value.strip() or "/" in value or value in (".", "..") or "\0" in value):
+            raise RequestError(f"{key}={value!r}: becomes a folder's name, so it must not be empty or contain '/'")
+
+
+def _known_model(config: Config) -> None:
+    registry.check_request(config.model)
+
+
+def _model_fits_data(config: Config) -> None:
+    entry = registry.available().get(config.model.name)
+    if entry is None or entry.inputs == "any":
+        return
+    gives = "tokens" if isinstance(config.data, TokenDataConfig) else "images"
+    if entry.inputs != gives:
+        advice = "data=digits" if entry.inputs == "images" else "data=pysource (or synthetic, text, tokens, hf)"
+        raise RequestError(
+            f"model={config.model.name} takes {entry.inputs} and data={config.data.name} gives {gives}: choose {advice}"
+        )
+    longest = config.model.params.get("n_positions", config.model.params.get("max_position_embeddings"))
+    if isinstance(config.data, TokenDataConfig) and isinstance(longest, int) and config.data.seq_len > longest:
+        raise RequestError(
+            f"data.seq_len={config.data.seq_len} is more than the {longest} positions of model={config.model.name}: "
+            "lower data.seq_len or raise the model's positions"
+        )
+
+
+def _zero_stage(config: Config) -> None:
+    if not isinstance(config.trainer, DeepSpeedConfig):
+        return
+    stage = config.trainer.zero_stage
+    if stage not in (0, 1, 2, 3):
+        raise RequestError(f"trainer.zero_stage={stage}: must be 0, 1, 2 or 3")
+    if stage == 3 and isinstance(config.backend, OrtConfig):
+        raise RequestError(
+            "backend=ort does not run with trainer.zero_stage=3: ONNX Runtime's backward reads parameters that ZeRO 3 "
+            "has freed by then. Use trainer.zero_stage=2, or backend=eager"
+        )
+
+
+def _precision(config: Config) -> None:
+    precision = config.train.precision
+    if precision is Precision.fp32 or resolve_device(config.device) is Device.cuda:
+        return
+    key = f"train.precision={precision.value}"
+    if isinstance(config.backend, OrtConfig):
+        raise RequestError(
+            f"{key} does not run with backend=ort on the CPU: ONNX Runtime has no such kernels there. "
+            "Use train.precision=fp32, or backend=eager with bf16"
+        )
+    if precision is Precision.fp16:
+        raise RequestError(f"{key} needs CUDA: on the CPU use train.precision=bf16 or fp32")
+
+
+def _workers(config: Config) -> None:
+    wanted = config.launcher.workers_per_node
+    if config.trainer.name == "single" and wanted not in (None, 1):
+        raise RequestError(
+            f"trainer=single runs one worker and launcher.workers_per_node={wanted} asks for more: "
+            "choose trainer=ddp or trainer=deepspeed"
+        )
+    if resolve_device(config.device) is not Device.cuda:
+        return
+    gpus = visible_gpus()
+    if gpus == 0:
+        raise RequestError("device=cuda and this machine shows no GPU: choose device=cpu, or look at nvidia-smi")
+    if wanted is not None and wanted > gpus:
+        raise RequestError(
+            f"launcher.workers_per_node={wanted} is more than the {gpus} GPU(s) that are visible here: "
+            "lower it, or look at CUDA_VISIBLE_DEVICES"
+        )
+
+
+def _data_path(config: Config) -> None:
+    if isinstance(config.data, TextConfig | TokensConfig):
+        for pattern in config.data.path.split(","):
+            pattern = pattern.strip()
+            if not pattern or not (Path(pattern).expanduser().exists() or glob.glob(pattern, recursive=True)):
+                raise RequestError(f"data.path={pattern}: no such file or folder, and no file matches it as a pattern")
+    if isinstance(config.data, HfDataConfig) and config.data.path.startswith((".", "/", "~")):
+        if not Path(config.data.path).expanduser().exists():
+            raise RequestError(f"data.path={config.data.path}: no such folder")
+    tokenizer = getattr(config.data, "tokenizer", None)
+    if tokenizer and not Path(tokenizer).expanduser().exists():
+        raise RequestError(f"data.tokenizer={tokenizer}: no such file or folder")
+
+
+def _compile_mode(config: Config) -> None:
+    mode = getattr(config.backend, "mode", "default")
+    modes = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+    if mode not in modes:
+        raise RequestError(f"backend.mode={mode}: must be one of {', '.join(modes)}")
+
+
+def _tracking(config: Config) -> None:
+    if isinstance(config.tracking, MlflowConfig):
+        check_uri(config.tracking.uri)
+
+
+RULES: tuple[Callable[[Config], None], ...] = (
+    _positive_numbers,
+    _names,
+    _known_model,
+    _model_fits_data,
+    _zero_stage,
+    _precision,
+    _workers,
+    _data_path,
+    _compile_mode,
+    _tracking,
+)

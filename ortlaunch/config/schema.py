@@ -1,0 +1,405 @@
+"""The typed shape of a run's configuration.
+
+Each class is one node of the tree that Hydra composes; `register_schemas` puts them into Hydra's ConfigStore so
+that a misspelt key or a value of the wrong type fails while composing. Defaults live here and nowhere else; the YAML
+files under ``conf/`` only choose. Workers load the same classes from the run folder's ``config.yaml``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class Device(Enum):
+    """Where workers compute: `auto` takes CUDA where this machine shows a GPU and the CPU elsewhere."""
+
+    auto = "auto"
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+class Precision(Enum):
+    """Number format of forward and backward; weights and optimizer state stay in fp32."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class Fallback(Enum):
+    """What happens when ONNX Runtime cannot run the model: stop the run, or go on in PyTorch and say so."""
+
+    error = "error"
+    warn = "warn"
+
+
+class OrtLogLevel(Enum):
+    """ORTModule's own log levels."""
+
+    verbose = "verbose"
+    info = "info"
+    warning = "warning"
+    error = "error"
+    fatal = "fatal"
+
+
+@dataclass
+class TrainConfig:
+    """The training loop."""
+
+    steps: int = 100
+    """Optimizer steps to run."""
+    batch_size: int = 4
+    """Samples per worker and micro-batch."""
+    grad_accumulation: int = 1
+    """Micro-batches per optimizer step; gradients are averaged over them."""
+    precision: Precision = Precision.fp32
+    clip_grad_norm: float | None = 1.0
+    """Largest total gradient norm; larger ones are scaled down to it. null switches clipping off."""
+    log_every: int = 10
+    """Steps between two log steps. The first, the last and the `steady_after` step are always logged."""
+    steady_after: int = 3
+    """Steps not counted in the throughput summary: export, compilation and cold caches end within them."""
+
+
+@dataclass
+class ModelConfig:
+    """Which model to build; `params` go to its builder by name."""
+
+    name: str = MISSING
+    target: str | None = None
+    """`package.module:callable` of a model class or function of your own (model=factory)."""
+    imports: list[str] = field(default_factory=list)
+    """Python modules to import before the registry is asked, for models registered by a decorator."""
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class DataConfig:
+    """What every data source has."""
+
+    name: str = MISSING
+    workers: int = 0
+    """Loader processes per worker; 0 reads in the worker itself."""
+
+
+@dataclass
+class TokenDataConfig(DataConfig):
+    """Sources that yield token sequences."""
+
+    seq_len: int = 128
+    """Tokens per sample."""
+
+
+@dataclass
+class PysourceConfig(TokenDataConfig):
+    """Bytes of the Python standard library's own source files."""
+
+    name: str = "pysource"
+
+
+@dataclass
+class SyntheticConfig(TokenDataConfig):
+    """Random tokens, the same for the same seed."""
+
+    name: str = "synthetic"
+    samples: int = 4096
+    vocab_size: int = 256
+
+
+@dataclass
+class TextConfig(TokenDataConfig):
+    """Text files, as bytes or through a tokenizer."""
+
+    name: str = "text"
+    path: str = MISSING
+    """A file, a folder or a glob; several are separated by commas."""
+    tokenizer: str | None = None
+    """Folder of a transformers tokenizer, or a tokenizer.json; null reads bytes."""
+
+
+@dataclass
+class TokensConfig(TokenDataConfig):
+    """Memory-mapped files of token ids (.bin, as nanoGPT and Megatron-style tools write them without a header)."""
+
+    name: str = "tokens"
+    path: str = MISSING
+    """A file, a folder or a glob; several are separated by commas."""
+    dtype: str = "uint16"
+    """NumPy type of one token: uint8, uint16, uint32, int32 or int64."""
+    vocab_size: int | None = None
+    """Tokens must be smaller than this; null takes it from the model without a check of the data."""
+
+
+@dataclass
+class HfDataConfig(TokenDataConfig):
+    """A data set of the `datasets` library, by folder or id."""
+
+    name: str = "hf"
+    path: str = MISSING
+    """Folder written by `save_to_disk`, a folder of data files, or an id on the hub."""
+    config: str | None = None
+    split: str = "train"
+    column: str = "text"
+    tokenizer: str | None = None
+    streaming: bool = False
+
+
+@dataclass
+class DigitsConfig(DataConfig):
+    """scikit-learn's 1,797 real images of handwritten digits, 10 classes."""
+
+    name: str = "digits"
+    image_size: int = 8
+    """Height and width in pixels; other sizes than the original 8 are resampled bilinearly."""
+
+
+@dataclass
+class BackendConfig:
+    """What executes forward and backward."""
+
+    name: str = MISSING
+
+
+@dataclass
+class EagerConfig(BackendConfig):
+    """Plain PyTorch."""
+
+    name: str = "eager"
+
+
+@dataclass
+class CompileConfig(BackendConfig):
+    """torch.compile."""
+
+    name: str = "compile"
+    mode: str = "default"
+    """torch.compile's mode: default, reduce-overhead or max-autotune."""
+    fullgraph: bool = False
+    """Fail where the model cannot be captured as one graph."""
+
+
+@dataclass
+class OrtDebugConfig:
+    """ORTModule's DebugOptions."""
+
+    save_onnx: bool = False
+    """Leave the exported and optimized graphs in the run folder under onnx/."""
+    log_level: OrtLogLevel = OrtLogLevel.warning
+    onnx_prefix: str = "model"
+
+
+@dataclass
+class OrtConfig(BackendConfig):
+    """ONNX Runtime through ORTModule."""
+
+    name: str = "ort"
+    fallback: Fallback = Fallback.error
+    threads: int | None = None
+    """Threads of ONNX Runtime's pool in each worker; null takes the worker's share of the cores."""
+    spinning: bool = False
+    """Let idle threads of the pool spin instead of sleep."""
+    debug: OrtDebugConfig = field(default_factory=OrtDebugConfig)
+
+
+@dataclass
+class TrainerConfig:
+    """How workers share the training."""
+
+    name: str = MISSING
+    timeout_seconds: int = 1800
+    """Longest wait in a collective before the run fails."""
+
+
+@dataclass
+class SingleConfig(TrainerConfig):
+    """One worker, no communication."""
+
+    name: str = "single"
+
+
+@dataclass
+class DdpConfig(TrainerConfig):
+    """torch's DistributedDataParallel."""
+
+    name: str = "ddp"
+    bucket_cap_mb: int = 25
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+
+
+@dataclass
+class DeepSpeedConfig(TrainerConfig):
+    """DeepSpeed with the Zero Redundancy Optimizer."""
+
+    name: str = "deepspeed"
+    zero_stage: int = 1
+    """0 replicates all, 1 shards optimizer state, 2 gradients too, 3 parameters too."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Merged over the DeepSpeed configuration that ortlaunch generates."""
+
+
+@dataclass
+class OptimizerConfig:
+    """What every optimizer has."""
+
+    name: str = MISSING
+    lr: float = 3e-4
+    """Peak learning rate; the scheduler multiplies it."""
+    weight_decay: float = 0.0
+
+
+@dataclass
+class AdamWConfig(OptimizerConfig):
+    """AdamW (Loshchilov and Hutter, 2019)."""
+
+    name: str = "adamw"
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+
+
+@dataclass
+class SgdConfig(OptimizerConfig):
+    """Stochastic gradient descent with momentum."""
+
+    name: str = "sgd"
+    lr: float = 0.05
+    momentum: float = 0.9
+
+
+@dataclass
+class SchedulerConfig:
+    """Learning rate over the steps: linear warm-up, then the named shape."""
+
+    name: str = MISSING
+    warmup_steps: int = 0
+
+
+@dataclass
+class ConstantConfig(SchedulerConfig):
+    """Stays at the peak."""
+
+    name: str = "constant"
+
+
+@dataclass
+class LinearConfig(SchedulerConfig):
+    """Falls in a straight line to `min_ratio` of the peak at the last step."""
+
+    name: str = "linear"
+    min_ratio: float = 0.0
+
+
+@dataclass
+class CosineConfig(SchedulerConfig):
+    """Falls along half a cosine to `min_ratio` of the peak at the last step."""
+
+    name: str = "cosine"
+    min_ratio: float = 0.1
+
+
+@dataclass
+class LauncherConfig:
+    """What every launcher has."""
+
+    name: str = MISSING
+    workers_per_node: int | None = None
+    """Worker processes on each machine; null (auto): one per GPU, or two on a machine without GPU."""
+    dry_run: bool = False
+    """Print what would be started, write and start nothing."""
+
+
+@dataclass
+class LocalConfig(LauncherConfig):
+    """torchrun on this machine."""
+
+    name: str = "local"
+
+
+@dataclass
+class TrackingConfig:
+    """Where the run's record goes."""
+
+    name: str = MISSING
+
+
+@dataclass
+class MlflowConfig(TrackingConfig):
+    """MLflow, embedded or a server."""
+
+    name: str = "mlflow"
+    uri: str = "sqlite:///mlruns.db"
+    """Any MLflow tracking URI; a relative sqlite path is taken from the folder where ortlaunch is started."""
+    artifacts: str = "mlartifacts"
+    """Artifact folder of an embedded (sqlite) store; a server has its own."""
+    timeout_seconds: int = 5
+    """Longest wait for one answer of a tracking server."""
+    flush_seconds: int = 60
+    """Longest wait at the end of a run for a server to take what is left; `ortlaunch sync` sends the rest."""
+
+
+@dataclass
+class NoTrackingConfig(TrackingConfig):
+    """The journal in the run folder and nothing else; `ortlaunch sync` can send it later."""
+
+    name: str = "none"
+
+
+@dataclass
+class Config:
+    """A run."""
+
+    experiment: str = "default"
+    """Runs of one experiment are compared with each other; a folder under runs/ and an MLflow experiment."""
+    name: str | None = None
+    """The run's name; null makes one of model, backend and trainer."""
+    seed: int = 0
+    device: Device = Device.auto
+    run_root: str = "runs"
+    """Folder that holds the run folders."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    model: ModelConfig = MISSING
+    data: DataConfig = MISSING
+    backend: BackendConfig = MISSING
+    trainer: TrainerConfig = MISSING
+    optimizer: OptimizerConfig = MISSING
+    scheduler: SchedulerConfig = MISSING
+    launcher: LauncherConfig = MISSING
+    tracking: TrackingConfig = MISSING
+
+
+GROUPS: dict[str, dict[str, type]] = {
+    "data": {
+        "pysource": PysourceConfig,
+        "synthetic": SyntheticConfig,
+        "digits": DigitsConfig,
+        "text": TextConfig,
+        "tokens": TokensConfig,
+        "hf": HfDataConfig,
+    },
+    "backend": {"ort": OrtConfig, "eager": EagerConfig, "compile": CompileConfig},
+    "trainer": {"ddp": DdpConfig, "deepspeed": DeepSpeedConfig, "single": SingleConfig},
+    "optimizer": {"adamw": AdamWConfig, "sgd": SgdConfig},
+    "scheduler": {"constant": ConstantConfig, "linear": LinearConfig, "cosine": CosineConfig},
+    "launcher": {"local": LocalConfig},
+    "tracking": {"mlflow": MlflowConfig, "none": NoTrackingConfig},
+}
+"""Schema of each option of each typed config group."""
+
+
+def register_schemas() -> None:
+    """Puts the root schema and each group's schemas (as ``schema/<group>/<option>``) into Hydra's ConfigStore."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(name="ortlaunch_schema", node=Config)
+    store.store(group="schema/model", name="model", node=ModelConfig)
+    for group, options in GROUPS.items():
+        for name, node in options.items():
+            store.store(group=f"schema/{group}", name=name, node=node)

@@ -1,0 +1,115 @@
+"""From text to token ids: bytes, or a tokenizer read from local files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ortlaunch.data.source import Tokens
+from ortlaunch.errors import RequestError
+
+BYTE_VALUES = 256
+DOCUMENTS_AT_ONCE = 256
+"""Documents handed to a tokenizer together: enough for its threads, few enough to bound its memory."""
+
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+"""What the end of a document is called in a tokenizer.json, which does not say itself."""
+
+
+class Encoder(Protocol):
+    """Turns documents into token ids smaller than `vocab_size`."""
+
+    vocab_size: int
+
+    def encode(self, documents: list[str]) -> Tokens:
+        """Encodes documents one after the other, each with what marks its end."""
+
+
+class ByteEncoder:
+    """UTF-8 bytes; a newline ends each document."""
+
+    vocab_size = BYTE_VALUES
+
+    def encode(self, documents: list[str]) -> Tokens:
+        """See `Encoder.encode`."""
+        return np.frombuffer("".join(f"{document}\n" for document in documents).encode(), dtype=np.uint8)
+
+
+class TokenizerEncoder:
+    """A tokenizer of the `tokenizers` or the `transformers` library; its end token, if any, ends each document."""
+
+    def __init__(self, tokenizer: Any, end: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._end = [] if end is None else [end]
+        # Ids can have gaps, so the largest counts and not the number of entries.
+        self.vocab_size = max(tokenizer.get_vocab().values()) + 1
+        self._dtype = np.uint16 if self.vocab_size <= 2**16 else np.int32
+
+    def encode(self, documents: list[str]) -> Tokens:
+        """See `Encoder.encode`."""
+        ids = [token for document in self._ids(documents) for token in (*document, *self._end)]
+        return np.array(ids, dtype=self._dtype)
+
+    def _ids(self, documents: list[str]) -> list[list[int]]:
+        if hasattr(self._tokenizer, "encode_batch_fast"):
+            return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(documents, add_special_tokens=False)]
+        # verbose=False: the length of a document is no matter here, it is cut into samples afterwards.
+        encoded = self._tokenizer(documents, add_special_tokens=False, truncation=False, padding=False, verbose=False)
+        return encoded["input_ids"]
+
+
+def load_encoder(tokenizer: str | None) -> Encoder:
+    """Loads what `data.tokenizer` names.
+
+    Args:
+        tokenizer: A folder of a transformers tokenizer, a tokenizer.json, or None for bytes.
+
+    Raises:
+        RequestError: It does not exist or is not a tokenizer.
+    """
+    if tokenizer is None:
+        return ByteEncoder()
+    path = Path(tokenizer).expanduser()
+    if not path.exists():
+        raise RequestError(f"data.tokenizer={tokenizer}: no such folder or file; give a local tokenizer")
+    try:
+        return _from_folder(path) if path.is_dir() else _from_file(path)
+    except Exception as error:  # the libraries raise many types, plain Exception among them
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise RequestError(f"data.tokenizer={tokenizer}: not a tokenizer that can be loaded: {reason}") from error
+
+
+def encode_all(documents: Iterable[str], encoder: Encoder) -> Tokens:
+    """Encodes all documents into one array."""
+    pieces = [encoder.encode(batch) for batch in batches_of(documents, DOCUMENTS_AT_ONCE)]
+    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.uint8)
+
+
+def batches_of(documents: Iterable[str], count: int) -> Iterator[list[str]]:
+    """Groups documents into lists of `count`, the last one shorter."""
+    iterator = iter(documents)
+    while batch := list(islice(iterator, count)):
+        yield batch
+
+
+def _from_folder(path: Path) -> Encoder:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    return TokenizerEncoder(tokenizer, end)
+
+
+def _from_file(path: Path) -> Encoder:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    # A tokenizer.json can carry the cutting and padding of the task it was saved for.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    ends = (tokenizer.token_to_id(name) for name in END_TOKENS)
+    return TokenizerEncoder(tokenizer, next((end for end in ends if end is not None), None))

@@ -1,0 +1,72 @@
+"""Finding and reading the files that a path, folder or glob names."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+
+from ortlaunch.errors import RequestError
+
+UNSET = ("", "???")
+
+
+def find_files(value: str, key: str = "data.path", suffix: str = "") -> list[Path]:
+    """Lists regular files, sorted within each part of `value` and each once.
+
+    Args:
+        value: A file, a folder (read recursively, hidden files and folders left out) or a glob; several are separated
+            by commas. A name that exists as it stands is taken as it stands, whatever it contains.
+        key: The configuration key, for messages.
+        suffix: Ending of the files to take out of a folder.
+
+    Raises:
+        RequestError: Nothing is given, or a part matches no file.
+    """
+    if value.strip() in UNSET:
+        raise RequestError(f"{key} is not set: give a file, a folder or a glob")
+    parts = [value] if _path(value).exists() else [part.strip() for part in value.split(",") if part.strip()]
+    found = [file for part in parts for file in _expand(part, key, suffix)]
+    return list(dict.fromkeys(found))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Reads a whole file.
+
+    Raises:
+        RequestError: It cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _expand(part: str, key: str, suffix: str) -> list[Path]:
+    path = _path(part)
+    if path.exists():
+        files = _walk(path, suffix) if path.is_dir() else [path]
+    elif glob.has_magic(part):
+        matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+        # `**` lists a folder and what is in it; folders are walked only where the glob ends at them.
+        files = [match for match in matches if match.is_file()]
+        files = files or [file for match in matches for file in _walk(match, suffix)]
+    else:
+        where = "" if path.is_absolute() else f" (looked in {Path.cwd()})"
+        raise RequestError(f"{key}={part}: no such file or folder{where}")
+    files = [file for file in files if file.is_file()]
+    if not files:
+        raise RequestError(f"{key}={part}: matches no {suffix + ' ' if suffix else ''}file")
+    return files
+
+
+def _walk(folder: Path, suffix: str) -> list[Path]:
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(root, name) for name in names if name.endswith(suffix) and not name.startswith(".")]
+    return sorted(found)
+
+
+def _path(part: str) -> Path:
+    return Path(part).expanduser()

@@ -1,0 +1,215 @@
+"""Endless batches of one rank's share of a data source."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import count
+from typing import Any, Self
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler, default_collate
+
+from ortlaunch.config.schema import DataConfig, TokenDataConfig
+from ortlaunch.data.processes import start_loader_process
+from ortlaunch.data.source import Share, Source, check_seq_len, mix
+from ortlaunch.errors import RequestError
+
+Batch = dict[str, torch.Tensor]
+
+SOURCES = ("pysource", "synthetic", "digits", "text", "tokens", "hf")
+"""Source `x` is opened by `open_x` in the module `x` beside this one."""
+
+
+class EndlessBatches(Sampler[list[int]]):
+    """Sample numbers of one batch after the other, over all epochs.
+
+    One iterator lives for the whole run, so loader processes go on prefetching over the end of an epoch. The order is
+    a function of seed, epoch and place in the epoch alone.
+    """
+
+    def __init__(self, sampler: DistributedSampler[Any], batch_size: int) -> None:
+        self._sampler = sampler
+        self._batch_size = batch_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for epoch in count():
+            self._sampler.set_epoch(epoch)
+            yield from BatchSampler(self._sampler, self._batch_size, drop_last=True)
+
+
+class Loader:
+    """Iterates over batches without end; also a context manager that closes itself.
+
+    Batches are {"input_ids": int64 [B, T], "labels": int64 [B, T]} or {"pixel_values": float32 [B, C, H, W],
+    "labels": int64 [B]}. All ranks take the same number of batches per epoch (the rest of an epoch is dropped), and
+    what the ranks see together at a step depends on the global batch and not on how many share it. Streams are
+    the exception: each rank packs its own documents, and its epochs end when its part ends.
+
+    Attributes:
+        kind: "tokens" or "images".
+        vocab_size: Number of distinct token ids, where known.
+        num_classes: Number of labels, for images.
+        fingerprint: Short hash that identifies the data set.
+        samples: Samples of one epoch over all workers, before the rest is dropped; None for a stream.
+        batches_per_epoch: Batches that this rank takes per epoch; None for a stream.
+        epoch: Epoch of the batch returned last, counted from 0.
+    """
+
+    def __init__(self, source: Source, share: Share, *, batch_size: int, workers: int, pin_memory: bool) -> None:
+        self.kind = source.kind
+        self.vocab_size = source.vocab_size
+        self.num_classes = source.num_classes
+        self.fingerprint = source.fingerprint
+        self.samples = source.samples
+        self.batches_per_epoch = _batches_per_epoch(source, share, batch_size)
+        self.epoch = 0
+        self._taken = 0
+        self._too_small = _too_small(source, share, batch_size)
+        self._loader = _data_loader(source, share, batch_size=batch_size, workers=workers, pin_memory=pin_memory)
+        self._iterator: Iterator[Batch] | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._closed:
+            raise StopIteration
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+            # Before torch's own hooks, which wait five seconds for each loader process that was left open.
+            atexit.register(_close_at_exit, weakref.ref(self))
+        try:
+            batch = next(self._iterator, None) or self._next_epoch()
+        except RequestError as error:
+            raise RequestError(_own_message(error)) from None
+        if self.batches_per_epoch is not None:
+            self.epoch = self._taken // self.batches_per_epoch
+        self._taken += 1
+        return batch
+
+    def close(self) -> None:
+        """Ends the loader processes and waits for them; there are no batches afterwards. Can be called twice."""
+        iterator, self._iterator, self._closed = self._iterator, None, True
+        # torch ends them when the iterator is collected, which a traceback that holds it can delay for ever.
+        shut_down = getattr(iterator, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+
+    def _next_epoch(self) -> Batch:
+        """Starts a stream anew; returns its first batch."""
+        self._iterator = iter(self._loader)
+        batch = next(self._iterator, None)
+        if batch is None:
+            raise RequestError(self._too_small)
+        # A stream that never gave a batch is tried a second time, which is no second epoch.
+        self.epoch += 1
+        return batch
+
+
+def build_loader(
+    cfg: DataConfig, *, batch_size: int, rank: int, world_size: int, seed: int, pin_memory: bool = False
+) -> Loader:
+    """Opens the data source that `cfg` describes and shares it out.
+
+    Args:
+        cfg: The `data` node of the configuration.
+        batch_size: Samples per batch of this rank.
+        rank: This worker's number among `world_size`.
+        world_size: Workers that share the data.
+        seed: Fixes the order, together with the epoch; the same on all ranks.
+        pin_memory: Put batches into page-locked memory, for copies to CUDA.
+
+    Raises:
+        RequestError: The source cannot be opened, or holds less than one batch for every rank.
+    """
+    if cfg.name not in SOURCES:
+        raise RequestError(f"data.name={cfg.name}: unknown; choose one of {', '.join(SOURCES)}")
+    if cfg.workers < 0:
+        raise RequestError(f"data.workers={cfg.workers}: must be 0 (read in the worker itself) or more")
+    if batch_size < 1:
+        raise RequestError(f"train.batch_size={batch_size}: must be at least 1")
+    if isinstance(cfg, TokenDataConfig):
+        check_seq_len(cfg.seq_len)
+    share = Share(rank, world_size, seed)
+    source = _opener(cfg.name)(cfg, share)
+    return Loader(source, share, batch_size=batch_size, workers=cfg.workers, pin_memory=pin_memory)
+
+
+def _opener(name: str) -> Callable[[Any, Share], Source]:
+    return getattr(import_module(f"ortlaunch.data.{name}"), f"open_{name}")
+
+
+def _batches_per_epoch(source: Source, share: Share, batch_size: int) -> int | None:
+    if source.samples is None:
+        return None
+    batches = source.samples // share.world_size // batch_size
+    if batches == 0:
+        raise RequestError(_too_small(source, share, batch_size))
+    return batches
+
+
+def _too_small(source: Source, share: Share, batch_size: int) -> str:
+    needed = f"{batch_size * share.world_size} samples a step"
+    held = f"holds {source.samples}"
+    advice = "lower train.batch_size"
+    if source.kind == "tokens":
+        advice += " or data.seq_len"
+    if source.samples is None:
+        held = f"gives rank {share.rank} less than a batch per epoch and loader process"
+        advice += ", or data.workers"
+    return (
+        f"train.batch_size={batch_size} on {share.world_size} workers takes {needed}, but {source.origin} {held}: "
+        f"{advice}, or give more data"
+    )
+
+
+def _data_loader(
+    source: Source, share: Share, *, batch_size: int, workers: int, pin_memory: bool
+) -> DataLoader[dict[str, Any]]:
+    if source.max_workers is not None:
+        workers = min(workers, source.max_workers)
+    options: dict[str, Any] = {"batch_size": batch_size, "drop_last": True, "persistent_workers": workers > 0}
+    if source.samples is not None:
+        sampler: DistributedSampler[Any] = DistributedSampler(
+            source.dataset, share.world_size, share.rank, shuffle=True, seed=mix(share.seed), drop_last=True
+        )
+        options = {"batch_sampler": EndlessBatches(sampler, batch_size)}
+    return DataLoader(
+        source.dataset,
+        num_workers=workers,
+        collate_fn=_collate,
+        pin_memory=pin_memory,
+        worker_init_fn=start_loader_process,
+        # Its own generator: torch would draw from the global one, and the model's dropout would shift with it.
+        generator=torch.Generator().manual_seed(mix(share.seed)),
+        **options,
+    )
+
+
+def _collate(samples: list[dict[str, Any]]) -> Batch:
+    batch = default_collate(samples)
+    if "labels" not in batch:
+        # A copy: a model may mask its labels in place.
+        batch["labels"] = batch["input_ids"].clone()
+    return batch
+
+
+def _own_message(error: RequestError) -> str:
+    """The message without the traceback that torch puts around it when a loader process raises."""
+    return str(error).rpartition("errors.RequestError: ")[2].strip()
+
+
+def _close_at_exit(reference: weakref.ref[Loader]) -> None:
+    loader = reference()
+    if loader is not None:
+        loader.close()

@@ -1,0 +1,139 @@
+"""What a data source hands to the loader, and the helpers that sources share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset, IterableDataset
+
+from ortlaunch.errors import RequestError
+
+Tokens = NDArray[Any]
+"""Token ids in one dimension, of any integer type."""
+
+MIN_SEQ_LEN = 2
+"""A model that predicts the next token needs a token and its successor."""
+
+SAMPLED_BYTES = 1 << 16
+"""Bytes at each end of a file that enter its fingerprint."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of the data this rank reads, and in which order all ranks see it."""
+
+    rank: int
+    world_size: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """An opened data source.
+
+    Attributes:
+        dataset: Either a map-style dataset, the whole data on every rank, sample i the same everywhere; or an a
+            stream of this rank's own part, an epoch per iteration. Samples are dicts of tensors.
+        kind: "tokens" or "images".
+        origin: The data as its user typed it, for messages.
+        fingerprint: Short hash that identifies the data.
+        vocab_size: Number of distinct token ids, None where unknown or not tokens.
+        num_classes: Number of labels of an image source.
+        max_workers: Loader processes that a stream can feed, None without bound.
+    """
+
+    dataset: Dataset[dict[str, Any]]
+    kind: str
+    origin: str
+    fingerprint: str
+    vocab_size: int | None = None
+    num_classes: int | None = None
+    max_workers: int | None = None
+
+    @property
+    def samples(self) -> int | None:
+        """Samples in the data set; None for a stream, whose length is not known."""
+        return None if isinstance(self.dataset, IterableDataset) else len(self.dataset)  # type: ignore[arg-type]
+
+
+class TokenArray(Dataset[dict[str, Any]]):
+    """Token ids held in memory, cut into samples of `seq_len`; a shorter rest at the end is left out."""
+
+    def __init__(self, tokens: Tokens, seq_len: int) -> None:
+        self._tokens = tokens
+        self._seq_len = seq_len
+
+    def __len__(self) -> int:
+        return len(self._tokens) // self._seq_len
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        start = index * self._seq_len
+        return {"input_ids": as_ids(self._tokens[start : start + self._seq_len])}
+
+
+def as_ids(tokens: Tokens) -> torch.Tensor:
+    """Copies token ids of any integer type into an int64 tensor of the same length."""
+    return torch.from_numpy(tokens.astype(np.int64))
+
+
+def array_source(tokens: Tokens, seq_len: int, origin: str, vocab_size: int) -> Source:
+    """Cuts tokens held in memory into samples.
+
+    Raises:
+        RequestError: There are fewer tokens than one sample needs.
+    """
+    check_enough(len(tokens), seq_len, origin)
+    fingerprint = digest(str(tokens.dtype), tokens)
+    return Source(TokenArray(tokens, seq_len), "tokens", origin, fingerprint, vocab_size=vocab_size)
+
+
+def check_seq_len(seq_len: int) -> None:
+    """Raises RequestError where a sample would be too short to learn from."""
+    if seq_len < MIN_SEQ_LEN:
+        raise RequestError(f"data.seq_len={seq_len}: a sample needs at least {MIN_SEQ_LEN} tokens")
+
+
+def check_enough(count: int, seq_len: int, origin: str) -> None:
+    """Raises RequestError where `count` tokens do not fill one sample."""
+    if count == 0:
+        raise RequestError(f"{origin}: there is nothing in it; give data that is not empty")
+    if count < seq_len:
+        raise RequestError(
+            f"{origin}: holds {count} tokens, fewer than one sample of data.seq_len={seq_len}: "
+            "lower data.seq_len or give more data"
+        )
+
+
+def mix(seed: int, *parts: int) -> int:
+    """Makes one 32-bit seed of several numbers, so that neighbouring seeds and epochs share no order."""
+    return int(np.random.SeedSequence([seed % 2**64, *parts]).generate_state(1)[0])
+
+
+def digest(*parts: str | bytes | Tokens) -> str:
+    """Hashes parts, in order, to 16 hexadecimal digits."""
+    state = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        view = (memoryview(data) if isinstance(data, bytes) else np.ascontiguousarray(data).data).cast("B")
+        state.update(view.nbytes.to_bytes(8, "little"))
+        state.update(view)
+    return state.hexdigest()
+
+
+def digest_files(paths: Iterable[Path], *parts: str) -> str:
+    """Identifies files by name, size and the bytes at both ends, without reading them whole."""
+    pieces: list[str | bytes] = list(parts)
+    for path in paths:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(SAMPLED_BYTES)
+            file.seek(max(0, size - SAMPLED_BYTES))
+            pieces += [path.name, str(size), head, file.read(SAMPLED_BYTES)]
+    return digest(*pieces)

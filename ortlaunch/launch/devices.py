@@ -1,0 +1,50 @@
+"""What this machine offers to compute on, found without importing torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from ortlaunch.config.schema import Device
+
+
+def visible_gpus() -> int:
+    """Number of NVIDIA GPUs that a process started here may use; honours ``CUDA_VISIBLE_DEVICES``."""
+    present = _present_gpus()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or present == 0:
+        return present
+    # CUDA stops at the first entry that names no device.
+    count = 0
+    for entry in visible.split(","):
+        if entry.strip() in ("", "-1"):
+            break
+        count += 1
+    return min(count, present)
+
+
+def resolve_device(device: Device) -> Device:
+    """Turns `auto` into what this machine has."""
+    if device is Device.auto:
+        return Device.cuda if visible_gpus() > 0 else Device.cpu
+    return device
+
+
+def usable_cores() -> int:
+    """Number of CPU cores that this process may run on; a SLURM or container limit counts."""
+    return len(os.sched_getaffinity(0))
+
+
+def _present_gpus() -> int:
+    driver = Path("/proc/driver/nvidia/gpus")
+    if driver.is_dir():
+        return sum(1 for _ in driver.iterdir())
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(1 for line in listing.stdout.splitlines() if line.startswith("GPU "))

@@ -1,0 +1,82 @@
+"""How a worker's failure reaches the person at the terminal.
+
+A worker that fails leaves ``failures/rank-N.json`` in the run folder; the launcher shows the first of them. A worker
+that was killed leaves none, and then torchrun's own report says which rank it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ortlaunch.errors import RequestError
+
+_TAIL_LINES = 15
+_FOLDER = "failures"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One worker's failure."""
+
+    rank: int
+    host: str
+    message: str
+    """Last lines of the traceback, or the one message of a wrong request."""
+    is_request: bool
+    """The request was wrong (exit code 2) rather than the training (exit code 1)."""
+    time: float
+    """Seconds since the epoch."""
+
+
+def record(run_dir: Path, rank: int, error: BaseException) -> None:
+    """Writes a worker's failure; never raises, for a worse error would hide the first."""
+    is_request = isinstance(error, RequestError)
+    lines = "".join(traceback.format_exception(error)).strip().splitlines()
+    message = str(error) if is_request else "\n".join(lines[-_TAIL_LINES:])
+    failure = Failure(rank, socket.gethostname(), message, is_request, time.time())
+    try:
+        folder = run_dir / _FOLDER
+        folder.mkdir(exist_ok=True)
+        partial = folder / f".rank-{rank}.json"
+        partial.write_text(json.dumps(asdict(failure)))
+        os.replace(partial, folder / f"rank-{rank}.json")
+    except OSError:
+        traceback.print_exc()
+
+
+def first(run_dir: Path, torchrun_log: Path) -> Failure | None:
+    """The failure that came first: the others follow from it, for the rest then miss their peer.
+
+    Args:
+        run_dir: the run folder.
+        torchrun_log: where torchrun's output went, for workers that died without a word.
+    """
+    killed = _killed(run_dir, torchrun_log)
+    if killed is not None:
+        return killed
+    failures = [Failure(**json.loads(path.read_text())) for path in (run_dir / _FOLDER).glob("rank-*.json")]
+    return min(failures, key=lambda failure: failure.time, default=None)
+
+
+def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
+    """A worker that torchrun saw end by a signal of its own, before torchrun stopped the others."""
+    text = torchrun_log.read_text(errors="replace") if torchrun_log.is_file() else ""
+    root_cause = text.rpartition("Root Cause")[2]
+    found = re.search(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-\d+)", root_cause, re.DOTALL)
+    if found is None or not root_cause:
+        return None
+    rank, number = int(found[1]), -int(found[2])
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    hint = " (out of memory?)" if number == signal.SIGKILL else ""
+    log = run_dir / "logs" / f"rank-{rank}.log"
+    tail = log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:] if log.is_file() else []
+    message = "\n".join([f"the worker was ended by {name}{hint}; the last lines of its log:", *tail])
+    return Failure(rank, socket.gethostname(), message, False, 0.0)

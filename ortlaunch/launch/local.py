@@ -1,0 +1,211 @@
+"""Runs a plan on this machine: writes the run folder, starts torchrun, watches it, and says how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ortlaunch.config.load import save_config, to_dict
+from ortlaunch.config.schema import Config, MlflowConfig
+from ortlaunch.launch import environment, failure
+from ortlaunch.launch.devices import resolve_device
+from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.processes import WorkerGroup
+from ortlaunch.launch.terminal import Display
+from ortlaunch.tracking.journal import Journal, read_events
+from ortlaunch.tracking.relay import Relay, RelayResult
+from ortlaunch.tracking.uri import redacted
+
+_POLL_SECONDS = 0.1
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+EXIT_DONE, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
+    """Runs the plan to its end.
+
+    Args:
+        plan: what to run.
+        config: the configuration, its tracking places made absolute.
+        arguments: the command line after ``ortlaunch``, for the record.
+
+    Returns:
+        The exit code: 0 done, 1 the training failed, 2 the request turned out wrong, 130 interrupted (143 and 129
+        for SIGTERM and SIGHUP).
+    """
+    started = time.time()
+    _write_run_folder(plan, config, arguments)
+    journal = Journal(plan.journal)
+    _journal_start(journal, plan, config)
+    display = Display(plan, config.train.steps, resolve_device(config.device).value)
+    relay = Relay(plan.run_dir, config.tracking) if isinstance(config.tracking, MlflowConfig) else None
+    with _StopFlag() as stop:
+        # The workers start before any thread of this process, so that the fork copies none.
+        group = WorkerGroup(plan, started)
+        try:
+            display.start()
+            if relay is not None:
+                relay.start()
+            code = _watch(group, stop, plan, display)
+        finally:
+            group.kill()
+            display.stop()
+    outcome = _outcome(plan, code, stop.signal)
+    if outcome.failure is not None and not outcome.failure.is_request:
+        journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
+    journal.end(outcome.status)
+    sent = relay.finish(config.tracking.flush_seconds) if relay is not None else None  # type: ignore[attr-defined]
+    if outcome.failure is not None:
+        print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
+    display.summary(outcome.status, time.time() - started, _record(plan, config, sent))
+    return outcome.exit_code
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    status: str
+    exit_code: int
+    failure: failure.Failure | None = None
+
+
+def describe_failure(found: failure.Failure, plan: LaunchPlan) -> str:
+    """The failure as the user sees it: rank, host, what happened, and the file with the rest."""
+    if found.is_request:
+        return f"ortlaunch: {found.message}"
+    return (
+        f"ortlaunch: rank {found.rank} on {found.host} failed:\n{found.message}\n"
+        f"the whole log: {plan.log_dir / f'rank-{found.rank}.log'}"
+    )
+
+
+class _StopFlag:
+    """Remembers the first signal that asks to stop; the handler does nothing else."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.repeated = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> _StopFlag:
+        for number in _STOP_SIGNALS:
+            self._previous[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, _frame: object) -> None:
+        self.repeated = self.signal is not None
+        self.signal = self.signal or number
+
+
+def _watch(group: WorkerGroup, stop: _StopFlag, plan: LaunchPlan, display: Display) -> int:
+    """Shows the journal and rank 0's output until torchrun ends; passes on a request to stop."""
+    offset = 0
+    stopping = False
+    while True:
+        code = group.poll()
+        events, offset = read_events(plan.journal, offset)
+        for event in events:
+            display.event(event)
+        for line in group.lines():
+            display.line(line)
+        if code is not None:
+            return code
+        if stop.signal is not None and not stopping:
+            stopping = True
+            display.line("stopping the workers (again to stop them at once)")
+            threading.Thread(target=group.terminate, daemon=True).start()
+        if stop.repeated:
+            group.kill()
+        time.sleep(_POLL_SECONDS)
+
+
+def _outcome(plan: LaunchPlan, code: int, stop_signal: int | None) -> Outcome:
+    if stop_signal is not None:
+        return Outcome("KILLED", 128 + stop_signal)
+    if code == 0:
+        return Outcome("FINISHED", EXIT_DONE)
+    found = failure.first(plan.run_dir, plan.log_dir / "torchrun.log")
+    if found is None:
+        log = plan.log_dir / "torchrun.log"
+        tail = "\n".join(log.read_text(errors="replace").strip().splitlines()[-15:])
+        found = failure.Failure(0, socket.gethostname(), f"torchrun ended with {code}:\n{tail}", False, 0.0)
+    return Outcome("FAILED", EXIT_REQUEST if found.is_request else EXIT_FAILED, found)
+
+
+def _write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) -> None:
+    plan.log_dir.mkdir(parents=True)
+    arguments = [redacted(argument) for argument in arguments]
+    save_config(_public(config), plan.run_dir / "config.yaml")
+    OmegaConf.save(OmegaConf.create(arguments), plan.run_dir / "overrides.yaml")
+    record = environment.describe(arguments) | {"torchrun": shlex.join(plan.command), "set": plan.environment}
+    (plan.run_dir / "env.json").write_text(json.dumps(record, indent=2) + "\n")
+    # Lets `ortlaunch sync` tell a run that goes on from one whose launcher was killed.
+    identity = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "start_ticks": start_ticks(os.getpid()),
+    }
+    (plan.run_dir / "launcher.json").write_text(json.dumps(identity) + "\n")
+
+
+def start_ticks(pid: int) -> int:
+    """When a process started, in clock ticks since boot (field 22 of /proc/PID/stat): with its number its identity."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _public(config: Config) -> Config:
+    """The configuration without the credentials that a tracking URI may carry."""
+    if not isinstance(config.tracking, MlflowConfig):
+        return config
+    tracking = dataclasses.replace(config.tracking, uri=redacted(config.tracking.uri))
+    return dataclasses.replace(config, tracking=tracking)
+
+
+def _journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
+    journal.start(config.experiment, plan.name, plan.run_id)
+    journal.params(to_dict(_public(config)))
+    git = environment.git_state()
+    tags = {
+        "ortlaunch.backend": config.backend.name,
+        "ortlaunch.trainer": config.trainer.name,
+        "ortlaunch.world_size": str(plan.workers),
+        "ortlaunch.device": resolve_device(config.device).value,
+        "ortlaunch.run_dir": str(plan.run_dir),
+        "ortlaunch.command": " ".join(json.loads((plan.run_dir / "env.json").read_text())["command"]),
+    }
+    if git is not None:
+        tags |= {"ortlaunch.git_commit": git["commit"], "ortlaunch.git_dirty": str(git["dirty"]).lower()}
+    journal.tags(tags)
+    for name in ("config.yaml", "overrides.yaml", "env.json"):
+        journal.artifact(plan.run_dir / name, "ortlaunch")
+
+
+def _record(plan: LaunchPlan, config: Config, sent: RelayResult | None) -> list[tuple[str, str]]:
+    lines = [("run folder", str(plan.run_dir))]
+    if sent is None or not isinstance(config.tracking, MlflowConfig):
+        return lines
+    if sent.sent:
+        lines.append(("mlflow", f"{redacted(config.tracking.uri)} run {sent.mlflow_run_id}"))
+        lines.append(("compare", f"ortlaunch compare --experiment {shlex.quote(config.experiment)}"))
+    else:
+        lines.append(("mlflow", f"{sent.unsent_events} events not sent: {sent.message}"))
+        lines.append(("send them", f"ortlaunch sync {shlex.quote(str(plan.run_dir))}"))
+    return lines

@@ -1,0 +1,127 @@
+"""What a run shows while it goes on: a progress bar on a terminal, one line per log step elsewhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from ortlaunch.launch.plan import LaunchPlan
+
+
+class Display:
+    """Shows the events of a journal; prints what rank 0 prints above the bar."""
+
+    def __init__(self, plan: LaunchPlan, steps: int, device: str, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._plan = plan
+        self._steps = steps
+        self._device = device
+        self._latest: dict[str, float] = {}
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """The last value seen of each metric."""
+        return self._latest
+
+    def start(self) -> None:
+        """Says what starts and, on a terminal, opens the progress bar."""
+        plan = self._plan
+        workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''} x {plan.threads} threads"
+        self._print(f"ortlaunch: {plan.name} on {self._device}, {workers}")
+        self._print(f"run folder: {plan.run_dir}")
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._progress.add_task("starting", total=self._steps)
+            self._progress.start()
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Takes one event of the journal."""
+        if event.get("event") != "metrics":
+            return
+        values = {name: float(value) for name, value in event["values"].items()}
+        self._latest.update(values)
+        if "train/loss" not in values:
+            return
+        step = int(event["step"])
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=step, description=describe_step(values))
+        else:
+            self._print(f"step {step}/{self._steps}  {describe_step(values)}")
+
+    def line(self, text: str) -> None:
+        """Shows a line that rank 0 printed, as it is."""
+        self._print(text)
+
+    def stop(self) -> None:
+        """Closes the progress bar."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def summary(self, status: str, seconds: float, record: list[tuple[str, str]]) -> None:
+        """Says how the run ended, its figures, and where everything is.
+
+        Args:
+            status: FINISHED, FAILED or KILLED.
+            seconds: wall time of the run.
+            record: label and place of each thing that the run left.
+        """
+        self._print(f"{status.lower()} after {seconds:.1f} s{describe_summary(self._latest)}")
+        for label, place in record:
+            self._print(f"{label + ':':<11} {place}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def describe_step(values: dict[str, float]) -> str:
+    """One log step in words."""
+    parts = [f"loss {values['train/loss']:.4f}"]
+    speed = values.get("throughput/tokens_per_second")
+    if speed is not None:
+        parts.append(f"{speed:,.0f} tokens/s")
+    elif (samples := values.get("throughput/samples_per_second")) is not None:
+        parts.append(f"{samples:,.1f} samples/s")
+    if (seconds := values.get("throughput/step_seconds")) is not None:
+        parts.append(f"{seconds:.3f} s/step")
+    memory = values.get("memory/peak_allocated_gib", values.get("memory/rss_gib"))
+    if memory is not None:
+        parts.append(f"{memory:.2f} GiB")
+    return "  ".join(parts)
+
+
+def describe_summary(latest: dict[str, float]) -> str:
+    """The figures of the steady part of a run in words; empty where there was none."""
+    parts = []
+    if "train/loss" in latest:
+        parts.append(f"last loss {latest['train/loss']:.4f}")
+    for name, unit in (("tokens", "tokens/s"), ("samples", "samples/s")):
+        median = latest.get(f"summary/{name}_per_second_median")
+        if median is not None and not math.isnan(median):
+            parts.append(f"{median:,.1f} {unit} (median)")
+            break
+    if "summary/step_seconds_p50" in latest:
+        parts.append(f"step {latest['summary/step_seconds_p50']:.3f} s (median)")
+    if "summary/peak_memory_gib" in latest:
+        parts.append(f"peak memory {latest['summary/peak_memory_gib']:.2f} GiB per worker")
+    return ": " + ", ".join(parts) if parts else ""

@@ -1,0 +1,139 @@
+"""Speed of the training loop, measured without making it wait.
+
+On the CPU a step has ended when Python comes back from it. On CUDA it has not: there an event is recorded in the stream
+at each step's end and read at the next log step, when the host waits for the device anyway.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+class StepClock:
+    """Durations of single steps."""
+
+    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
+        """
+        Args:
+            device: where the steps run.
+            now: seconds; replaced in tests.
+        """
+        self._cuda = device.type == "cuda"
+        self._now = now
+        self._marks: list[Any] = [self._mark()]
+
+    def step_done(self) -> None:
+        """Marks the end of a step."""
+        self._marks.append(self._mark())
+
+    def read(self) -> list[float]:
+        """Seconds of each step since the last call; on CUDA call it when the device has caught up."""
+        marks, self._marks = self._marks, self._marks[-1:]
+        if self._cuda:
+            marks[-1].synchronize()
+            return [first.elapsed_time(second) / 1000.0 for first, second in zip(marks, marks[1:], strict=False)]
+        return [second - first for first, second in zip(marks, marks[1:], strict=False)]
+
+    def restart(self) -> None:
+        """Begins to count anew, for time that belongs to no step."""
+        self._marks = [self._mark()]
+
+    def _mark(self) -> Any:
+        if not self._cuda:
+            return self._now()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+@dataclass
+class Window:
+    """What went through one worker between two log steps."""
+
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    data_wait_seconds: float = 0.0
+
+
+def window_metrics(
+    window: Window, step_seconds: list[float], *, world_size: int, flops_per_sample: float | None, peak_flops: float | None
+) -> dict[str, float]:
+    """Throughput of one window, by the steps really in it.
+
+    Args:
+        window: counts of this worker; all workers see as many.
+        step_seconds: duration of each step in it.
+        world_size: number of workers.
+        flops_per_sample: floating-point operations of forward and backward for one sample; None where unknown.
+        peak_flops: the device's peak in operations per second at this precision; None where unknown.
+
+    Returns:
+        Values by MLflow metric name; token rates only where the data has tokens.
+    """
+    seconds = sum(step_seconds)
+    if seconds <= 0 or window.steps == 0:
+        return {}
+    metrics = {
+        "throughput/step_seconds": seconds / window.steps,
+        "throughput/samples_per_second": window.samples * world_size / seconds,
+        "throughput/data_wait_percent": 100.0 * window.data_wait_seconds / seconds,
+    }
+    if window.tokens:
+        metrics["throughput/tokens_per_second"] = window.tokens * world_size / seconds
+        metrics["throughput/device/tokens_per_second"] = window.tokens / seconds
+    if flops_per_sample is not None:
+        achieved = flops_per_sample * window.samples / seconds
+        metrics["throughput/tflops_per_device"] = achieved / 1e12
+        if peak_flops is not None:
+            metrics["throughput/mfu_percent"] = 100.0 * achieved / peak_flops
+    return metrics
+
+
+@dataclass
+class Steady:
+    """The steps that count for a run's summary: all but warm-up."""
+
+    seconds: list[float] = field(default_factory=list)
+    samples: int = 0
+    tokens: int = 0
+
+    def add(self, window: Window, step_seconds: list[float]) -> None:
+        """Takes a steady window."""
+        self.seconds += step_seconds
+        self.samples += window.samples
+        self.tokens += window.tokens
+
+    def summary(self, world_size: int) -> dict[str, float]:
+        """Medians and percentiles over the steps, by MLflow metric name; empty when no step was steady.
+
+        The median rate is what a step of average size makes in the median step's time, over all workers.
+        """
+        if not self.seconds:
+            return {}
+        steps = len(self.seconds)
+        median = statistics.median(self.seconds)
+        metrics = {
+            "summary/step_seconds_p50": median,
+            "summary/step_seconds_p95": percentile(self.seconds, 95.0),
+            "summary/steady_steps": float(steps),
+            "summary/samples_per_second_median": self.samples / steps * world_size / median,
+        }
+        if self.tokens:
+            metrics["summary/tokens_per_second_median"] = self.tokens / steps * world_size / median
+        return metrics
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The value below which `percent` of the values lie, interpolated linearly between neighbours."""
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * percent / 100.0
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)

@@ -1,0 +1,39 @@
+"""BERT (Devlin et al., 2019) with its masked-language-modelling head, transformers' class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+from transformers import PreTrainedModel
+
+from ortlaunch.errors import RequestError
+from ortlaunch.models.from_config import build_from_config
+from ortlaunch.models.masking import HidesTokens
+
+# The published model's but for attention dropout: with it ORTModule cannot train through the fused attention.
+_DEFAULTS = {"attention_probs_dropout_prob": 0.0}
+
+
+class BertForMaskedLM(HidesTokens, transformers.BertForMaskedLM):
+    """transformers' BertForMaskedLM, hiding 15 % of the tokens itself: data sources give labels equal to the inputs."""
+
+
+def build(mask_token_id: int | None = None, **params: Any) -> PreTrainedModel:
+    """A BertForMaskedLM with random weights.
+
+    Args:
+        mask_token_id: Token put in the place of hidden ones; None takes the last of the vocabulary. BERT's own
+            tokenizer has it at 103.
+        **params: Fields of BertConfig; the defaults are the published 110M model's.
+
+    Raises:
+        RequestError: for an unknown field, or a mask token outside the vocabulary.
+    """
+    model = build_from_config(BertForMaskedLM, _DEFAULTS, params)
+    size = model.config.vocab_size
+    token = size - 1 if mask_token_id is None else mask_token_id
+    if not 0 <= token < size:
+        raise RequestError(f"model.params.mask_token_id={token} is outside the vocabulary of {size} tokens")
+    model.mask_token_id = token
+    return model

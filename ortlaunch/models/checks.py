@@ -1,0 +1,121 @@
+"""What a model must be before a backend or a trainer is put around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from ortlaunch.errors import RequestError
+
+_WRAPPERS = {
+    "ORTModule": ("onnxruntime", "torch_ort"),
+    "DeepSpeedEngine": ("deepspeed",),
+    "DistributedDataParallel": ("torch",),
+    "FullyShardedDataParallel": ("torch",),
+    "FSDPModule": ("torch",),
+    "OptimizedModule": ("torch",),
+}
+"""Class name of each wrapper and the packages it comes from: known by name, so that none has to be imported."""
+
+
+def check_model(model: object) -> None:
+    """Checks that a model is plain and trainable, so that it can be wrapped: ORTModule first, the trainer around it.
+
+    Args:
+        model: What a builder returned.
+
+    Raises:
+        RequestError: if it is no torch.nn.Module, has no trainable registered parameter, keeps trainable weights
+            where PyTorch does not see them, or is wrapped already, itself or anywhere inside.
+    """
+    if not isinstance(model, nn.Module):
+        raise RequestError(
+            f"the model is a {type(model).__name__}, not a torch.nn.Module: let what model.target names be a "
+            "torch.nn.Module class, or a function that returns an instance of one"
+        )
+    for path, module in model.named_modules():
+        _refuse_wrapper(module, f"at '{path}'" if path else "around the whole of it")
+    _refuse_hidden_weights(model)
+    _refuse_untrainable(model)
+
+
+def _refuse_wrapper(module: nn.Module, place: str) -> None:
+    if isinstance(module, nn.DataParallel):
+        raise RequestError(
+            f"the model contains torch.nn.DataParallel ({place}), which ORTModule and several workers cannot work "
+            "with: return the plain module, ortlaunch puts DistributedDataParallel around it (trainer=ddp)"
+        )
+    wrapper = _wrapper_name(module)
+    if wrapper:
+        raise RequestError(
+            f"the model is already wrapped in {wrapper} ({place}): return the plain module, ortlaunch wraps it "
+            "itself in the order that works (backend=ort|compile|eager inside, trainer=ddp|deepspeed|single outside)"
+        )
+
+
+def _wrapper_name(module: nn.Module) -> str | None:
+    for kind in type(module).__mro__:
+        if kind.__module__.partition(".")[0] in _WRAPPERS.get(kind.__name__, ()):
+            return kind.__name__
+    # module.compile() leaves the class as it is
+    return "torch.compile" if getattr(module, "_compiled_call_impl", None) is not None else None
+
+
+def _refuse_hidden_weights(model: nn.Module) -> None:
+    for path in _hidden_weights(model):
+        raise RequestError(
+            f"the model keeps trainable weights in '{path}', where PyTorch does not see them, so they would never "
+            "be trained: hold tensors as torch.nn.Parameter and modules in torch.nn.ModuleList or ModuleDict, "
+            "or call requires_grad_(False) on what is not to be trained"
+        )
+
+
+def _hidden_weights(model: nn.Module) -> Iterator[str]:
+    """Attributes that hold trainable leaves outside `model.parameters()`."""
+    registered = {id(parameter) for parameter in model.parameters()}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            weights = (weight for item in _items(value) for weight in _weights(item))
+            if any(w.requires_grad and w.is_leaf and id(w) not in registered for w in weights):
+                yield f"{path}.{name}".lstrip(".")
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _weights(item: Any) -> list[Tensor]:
+    if isinstance(item, nn.Module):
+        return list(item.parameters())
+    return [item] if isinstance(item, Tensor) else []
+
+
+def _refuse_untrainable(model: nn.Module) -> None:
+    parameters = list(model.parameters())
+    if not parameters:
+        raise RequestError(
+            f"the model {type(model).__name__} has no parameters: hold its weights as torch.nn.Parameter "
+            "or in submodules"
+        )
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise RequestError(
+            f"the model {type(model).__name__} has no trainable parameter: all {len(parameters)} have "
+            "requires_grad=False"
+        )
+
+
+def reject_data_parallel(model: nn.Module) -> None:
+    """Refuses a torch.nn.DataParallel anywhere in the tree, also inside a wrapper.
+
+    Raises:
+        RequestError: naming where it is and what to use instead.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, nn.DataParallel):
+            _refuse_wrapper(module, f"at '{path}'" if path else "around the whole of it")

@@ -1,0 +1,54 @@
+"""Parameters of model builders, checked before anything is built."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ortlaunch.errors import RequestError
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name most like `name`, or None where none is similar."""
+    matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def refuse_unknown(names: Iterable[str], accepted: Iterable[str], owner: str) -> None:
+    """Checks parameter names against those that `owner` accepts.
+
+    Raises:
+        RequestError: for the first name that is not accepted, with all that are and the nearest.
+    """
+    known = sorted(accepted)
+    for name in names:
+        if name in known:
+            continue
+        close = nearest(name, known)
+        hint = f" Did you mean model.params.{close}?" if close else ""
+        listed = ", ".join(known) if known else "none at all"
+        raise RequestError(f"model.params.{name}: {owner} has no parameter of this name.{hint} It accepts: {listed}")
+
+
+def check_arguments(builder: Callable[..., Any], params: Mapping[str, Any], owner: str) -> None:
+    """Checks by the builder's signature that it can be called with `params`, without calling it.
+
+    Raises:
+        RequestError: for a parameter it does not have (unless it takes ``**kwargs``), or one that is missing.
+    """
+    try:
+        arguments = inspect.signature(builder).parameters.values()
+    except (TypeError, ValueError):  # some callables written in C tell nothing about themselves
+        return
+    named = [argument for argument in arguments if argument.kind in _BY_NAME]
+    if not any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in arguments):
+        refuse_unknown(params, [argument.name for argument in named], owner)
+    needed = [argument.name for argument in named if argument.default is inspect.Parameter.empty]
+    missing = [name for name in needed if name not in params]
+    if missing:
+        keys = ", ".join(f"model.params.{name}" for name in missing)
+        raise RequestError(f"{owner} cannot be built without {keys}: give {'it' if len(missing) == 1 else 'them'}")

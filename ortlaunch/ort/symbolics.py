@@ -1,0 +1,53 @@
+"""ONNX symbolics for ATen operators that torch's TorchScript exporter lacks, or gets wrong, at ORTModule's opset (17).
+
+transformers' causal models use both when no attention mask is passed, to look for packed sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_OPSET = 17
+
+
+def register() -> None:
+    """Makes the exporter know them; harmless to repeat."""
+    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
+
+    register_custom_op_symbolic("aten::diff", _diff, _OPSET)
+    register_custom_op_symbolic("aten::cumsum", _cumsum, _OPSET)
+
+
+def _diff(g: Any, values: Any, n: Any, dim: Any, prepend: Any, append: Any) -> Any:
+    """``torch.diff``: first differences along `dim`, `n` times over `values` with `prepend` and `append` joined on."""
+    from torch.onnx import symbolic_helper
+
+    count = symbolic_helper._get_const(n, "i", "n")
+    axis = symbolic_helper._get_const(dim, "i", "dim")
+    parts = [part for part in (prepend, values, append) if not symbolic_helper._is_none(part)]
+    joined = g.op("Concat", *parts, axis_i=axis) if len(parts) > 1 else values
+    is_bool = joined.type().scalarType() == "Bool"
+    for _ in range(count):
+        later = symbolic_helper._slice_helper(g, joined, axes=[axis], starts=[1], ends=[2**63 - 1])
+        earlier = symbolic_helper._slice_helper(g, joined, axes=[axis], starts=[0], ends=[-1])
+        # The difference of booleans is "differs", and ONNX's Sub has no booleans.
+        joined = g.op("Xor", later, earlier) if is_bool else g.op("Sub", later, earlier)
+    return joined
+
+
+def _cumsum(g: Any, values: Any, dim: Any, dtype: Any = None) -> Any:
+    """``torch.cumsum``; booleans and small integers are summed as int64, as torch does and ONNX's CumSum does not."""
+    from torch.onnx import TensorProtoDataType, symbolic_helper
+
+    scalar_type = values.type().scalarType()
+    if dtype is not None and not symbolic_helper._is_none(dtype):
+        values = g.op("Cast", values, to_i=_onnx_type(symbolic_helper._get_const(dtype, "i", "dtype")))
+    elif scalar_type in ("Bool", "Byte", "Char", "Short", "Int"):
+        values = g.op("Cast", values, to_i=TensorProtoDataType.INT64)
+    return g.op("CumSum", values, dim)
+
+
+def _onnx_type(torch_scalar_type: int) -> Any:
+    from torch.onnx import _type_utils
+
+    return _type_utils.JitScalarType(torch_scalar_type).onnx_type()

@@ -1,0 +1,70 @@
+"""Sends a worker's output where it belongs: all of it to the rank's log file, what rank 0 prints also to the terminal.
+
+Only what Python code prints to standard output reaches the terminal. Warnings, log records and the banners of the
+libraries go to standard error or straight to the file descriptors, and so to the log file alone.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+
+class _Tee(io.TextIOBase):
+    """Writes to two streams; everything else is asked of the first."""
+
+    def __init__(self, log: TextIO, terminal: TextIO) -> None:
+        self._log = log
+        self._terminal = terminal
+
+    def write(self, text: str) -> int:
+        self._log.write(text)
+        self._terminal.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._log.flush()
+        self._terminal.flush()
+
+    def fileno(self) -> int:
+        # ORTModule redirects by file descriptor while it exports.
+        return self._log.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._log.encoding
+
+
+def redirect(log_file: Path, *, to_terminal: bool) -> None:
+    """Points standard output and error of this process to `log_file`, appending.
+
+    Args:
+        log_file: the rank's log.
+        to_terminal: also pass on what is printed to standard output.
+    """
+    terminal = os.dup(1)
+    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if to_terminal:
+        sys.stdout = _Tee(sys.stdout, os.fdopen(terminal, "w", buffering=1))
+    else:
+        os.close(terminal)
+
+
+def quiet_library_logs() -> None:
+    """Moves the handlers of libraries that log to standard output over to standard error."""
+    loggers = [logging.getLogger(), *(logging.getLogger(name) for name in logging.root.manager.loggerDict)]
+    for logger in loggers:
+        for handler in logger.handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
+                handler.setStream(sys.stderr)

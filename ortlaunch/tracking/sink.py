@@ -1,0 +1,233 @@
+"""Carries out a run's operations in MLflow; the only place that writes there."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.tracking.store import open_client, patience, quoted
+from ortlaunch.tracking.translate import Artifact, Ended, Operation, Params, Points, Reopened, Tags
+from ortlaunch.tracking.uri import artifact_location, sqlite_path
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+RUN_ID_TAG = "ortlaunch.run_id"
+_POINTS_PER_CALL = 1000
+_VALUES_PER_CALL = 100
+_REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
+_ARTIFACT_TRIES = 3
+_ARTIFACT_SECONDS = 120
+_SETTLE_SECONDS = 1.0
+
+Item = TypeVar("Item")
+
+
+class RunGone(Exception):
+    """The run, or its experiment, was deleted in MLflow: nothing can be sent until a person decides."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run is called."""
+
+    experiment: str
+    name: str
+    run_id: str
+    """ortlaunch's own short id, a tag in MLflow."""
+    t: int
+    """Start in milliseconds."""
+
+
+class MlflowSink:
+    """One run in MLflow.
+
+    Methods raise what MLflow raises when it cannot be reached; the caller tries again later, and trying again is
+    harmless. What MLflow refuses for good is logged, counted in `refused` and left out.
+    """
+
+    def __init__(self, cfg: MlflowConfig, run_dir: Path, log: logging.Logger) -> None:
+        self.refused = 0
+        self._cfg = cfg
+        self._run_dir = run_dir
+        self._log = log
+        self._client: Any = None
+        self._run_id = ""
+        self._create_unanswered = False
+        self._artifact_failures: dict[Artifact, int] = {}
+
+    def contact(self, identity: Identity, known_run_id: str | None) -> str:
+        """Connects, and finds or creates the run.
+
+        Args:
+            identity: What the run is called.
+            known_run_id: MLflow's id of the run if it was created before.
+
+        Returns:
+            MLflow's id of the run.
+        """
+        if self._client is None:
+            self._client = open_client(self._cfg.uri, self._cfg.timeout_seconds)
+        self._run_id = known_run_id or self._found_or_created(identity)
+        return self._run_id
+
+    def send(self, operation: Operation) -> None:
+        """Carries out one operation."""
+        if isinstance(operation, Points):
+            self._send_points(operation)
+        elif isinstance(operation, Params):
+            self._send_values("parameter", operation.values)
+        elif isinstance(operation, Tags):
+            self._send_values("tag", operation.values)
+        elif isinstance(operation, Artifact):
+            self._send_artifact(operation)
+        elif isinstance(operation, Reopened):
+            self._attempt("the new start", lambda: self._client.update_run(self._run_id, status="RUNNING"))
+        else:
+            self._end(operation)
+
+    def _end(self, operation: Ended) -> None:
+        self._attempt(
+            f"the end {operation.status}",
+            lambda: self._client.set_terminated(self._run_id, operation.status, end_time=operation.t),
+        )
+
+    def _found_or_created(self, identity: Identity) -> str:
+        experiment_id = self._experiment_id(identity.experiment)
+        found = self._find(experiment_id, identity)
+        if found is None and self._create_unanswered:
+            # The request that got no answer may still be under way in a server that has just woken up.
+            time.sleep(_SETTLE_SECONDS)
+            found = self._find(experiment_id, identity)
+        if found is not None:
+            self._log.info("going on with the MLflow run %s", found.info.run_id)
+            return found.info.run_id
+        self._create_unanswered = True
+        tags = {RUN_ID_TAG: identity.run_id, "mlflow.user": _user(), "mlflow.source.name": "ortlaunch"}
+        run = self._client.create_run(experiment_id, start_time=identity.t, tags=tags, run_name=identity.name)
+        self._log.info("created the MLflow run %s in the experiment %r", run.info.run_id, identity.experiment)
+        return run.info.run_id
+
+    def _find(self, experiment_id: str, identity: Identity) -> Run | None:
+        runs = self._client.search_runs(
+            [experiment_id], f"tags.`{RUN_ID_TAG}` = {quoted(identity.run_id)}", max_results=1, order_by=["start_time"]
+        )
+        return runs[0] if runs else None
+
+    def _experiment_id(self, name: str) -> str:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
+            try:
+                return self._client.create_experiment(name, artifact_location=self._artifact_location(name))
+            except Exception:
+                # Another run may have created it in between.
+                experiment = self._client.get_experiment_by_name(name)
+                if experiment is None:
+                    raise
+        if experiment.lifecycle_stage != "active":
+            raise RunGone(f"the experiment {name!r} is deleted in MLflow: restore it, or send the run to another store")
+        return experiment.experiment_id
+
+    def _artifact_location(self, experiment: str) -> str | None:
+        """Only an embedded store is told where artifacts go; a server knows."""
+        return artifact_location(self._cfg.artifacts, experiment) if sqlite_path(self._cfg.uri) else None
+
+    def _send_points(self, operation: Points) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [Metric(point.key, point.value, point.timestamp, point.step) for point in operation.points]
+        for start in range(0, len(metrics), _POINTS_PER_CALL):
+            self._send_or_split(
+                metrics[start : start + _POINTS_PER_CALL],
+                lambda part: self._client.log_batch(self._run_id, metrics=part),
+                lambda metric: f"the metric {metric.key!r} at step {metric.step}",
+            )
+
+    def _send_values(self, kind: str, values: dict[str, str]) -> None:
+        from mlflow.entities import Param, RunTag
+
+        entity, argument = (Param, "params") if kind == "parameter" else (RunTag, "tags")
+        items = [entity(key, value) for key, value in values.items()]
+        for start in range(0, len(items), _VALUES_PER_CALL):
+            self._send_or_split(
+                items[start : start + _VALUES_PER_CALL],
+                lambda part: self._client.log_batch(self._run_id, **{argument: part}),
+                lambda item: f"the {kind} {item.key!r}",
+            )
+
+    def _send_or_split(
+        self, items: Sequence[Item], send: Callable[[Sequence[Item]], object], describe: Callable[[Item], str]
+    ) -> None:
+        """Sends the items; if MLflow refuses them, halves them until only what it refuses is left out."""
+        if len(items) == 1:
+            self._attempt(describe(items[0]), lambda: send(items))
+            return
+        try:
+            send(items)
+        except Exception as error:
+            if not self._is_refusal(error):
+                raise
+            middle = len(items) // 2
+            self._send_or_split(items[:middle], send, describe)
+            self._send_or_split(items[middle:], send, describe)
+
+    def _send_artifact(self, artifact: Artifact) -> None:
+        path = self._run_dir / artifact.path
+        if not path.exists():
+            self._refuse(f"the artifact {artifact.path}", "no such file")
+            return
+        try:
+            with patience(_ARTIFACT_SECONDS):
+                self._client.log_artifact(self._run_id, str(path), artifact.artifact_path or None)
+        except Exception as error:
+            # An artifact store has more ways to fail than a tracking server. While the run itself can be read, a
+            # file that fails again and again must not hold up the run's end; it stays in the run folder.
+            self._check_run()
+            failures = self._artifact_failures[artifact] = self._artifact_failures.get(artifact, 0) + 1
+            if failures < _ARTIFACT_TRIES and not self._is_refusal(error):
+                raise
+            self._refuse(f"the artifact {artifact.path}", error)
+
+    def _attempt(self, what: str, send: Callable[[], object]) -> None:
+        try:
+            send()
+        except Exception as error:
+            if not self._is_refusal(error):
+                raise
+            self._refuse(what, error)
+
+    def _refuse(self, what: str, why: object) -> None:
+        self.refused += 1
+        self._log.error("MLflow refused %s, it is left out: %s", what, why)
+
+    def _is_refusal(self, error: Exception) -> bool:
+        """Whether MLflow answered that this very request is wrong, while the run is there and can be read."""
+        if getattr(error, "error_code", None) not in _REFUSALS:
+            return False
+        self._check_run()
+        return True
+
+    def _check_run(self) -> None:
+        try:
+            run = self._client.get_run(self._run_id)
+        except Exception as error:
+            if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
+                advice = f"remove {self._run_dir / 'relay.json'} to send it as a new one"
+                raise RunGone(f"the MLflow run {self._run_id} is gone: {advice}") from error
+            raise
+        if run.info.lifecycle_stage != "active":
+            raise RunGone(f"the run {self._run_id} is deleted in MLflow: restore it there to send what is left")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # A container may run under a user id without a name.
+        return str(os.getuid())

@@ -1,0 +1,156 @@
+"""`ortlaunch sync`: sends run folders that MLflow does not have, or not to their end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.tracking.journal import Journal, read_events
+from ortlaunch.tracking.relay import RelayResult, sync
+from ortlaunch.tracking.store import exclusive
+from ortlaunch.tracking.uri import check_uri, resolve_tracking, sqlite_path
+
+_QUIET_SECONDS = 30
+_QUIET_ELSEWHERE_SECONDS = 1800
+"""A launcher on another machine cannot be asked; a collective may take this long before the run fails."""
+
+
+def sync_main(args: list[str], run_root: Path = Path("runs")) -> int:
+    """Runs `ortlaunch sync`.
+
+    Args:
+        args: The command line after the verb.
+        run_root: Where `--all` looks if no folder is given.
+
+    Returns:
+        0 if MLflow has everything, 1 if something is left.
+
+    Raises:
+        RequestError: If a folder is no run folder, or nothing says where to send it.
+    """
+    options = _parser().parse_args(args)
+    roots = [Path(folder) for folder in options.run_dir]
+    run_dirs = _all_below(roots or [run_root]) if options.all else roots
+    if not run_dirs:
+        raise RequestError("sync: name the run folders to send, or send all with --all")
+    plans = [(run_dir, tracking_of(run_dir, options.uri)) for run_dir in run_dirs]
+    complete = True
+    for run_dir, cfg in plans:
+        note = end_if_dead(run_dir)
+        result = sync(run_dir, cfg)
+        complete &= result.sent
+        print(_line(run_dir, result, note), flush=True)
+    return 0 if complete else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ortlaunch sync", description="Send to MLflow what it does not have yet of these runs."
+    )
+    parser.add_argument("run_dir", nargs="*", metavar="RUN_DIR", help="a run folder; with --all a folder of them")
+    parser.add_argument("--all", action="store_true", help="every run folder below RUN_DIR (default: the run root)")
+    parser.add_argument("--uri", help="tracking URI to send to instead of the one that the run was started with")
+    return parser
+
+
+def _all_below(roots: list[Path]) -> list[Path]:
+    run_dirs = sorted(journal.parent for root in roots for journal in root.rglob("journal.jsonl"))
+    if not run_dirs:
+        raise RequestError(f"sync --all: no run folder below {', '.join(map(str, roots))}")
+    return run_dirs
+
+
+def _line(run_dir: Path, result: RelayResult, note: str) -> str:
+    text = f"{run_dir}: {result.sent_events} events sent, MLflow run {result.mlflow_run_id or '-'}"
+    return "; ".join(part for part in (text, note, result.message) if part)
+
+
+def tracking_of(run_dir: Path, uri: str | None = None) -> MlflowConfig:
+    """Where a run folder's journal goes.
+
+    Args:
+        run_dir: The run folder.
+        uri: Overrides what the run was started with.
+
+    Raises:
+        RequestError: If the folder holds no journal, or neither it nor `uri` names a store.
+    """
+    if not (run_dir / "journal.jsonl").is_file():
+        raise RequestError(f"{run_dir} is no run folder: it has no journal.jsonl")
+    node = _tracking_node(run_dir)
+    known = {field.name for field in fields(MlflowConfig)} & node.keys() if node.get("name") == "mlflow" else set()
+    values = {name: node[name] for name in known}
+    if uri is not None:
+        check_uri(uri, "--uri")
+        if "artifacts" not in values and (database := sqlite_path(uri)):
+            values["artifacts"] = str(database.with_name("mlartifacts"))
+        values["uri"] = uri
+    elif "uri" not in values:
+        raise RequestError(f"{run_dir} was started without MLflow (tracking=none): name a store with --uri")
+    cfg = MlflowConfig(**values)
+    check_uri(cfg.uri)
+    return resolve_tracking(cfg, Path.cwd())
+
+
+def _tracking_node(run_dir: Path) -> dict[str, Any]:
+    import yaml
+
+    path = run_dir / "config.yaml"
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise RequestError(f"{path} cannot be read: {error}") from error
+    node = config.get("tracking") if isinstance(config, dict) else None
+    return node if isinstance(node, dict) else {}
+
+
+def end_if_dead(run_dir: Path) -> str:
+    """Journals the end KILLED for a run that was killed before it could say so.
+
+    Returns:
+        What was found, in a few words; empty for a run that has its end.
+    """
+    journal = run_dir / "journal.jsonl"
+    # A relay at work means a launcher at work; it also keeps two of these from ending a run twice.
+    with exclusive(run_dir / ".relay.lock") as free:
+        events, _ = read_events(journal, 0)
+        marks = [event["event"] for event in events if event["event"] in ("start", "end")]
+        if not events or marks[-1:] == ["end"]:
+            return ""
+        quiet = time.time() - journal.stat().st_mtime
+        if not free or _may_live(run_dir, quiet):
+            return "still running"
+        writer = Journal(journal)
+        writer.end("KILLED", at=events[-1]["t"])
+        writer.close()
+        return "was killed"
+
+
+def _may_live(run_dir: Path, quiet_seconds: float) -> bool:
+    try:
+        launcher = json.loads((run_dir / "launcher.json").read_text())
+        host, pid, start_ticks = launcher["host"], int(launcher["pid"]), int(launcher["start_ticks"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return quiet_seconds < _QUIET_SECONDS
+    if host != socket.gethostname():
+        return quiet_seconds < _QUIET_ELSEWHERE_SECONDS
+    return is_alive(pid, start_ticks) or quiet_seconds < _QUIET_SECONDS
+
+
+def is_alive(pid: int, start_ticks: int) -> bool:
+    """Whether the process with this id that started at this tick (field 22 of /proc/PID/stat) still runs."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    values = stat.rpartition(")")[2].split()  # The command's name before it may hold spaces and parentheses.
+    return values[0] not in ("Z", "X") and int(values[19]) == start_ticks

@@ -1,0 +1,154 @@
+"""Tracking URIs: which ones MLflow takes, where a relative one points, and how to show one without its password."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.errors import RequestError
+
+_SQLITE = re.compile(r"^(?P<scheme>sqlite(?:\+\w+)?):///(?P<path>[^?]+)(?P<query>\?.*)?$")
+_HTTP = ("http", "https")
+_DATABASES = ("postgresql", "mysql", "mssql")
+_DATABRICKS = ("databricks", "databricks-uc", "uc")
+_SECRET_QUERY = re.compile(r"(?i)([?&][^=&\s]*(?:pass|pwd|token|secret|key)[^=&\s]*=)[^&\s]+")
+_USERINFO = re.compile(r"(://)([^/\s@]+)@")
+_HOST_ONLY = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:@/?#]*)(:\d+)?$")
+_SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN")
+
+
+def check_uri(uri: str, key: str = "tracking.uri") -> None:
+    """Refuses what MLflow would refuse, without importing it.
+
+    Args:
+        uri: The tracking URI as the user gave it.
+        key: How the user calls it, for the message.
+
+    Raises:
+        RequestError: For a file store, an unknown scheme, or an incomplete URI.
+    """
+    shown = f"{key}={redacted(uri)}"
+    scheme = urlsplit(uri).scheme if "://" in uri or uri.startswith("file:") else ""
+    base = scheme.partition("+")[0]
+    if uri in _DATABRICKS:
+        return
+    if base == "sqlite":
+        _check_sqlite(uri, shown)
+    elif scheme in ("", "file"):
+        _refuse_file_store(uri, shown)
+    elif scheme in _HTTP:
+        if not urlsplit(uri).hostname:
+            raise RequestError(f"{shown} names no host: write it as {scheme}://HOST:PORT")
+    elif base not in (*_DATABASES, *_DATABRICKS) and scheme not in _plugin_schemes():
+        raise RequestError(
+            f"{shown}: MLflow has no store of the kind {scheme}://. Use sqlite:///FILE.db for a file on this machine, "
+            "http://HOST:PORT or https://HOST for a server, or a postgresql://, mysql:// or mssql:// database"
+        )
+
+
+def _check_sqlite(uri: str, shown: str) -> None:
+    match = _SQLITE.match(uri)
+    if match is None or match["path"] == ":memory:":
+        raise RequestError(
+            f"{shown} names no database file: write sqlite:///FILE.db for a file in the folder where ortlaunch is "
+            "started, sqlite:////FOLDER/FILE.db for an absolute path"
+        )
+
+
+def _refuse_file_store(uri: str, shown: str) -> None:
+    if re.match(r"^[\w.-]+:\d+(/.*)?$", uri):
+        raise RequestError(f"{shown} has no scheme: write it as http://{uri}")
+    folder = unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
+    advice = f"sqlite:///{folder.rstrip('/')}/mlflow.db" if folder.strip("/") else "sqlite:///mlruns.db"
+    raise RequestError(f"{shown} is a file store, which MLflow no longer writes: use a database, {_quoted(advice)}")
+
+
+def _quoted(advice: str) -> str:
+    return f"'{advice}'" if re.search(r"[^\w:/.+-]", advice) else advice
+
+
+def _plugin_schemes() -> set[str]:
+    return {entry.name for entry in entry_points(group="mlflow.tracking_store")}
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The database file of a sqlite URI, None for any other URI."""
+    match = _SQLITE.match(uri)
+    return Path(match["path"]) if match else None
+
+
+def resolve_tracking(cfg: MlflowConfig, cwd: Path) -> MlflowConfig:
+    """Makes a relative sqlite file and artifact folder absolute, so that every process means the same ones.
+
+    Args:
+        cfg: The tracking node as configured.
+        cwd: The folder that relative paths are taken from.
+
+    Returns:
+        A copy; server and absolute URIs in it are as they were.
+
+    Raises:
+        RequestError: If the folder's name cannot be written in a sqlite URI.
+    """
+    artifacts = cfg.artifacts if "://" in cfg.artifacts else _absolute(cfg.artifacts, cwd)
+    match = _SQLITE.match(cfg.uri)
+    if match is None or match["path"].startswith("/"):
+        return replace(cfg, artifacts=artifacts)
+    path = _absolute(match["path"], cwd)
+    if "?" in path:
+        raise RequestError(f"tracking.uri={cfg.uri}: no sqlite URI can name a folder with a '?' in its name ({cwd})")
+    return replace(cfg, uri=f"{match['scheme']}:///{path}{match['query'] or ''}", artifacts=artifacts)
+
+
+def _absolute(path: str, cwd: Path) -> str:
+    return os.path.normpath(cwd.absolute() / Path(path).expanduser())
+
+
+def artifact_location(artifacts: str, experiment: str) -> str:
+    """Where an embedded store keeps an experiment's artifacts: a file URI, or below the URI given."""
+    name = experiment.replace("/", "_")
+    if "://" in artifacts:
+        return f"{artifacts.rstrip('/')}/{quote(name)}"
+    return (Path(artifacts) / name).as_uri()
+
+
+def redacted(uri: str) -> str:
+    """The URI with its password, or a token in a user's or a query's place, replaced by ``***``."""
+    before, credentials, after = _parts(uri)
+    if credentials:
+        user, colon, _ = credentials.partition(":")
+        before += f"{user}:***@" if colon else "***@"
+    return _SECRET_QUERY.sub(r"\1***", before + after)
+
+
+def _parts(uri: str) -> tuple[str, str, str]:
+    """A URI as what comes before the credentials, the credentials, and what comes after their '@'."""
+    scheme, separator, rest = uri.partition("://")
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if not separator or scheme.startswith(("sqlite", "file")) or "@" not in rest or _HOST_ONLY.match(authority):
+        return uri, "", ""
+    # A password may hold an unescaped '/' or '@': everything up to the last '@' is taken as credentials.
+    credentials, _, after = rest.rpartition("@")
+    return f"{scheme}://", credentials, after
+
+
+def scrubbed(text: str, uri: str) -> str:
+    """An error text of a library without the URI's credentials and without those of MLflow's environment variables."""
+    text = text.replace(uri, redacted(uri))
+    for secret in _secrets(uri):
+        text = text.replace(secret, "***")
+    return _SECRET_QUERY.sub(r"\1***", _USERINFO.sub(r"\1***@", text))
+
+
+def _secrets(uri: str) -> list[str]:
+    """Longest first, so that a secret that contains another one goes as a whole."""
+    user, colon, password = _parts(uri)[1].partition(":")
+    secret = password if colon else user
+    secrets = {secret, unquote(secret), quote(unquote(secret), safe="")}
+    secrets |= {os.environ.get(name, "") for name in _SECRET_VARIABLES}
+    return sorted((secret for secret in secrets if len(secret) > 2), key=len, reverse=True)

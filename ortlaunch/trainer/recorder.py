@@ -1,0 +1,141 @@
+"""Turns what happens in the loop into journal events, without a host sync off log steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+from ortlaunch.config.schema import TrainConfig
+from ortlaunch.errors import TrainingError
+from ortlaunch.metrics.memory import memory_metrics, peak_memory_gib
+from ortlaunch.metrics.throughput import Steady, StepClock, Window, window_metrics
+from ortlaunch.tracking.journal import Journal
+from ortlaunch.trainer.task import Batch
+from ortlaunch.trainer.workers import Workers
+
+
+class Recorder:
+    """Counts steps on every worker; the first worker journals what all of them saw."""
+
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        workers: Workers,
+        journal: Journal | None,
+        *,
+        is_ort_active: Callable[[], bool],
+        flops_per_sample: float | None,
+        peak_flops: float | None,
+    ) -> None:
+        """
+        Args:
+            cfg: when to log.
+            workers: this worker's place.
+            journal: the run's journal on the first worker, None on the others.
+            is_ort_active: whether ONNX Runtime really runs this worker's model.
+            flops_per_sample: operations of forward and backward for one sample; None where unknown.
+            peak_flops: the device's peak in operations per second; None where unknown.
+        """
+        self._cfg = cfg
+        self._workers = workers
+        self._journal = journal
+        self._is_ort_active = is_ort_active
+        self._flops_per_sample = flops_per_sample
+        self._peak_flops = peak_flops
+        self._clock = StepClock(workers.device)
+        self._window = Window()
+        self._steady = Steady()
+        self._ort_active: bool | None = None
+        self._worst_ort_active = True
+
+    def restart_clock(self) -> None:
+        """The first step begins now."""
+        self._clock.restart()
+
+    def waited_for_data(self, seconds: float) -> None:
+        """Counts time in which the loop had no batch."""
+        self._window.data_wait_seconds += seconds
+
+    def micro_batch(self, batch: Batch) -> None:
+        """Counts what goes through the model."""
+        self._window.samples += next(iter(batch.values())).shape[0]
+        if "input_ids" in batch:
+            self._window.tokens += batch["input_ids"].numel()
+
+    def step_done(self) -> None:
+        """Marks the end of an optimizer step."""
+        self._clock.step_done()
+        self._window.steps += 1
+
+    def is_log_step(self, step: int) -> bool:
+        """Whether `step` (counted from 1) ends a window: the first, the last, where the steady part begins, and every
+        ``train.log_every`` steps."""
+        return step in (1, self._cfg.steady_after, self._cfg.steps) or step % self._cfg.log_every == 0
+
+    def log(self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor | float | None, lr: float) -> None:
+        """Ends a window: one collective, then the first worker's line in the journal.
+
+        Raises:
+            TrainingError: the loss is not a finite number on some worker.
+        """
+        memory = memory_metrics(self._workers.device)
+        # Reading the loss waits for the device, so the step times are complete after it.
+        shared = [float(loss), float(self._is_ort_active()), *memory.values()]
+        step_seconds = self._clock.read()
+        everyone = self._workers.gather(shared)
+        mean_loss = float(everyone[:, 0].mean())
+        self._check_finite(step, everyone[:, 0])
+        self._note_ort(bool(everyone[:, 1].min() > 0))
+        metrics = {"train/loss": mean_loss, "train/lr": lr}
+        if grad_norm is not None:
+            metrics["train/grad_norm"] = float(grad_norm)
+        metrics |= window_metrics(
+            self._window,
+            step_seconds,
+            world_size=self._workers.world_size,
+            flops_per_sample=self._flops_per_sample,
+            peak_flops=self._peak_flops,
+        )
+        metrics |= dict(zip(memory, everyone[:, 2:].amax(dim=0).tolist(), strict=True))
+        if step > self._cfg.steady_after:
+            self._steady.add(self._window, step_seconds)
+        self._window = Window()
+        if self._journal is not None:
+            self._journal.metrics(step, metrics)
+        # The journal's own time belongs to no step.
+        self._clock.restart()
+
+    def finish(self, step: int) -> None:
+        """Journals the run's summary."""
+        peak = float(self._workers.gather([peak_memory_gib(self._workers.device)]).max())
+        if self._journal is not None:
+            summary = self._steady.summary(self._workers.world_size)
+            self._journal.metrics(step, summary | {"summary/peak_memory_gib": peak})
+
+    def startup(self, values: dict[str, float]) -> None:
+        """Journals start-up times."""
+        if self._journal is not None:
+            self._journal.metrics(0, values)
+
+    def _note_ort(self, active: bool) -> None:
+        """Keeps the tag true: active only if every worker was, at every log step."""
+        self._worst_ort_active &= active
+        if self._journal is not None and self._worst_ort_active != self._ort_active:
+            self._ort_active = self._worst_ort_active
+            self._journal.tags({"ortlaunch.ort_active": str(self._ort_active).lower()})
+
+    def _check_finite(self, step: int, losses: torch.Tensor) -> None:
+        bad = [rank for rank, value in enumerate(losses.tolist()) if not math.isfinite(value)]
+        if bad:
+            raise TrainingError(
+                f"the loss is {losses[bad[0]].item()} at step {step} on rank {bad[0]}: lower optimizer.lr, "
+                "set train.clip_grad_norm, or look at the data"
+            )
+
+
+def since(started: float) -> float:
+    """Seconds since a moment given in seconds since the epoch, as another process of this machine noted it."""
+    return time.time() - started

@@ -1,0 +1,68 @@
+"""This worker's place among the workers, and what it says to them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ortlaunch.config.schema import Config, Device
+from ortlaunch.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Workers:
+    """One worker's view of all of them."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    threads: int
+    """This worker's share of its machine's cores."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker keeps the record."""
+        return self.rank == 0
+
+    def gather(self, values: list[float]) -> torch.Tensor:
+        """Every worker's `values` as a (workers, len(values)) float64 tensor on the CPU, in one collective."""
+        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
+        if self.world_size == 1:
+            return mine.unsqueeze(0).cpu()
+        everyone = torch.empty(self.world_size * mine.numel(), dtype=mine.dtype, device=self.device)
+        dist.all_gather_into_tensor(everyone, mine)
+        return everyone.view(self.world_size, -1).cpu()
+
+
+def join(config: Config, device: Device) -> Workers:
+    """Joins the process group that torchrun's environment describes: NCCL on CUDA, gloo on the CPU.
+
+    Args:
+        config: the run's configuration.
+        device: `cuda` or `cpu`.
+
+    Raises:
+        RequestError: CUDA is asked for and this torch has none.
+    """
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    threads = int(os.environ["OMP_NUM_THREADS"])
+    if device is Device.cuda:
+        if not torch.cuda.is_available():
+            raise RequestError(
+                f"device=cuda, but torch {torch.__version__} sees no GPU: install a CUDA build of torch, or device=cpu"
+            )
+        here = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(here)
+    else:
+        here = torch.device("cpu")
+        torch.set_num_threads(threads)
+    dist.init_process_group(
+        "nccl" if device is Device.cuda else "gloo",
+        timeout=timedelta(seconds=config.trainer.timeout_seconds),
+        device_id=here if device is Device.cuda else None,
+    )
+    return Workers(rank, world_size, here, threads)

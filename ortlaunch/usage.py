@@ -1,0 +1,61 @@
+"""``ortlaunch --help``, made from the configuration tree without composing it."""
+
+from __future__ import annotations
+
+from ortlaunch.config.paths import group_options
+from ortlaunch.registry import available
+
+_GROUPS = ("model", "data", "backend", "trainer", "optimizer", "scheduler", "launcher", "tracking")
+
+_TEMPLATE = """\
+ortlaunch: distributed PyTorch training under ORTModule, DeepSpeed and DDP, recorded in MLflow
+
+Usage:
+  ortlaunch [run] [KEY=VALUE ...]     train what the composed configuration says
+  ortlaunch compare [RUN ...]         put runs side by side (--help for its options)
+  ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
+  ortlaunch models                    list the models
+
+Examples:
+  ortlaunch model=gpt2 trainer=deepspeed
+  ortlaunch model=gpt2_nano backend=eager,ort trainer=ddp,deepspeed --multirun
+  ortlaunch model=factory model.target=mypackage.nets:build data=text data.path='corpus/*.txt'
+  ortlaunch compare --baseline gpt2-eager-ddp
+
+Config groups (GROUP=OPTION):
+{groups}
+
+Keys used most (all of them: ortlaunch --cfg job):
+  train.steps  train.batch_size (per worker)  train.precision=fp32|bf16|fp16  train.log_every
+  data.seq_len  optimizer.lr  trainer.zero_stage  backend.fallback=error|warn  backend.threads
+  device=auto|cuda|cpu  launcher.workers_per_node  launcher.dry_run=true  experiment  name  seed
+  tracking.uri=http://HOST:PORT
+
+Options:
+  -h, --help                this page            --version             the version
+  -c, --cfg job             print the composed configuration and stop (--resolve resolves it)
+  -m, --multirun            run every combination of comma-separated values, one after the other
+  -cd, --config-dir DIR     add a folder of your own configuration files
+  -sc, --shell-completion   install=bash|zsh|fish, for example: eval "$(ortlaunch -sc install=bash)"
+  --hydra-help              Hydra's other options
+
+Exit codes: 0 done, 1 the training failed, 2 the request is wrong, 130 interrupted"""
+
+
+def help_text() -> str:
+    """The page that ``--help`` prints."""
+    return _TEMPLATE.format(groups="\n".join(f"  {group:<10} {', '.join(_options(group))}" for group in _GROUPS))
+
+
+def models_text() -> str:
+    """One line per model that ``model=NAME`` takes."""
+    entries = available()
+    width = max(len(name) for name in entries)
+    return "\n".join(f"{name:<{width}}  {entry.inputs:<7} {entry.summary}" for name, entry in sorted(entries.items()))
+
+
+def _options(group: str) -> list[str]:
+    names = set(group_options(group))
+    if group == "model":
+        names |= set(available())
+    return sorted(names)

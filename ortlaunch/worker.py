@@ -1,0 +1,87 @@
+"""What torchrun starts: one worker. ``python -m ortlaunch.worker RUN_DIR`` with torchrun's environment.
+
+Reads the resolved configuration from the run folder; knows nothing of Hydra, and imports only what it asks for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from ortlaunch import output
+from ortlaunch.launch import failure
+from ortlaunch.launch.processes import die_with_parent
+
+
+def main() -> None:
+    """Runs this worker to its end; a failure is left in the run folder before the exit code 1."""
+    die_with_parent()
+    run_dir, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    output.redirect(run_dir / "logs" / f"rank-{rank}.log", to_terminal=rank == 0)
+    # A user's model factory lies where the user is; `python -m` would have put it there before torchrun.
+    sys.path.insert(0, os.getcwd())
+    try:
+        work(run_dir)
+    except BaseException as error:
+        traceback.print_exc()
+        failure.record(run_dir, rank, error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Peers wait in a collective that will not come; ordinary shutdown could wait with them.
+        os._exit(1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def work(run_dir: Path) -> None:
+    """Builds, wraps and trains what the run folder's configuration says."""
+    # Heavy imports come after the output is redirected, and are timed.
+    from ortlaunch.config.load import load_config
+    from ortlaunch.launch.devices import resolve_device
+
+    started = float(os.environ["ORTLAUNCH_STARTED"])
+    config = load_config(run_dir / "config.yaml")
+    times = _Stopwatch()
+    _import_stack(config.trainer.name, config.backend.name)
+    times.lap("startup/import_seconds")
+
+    from ortlaunch.trainer.workers import join
+
+    workers = join(config, resolve_device(config.device))
+    times.lap("startup/rendezvous_seconds")
+
+    from ortlaunch.trainer.run import train_run
+
+    train_run(config, run_dir, workers, times.laps, started)
+
+
+class _Stopwatch:
+    """Seconds between laps, by metric name."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = now - self._last
+        self._last = now
+
+
+def _import_stack(trainer: str, backend: str) -> None:
+    import torch  # noqa: F401
+
+    if trainer == "deepspeed":
+        import deepspeed  # noqa: F401
+    if backend == "ort":
+        from ortlaunch.ort import session
+
+        session.import_ortmodule()
+    output.quiet_library_logs()
+
+
+if __name__ == "__main__":
+    main()

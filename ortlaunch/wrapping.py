@@ -1,0 +1,66 @@
+"""The wrapping order: the backend inside, the trainer around it, DataParallel nowhere.
+
+    plain model -> ORTModule | compiled | eager -> DistributedDataParallel | DeepSpeed engine | single
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ortlaunch.config.schema import (
+    BackendConfig,
+    CompileConfig,
+    Config,
+    DdpConfig,
+    DeepSpeedConfig,
+    OrtConfig,
+)
+from ortlaunch.models.checks import check_model, reject_data_parallel
+from ortlaunch.trainer.engine import DeepSpeedEngine, Engine, TorchEngine
+from ortlaunch.trainer.task import Task
+from ortlaunch.trainer.workers import Workers
+
+
+def wrap(model: torch.nn.Module, config: Config, workers: Workers, task: Task, run_dir: Path) -> Engine:
+    """Wraps a plain model in the one order that works: backend first, trainer around it."""
+    inner = wrap_backend(model.to(workers.device), config.backend, threads=workers.threads, onnx_dir=run_dir / "onnx")
+    return wrap_trainer(inner, config, workers, task)
+
+
+def wrap_backend(model: torch.nn.Module, cfg: BackendConfig, *, threads: int, onnx_dir: Path) -> torch.nn.Module:
+    """Hands forward and backward of a plain model to the backend.
+
+    Args:
+        model: a plain model on its device.
+        cfg: which backend.
+        threads: this worker's share of the cores, for a backend with a thread pool of its own.
+        onnx_dir: where ``backend.debug.save_onnx`` leaves its graphs.
+
+    Raises:
+        RequestError: the model is wrapped already, or holds a DataParallel.
+    """
+    check_model(model)
+    if isinstance(cfg, OrtConfig):
+        # Imported only where asked for: it takes seconds and need not be installed.
+        from ortlaunch.ort import session
+
+        return session.wrap(model, cfg, threads=threads, onnx_dir=onnx_dir)
+    if isinstance(cfg, CompileConfig):
+        # In place, so that parameters keep their names.
+        model.compile(mode=None if cfg.mode == "default" else cfg.mode, fullgraph=cfg.fullgraph)
+    return model
+
+
+def wrap_trainer(inner: torch.nn.Module, config: Config, workers: Workers, task: Task) -> Engine:
+    """Puts the trainer around what `wrap_backend` returned.
+
+    Raises:
+        RequestError: a DataParallel is somewhere in the module.
+    """
+    reject_data_parallel(inner)
+    if isinstance(config.trainer, DeepSpeedConfig):
+        return DeepSpeedEngine(inner, config, config.trainer, workers, task)
+    ddp = config.trainer if isinstance(config.trainer, DdpConfig) else None
+    return TorchEngine(inner, config, ddp, workers, task)
