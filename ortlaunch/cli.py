@@ -7,9 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ortlaunch
 from ortlaunch.errors import RequestError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 EXIT_REQUEST, EXIT_INTERRUPTED = 2, 130
 
@@ -55,33 +59,43 @@ def _run(arguments: list[str]) -> int:
     if "--version" in arguments:
         print(f"ortlaunch {ortlaunch.__version__}")
         return 0
-    from omegaconf import DictConfig
-
     from ortlaunch.config.compose import run_with_hydra
 
-    codes: list[int] = []
-
-    def launch(tree: DictConfig) -> None:
-        code = _launch(tree, arguments)
-        codes.append(code)
-        if code:
-            # Ends a sweep too: what failed once would mostly fail again, on machines that cost money.
-            raise SystemExit(code)
-
-    run_with_hydra(arguments, launch)
-    return max(codes, default=0)
+    sweep = _Sweep(arguments)
+    run_with_hydra(arguments, sweep)
+    if sweep.error is not None:
+        raise sweep.error
+    return sweep.code
 
 
-def _launch(tree: object, arguments: list[str]) -> int:
-    from omegaconf import DictConfig
+class _Sweep:
+    """Launches each combination that Hydra composes; one alone without ``--multirun``.
 
+    The first that fails ends the sweep: what failed once would mostly fail again, on machines that cost money. Errors
+    are kept for the caller, because Hydra would put words of its own before them.
+    """
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.code = 0
+        self.error: RequestError | None = None
+        self._arguments = arguments
+
+    def __call__(self, tree: DictConfig) -> None:
+        if self.code or self.error is not None:
+            return
+        try:
+            self.code = _launch(tree, self._arguments)
+        except RequestError as error:
+            self.error = error
+
+
+def _launch(tree: DictConfig, arguments: list[str]) -> int:
     from ortlaunch.config.load import to_config
     from ortlaunch.config.rules import check
     from ortlaunch.config.schema import MlflowConfig
     from ortlaunch.launch.plan import make_plan
     from ortlaunch.tracking.uri import resolve_tracking
 
-    assert isinstance(tree, DictConfig)
     config = to_config(tree)
     check(config)
     if isinstance(config.tracking, MlflowConfig):

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.config.load import first_line
 from ortlaunch.config.paths import conf_dir, group_options
-from ortlaunch.config.schema import GROUPS, Config, ModelConfig, register_schemas
+from ortlaunch.config.schema import GROUPS, Config, ModelConfig, open_model, register_schemas
 from ortlaunch.errors import RequestError
 from ortlaunch.registry import available, unknown_model_message
 
@@ -69,7 +69,7 @@ def _register_options() -> None:
 
     register_schemas()
     for name in set(available()) - set(group_options("model")):
-        ConfigStore.instance().store(group="model", name=name, node=ModelConfig(name=name))
+        ConfigStore.instance().store(group="model", name=name, node=open_model(name))
 
 
 def explain(error: Exception) -> str:
@@ -77,12 +77,12 @@ def explain(error: Exception) -> str:
     text = str(error)
     if option := re.search(r"Could not find '([^/']+)/([^']+)'", text):
         return _unknown_option(option[1], option[2], text)
-    if group := re.search(r"Could not override '([^'@]+)'\.\s*No match in the defaults list", text):
-        return _unknown_key(group[1])
-    if key := re.search(r"Could not override '([^']+)'", text):
-        return _unknown_key(key[1]) if "not in" in text else f"{key[1]}: {_cause(error)}"
-    if key := re.search(r"full_key: (\S+)", text):
-        return f"{key[1]}: {first_line(error)}"
+    if key := re.search(r"Key '[^']+' (?:is )?not in .*?full_key: (\S+)", text, re.DOTALL):
+        return _unknown_key(key[1])
+    if key := re.search(r"^Could not override '([^'@]+)'", text):
+        return _unknown_key(key[1])
+    if override := re.search(r"Error merging override (\S+)", text):
+        return f"{override[1]}: {_cause(error)}"
     return "configuration: " + " ".join(line.strip() for line in text.strip().splitlines()[:2])
 
 
@@ -90,11 +90,15 @@ def _unknown_option(group: str, name: str, text: str) -> str:
     if group == "model":
         return unknown_model_message(name)
     available = re.findall(r"^\t(\S+)$", text, re.MULTILINE) or sorted(GROUPS.get(group, {}))
-    return f"{group}={name}: no such option{_nearest(name, available, group + '=')}. Available: {', '.join(available)}"
+    return f"{group}={name}: no such option{_nearest(name, available, group + '=')} (there are {', '.join(available)})"
 
 
 def _unknown_key(key: str) -> str:
-    return f"{key}: no such key{_nearest(key, known_keys())} (all keys: ortlaunch --cfg job; +{key}=… adds a new one)"
+    group, _, name = key.partition(".")
+    owners = [o for o, node in GROUPS.get(group, {}).items() if f"{group}.{name}" in _keys_of(node, f"{group}.")]
+    if owners:
+        return f"{key}: the chosen {group} has no such key; it belongs to {group}={', '.join(owners)}"
+    return f"{key}: no such key{_nearest(key, known_keys())} (all keys: ortlaunch --cfg job)"
 
 
 def _nearest(name: str, names: list[str], prefix: str = "") -> str:

@@ -42,7 +42,9 @@ def load_config(path: Path) -> Config:
     nodes: dict[str, Any] = {"model": ModelConfig}
     for group, options in GROUPS.items():
         nodes[group] = options[stored[group]["name"]]
-    merged = OmegaConf.merge(OmegaConf.structured(Config(**{k: OmegaConf.structured(v) for k, v in nodes.items()})), stored)
+    merged = OmegaConf.merge(
+        OmegaConf.structured(Config(**{k: OmegaConf.structured(v) for k, v in nodes.items()})), stored
+    )
     config = OmegaConf.to_object(merged)
     assert isinstance(config, Config)
     return config

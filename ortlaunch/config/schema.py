@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from omegaconf import MISSING
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 
 class Device(Enum):
@@ -400,6 +400,14 @@ def register_schemas() -> None:
     store = ConfigStore.instance()
     store.store(name="ortlaunch_schema", node=Config)
     store.store(group="schema/model", name="model", node=ModelConfig)
+    store.store(group="schema/model", name="open", node=open_model())
     for group, options in GROUPS.items():
         for name, node in options.items():
             store.store(group=f"schema/{group}", name=name, node=node)
+
+
+def open_model(name: str = MISSING) -> DictConfig:
+    """A model node whose `params` take any key, for models whose parameters are not listed under ``conf/model``."""
+    node: DictConfig = OmegaConf.structured(ModelConfig(name=name))
+    OmegaConf.set_struct(node.params, False)
+    return node

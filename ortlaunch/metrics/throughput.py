@@ -63,7 +63,12 @@ class Window:
 
 
 def window_metrics(
-    window: Window, step_seconds: list[float], *, world_size: int, flops_per_sample: float | None, peak_flops: float | None
+    window: Window,
+    step_seconds: list[float],
+    *,
+    world_size: int,
+    flops_per_sample: float | None,
+    peak_flops: float | None,
 ) -> dict[str, float]:
     """Throughput of one window, by the steps really in it.
 

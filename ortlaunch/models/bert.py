@@ -7,9 +7,8 @@ from typing import Any
 import transformers
 from transformers import PreTrainedModel
 
-from ortlaunch.errors import RequestError
 from ortlaunch.models.from_config import build_from_config
-from ortlaunch.models.masking import HidesTokens
+from ortlaunch.models.masking import HidesTokens, check_mask_token
 
 # The published model's but for attention dropout: with it ORTModule cannot train through the fused attention.
 _DEFAULTS = {"attention_probs_dropout_prob": 0.0}
@@ -32,8 +31,5 @@ def build(mask_token_id: int | None = None, **params: Any) -> PreTrainedModel:
     """
     model = build_from_config(BertForMaskedLM, _DEFAULTS, params)
     size = model.config.vocab_size
-    token = size - 1 if mask_token_id is None else mask_token_id
-    if not 0 <= token < size:
-        raise RequestError(f"model.params.mask_token_id={token} is outside the vocabulary of {size} tokens")
-    model.mask_token_id = token
+    model.mask_token_id = check_mask_token(size - 1 if mask_token_id is None else mask_token_id, size)
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PretrainedConfig, PreTrainedModel
@@ -11,15 +11,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 from ortlaunch.errors import RequestError
 from ortlaunch.models.params import refuse_unknown
 
+_Model = TypeVar("_Model", bound=PreTrainedModel)
 _ATTENTION_DROPOUTS = ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout")
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _NOT_SETTABLE = {"model_type", "transformers_version", "_name_or_path"}
 _BESIDE_THE_FIELDS = {"attn_implementation", "num_labels"}
 
 
-def build_from_config(
-    model_class: type[PreTrainedModel], defaults: Mapping[str, Any], params: Mapping[str, Any]
-) -> PreTrainedModel:
+def build_from_config(model_class: type[_Model], defaults: Mapping[str, Any], params: Mapping[str, Any]) -> _Model:
     """A model of `model_class` with random weights.
 
     Args:
@@ -30,7 +29,7 @@ def build_from_config(
     Raises:
         RequestError: for a field the configuration does not have, or a value that transformers refuses.
     """
-    config_class: type[PretrainedConfig] = model_class.config_class
+    config_class: Any = model_class.config_class
     try:
         blank = config_class()
         check_fields(blank, params, model_class.__name__)
@@ -59,7 +58,7 @@ def training_fields(config: PretrainedConfig) -> dict[str, Any]:
     return {"use_cache": False} if hasattr(config, "use_cache") else {}
 
 
-def attention_choice(values: Mapping[str, Any]) -> dict[str, str]:
+def attention_choice(values: Mapping[str, Any]) -> dict[str, Any]:
     """`attn_implementation="eager"` where ORTModule would fail on the fused one, else nothing.
 
     The fused attention is exported without the mask that its dropout's gradient needs. What the user chose stays.

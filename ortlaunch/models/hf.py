@@ -12,7 +12,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from ortlaunch.errors import RequestError
 from ortlaunch.models.from_config import attention_choice, check_fields, training_fields
-from ortlaunch.models.masking import HidesTokens
+from ortlaunch.models.masking import HidesTokens, check_mask_token
 from ortlaunch.models.params import nearest
 
 TASKS = {
@@ -47,7 +47,7 @@ def build(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = 
     attention = {} if "attn_implementation" in params else _attention(config)
     model = _load(pretrained, auto.from_pretrained, source, config=config, dtype=torch.float32, **attention)
     if task == "masked-lm":
-        _hide_tokens(model, _mask_token(source, mask_token_id))
+        _hide_tokens(model, check_mask_token(_mask_token(source, mask_token_id), model.config.vocab_size))
     return model.train()
 
 
@@ -78,17 +78,14 @@ def _load(pretrained: str, load: Any, *args: Any, **kwargs: Any) -> Any:
         ) from error
 
 
-def _attention(config: PretrainedConfig) -> dict[str, str]:
+def _attention(config: PretrainedConfig) -> dict[str, Any]:
     return attention_choice({name: value for name, value in config.to_dict().items() if name != "attn_implementation"})
 
 
 def _mask_token(source: str, chosen: int | None) -> int:
     if chosen is not None:
         return chosen
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    except Exception:  # a tokenizer can fail in as many ways as there are tokenizers; the user can name the token
-        tokenizer = None
+    tokenizer = _tokenizer(source)
     # Where there are no tokenizer files, transformers makes one that knows its special tokens and no other.
     known = tokenizer is not None and len(tokenizer) > len(tokenizer.all_special_tokens)
     if not known or tokenizer.mask_token_id is None:
@@ -96,7 +93,15 @@ def _mask_token(source: str, chosen: int | None) -> int:
     return tokenizer.mask_token_id
 
 
-def _hide_tokens(model: PreTrainedModel, token: int) -> None:
+def _tokenizer(source: str) -> Any:
+    """The model's tokenizer, or None where it has none that can be loaded here."""
+    try:
+        return transformers.AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, ImportError):
+        return None
+
+
+def _hide_tokens(model: Any, token: int) -> None:
     kind = type(model)
     # The name stays: transformers chooses a loss by it and writes it into what it saves.
     model.__class__ = type(kind.__name__, (HidesTokens, kind), {"__module__": __name__, "__doc__": kind.__doc__})

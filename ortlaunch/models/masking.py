@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortlaunch.errors import RequestError
+
 IGNORED = -100
 """Label of a position that cross-entropy leaves out."""
 
@@ -32,6 +34,17 @@ def hidden_positions(input_ids: Tensor) -> Tensor:
     mixed = (position * _STRIDE + salt) % _PRIME
     score = mixed * mixed % _PRIME * mixed % _PRIME
     return (score < int(_RATE * _PRIME)) | (score == score.amin(-1, keepdim=True))
+
+
+def check_mask_token(token: int, vocab_size: int) -> int:
+    """The token itself, if the vocabulary has it.
+
+    Raises:
+        RequestError: if not.
+    """
+    if not 0 <= token < vocab_size:
+        raise RequestError(f"model.params.mask_token_id={token} is outside the vocabulary of {vocab_size} tokens")
+    return token
 
 
 class HidesTokens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -111,13 +112,15 @@ class DeepSpeedEngine(Engine):
         self._task = task
         optimizer = build_optimizer(inner.parameters(), config.optimizer)
         scheduler = build_scheduler(optimizer, config.scheduler, config.train.steps)
-        self._engine, _, _, _ = deepspeed.initialize(
-            model=inner,
-            optimizer=optimizer,
-            lr_scheduler=scheduler,
-            config=deepspeed_config(config, cfg),
-            dist_init_required=False,
-        )
+        # What it prints belongs into the log, not on the terminal.
+        with contextlib.redirect_stdout(sys.stderr):
+            self._engine, _, _, _ = deepspeed.initialize(
+                model=inner,
+                optimizer=optimizer,
+                lr_scheduler=scheduler,
+                config=deepspeed_config(config, cfg),
+                dist_init_required=False,
+            )
         self._scheduler = scheduler
         self._clips = config.train.clip_grad_norm is not None
 

@@ -1,0 +1,46 @@
+# Everything runs from .venv, which the first target that needs it makes.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: run test test-quick check bench-ort install clean
+
+## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
+run: $(INSTALLED)
+	$(BIN)/ortlaunch model=gpt2 trainer=deepspeed train.steps=10
+	$(BIN)/ortlaunch compare
+
+## test: all tests
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+## test-quick: the tests that start no workers
+test-quick: $(INSTALLED)
+	$(BIN)/python -m pytest --ignore=tests/integration
+
+## check: lint, format and types
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+## bench-ort: step time of ORT over eager's, interleaved in one run
+bench-ort: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.bench_ort
+
+## install: .venv with the tested versions, and ORTModule's extension compiled for them
+install: $(INSTALLED)
+
+# torch comes first: what is installed after it then finds the pinned build and brings no other.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else f"ortlaunch needs Python 3.11, this is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable '.[cpu,dev]'
+	$(BIN)/python -m ortlaunch.ort.extension
+	@touch $@
+
+clean:
+	rm -rf $(VENV)
