@@ -1,6 +1,6 @@
 """The wrapping order: the backend inside, the trainer around it, DataParallel nowhere.
 
-plain model -> ORTModule | compiled | eager -> DistributedDataParallel | DeepSpeed engine | single
+plain model -> (ORTModule, compiled or eager) -> (DistributedDataParallel, DeepSpeed engine or single)
 """
 
 from __future__ import annotations

@@ -74,6 +74,8 @@ def _register_options() -> None:
 
 def explain(error: Exception) -> str:
     """One message for an error of Hydra or OmegaConf: the key or option, and the nearest right one."""
+    from hydra.errors import OverrideParseException
+
     text = str(error)
     if option := re.search(r"Could not find '([^/']+)/([^']+)'", text):
         return _unknown_option(option[1], option[2], text)
@@ -81,6 +83,11 @@ def explain(error: Exception) -> str:
         return _unknown_key(key[1])
     if key := re.search(r"^Could not override '([^'@]+)'", text):
         return _unknown_key(key[1])
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override}: not understood. A value with special characters needs quotes that reach ortlaunch: "
+            "KEY='\"VALUE\"'"
+        )
     if override := re.search(r"Error merging override (\S+)", text):
         return f"{override[1]}: {_cause(error)}"
     return "configuration: " + " ".join(line.strip() for line in text.strip().splitlines()[:2])

@@ -146,9 +146,9 @@ def _data_path(config: Config) -> None:
             pattern = pattern.strip()
             if not pattern or not (Path(pattern).expanduser().exists() or glob.glob(pattern, recursive=True)):
                 raise RequestError(f"data.path={pattern}: no such file or folder, and no file matches it as a pattern")
-    if isinstance(config.data, HfDataConfig) and config.data.path.startswith((".", "/", "~")):
-        if not Path(config.data.path).expanduser().exists():
-            raise RequestError(f"data.path={config.data.path}: no such folder")
+    path = config.data.path if isinstance(config.data, HfDataConfig) else ""
+    if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
+        raise RequestError(f"data.path={path}: no such folder")
     tokenizer = getattr(config.data, "tokenizer", None)
     if tokenizer and not Path(tokenizer).expanduser().exists():
         raise RequestError(f"data.tokenizer={tokenizer}: no such file or folder")

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
@@ -77,7 +77,7 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
 class Outcome:
     """How a run ended."""
 
-    status: str
+    status: Literal["FINISHED", "FAILED", "KILLED"]
     exit_code: int
     failure: failure.Failure | None = None
 

@@ -6,6 +6,7 @@ at each step's end and read at the next log step, when the host waits for the de
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -37,8 +38,8 @@ class StepClock:
         marks, self._marks = self._marks, self._marks[-1:]
         if self._cuda:
             marks[-1].synchronize()
-            return [first.elapsed_time(second) / 1000.0 for first, second in zip(marks, marks[1:], strict=False)]
-        return [second - first for first, second in zip(marks, marks[1:], strict=False)]
+            return [first.elapsed_time(second) / 1000.0 for first, second in itertools.pairwise(marks)]
+        return [second - first for first, second in itertools.pairwise(marks)]
 
     def restart(self) -> None:
         """Begins to count anew, for time that belongs to no step."""

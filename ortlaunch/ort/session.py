@@ -92,7 +92,7 @@ def export_seconds(wrapped: torch.nn.Module) -> float | None:
 
 
 def _training_manager(wrapped: torch.nn.Module) -> Any | None:
-    inner = wrapped._torch_module
+    inner: Any = wrapped._torch_module
     # After a fallback at construction the inner module is ORT's plain PyTorch one, which has no manager.
     return inner._execution_manager(True) if hasattr(inner, "_execution_manager") else None
 

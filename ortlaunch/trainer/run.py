@@ -117,6 +117,4 @@ def _warn_of_fallback(engine: Engine, config: Config, workers: Workers, journal:
     reason = session.fallback_reason(engine.inner) or "unknown reason"
     if journal is not None:
         journal.tags({"ortlaunch.fallback_reason": reason})
-        print(
-            f"warning: ONNX Runtime is NOT active, this run goes on in plain PyTorch (backend.fallback=warn): {reason}"
-        )
+        print(f"warning: ONNX Runtime is NOT active, plain PyTorch runs instead (backend.fallback=warn): {reason}")

@@ -1,0 +1,5 @@
+"""``python -m ortlaunch``: the same as the ``ortlaunch`` command."""
+
+from ortlaunch.cli import main
+
+main()

@@ -1,0 +1,149 @@
+"""What cannot work is refused with the key and the way out, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import load_config, save_config, to_config
+from ortlaunch.config.rules import check
+from ortlaunch.config.schema import Config, DeepSpeedConfig, DigitsConfig, OrtConfig, Precision
+from ortlaunch.errors import RequestError
+
+
+def config(*overrides: str) -> Config:
+    return to_config(compose(["device=cpu", *overrides]))
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(RequestError) as caught:
+        check(config(*overrides))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_the_default_configuration_is_accepted() -> None:
+    check(config())
+    check(config("model=gpt2", "trainer=deepspeed"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("train.steps", 0),
+        ("train.batch_size", 0),
+        ("train.grad_accumulation", 0),
+        ("train.log_every", -1),
+        ("data.seq_len", 1),
+        ("launcher.workers_per_node", 0),
+        ("backend.threads", 0),
+        ("optimizer.lr", 0),
+        ("train.clip_grad_norm", 0),
+    ],
+)
+def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int) -> None:
+    assert refusal(f"{key}={value}").startswith(f"{key}={value}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["trainer=deepspeed", "trainer.zero_stage=3"],
+            ["trainer.zero_stage=3", "trainer.zero_stage=2", "backend=eager"],
+        ),
+        (["trainer=deepspeed", "trainer.zero_stage=4"], ["trainer.zero_stage=4", "0, 1, 2 or 3"]),
+        (["train.precision=bf16"], ["train.precision=bf16", "backend=ort", "fp32"]),
+        (["train.precision=fp16"], ["train.precision=fp16", "backend=ort"]),
+        (["train.precision=fp16", "backend=eager"], ["train.precision=fp16", "CUDA", "bf16"]),
+        (["trainer=single", "launcher.workers_per_node=2"], ["trainer=single", "launcher.workers_per_node=2"]),
+        (["data=text", "data.path=nowhere.txt"], ["data.path=nowhere.txt"]),
+        (["data=tokens", "data.path=a.bin,b.bin"], ["data.path=a.bin"]),
+        (["data=hf", "data.path=./nowhere"], ["data.path=./nowhere"]),
+        (["data=text", "data.path=.", "data.tokenizer=nowhere"], ["data.tokenizer=nowhere"]),
+        (["model=mlp", "data=pysource"], ["model=mlp", "data=digits"]),
+        (["model=gpt2", "data=digits"], ["model=gpt2", "data=pysource"]),
+        (["data.seq_len=4096"], ["data.seq_len=4096", "1024"]),
+        (["model=factory"], ["model.target"]),
+        (["model.name=gtp2"], ["gtp2", "model=gpt2", "llama"]),
+        (["backend=compile", "backend.mode=fast"], ["backend.mode=fast", "max-autotune"]),
+        (["experiment=a/b"], ["experiment='a/b'"]),
+        (["tracking.uri=file:///tmp/x"], ["tracking.uri", "sqlite:///"]),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_way_out(overrides: list[str], words: list[str]) -> None:
+    message = refusal(*overrides)
+    for word in words:
+        assert word in message
+
+
+def test_zero_3_is_accepted_without_ort() -> None:
+    check(config("trainer=deepspeed", "trainer.zero_stage=3", "backend=eager"))
+
+
+def test_bf16_on_the_cpu_is_accepted_without_ort() -> None:
+    check(config("train.precision=bf16", "backend=eager"))
+
+
+def test_more_workers_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The only machine part that is replaced: the number of GPUs.
+    monkeypatch.setattr("ortlaunch.launch.devices._present_gpus", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    message = refusal("device=cuda", "launcher.workers_per_node=3")
+    assert "launcher.workers_per_node=3" in message
+    assert "2 GPU" in message
+    check(config("device=cuda", "launcher.workers_per_node=2"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert "1 GPU" in refusal("device=cuda", "launcher.workers_per_node=2")
+
+
+def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortlaunch.launch.devices._present_gpus", lambda: 0)
+    assert "device=cuda" in refusal("device=cuda")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.stpes=3", ["train.stpes", "train.steps"]),
+        ("modle=gpt2", ["modle", "model"]),
+        ("train.steps=many", ["train.steps=many", "Integer"]),
+        ("trainer=dp", ["trainer=dp", "trainer=ddp", "deepspeed"]),
+        ("model=gtp2", ["gtp2", "model=gpt2"]),
+        ("trainer.zero_stage=2", ["trainer.zero_stage", "trainer=deepspeed"]),
+        ("backend.fallback=maybe", ["backend.fallback=maybe", "warn"]),
+        ("model.params.n_layr=3", ["model.params.n_layr"]),
+        ("name=ä", ["name=ä", "quotes"]),
+        ("train.steps=[1", ["train.steps=[1", "quotes"]),
+    ],
+)
+def test_typos_fail_while_composing_with_the_nearest_name(override: str, words: list[str]) -> None:
+    with pytest.raises(RequestError) as caught:
+        compose([override])
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_value_that_the_user_must_give_is_asked_for_by_key() -> None:
+    with pytest.raises(RequestError, match=r"model\.params\.pretrained is not set"):
+        to_config(compose(["model=hf"]))
+
+
+def test_parameters_of_a_factory_need_no_plus() -> None:
+    chosen = config("model=factory", "model.target=a.b:c", "model.params.width=3")
+    assert chosen.model.params == {"width": 3}
+
+
+def test_a_configuration_survives_the_run_folder(tmp_path: Path) -> None:
+    chosen = config("model=mlp", "trainer=deepspeed", "trainer.zero_stage=2", "train.precision=bf16", "name='ä b'")
+    save_config(chosen, tmp_path / "config.yaml")
+    read = load_config(tmp_path / "config.yaml")
+    assert read == chosen
+    assert isinstance(read.trainer, DeepSpeedConfig)
+    assert isinstance(read.data, DigitsConfig)
+    assert isinstance(read.backend, OrtConfig)
+    assert read.train.precision is Precision.bf16

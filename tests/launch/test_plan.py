@@ -1,0 +1,70 @@
+"""What a run will be is decided before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.launch import devices
+from ortlaunch.launch.plan import LaunchPlan, make_plan
+
+
+def plan(*overrides: str) -> LaunchPlan:
+    return make_plan(to_config(compose(["device=cpu", *overrides])))
+
+
+def test_workers_share_the_cores() -> None:
+    cores = devices.usable_cores()
+    chosen = plan("launcher.workers_per_node=2")
+    assert chosen.workers == 2
+    assert chosen.environment["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+    assert "--nproc-per-node=2" in chosen.command
+    assert plan("launcher.workers_per_node=64").threads == max(1, cores // 64)
+
+
+def test_a_single_trainer_gets_one_worker_with_all_cores() -> None:
+    chosen = plan("trainer=single")
+    assert (chosen.workers, chosen.threads) == (1, devices.usable_cores())
+
+
+def test_on_cuda_each_gpu_gets_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The only machine part that is replaced: the number of GPUs.
+    monkeypatch.setattr("ortlaunch.launch.devices._present_gpus", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    chosen = make_plan(to_config(compose(["device=auto"])))
+    assert chosen.workers == 3
+    assert "DS_ACCELERATOR" not in chosen.environment
+    assert "CUDA_VISIBLE_DEVICES" not in chosen.environment
+
+
+@pytest.mark.parametrize(("variable", "count"), [("0,1", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("0,1,2,3,4", 4)])
+def test_visible_gpus_follow_the_variable(monkeypatch: pytest.MonkeyPatch, variable: str, count: int) -> None:
+    monkeypatch.setattr("ortlaunch.launch.devices._present_gpus", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert devices.visible_gpus() == count
+
+
+def test_planning_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = plan("name=nasty name/../x".replace("/", "_"))
+    assert chosen.run_dir.is_relative_to(tmp_path / "runs" / "default")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_plans_of_one_configuration_have_folders_of_their_own() -> None:
+    assert plan().run_dir != plan().run_dir
+
+
+def test_a_name_becomes_a_folder_without_shell_characters() -> None:
+    folder = plan("name='a b$(x);ü'").run_dir.name
+    assert " " not in folder
+    assert "$" not in folder
+    assert "ü" in folder
+
+
+def test_the_default_name_tells_model_backend_and_trainer() -> None:
+    assert plan("trainer=deepspeed", "trainer.zero_stage=2").name == "gpt2_nano-ort-deepspeed-z2"
+    assert plan("backend=eager").name == "gpt2_nano-eager-ddp"
