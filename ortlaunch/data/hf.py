@@ -41,17 +41,11 @@ def open_hf(cfg: HfDataConfig, share: Share) -> Source:
     data = _load(datasets, cfg, share)
     _check_column(data, cfg)
     if not cfg.streaming:
-        return array_source(encode_all(_texts(data, cfg.column), encoder), cfg.seq_len, _origin(cfg), encoder.vocab_size)
+        tokens = encode_all(_texts(data, cfg.column), encoder)
+        return array_source(tokens, cfg.seq_len, _origin(cfg), encoder.vocab_size)
     stream = PackedStream(data, share, encoder, seq_len=cfg.seq_len, column=cfg.column)
-    fingerprint = _stream_fingerprint(cfg)
-    return Source(
-        stream,
-        "tokens",
-        _origin(cfg),
-        fingerprint,
-        vocab_size=encoder.vocab_size,
-        max_workers=stream.shards,
-    )
+    fingerprint, vocab_size = _stream_fingerprint(cfg), encoder.vocab_size
+    return Source(stream, "tokens", _origin(cfg), fingerprint, vocab_size=vocab_size, max_workers=stream.shards)
 
 
 def _import_datasets(share: Share) -> ModuleType:
@@ -87,7 +81,7 @@ def _load_saved(datasets: ModuleType, path: Path, cfg: HfDataConfig, share: Shar
             raise RequestError(f"data.split={cfg.split}: {cfg.path} has the splits {', '.join(data)}")
         data = data[cfg.split]
     elif data.split is not None and str(data.split) != cfg.split:
-        raise RequestError(f"data.split={cfg.split}: {cfg.path} holds the split {data.split}; set data.split={data.split}")
+        raise RequestError(f"data.split={cfg.split}: {cfg.path} is the split {data.split}; set data.split={data.split}")
     if not cfg.streaming:
         return data
     shards = share.world_size * max(1, cfg.workers)

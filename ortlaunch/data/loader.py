@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import count
@@ -13,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler, default_collate
 
 from ortlaunch.config.schema import DataConfig, TokenDataConfig
-from ortlaunch.data.processes import start_loader_process
+from ortlaunch.data.processes import signals_held, start_loader_process
 from ortlaunch.data.source import Share, Source, check_seq_len, mix
 from ortlaunch.errors import RequestError
 
@@ -85,9 +83,8 @@ class Loader:
         if self._closed:
             raise StopIteration
         if self._iterator is None:
-            self._iterator = iter(self._loader)
-            # Before torch's own hooks, which wait five seconds for each loader process that was left open.
-            atexit.register(_close_at_exit, weakref.ref(self))
+            with signals_held():
+                self._iterator = iter(self._loader)
         try:
             batch = next(self._iterator, None) or self._next_epoch()
         except RequestError as error:
@@ -111,7 +108,6 @@ class Loader:
         batch = next(self._iterator, None)
         if batch is None:
             raise RequestError(self._too_small)
-        # A stream that never gave a batch is tried a second time, which is no second epoch.
         self.epoch += 1
         return batch
 
@@ -207,9 +203,3 @@ def _collate(samples: list[dict[str, Any]]) -> Batch:
 def _own_message(error: RequestError) -> str:
     """The message without the traceback that torch puts around it when a loader process raises."""
     return str(error).rpartition("errors.RequestError: ")[2].strip()
-
-
-def _close_at_exit(reference: weakref.ref[Loader]) -> None:
-    loader = reference()
-    if loader is not None:
-        loader.close()

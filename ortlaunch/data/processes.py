@@ -6,25 +6,35 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-MEANT_FOR_THE_WORKER = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+MEANT_FOR_THE_WORKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 POLL_SECONDS = 1.0
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Delays signals of this thread; processes forked meanwhile start with them blocked, without a gap."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, MEANT_FOR_THE_WORKER)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_loader_process(number: int) -> None:
     """Settles a fresh loader process; torch has set its own threads to one already.
 
     Ctrl-C, and SLURM on time-out or preemption, signal every process of a step. The worker decides then how to end,
-    may still need data for the step it is in, and closes its loader; so a loader process ignores these signals. It
+    may still need data for the step it is in, and closes its loader; so a loader process blocks these signals. It
     obeys SIGTERM from its worker alone, which is how torch ends a loader process that does not answer.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    for ignored in MEANT_FOR_THE_WORKER:
-        signal.signal(ignored, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    parent = multiprocessing.parent_process()
-    owner = os.getppid() if parent is None or parent.pid is None else parent.pid
+    signal.pthread_sigmask(signal.SIG_BLOCK, MEANT_FOR_THE_WORKER)
+    worker = multiprocessing.parent_process()
+    owner = os.getppid() if worker is None or worker.pid is None else worker.pid
     threading.Thread(target=_end_with_owner, args=(owner, os.getppid()), daemon=True).start()
 
 

@@ -56,8 +56,8 @@ class TokenFiles(Dataset[dict[str, Any]]):
             at = int(np.argmax(bad))
             limit = "" if self._vocab_size is None else f" and below data.vocab_size={self._vocab_size}"
             raise RequestError(
-                f"{path}: token {start + at} (byte {(start + at) * self._dtype.itemsize}) is {tokens[at]}, but ids must "
-                f"be 0 or more{limit}; check data.dtype={self._dtype.name}, the file and its tokenizer"
+                f"{path}: token {start + at} (byte {(start + at) * self._dtype.itemsize}) is {tokens[at]}, but ids "
+                f"must be 0 or more{limit}; check data.dtype={self._dtype.name}, the file and its tokenizer"
             )
 
 

@@ -35,8 +35,8 @@ def check_model(model: object) -> None:
             f"the model is a {type(model).__name__}, not a torch.nn.Module: let what model.target names be a "
             "torch.nn.Module class, or a function that returns an instance of one"
         )
-    for path, module in model.named_modules():
-        _refuse_wrapper(module, f"at '{path}'" if path else "around the whole of it")
+    for place, module in _modules(model):
+        _refuse_wrapper(module, place)
     _refuse_hidden_weights(model)
     _refuse_untrainable(model)
 
@@ -116,6 +116,18 @@ def reject_data_parallel(model: nn.Module) -> None:
     Raises:
         RequestError: naming where it is and what to use instead.
     """
-    for path, module in model.named_modules():
+    for place, module in _modules(model):
         if isinstance(module, nn.DataParallel):
-            _refuse_wrapper(module, f"at '{path}'" if path else "around the whole of it")
+            _refuse_wrapper(module, place)
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module with words for where it is; unlike named_modules it meets an ORTModule, which shows its inside."""
+    waiting, seen = [("", model)], {id(model)}
+    while waiting:
+        path, module = waiting.pop()
+        yield f"at '{path}'" if path else "around the whole of it", module
+        for name, child in module.named_children():
+            if id(child) not in seen:
+                seen.add(id(child))
+                waiting.append((f"{path}.{name}".lstrip("."), child))

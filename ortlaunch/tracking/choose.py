@@ -23,7 +23,8 @@ _SHOWN = 10
 
 def experiments(client: MlflowClient) -> list[Experiment]:
     """All experiments of the store that are not deleted."""
-    found, token = [], None
+    found: list[Experiment] = []
+    token = None
     while True:
         page = client.search_experiments(max_results=_PAGE, page_token=token)
         found += page
@@ -63,7 +64,7 @@ def find_run(client: MlflowClient, ids: list[str], asked: str) -> Run:
     Raises:
         RequestError: If no run or more than one is meant.
     """
-    if Path(asked).is_dir():
+    if any((Path(asked) / file).is_file() for file in ("journal.jsonl", "relay.json")):
         return _run_of_folder(client, Path(asked))
     for matches in _candidates(client, ids, asked):
         if len(matches) == 1:

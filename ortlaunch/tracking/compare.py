@@ -160,11 +160,12 @@ def row_of(run: Run) -> Row:
         trainer=f"{trainer} z{stage}" if trainer and stage is not None else trainer,
         world_size=tags.get("ortlaunch.world_size"),
         last_loss=_number(metrics.get("train/loss")),
-        **{name: _number(metrics.get(f"summary/{name}")) for name in _SUMMARY},
+        tokens_per_second_median=_number(metrics.get("summary/tokens_per_second_median")),
+        samples_per_second_median=_number(metrics.get("summary/samples_per_second_median")),
+        step_seconds_p50=_number(metrics.get("summary/step_seconds_p50")),
+        step_seconds_p95=_number(metrics.get("summary/step_seconds_p95")),
+        peak_memory_gib=_number(metrics.get("summary/peak_memory_gib")),
     )
-
-
-_SUMMARY = (*RATES, "step_seconds_p50", "step_seconds_p95", "peak_memory_gib")
 
 
 def _number(value: float | None) -> float | None:

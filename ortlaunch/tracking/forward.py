@@ -51,7 +51,7 @@ def load_state(run_dir: Path, uri: str) -> RelayState:
 
 def _is_line_start(journal: Path, offset: int) -> bool:
     with journal.open("rb") as file:
-        return offset == 0 or file.seek(offset - 1) >= 0 and file.read(1) == b"\n"
+        return offset == 0 or (file.seek(offset - 1) >= 0 and file.read(1) == b"\n")
 
 
 def save_state(run_dir: Path, state: RelayState) -> None:

@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -20,6 +22,7 @@ from ortlaunch.tracking.compare import Comparison, Row
 _MISSING = "-"
 _MARK = "!"
 _NO_LIMIT = 100_000
+_FOLDED_WIDTH = 10
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,13 @@ class _Column:
     title: str
     values: list[str]
     numeric: bool = False
+    folds: bool = False
+    """A terminal that is too narrow may break these values over lines."""
+
+    @property
+    def least_width(self) -> int:
+        width = max(cell_len(text) for text in (*self.title.split("\n"), *self.values))
+        return min(width, _FOLDED_WIDTH) if self.folds else width
 
 
 def render(comparison: Comparison, format: str, console: Console) -> None:
@@ -45,25 +55,33 @@ def render(comparison: Comparison, format: str, console: Console) -> None:
 
 
 def _print_table(comparison: Comparison, console: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     columns = _columns(comparison)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for column in columns:
         table.add_column(
-            column.title, justify="right" if column.numeric else "left", no_wrap=column.numeric, overflow="fold"
+            column.title,
+            justify="right" if column.numeric else "left",
+            no_wrap=not column.folds,
+            overflow="fold",
+            min_width=column.least_width,
         )
-    for row, cells in zip(comparison.rows, zip(*(column.values for column in columns)), strict=True):
+    for row, cells in zip(comparison.rows, _cells(columns), strict=True):
         style = "yellow" if row.suspect or row.status != "FINISHED" else ""
         table.add_row(*(Text(cell) for cell in cells), style=style)
-    if console.is_terminal:
+    if console.is_terminal and sum(column.least_width + 1 for column in columns) <= console.width:
         console.print(table)
     else:
-        unlimited = console.options.update(width=_NO_LIMIT)
-        width = Measurement.get(console, unlimited, table).maximum
-        table.width = width
-        for segments in console.render_lines(table, unlimited.update(width=width), pad=False):
-            console.out("".join(segment.text for segment in segments).rstrip(), highlight=False)
+        _print_in_full_width(table, console)
     for line in _footnotes(comparison):
         console.print(Text(line), soft_wrap=not console.is_terminal)
+
+
+def _print_in_full_width(table: Table, console: Console) -> None:
+    """Lets no line end early: what reads a pipe has no width, and a narrow terminal wraps by itself."""
+    unlimited = console.options.update(width=_NO_LIMIT)
+    width = Measurement.get(console, unlimited, table).maximum
+    for segments in console.render_lines(table, unlimited.update(width=width), pad=False):
+        console.out("".join(segment.text for segment in segments).rstrip(), highlight=False)
 
 
 def _footnotes(comparison: Comparison) -> list[str]:
@@ -80,12 +98,12 @@ def _columns(comparison: Comparison) -> list[_Column]:
     """The columns of the table; those of a rate that no run needs are left out."""
     rows = comparison.rows
     columns = [
-        _Column("run", [_printable(row.name) + (f" {_MARK}" if row.suspect else "") for row in rows]),
+        _Column("run", [_printable(row.name) + (f" {_MARK}" if row.suspect else "") for row in rows], folds=True),
         _Column("id", [row.run_id[:8] for row in rows]),
-        _Column("model", [_word(row.model) for row in rows]),
+        _Column("model", [_word(row.model) for row in rows], folds=True),
         _Column("backend", [_word(row.backend) for row in rows]),
         _Column("ort\nactive", [_word(row.ort_active) for row in rows]),
-        _Column("trainer", [_word(row.trainer) for row in rows]),
+        _Column("trainer", [_word(row.trainer) for row in rows], folds=True),
         _Column("world\nsize", [_word(row.world_size) for row in rows], numeric=True),
         _Column("status", [_word(row.status) for row in rows]),
     ]
@@ -98,11 +116,15 @@ def _columns(comparison: Comparison) -> list[_Column]:
     return [
         *columns,
         _Column("speed-\nup", [_ratio(row) for row in rows], numeric=True),
-        _Column("step ms\np50", [_milliseconds(row.step_seconds_p50) for row in rows], numeric=True),
-        _Column("step ms\np95", [_milliseconds(row.step_seconds_p95) for row in rows], numeric=True),
+        _Column("p50\nms", [_milliseconds(row.step_seconds_p50) for row in rows], numeric=True),
+        _Column("p95\nms", [_milliseconds(row.step_seconds_p95) for row in rows], numeric=True),
         _Column("peak\nGiB", [_formatted(row.peak_memory_gib, ".2f") for row in rows], numeric=True),
         _Column("last\nloss", [_formatted(row.last_loss, ".4g") for row in rows], numeric=True),
     ]
+
+
+def _cells(columns: list[_Column]) -> Iterator[tuple[str, ...]]:
+    return zip(*(column.values for column in columns), strict=True)
 
 
 def _word(value: str | bool | None) -> str:
@@ -191,7 +213,7 @@ def _markdown(comparison: Comparison) -> str:
     lines = [
         _markdown_line([column.title.replace("-\n", "-").replace("\n", " ") for column in columns]),
         "|" + "|".join(" ---: " if column.numeric else " --- " for column in columns) + "|",
-        *(_markdown_line(list(cells)) for cells in zip(*(column.values for column in columns), strict=True)),
+        *(_markdown_line(list(cells)) for cells in _cells(columns)),
         *(f"\n{line}" for line in _footnotes(comparison)),
     ]
     return "\n".join(lines) + "\n"

@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.tracking.store import open_client, patience, quoted
-from ortlaunch.tracking.translate import Artifact, Ended, Operation, Params, Points, Reopened, Tags
+from ortlaunch.tracking.translate import Artifact, Ended, Operation, Params, Point, Points, Reopened, Tags
 from ortlaunch.tracking.uri import artifact_location, sqlite_path
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities import Run
 
 RUN_ID_TAG = "ortlaunch.run_id"
@@ -58,7 +59,7 @@ class MlflowSink:
         self._cfg = cfg
         self._run_dir = run_dir
         self._log = log
-        self._client: Any = None
+        self._opened: MlflowClient | None = None
         self._run_id = ""
         self._create_unanswered = False
         self._artifact_failures: dict[Artifact, int] = {}
@@ -73,25 +74,31 @@ class MlflowSink:
         Returns:
             MLflow's id of the run.
         """
-        if self._client is None:
-            self._client = open_client(self._cfg.uri, self._cfg.timeout_seconds)
+        if self._opened is None:
+            self._opened = open_client(self._cfg.uri, self._cfg.timeout_seconds)
         self._run_id = known_run_id or self._found_or_created(identity)
         return self._run_id
 
     def send(self, operation: Operation) -> None:
         """Carries out one operation."""
         if isinstance(operation, Points):
-            self._send_points(operation)
+            self._send_points(operation.points)
         elif isinstance(operation, Params):
-            self._send_values("parameter", operation.values)
+            self._send_params(operation.values)
         elif isinstance(operation, Tags):
-            self._send_values("tag", operation.values)
+            self._send_tags(operation.values)
         elif isinstance(operation, Artifact):
             self._send_artifact(operation)
         elif isinstance(operation, Reopened):
             self._attempt("the new start", lambda: self._client.update_run(self._run_id, status="RUNNING"))
         else:
             self._end(operation)
+
+    @property
+    def _client(self) -> MlflowClient:
+        if self._opened is None:
+            raise RuntimeError("contact() comes before send()")
+        return self._opened
 
     def _end(self, operation: Ended) -> None:
         self._attempt(
@@ -108,24 +115,24 @@ class MlflowSink:
             found = self._find(experiment_id, identity)
         if found is not None:
             self._log.info("going on with the MLflow run %s", found.info.run_id)
-            return found.info.run_id
+            return str(found.info.run_id)
         self._create_unanswered = True
         tags = {RUN_ID_TAG: identity.run_id, "mlflow.user": _user(), "mlflow.source.name": "ortlaunch"}
         run = self._client.create_run(experiment_id, start_time=identity.t, tags=tags, run_name=identity.name)
         self._log.info("created the MLflow run %s in the experiment %r", run.info.run_id, identity.experiment)
-        return run.info.run_id
+        return str(run.info.run_id)
 
     def _find(self, experiment_id: str, identity: Identity) -> Run | None:
-        runs = self._client.search_runs(
-            [experiment_id], f"tags.`{RUN_ID_TAG}` = {quoted(identity.run_id)}", max_results=1, order_by=["start_time"]
-        )
+        # Short ids may meet by chance in a store that many machines use; the start's millisecond tells runs apart.
+        same = f"tags.`{RUN_ID_TAG}` = {quoted(identity.run_id)} and attributes.start_time = {identity.t}"
+        runs = self._client.search_runs([experiment_id], same, max_results=1)
         return runs[0] if runs else None
 
     def _experiment_id(self, name: str) -> str:
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
             try:
-                return self._client.create_experiment(name, artifact_location=self._artifact_location(name))
+                return str(self._client.create_experiment(name, artifact_location=self._artifact_location(name)))
             except Exception:
                 # Another run may have created it in between.
                 experiment = self._client.get_experiment_by_name(name)
@@ -133,33 +140,41 @@ class MlflowSink:
                     raise
         if experiment.lifecycle_stage != "active":
             raise RunGone(f"the experiment {name!r} is deleted in MLflow: restore it, or send the run to another store")
-        return experiment.experiment_id
+        return str(experiment.experiment_id)
 
     def _artifact_location(self, experiment: str) -> str | None:
         """Only an embedded store is told where artifacts go; a server knows."""
         return artifact_location(self._cfg.artifacts, experiment) if sqlite_path(self._cfg.uri) else None
 
-    def _send_points(self, operation: Points) -> None:
+    def _send_points(self, points: list[Point]) -> None:
         from mlflow.entities import Metric
 
-        metrics = [Metric(point.key, point.value, point.timestamp, point.step) for point in operation.points]
-        for start in range(0, len(metrics), _POINTS_PER_CALL):
+        metrics = [Metric(point.key, point.value, point.timestamp, point.step) for point in points]
+        for part in _parts(metrics, _POINTS_PER_CALL):
             self._send_or_split(
-                metrics[start : start + _POINTS_PER_CALL],
-                lambda part: self._client.log_batch(self._run_id, metrics=part),
+                part,
+                lambda some: self._client.log_batch(self._run_id, metrics=some),
                 lambda metric: f"the metric {metric.key!r} at step {metric.step}",
             )
 
-    def _send_values(self, kind: str, values: dict[str, str]) -> None:
-        from mlflow.entities import Param, RunTag
+    def _send_params(self, values: dict[str, str]) -> None:
+        from mlflow.entities import Param
 
-        entity, argument = (Param, "params") if kind == "parameter" else (RunTag, "tags")
-        items = [entity(key, value) for key, value in values.items()]
-        for start in range(0, len(items), _VALUES_PER_CALL):
+        for part in _parts([Param(key, value) for key, value in values.items()], _VALUES_PER_CALL):
             self._send_or_split(
-                items[start : start + _VALUES_PER_CALL],
-                lambda part: self._client.log_batch(self._run_id, **{argument: part}),
-                lambda item: f"the {kind} {item.key!r}",
+                part,
+                lambda some: self._client.log_batch(self._run_id, params=some),
+                lambda param: f"the parameter {param.key!r}",
+            )
+
+    def _send_tags(self, values: dict[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        for part in _parts([RunTag(key, value) for key, value in values.items()], _VALUES_PER_CALL):
+            self._send_or_split(
+                part,
+                lambda some: self._client.log_batch(self._run_id, tags=some),
+                lambda tag: f"the tag {tag.key!r}",
             )
 
     def _send_or_split(
@@ -224,6 +239,10 @@ class MlflowSink:
             raise
         if run.info.lifecycle_stage != "active":
             raise RunGone(f"the run {self._run_id} is deleted in MLflow: restore it there to send what is left")
+
+
+def _parts(items: list[Item], size: int) -> list[list[Item]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _user() -> str:

@@ -129,9 +129,12 @@ def end_if_dead(run_dir: Path) -> str:
         quiet = time.time() - journal.stat().st_mtime
         if not free or _may_live(run_dir, quiet):
             return "still running"
-        writer = Journal(journal)
-        writer.end("KILLED", at=events[-1]["t"])
-        writer.close()
+        try:
+            writer = Journal(journal)
+            writer.end("KILLED", at=events[-1]["t"])
+            writer.close()
+        except OSError as error:
+            return f"was killed, which cannot be journalled: {error}"
         return "was killed"
 
 

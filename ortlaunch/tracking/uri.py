@@ -7,10 +7,13 @@ import re
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
-from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
+
+if TYPE_CHECKING:
+    from ortlaunch.config.schema import MlflowConfig
 
 _SQLITE = re.compile(r"^(?P<scheme>sqlite(?:\+\w+)?):///(?P<path>[^?]+)(?P<query>\?.*)?$")
 _HTTP = ("http", "https")

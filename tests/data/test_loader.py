@@ -1,0 +1,135 @@
+"""How loaders share out, shuffle and repeat their data."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ortlaunch.config.schema import DataConfig, DigitsConfig, PysourceConfig, SyntheticConfig, TokensConfig
+from ortlaunch.data import Loader
+from ortlaunch.errors import RequestError
+
+Load = Callable[..., Loader]
+
+
+@pytest.fixture
+def numbered(tmp_path: Path) -> TokensConfig:
+    """53 samples of 4 tokens, the first of which is the sample's number."""
+    np.arange(53 * 4, dtype=np.uint16).tofile(tmp_path / "numbered.bin")
+    return TokensConfig(path=str(tmp_path / "numbered.bin"), seq_len=4)
+
+
+def numbers(loader: Loader, batches: int) -> list[list[int]]:
+    """Sample numbers of the next batches."""
+    return [(batch["input_ids"][:, 0] // 4).tolist() for batch in islice(loader, batches)]
+
+
+@pytest.mark.parametrize(("world_size", "batch_size"), [(2, 3), (3, 2), (6, 1)])
+def test_ranks_together_see_what_one_rank_with_the_global_batch_sees(
+    load: Load, numbered: TokensConfig, world_size: int, batch_size: int
+) -> None:
+    steps = 20  # 53 samples make 8 whole steps of 6, so this crosses two ends of epochs, each with a rest
+    alone = load(numbered, batch_size=6, seed=7)
+    ranks = [load(numbered, batch_size=batch_size, rank=r, world_size=world_size, seed=7) for r in range(world_size)]
+    assert {loader.batches_per_epoch for loader in (alone, *ranks)} == {8}
+    for step in range(steps):
+        union = [number for rank in ranks for number in numbers(rank, 1)[0]]
+        assert sorted(union) == sorted(numbers(alone, 1)[0]), f"step {step}"
+        assert {rank.epoch for rank in ranks} == {alone.epoch} == {step // 8}
+
+
+def test_an_epoch_shows_no_sample_twice_and_drops_only_the_rest(load: Load, numbered: TokensConfig) -> None:
+    seen = [n for batch in numbers(load(numbered, batch_size=5), 10) for n in batch]
+    assert len(seen) == len(set(seen)) == 50
+
+
+def test_order_is_fixed_by_the_seed_and_differs_between_epochs_and_seeds(load: Load, numbered: TokensConfig) -> None:
+    first = numbers(load(numbered, seed=1), 52)
+    assert first == numbers(load(numbered, seed=1), 52)
+    assert first[:26] != first[26:]
+    other = numbers(load(numbered, seed=2), 52)
+    assert other[:26] != first[:26]
+    assert other[:26] != first[26:], "the second epoch of seed 1 must not be the first of seed 2"
+
+
+def test_loader_processes_give_the_same_batches_and_end(load: Load, numbered: TokensConfig) -> None:
+    expected = numbers(load(numbered, batch_size=4), 30)
+    before = set(multiprocessing.active_children())
+    numbered.workers = 2
+    loader = load(numbered, batch_size=4)
+    assert numbers(loader, 30) == expected
+    assert loader.epoch == 29 // 13
+    started = set(multiprocessing.active_children()) - before
+    assert len(started) == 2
+    loader.close()
+    assert not any(process.is_alive() for process in started)
+    assert list(loader) == []
+
+
+def test_loader_closes_as_a_context_manager(load: Load, numbered: TokensConfig) -> None:
+    before = set(multiprocessing.active_children())
+    numbered.workers = 1
+    with load(numbered) as loader:
+        next(loader)
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_a_users_error_in_a_loader_process_is_one_message(load: Load, numbered: TokensConfig) -> None:
+    before = set(multiprocessing.active_children())
+    numbered.workers, numbered.vocab_size = 1, 5
+    loader = load(numbered)
+    with pytest.raises(RequestError) as error:
+        next(loader)
+    assert "numbered.bin: token " in str(error.value)
+    assert "Traceback" not in str(error.value)
+    assert "\n" not in str(error.value)
+    loader.close()
+    assert set(multiprocessing.active_children()) == before, "the error at hand must not keep the process alive"
+
+
+def test_labels_are_a_copy_of_the_ids(load: Load) -> None:
+    batch = next(load(SyntheticConfig(seq_len=8)))
+    assert set(batch) == {"input_ids", "labels"}
+    assert batch["labels"].dtype == batch["input_ids"].dtype == torch.int64
+    assert torch.equal(batch["labels"], batch["input_ids"])
+    batch["labels"].fill_(-100)
+    assert (batch["input_ids"] >= 0).all()
+
+
+def test_loading_leaves_the_global_random_state_alone(load: Load) -> None:
+    before = torch.get_rng_state()
+    next(load(SyntheticConfig()))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "options", "parts"),
+    [
+        (SyntheticConfig(samples=7), {"batch_size": 4, "world_size": 2}, ("train.batch_size=4", "data.samples=7")),
+        (DigitsConfig(), {"batch_size": 1798}, ("train.batch_size=1798", "data=digits", "1797")),
+        (SyntheticConfig(), {"batch_size": 0}, ("train.batch_size=0",)),
+        (SyntheticConfig(seq_len=1), {}, ("data.seq_len=1", "at least 2")),
+        (SyntheticConfig(workers=-1), {}, ("data.workers=-1",)),
+        (DataConfig(name="nothing"), {}, ("data.name=nothing", "pysource, synthetic, digits, text, tokens, hf")),
+        (PysourceConfig(seq_len=10_000_000), {}, ("data=pysource", "data.seq_len=10000000")),
+    ],
+)
+def test_requests_that_cannot_work_say_so(
+    load: Load, cfg: DataConfig, options: dict[str, int], parts: tuple[str, ...]
+) -> None:
+    with pytest.raises(RequestError) as error:
+        load(cfg, **options)
+    assert all(part in str(error.value) for part in parts), str(error.value)
+
+
+def test_a_batch_that_just_fits_is_accepted(load: Load) -> None:
+    loader = load(SyntheticConfig(samples=8), batch_size=4, world_size=2)
+    assert loader.batches_per_epoch == 1
+    next(loader), next(loader)
+    assert loader.epoch == 1

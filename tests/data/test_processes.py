@@ -1,0 +1,109 @@
+"""Loader processes under signals and when their worker dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+WORKER = """
+import multiprocessing, signal, sys
+import torch
+from ortlaunch.config.schema import SyntheticConfig
+from ortlaunch.data import build_loader
+
+stop = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: stop.append(1))
+loader = build_loader(SyntheticConfig(workers=2), batch_size=2, rank=0, world_size=1, seed=0)
+next(loader)
+print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+while not stop:
+    next(loader)
+for _ in range(200):  # the step that the signal fell into still wants its data
+    next(loader)
+if sys.argv[1] == "close":
+    loader.close()
+if sys.argv[1] == "raise":
+    raise KeyboardInterrupt
+print("done", flush=True)
+"""
+
+ENDS_WITHIN_SECONDS = 4.0
+"""Less than torch itself takes to notice that the worker is gone."""
+
+
+@pytest.fixture
+def workers() -> Iterator[list[subprocess.Popen[str]]]:
+    """Workers started by a test; whatever is left of their process groups is killed."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for worker in started:
+        with suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        worker.communicate()
+
+
+def start(workers: list[subprocess.Popen[str]], ending: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """Starts a worker in a process group of its own; returns it and its loader processes."""
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, ending], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    workers.append(worker)
+    assert worker.stdout is not None
+    children = [int(pid) for pid in worker.stdout.readline().split()]
+    assert len(children) == 2
+    return worker, children
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those that still run; a zombie does not."""
+    return [pid for pid in pids if Path(f"/proc/{pid}/stat").exists() and _state(pid) not in "ZX"]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+def wait_gone(pids: list[int]) -> list[int]:
+    """Waits until none runs; returns those that outlast the wait."""
+    deadline = time.monotonic() + ENDS_WITHIN_SECONDS
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return alive(pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_leaves_the_data_flowing(
+    workers: list[subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    worker, children = start(workers, "close")
+    os.killpg(worker.pid, number)
+    out, err = worker.communicate(timeout=60)
+    assert (out, worker.returncode) == ("done\n", 0), err
+    assert not alive(children)
+
+
+@pytest.mark.parametrize("ending", ["forget", "raise"])
+def test_a_loader_that_nobody_closed_ends_at_exit(workers: list[subprocess.Popen[str]], ending: str) -> None:
+    worker, children = start(workers, ending)
+    os.killpg(worker.pid, signal.SIGINT)
+    worker.communicate(timeout=20)
+    assert not alive(children)
+
+
+def test_loader_processes_end_when_their_worker_is_killed(workers: list[subprocess.Popen[str]]) -> None:
+    worker, children = start(workers, "close")
+    worker.kill()
+    assert not wait_gone(children)

@@ -1,0 +1,65 @@
+"""Backends times trainers, on two real workers: each trains, says truly what computed it, and computes the same."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+
+EAGER = ["eager-single", "eager-ddp", "eager-zero0", "eager-zero1", "eager-zero2", "eager-zero3"]
+ORT = ["ort-ddp", "ort-zero0", "ort-zero1", "ort-zero2"]
+ACCUMULATED = ["ort-ddp-accumulated", "ort-zero2-accumulated", "eager-zero1-accumulated"]
+
+
+@pytest.mark.parametrize("name", [*EAGER, *ORT, *ACCUMULATED, "compile-ddp"])
+def test_trains_to_the_end(matrix, mlflow_run, name):
+    """Exit code 0, FINISHED in journal and MLflow, finite losses that fall."""
+    result = matrix[name]
+    assert result.returncode == 0, result.report
+    assert result.status == "FINISHED"
+    assert mlflow_run(result)[1].info.status == "FINISHED"
+    losses = list(result.losses.values())
+    assert all(math.isfinite(loss) for loss in losses)
+    assert statistics.mean(losses[-5:]) < 0.95 * statistics.mean(losses[:5])
+
+
+@pytest.mark.parametrize("name", [*EAGER, *ORT, *ACCUMULATED, "compile-ddp"])
+def test_ort_is_called_active_exactly_where_it_ran(matrix, mlflow_run, name):
+    tags = mlflow_run(matrix[name])[1].data.tags
+    assert tags["ortlaunch.ort_active"] == ("true" if name.startswith("ort") else "false")
+    assert tags["ortlaunch.backend"] == name.partition("-")[0]
+    assert tags["ortlaunch.world_size"] == ("1" if name == "eager-single" else "2")
+
+
+@pytest.mark.parametrize(("ort", "eager"), [(name, name.replace("ort", "eager")) for name in ORT])
+def test_ort_computes_what_eager_computes(matrix, ort, eager):
+    """The same loss at each of 20 steps, under DDP and under DeepSpeed."""
+    assert len(matrix[eager].losses) == 20
+    assert matrix[ort].losses == pytest.approx(matrix[eager].losses, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", EAGER[1:])
+def test_two_workers_compute_what_one_computes(matrix, name):
+    """Twice two samples make the steps of once four samples, however the workers share optimizer and weights."""
+    assert matrix[name].losses == pytest.approx(matrix["eager-single"].losses, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ACCUMULATED)
+def test_accumulated_micro_batches_compute_what_one_batch_computes(matrix, name):
+    """Two micro-batches of one sample make the steps of one batch of two; DDP and DeepSpeed average alike."""
+    whole = matrix[name.removesuffix("-accumulated")]
+    assert matrix[name].losses == pytest.approx(whole.losses, abs=1e-4)
+
+
+def test_weights_differ_with_the_seed_and_only_then(matrix, launch):
+    """Guards the comparisons above: another seed gives other losses, so equal ones mean something."""
+    from_seed_0 = matrix["eager-single"].losses
+    arguments = (*_words("eager-single", matrix), "seed=1", "train.steps=2", "tracking=none")
+    other = launch(matrix.folder, *arguments)
+    assert other.returncode == 0, other.report
+    assert abs(other.losses[1] - from_seed_0[1]) > 1e-3
+
+
+def _words(name, matrix):
+    return matrix.overrides(name)

@@ -1,0 +1,72 @@
+"""Which failure of several is shown."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ortlaunch.errors import RequestError
+from ortlaunch.launch import failure
+
+TORCHRUN_REPORT = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_10:00:00
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 4711)
+  error_file: <N/A>
+"""
+
+
+def fail(run_dir: Path, rank: int, error: Exception) -> None:
+    try:
+        raise error
+    except Exception as caught:
+        failure.record(run_dir, rank, caught)
+
+
+def test_the_first_failure_is_shown_since_the_others_follow_from_it(tmp_path: Path) -> None:
+    fail(tmp_path, 1, ValueError("the cause"))
+    time.sleep(0.02)
+    fail(tmp_path, 0, ConnectionError("lost my peer"))
+    found = failure.first(tmp_path, tmp_path / "torchrun.log")
+    assert found is not None
+    assert found.rank == 1
+    assert "ValueError: the cause" in found.message
+    assert not found.is_request
+
+
+def test_a_wrong_request_is_its_message_alone(tmp_path: Path) -> None:
+    fail(tmp_path, 0, RequestError("data.path=x: nothing there"))
+    found = failure.first(tmp_path, tmp_path / "torchrun.log")
+    assert found is not None
+    assert found.is_request
+    assert found.message == "data.path=x: nothing there"
+
+
+def test_a_killed_worker_comes_before_those_that_miss_it(tmp_path: Path) -> None:
+    fail(tmp_path, 0, ConnectionError("lost my peer"))
+    log = tmp_path / "torchrun.log"
+    log.write_text(TORCHRUN_REPORT.format(code=-9))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-1.log").write_text("the last words\n")
+    found = failure.first(tmp_path, log)
+    assert found is not None
+    assert found.rank == 1
+    assert "SIGKILL" in found.message
+    assert "memory" in found.message
+    assert "the last words" in found.message
+
+
+def test_an_ordinary_exit_code_is_no_kill(tmp_path: Path) -> None:
+    fail(tmp_path, 1, ValueError("the cause"))
+    log = tmp_path / "torchrun.log"
+    log.write_text(TORCHRUN_REPORT.format(code=1))
+    found = failure.first(tmp_path, log)
+    assert found is not None
+    assert "the cause" in found.message
+
+
+def test_no_failure_is_none(tmp_path: Path) -> None:
+    assert failure.first(tmp_path, tmp_path / "torchrun.log") is None

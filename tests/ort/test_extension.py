@@ -1,0 +1,45 @@
+"""The compiled extension is built once per user and stack, under a lock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from ortlaunch.ort import extension
+
+BUILD = "from ortlaunch.ort import extension; print(extension.build('aten_op_executor'))"
+
+
+def test_the_cache_is_keyed_by_python_torch_and_ort(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path))
+    name = extension.cache_dir().name
+    assert torch.__version__ in name
+    assert "1.19.2" in name
+    assert sys.implementation.cache_tag in name
+
+
+def test_the_cache_lies_in_the_users_cache_folder(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ORTLAUNCH_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert extension.cache_dir().parent == tmp_path / "ortlaunch"
+
+
+def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
+    """The second waits for the lock and finds the library; nothing is written into site-packages."""
+    environment = {**os.environ, "ORTLAUNCH_CACHE": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", BUILD], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=280)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert sum("compiling aten_op_executor" in output for output in outputs) == 1
+    libraries = list(tmp_path.rglob("*.so"))
+    assert [path.name for path in libraries] == ["aten_op_executor.so"]
+    assert {output.strip().splitlines()[-1] for output in outputs} == {str(libraries[0])}
+    # What the compiler left behind is gone.
+    assert {path.name for path in libraries[0].parent.iterdir()} <= {"aten_op_executor.so", "aten_op_executor.lock"}

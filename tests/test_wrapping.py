@@ -1,0 +1,124 @@
+"""The order is enforced where it happens."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.config.schema import Config, EagerConfig, OrtConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.ort import session
+from ortlaunch.registry import build_model
+from ortlaunch.trainer.engine import DeepSpeedEngine, TorchEngine, deepspeed_config
+from ortlaunch.trainer.task import Task, make_task
+from ortlaunch.trainer.workers import Workers
+from ortlaunch.wrapping import wrap, wrap_backend, wrap_trainer
+
+WORKERS = Workers(0, 1, torch.device("cpu"), 2)
+TASK = Task(by_name=(), by_position=("x",))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group() -> Iterator[None]:
+    """A real group of one worker, so that DDP and DeepSpeed can be built."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+    }
+    os.environ.update(variables, GLOO_SOCKET_IFNAME="lo", DS_ACCELERATOR="cpu")
+    dist.init_process_group("gloo")
+    yield
+    dist.destroy_process_group()
+    for name in variables:
+        os.environ.pop(name, None)
+
+
+def config(*overrides: str) -> Config:
+    return to_config(compose(["device=cpu", "model=mlp", *overrides]))
+
+
+def backend(model: torch.nn.Module, cfg: EagerConfig | OrtConfig | None = None) -> torch.nn.Module:
+    return wrap_backend(model, cfg or EagerConfig(), threads=1, onnx_dir=Path("onnx"))
+
+
+def mlp() -> torch.nn.Module:
+    return build_model(config().model)
+
+
+@pytest.mark.parametrize("cfg", [EagerConfig(), OrtConfig()], ids=["eager", "ort"])
+def test_a_model_under_ddp_is_too_late_for_a_backend(cfg: EagerConfig | OrtConfig) -> None:
+    with pytest.raises(RequestError, match="DistributedDataParallel"):
+        backend(DistributedDataParallel(mlp()), cfg)
+
+
+def test_a_model_under_deepspeed_is_too_late_for_a_backend() -> None:
+    engine = wrap_trainer(mlp(), config("trainer=deepspeed", "backend=eager"), WORKERS, TASK)
+    assert isinstance(engine, DeepSpeedEngine)
+    with pytest.raises(RequestError, match="DeepSpeed"):
+        backend(engine._engine, OrtConfig())
+
+
+def test_an_ortmodule_is_not_wrapped_again() -> None:
+    with pytest.raises(RequestError, match="ORTModule"):
+        backend(backend(mlp(), OrtConfig()), OrtConfig())
+
+
+@pytest.mark.parametrize("place", ["outside", "inside"])
+def test_data_parallel_is_rejected_anywhere_and_the_alternative_named(place: str) -> None:
+    model: torch.nn.Module = torch.nn.DataParallel(mlp())
+    if place == "inside":
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), model)
+    with pytest.raises(RequestError, match="DistributedDataParallel"):
+        backend(model)
+    with pytest.raises(RequestError, match="DistributedDataParallel"):
+        wrap_trainer(model, config("backend=eager"), WORKERS, TASK)
+
+
+def test_data_parallel_around_an_ortmodule_is_rejected() -> None:
+    with pytest.raises(RequestError, match="DistributedDataParallel"):
+        wrap_trainer(torch.nn.DataParallel(backend(mlp(), OrtConfig())), config(), WORKERS, TASK)
+
+
+@pytest.mark.parametrize("trainer", ["ddp", "deepspeed", "single"])
+def test_the_backend_is_inside_and_the_trainer_around_it(trainer: str, tmp_path: Path) -> None:
+    chosen = config(f"trainer={trainer}")
+    batch = {"pixel_values": torch.rand(4, 1, 8, 8), "labels": torch.tensor([1, 2, 3, 4])}
+    model = mlp()
+    task = make_task(model, batch)
+    engine = wrap(model, chosen, WORKERS, task, tmp_path)
+    assert type(engine.inner).__name__ == "ORTModule"
+    first = engine.micro_step(batch, last=True)
+    engine.step()
+    for _ in range(5):
+        last = engine.micro_step(batch, last=True)
+        engine.step()
+    assert last < first
+    assert session.is_active(engine.inner)
+    if isinstance(engine, TorchEngine):
+        assert isinstance(engine._module, DistributedDataParallel) == (trainer == "ddp")
+    else:
+        assert engine._engine.module is engine.inner
+
+
+def test_deepspeeds_timer_that_waits_for_the_device_is_off() -> None:
+    chosen = config("trainer=deepspeed", "trainer.zero_stage=2", "+trainer.config.zero_optimization.overlap_comm=true")
+    generated = deepspeed_config(chosen, chosen.trainer)
+    assert generated["timers"] == {"throughput": {"enabled": False}}
+    assert generated["wall_clock_breakdown"] is False
+    # What the user adds is merged, not put in place of the generated part.
+    assert generated["zero_optimization"] == {"stage": 2, "overlap_comm": True}

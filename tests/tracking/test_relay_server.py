@@ -1,0 +1,182 @@
+"""The relay and a real server that is away, frozen, killed and back."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.tracking.journal import Journal
+from ortlaunch.tracking.relay import Relay, sync
+
+NewRun = Callable[..., tuple[Path, Journal]]
+
+
+def config(uri: str) -> MlflowConfig:
+    return MlflowConfig(uri=uri, timeout_seconds=1)
+
+
+def wait_for_offset(run_dir: Path, behind: int) -> int:
+    deadline = time.monotonic() + 20
+    while True:
+        state = run_dir / "relay.json"
+        offset = int(json.loads(state.read_text())["offset"]) if state.exists() else 0
+        if offset > behind:
+            return offset
+        assert time.monotonic() < deadline, (run_dir / "logs" / "relay.log").read_text()
+        time.sleep(0.02)
+
+
+def test_server_that_was_never_there(server: Any, new_run: NewRun, client: Any, history: Any) -> None:
+    server.kill()
+    run_dir, journal = new_run("absent")
+    uri = server.uri.replace("http://", "http://anna:sehr%20geheim@")
+    relay = Relay(run_dir, config(uri))
+    relay.start()
+    for step in range(5):
+        journal.metrics(step, {"a": step})
+    journal.end("FINISHED")
+    began = time.monotonic()
+    result = relay.finish(3)
+    assert time.monotonic() - began < 3.3
+    assert (result.sent, result.unsent_events, result.mlflow_run_id) == (False, 7, None)
+    assert f"ortlaunch sync {run_dir}" in result.message
+    began = time.monotonic()
+    assert not sync(run_dir, config(uri)).sent
+    assert time.monotonic() - began < 15
+    server.up()
+    delivered = sync(run_dir, config(uri))
+    assert delivered.sent and delivered.sent_events == 7
+    opened = client(server.uri)
+    assert history(opened, delivered.mlflow_run_id, "a") == [(step, step) for step in range(5)]
+    assert opened.get_run(delivered.mlflow_run_id).info.status == "FINISHED"
+    log = (run_dir / "logs" / "relay.log").read_text()
+    assert "not sent" in log and "takes events again" not in log
+    for text in (log, result.message, (run_dir / "relay.json").read_text()):
+        assert "geheim" not in text
+
+
+def test_outages_lose_and_double_nothing(server: Any, new_run: NewRun, client: Any, history: Any) -> None:
+    server.up()
+    run_dir, journal = new_run("outages")
+    (run_dir / "config.yaml").write_text("a: 1\n")
+    relay = Relay(run_dir, config(server.uri))
+    relay.start()
+
+    def log_steps(first: int) -> None:
+        for step in range(first, first + 1000):
+            journal.metrics(step, {"a": step, "b": step})
+
+    log_steps(0)
+    offset = wait_for_offset(run_dir, 0)
+    server.freeze()
+    log_steps(1000)
+    time.sleep(2.5)  # at least one call runs into its time-out; the server finds it when it wakes up
+    log_steps(2000)
+    server.thaw()
+    offset = wait_for_offset(run_dir, offset)
+    server.kill()
+    log_steps(3000)
+    journal.artifact(Path("config.yaml"), "config")
+    journal.end("FAILED")
+    server.up()
+    result = relay.finish(30)
+    assert result.sent and result.message == "", (run_dir / "logs" / "relay.log").read_text()
+    opened = client(server.uri)
+    assert history(opened, result.mlflow_run_id, "a") == [(step, step) for step in range(4000)]
+    assert history(opened, result.mlflow_run_id, "b") == [(step, step) for step in range(4000)]
+    assert opened.get_run(result.mlflow_run_id).info.status == "FAILED"
+    assert [file.path for file in opened.list_artifacts(result.mlflow_run_id, "config")] == ["config/config.yaml"]
+    log = (run_dir / "logs" / "relay.log").read_text()
+    assert "not sent" in log and "takes events again" in log
+
+
+@contextmanager
+def late_create(server: Any) -> Iterator[tuple[str, list[str]]]:
+    """A proxy that lets the first request to create a run reach the server only after the client gave up on it."""
+    creates: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if self.path.endswith("runs/create"):
+                creates.append(self.path)
+                if len(creates) == 1:
+                    time.sleep(1.6)
+            headers = {"Content-Type": self.headers.get("Content-Type", "application/json")}
+            request = Request(server.uri + self.path, body or None, headers, method=self.command)
+            try:
+                with urlopen(request, timeout=10) as answer:
+                    status, text = answer.status, answer.read()
+            except HTTPError as error:
+                status, text = error.code, error.read()
+            with suppress(OSError):  # The client may have hung up.
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=proxy.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{proxy.server_address[1]}", creates
+    finally:
+        proxy.shutdown()
+        thread.join(10)
+        proxy.server_close()
+
+
+def test_run_whose_creation_got_no_answer_is_not_created_twice(server: Any, new_run: NewRun, client: Any) -> None:
+    server.up()
+    opened = client(server.uri)
+    opened.create_experiment("late")
+    run_dir, journal = new_run("late")
+    journal.end("FINISHED")
+    with late_create(server) as (uri, creates):
+        result = Relay(run_dir, config(uri)).finish(20)
+    assert result.sent and len(creates) == 1, result.message
+    runs = opened.search_runs([opened.get_experiment_by_name("late").experiment_id])
+    assert [run.info.run_id for run in runs] == [result.mlflow_run_id]
+    assert "not sent" in (run_dir / "logs" / "relay.log").read_text(), "the proxy must have been too slow"
+
+
+def test_hung_server_does_not_delay_the_end_of_the_run(server: Any, new_run: NewRun) -> None:
+    server.up()
+    server.freeze()
+    try:
+        run_dir, journal = new_run("hung")
+        journal.end("FINISHED")
+        began = time.monotonic()
+        result = Relay(run_dir, config(server.uri)).finish(1.5)
+        assert time.monotonic() - began < 1.8
+        assert (result.sent, result.unsent_events) == (False, 2)
+    finally:
+        server.thaw()
+
+
+def test_server_limits_are_kept(server: Any, new_run: NewRun, client: Any) -> None:
+    """Raw requests with more than 1000 metrics, or 100 parameters or tags, are refused."""
+    server.up()
+    run_dir, journal = new_run("limits")
+    journal.params({"long": "x" * 6001} | {f"p[{number}]": number for number in range(120)})
+    journal.tags({f"t{number}": "1" for number in range(120)})
+    journal.metrics(1, {f"m{number}": number for number in range(1100)})
+    result = sync(run_dir, config(server.uri))
+    run = client(server.uri).get_run(result.mlflow_run_id)
+    assert result.sent and result.message == ""
+    assert (len(run.data.params), len(run.data.metrics)) == (121, 1100) and run.data.tags["t119"] == "1"
+    assert len(run.data.params["long"]) == 6000

@@ -1,0 +1,164 @@
+"""`ortlaunch sync` sends what is left, and gives a killed run its true end."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.tracking.journal import Journal
+from ortlaunch.tracking.sync import is_alive, sync_main, tracking_of
+
+NewRun = Callable[..., tuple[Path, Journal]]
+
+
+def start_ticks(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def configure(run_dir: Path, **tracking: Any) -> None:
+    (run_dir / "config.yaml").write_text(yaml.safe_dump({"experiment": "e", "tracking": tracking}))
+
+
+def use(run_dir: Path, store: MlflowConfig) -> None:
+    configure(run_dir, name="mlflow", uri=store.uri, artifacts=store.artifacts, timeout_seconds=2, flush_seconds=5)
+
+
+def age(run_dir: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(run_dir / "journal.jsonl", (then, then))
+
+
+def test_sends_each_folder_and_says_so(
+    store: MlflowConfig, new_run: NewRun, client: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = []
+    for number in range(2):
+        run_dir, journal = new_run("synced", f"r{number}")
+        journal.metrics(1, {"a": number})
+        journal.end("FINISHED")
+        use(run_dir, store)
+        folders.append(str(run_dir))
+    assert sync_main(folders) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for number, (folder, line) in enumerate(zip(folders, lines, strict=True)):
+        run_id = json.loads((Path(folder) / "relay.json").read_text())["mlflow_run_id"]
+        assert line == f"{folder}: 3 events sent, MLflow run {run_id}"
+        assert client(store.uri).get_run(run_id).data.metrics == {"a": number}
+    assert sync_main(["--all", str(Path(folders[0]).parent)]) == 0
+    assert [line.partition(": ")[2][:13] for line in capsys.readouterr().out.splitlines()] == ["0 events sent"] * 2
+
+
+def test_all_looks_below_the_run_root(store: MlflowConfig, new_run: NewRun, tmp_path: Path) -> None:
+    run_dir, journal = new_run("root")
+    journal.end("FINISHED")
+    use(run_dir, store)
+    assert sync_main(["--all"], run_root=tmp_path / "runs") == 0
+    assert (run_dir / "relay.json").exists()
+    with pytest.raises(RequestError, match="no run folder below"):
+        sync_main(["--all"], run_root=tmp_path / "elsewhere")
+
+
+def test_unreachable_server_is_exit_code_1(new_run: NewRun, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir, journal = new_run("away")
+    journal.end("FINISHED")
+    with socket.socket() as taken:  # bound but not listening: connections are refused
+        taken.bind(("127.0.0.1", 0))
+        uri = f"http://u:geheim@127.0.0.1:{taken.getsockname()[1]}"
+        assert sync_main([str(run_dir), "--uri", uri]) == 1
+    out = capsys.readouterr().out
+    assert "0 events sent, MLflow run -" in out and "2 journal events" in out and "geheim" not in out
+
+
+@pytest.mark.parametrize(
+    ("launcher", "silent", "status"),
+    [
+        ("alive", 3600, "RUNNING"),
+        ("dead", 5, "RUNNING"),
+        ("dead", 60, "KILLED"),
+        ("another process with its id", 60, "KILLED"),
+        ("missing", 5, "RUNNING"),
+        ("missing", 60, "KILLED"),
+        ("broken", 60, "KILLED"),
+        ("elsewhere", 60, "RUNNING"),
+        ("elsewhere", 3600, "KILLED"),
+    ],
+)
+def test_run_without_an_end(
+    store: MlflowConfig, new_run: NewRun, client: Any, launcher: str, silent: float, status: str
+) -> None:
+    run_dir, journal = new_run("unended")
+    journal.metrics(1, {"a": 1})
+    use(run_dir, store)
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        about = {"pid": process.pid, "host": socket.gethostname(), "start_ticks": start_ticks(process.pid)}
+        if launcher == "dead":
+            process.kill()  # not waited for: a zombie is dead too
+            deadline = time.monotonic() + 5
+            while is_alive(process.pid, about["start_ticks"]) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        elif launcher == "another process with its id":
+            about["start_ticks"] -= 1
+        elif launcher == "elsewhere":
+            about["host"] = "some-other-machine"
+        if launcher != "missing":
+            (run_dir / "launcher.json").write_text("{" if launcher == "broken" else json.dumps(about))
+        last = json.loads((run_dir / "journal.jsonl").read_text().splitlines()[-1])["t"]
+        age(run_dir, silent)
+        assert sync_main([str(run_dir)]) == 0
+        run = client(store.uri).get_run(json.loads((run_dir / "relay.json").read_text())["mlflow_run_id"])
+        assert run.info.status == status
+        assert run.info.end_time == (last if status == "KILLED" else None)
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_ended_run_is_not_ended_again(store: MlflowConfig, new_run: NewRun, client: Any) -> None:
+    run_dir, journal = new_run("ended")
+    journal.end("FAILED")
+    journal.tags({"late": "fact"})
+    use(run_dir, store)
+    age(run_dir, 3600)
+    assert sync_main([str(run_dir)]) == 0
+    run = client(store.uri).get_run(json.loads((run_dir / "relay.json").read_text())["mlflow_run_id"])
+    assert (run.info.status, run.data.tags["late"]) == ("FAILED", "fact")
+
+
+def test_requests_that_cannot_work(new_run: NewRun, tmp_path: Path) -> None:
+    run_dir, _ = new_run("wrong")
+    configure(run_dir, name="none")
+    with pytest.raises(RequestError, match="--uri"):
+        sync_main([str(run_dir)])
+    with pytest.raises(RequestError, match=r"no journal\.jsonl"):
+        sync_main([str(tmp_path)])
+    with pytest.raises(RequestError, match="name the run folders"):
+        sync_main([])
+    with pytest.raises(RequestError, match="file store"):
+        sync_main([str(run_dir), "--uri", "mlruns"])
+    (run_dir / "config.yaml").write_text("a: [")
+    with pytest.raises(RequestError, match=r"config\.yaml"):
+        sync_main([str(run_dir)])
+
+
+def test_uri_of_the_command_line_wins(new_run: NewRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir, _ = new_run("where")
+    monkeypatch.chdir(tmp_path)
+    configure(run_dir, name="none")
+    cfg = tracking_of(run_dir, "sqlite:///db/x.db")
+    assert (cfg.uri, cfg.artifacts) == (f"sqlite:///{tmp_path}/db/x.db", f"{tmp_path}/db/mlartifacts")
+    configure(run_dir, name="mlflow", uri="http://h", artifacts="/a", timeout_seconds=9)
+    assert tracking_of(run_dir) == MlflowConfig(uri="http://h", artifacts="/a", timeout_seconds=9)
+    assert tracking_of(run_dir, "http://other").uri == "http://other"

@@ -1,0 +1,107 @@
+"""Journal events become what MLflow takes, each point once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ortlaunch.tracking.translate import (
+    PARAM_LIMIT,
+    Artifact,
+    Ended,
+    Params,
+    Point,
+    Points,
+    Reopened,
+    Tags,
+    Translator,
+    fitted,
+    safe_key,
+)
+
+
+def event(kind: str, t: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"event": kind, "t": t, **fields}
+
+
+def metrics(step: int, t: int, **values: float) -> dict[str, Any]:
+    return event("metrics", t, step=step, values=values)
+
+
+def test_rewound_steps_are_sent_once_and_new_ones_between_them_too() -> None:
+    translator = Translator()
+    first = translator.translate([metrics(10, 1, a=1.0), metrics(20, 2, a=2.0, b=5.0)])
+    second = translator.translate([metrics(15, 3, a=9.0), metrics(20, 4, a=9.0, c=7.0), metrics(30, 5, a=3.0)])
+    assert first == [Points([Point("a", 1.0, 1, 10), Point("a", 2.0, 2, 20), Point("b", 5.0, 2, 20)])]
+    assert second == [Points([Point("a", 9.0, 3, 15), Point("c", 7.0, 4, 20), Point("a", 3.0, 5, 30)])]
+
+
+def test_end_comes_after_what_was_before_it() -> None:
+    operations = Translator().translate(
+        [
+            event("start"),
+            event("tags", values={"x": "1"}),
+            metrics(1, 1, a=1.0),
+            event("artifact", path="f", artifact_path=""),
+            event("end", 9, status="FAILED"),
+            event("start"),
+            event("tags", values={"x": "2"}),
+            event("end", 12, status="FINISHED"),
+        ]
+    )
+    assert operations == [
+        Artifact("f", ""),
+        Tags({"x": "1"}),
+        Points([Point("a", 1.0, 1, 1)]),
+        Ended("FAILED", 9),
+        Reopened(),
+        Tags({"x": "2"}),
+        Ended("FINISHED", 12),
+    ]
+
+
+def test_second_start_without_an_end_reopens_nothing() -> None:
+    assert Translator().translate([event("start"), event("start")]) == []
+
+
+def test_parameter_keeps_its_first_value() -> None:
+    translator = Translator()
+    assert translator.translate([event("params", values={"a": "1", "b": "2"})]) == [Params({"a": "1", "b": "2"})]
+    assert translator.translate([event("params", values={"a": "3", "b": "2", "c": "4"})]) == [Params({"c": "4"})]
+    assert len(translator.notes) == 1 and "'a'" in translator.notes[0]
+
+
+def test_first_failure_of_an_attempt_is_the_tag() -> None:
+    translator = Translator()
+    fail = [event("failure", rank=rank, host="n1", message=f"m{rank}") for rank in (3, 0)]
+    assert translator.translate([event("start"), *fail]) == [Tags({"ortlaunch.failure": "rank 3 on n1: m3"})]
+    assert translator.translate([event("start"), fail[1]]) == [Tags({"ortlaunch.failure": "rank 0 on n1: m0"})]
+
+
+@pytest.mark.parametrize(
+    ("key", "safe"),
+    [
+        ("train/loss", "train/loss"),
+        ("optim[0]@x", "optim_0__x"),
+        ("größe.x y:z-1", "größe.x y:z-1"),
+        ("/a//b/../c/", "a/c"),
+        ("../x", "x"),
+        (".", "_"),
+        ("", "_"),
+        ("k" * 300, "k" * 250),
+    ],
+)
+def test_safe_key(key: str, safe: str) -> None:
+    assert safe_key(key) == safe
+
+
+def test_fitted_shortens_with_a_note_and_cleans() -> None:
+    long = fitted("x" * 7000, PARAM_LIMIT)
+    assert len(long) == PARAM_LIMIT and long.endswith("… [shortened from 7000 characters]")
+    assert fitted("a\0b\udcff", PARAM_LIMIT) == "ab?" and fitted("x" * PARAM_LIMIT, PARAM_LIMIT) == "x" * PARAM_LIMIT
+
+
+def test_unknown_kind_is_noted() -> None:
+    translator = Translator()
+    assert translator.translate([event("dance")]) == [] and "dance" in translator.notes[0]

@@ -1,0 +1,107 @@
+"""Which URIs are taken, where they point, and that none shows its password."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.tracking.uri import artifact_location, check_uri, redacted, resolve_tracking, scrubbed
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "sqlite:///mlruns.db",
+        "sqlite:////a b/ü.db?timeout=5",
+        "http://127.0.0.1:5000",
+        "https://user:pw@host/prefix",
+        "postgresql+psycopg2://u:p@h/db",
+        "mysql://h/db",
+        "mssql+pyodbc://h/db",
+        "databricks",
+        "databricks://profile",
+    ],
+)
+def test_good_uris_pass(uri: str) -> None:
+    check_uri(uri)
+
+
+@pytest.mark.parametrize(
+    ("uri", "advice"),
+    [
+        ("mlruns", "sqlite:///mlruns/mlflow.db"),
+        ("/data/mlruns/", "sqlite:////data/mlruns/mlflow.db"),
+        ("file:///data/m%20x", "'sqlite:////data/m x/mlflow.db'"),
+        ("file:mlruns", "sqlite:///mlruns/mlflow.db"),
+        ("", "sqlite:///mlruns.db"),
+        ("localhost:5000", "http://localhost:5000"),
+        ("http:///x", "http://HOST:PORT"),
+        ("sqlite://mlruns.db", "sqlite:///FILE.db"),
+        ("sqlite:///:memory:", "sqlite:///FILE.db"),
+        ("sqlite:///", "sqlite:///FILE.db"),
+        ("htpp://host", "http://HOST:PORT"),
+        ("s3://bucket/x", "sqlite:///FILE.db"),
+    ],
+)
+def test_bad_uris_are_refused_with_advice(uri: str, advice: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        check_uri(uri)
+    assert advice in str(raised.value) and "tracking.uri=" in str(raised.value)
+
+
+def test_refusal_hides_the_password() -> None:
+    with pytest.raises(RequestError) as raised:
+        check_uri("htpp://user:geheim@host")
+    assert "geheim" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "resolved"),
+    [
+        ("sqlite:///mlruns.db", "sqlite:////a b/ü/mlruns.db"),
+        ("sqlite:///../x/m.db?timeout=3", "sqlite:////a b/x/m.db?timeout=3"),
+        ("sqlite:////abs/../m.db", "sqlite:////abs/../m.db"),
+        ("http://h:1", "http://h:1"),
+        ("postgresql://u:p@h/db", "postgresql://u:p@h/db"),
+    ],
+)
+def test_relative_sqlite_files_become_absolute(uri: str, resolved: str) -> None:
+    cfg = resolve_tracking(MlflowConfig(uri=uri, flush_seconds=7), Path("/a b/ü"))
+    assert (cfg.uri, cfg.artifacts, cfg.flush_seconds) == (resolved, "/a b/ü/mlartifacts", 7)
+
+
+def test_artifacts_stay_where_they_are_told() -> None:
+    resolve = lambda artifacts: resolve_tracking(MlflowConfig(artifacts=artifacts), Path("/w")).artifacts  # noqa: E731
+    assert [resolve("/abs"), resolve("s3://bucket/x"), resolve("a/../b")] == ["/abs", "s3://bucket/x", "/w/b"]
+
+
+def test_artifact_location_is_a_uri() -> None:
+    assert artifact_location("/a b/ü", "exp/1") == "file:///a%20b/%C3%BC/exp_1"
+    assert artifact_location("s3://bucket/x/", "my exp") == "s3://bucket/x/my%20exp"
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("http://user:geheim@host:1/x", "http://user:***@host:1/x"),
+        ("https://geheim@host", "https://***@host"),
+        ("postgresql://u:ge@heim@host/db", "postgresql://u:***@host/db"),
+        ("postgresql://u:ge/heim@host/db", "postgresql://u:***@host/db"),
+        ("postgresql://h/db?user=u&password=geheim&x=1", "postgresql://h/db?user=u&password=***&x=1"),
+        ("http://host:5000/team@home", "http://host:5000/team@home"),
+        ("sqlite:////a@b/c:d@e.db", "sqlite:////a@b/c:d@e.db"),
+        ("databricks", "databricks"),
+    ],
+)
+def test_redacted(uri: str, shown: str) -> None:
+    assert redacted(uri) == shown
+
+
+def test_scrubbed_finds_the_password_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "zeichen")
+    uri = "http://user:ge%40heim@host"
+    text = f"{uri} failed for ge@heim, ge%40heim and zeichen; see https://a:b@c/d"
+    assert scrubbed(text, uri) == "http://***@host failed for ***, *** and ***; see https://***@c/d"

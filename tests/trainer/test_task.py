@@ -1,0 +1,78 @@
+"""How a model is called, and where its loss comes from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from ortlaunch.errors import RequestError
+from ortlaunch.trainer.task import Batch, loss_of, make_task
+
+IMAGES: Batch = {"pixel_values": torch.rand(2, 1, 8, 8), "labels": torch.tensor([0, 1])}
+
+
+class ByName(torch.nn.Module):
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        assert labels is not None
+        return {"loss": pixel_values.mean()}
+
+
+class ByPosition(torch.nn.Module):
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image.flatten(1)[:, :10]
+
+
+class NeedsMore(torch.nn.Module):
+    def forward(self, pixel_values: torch.Tensor, depth: torch.Tensor) -> torch.Tensor:
+        return pixel_values
+
+
+class Anything(torch.nn.Module):
+    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
+        assert set(inputs) == {"pixel_values"}
+        return inputs["pixel_values"].sum()
+
+
+def test_names_that_forward_knows_are_passed_by_name() -> None:
+    task = make_task(ByName(), IMAGES)
+    assert task.by_name == ("pixel_values", "labels")
+    assert task.loss(ByName(), IMAGES) == IMAGES["pixel_values"].mean()
+
+
+def test_a_main_input_of_another_name_goes_by_position_and_the_loss_is_cross_entropy() -> None:
+    task = make_task(ByPosition(), IMAGES)
+    assert (task.by_position, task.by_name) == (("pixel_values",), ())
+    expected = functional.cross_entropy(IMAGES["pixel_values"].flatten(1)[:, :10], IMAGES["labels"])
+    assert task.loss(ByPosition(), IMAGES) == expected
+
+
+def test_labels_go_only_to_a_model_that_names_them() -> None:
+    assert make_task(Anything(), IMAGES).loss(Anything(), IMAGES) == IMAGES["pixel_values"].sum()
+
+
+def test_an_argument_that_the_data_does_not_give_is_named() -> None:
+    with pytest.raises(RequestError, match="depth"):
+        make_task(NeedsMore(), IMAGES)
+
+
+def test_float_labels_mean_squared_error() -> None:
+    batch = {"x": torch.ones(3, 1), "labels": torch.tensor([1.0, 2.0, 3.0])}
+    assert loss_of(torch.ones(3, 1), batch) == pytest.approx(5.0 / 3.0)
+
+
+@pytest.mark.parametrize(
+    "outputs", [torch.tensor(2.5), (torch.tensor(2.5), torch.ones(3)), {"loss": torch.tensor(2.5)}]
+)
+def test_a_models_own_loss_is_taken(outputs: object) -> None:
+    assert loss_of(outputs, IMAGES) == 2.5
+
+
+def test_logits_that_do_not_fit_the_labels_are_refused_with_both_shapes() -> None:
+    with pytest.raises(RequestError, match=r"\(3, 10\).*\(2,\)"):
+        loss_of(torch.ones(3, 10), IMAGES)
+
+
+def test_outputs_without_loss_or_logits_are_refused() -> None:
+    with pytest.raises(RequestError, match="no loss"):
+        loss_of({"hidden": torch.ones(1)}, IMAGES)
