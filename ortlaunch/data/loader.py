@@ -185,6 +185,8 @@ def _data_loader(
         num_workers=workers,
         collate_fn=_collate,
         pin_memory=pin_memory,
+        # Forked processes share the data in memory and start with the signals blocked that the worker has blocked.
+        multiprocessing_context="fork" if workers else None,
         worker_init_fn=start_loader_process,
         # Its own generator: torch would draw from the global one, and the model's dropout would shift with it.
         generator=torch.Generator().manual_seed(mix(share.seed)),

@@ -33,15 +33,16 @@ def start_loader_process(number: int) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT_FOR_THE_WORKER)
+    # Noted by the worker before it forked: asking for the parent here is too late where the worker died meanwhile.
     worker = multiprocessing.parent_process()
-    owner = os.getppid() if worker is None or worker.pid is None else worker.pid
-    threading.Thread(target=_end_with_owner, args=(owner, os.getppid()), daemon=True).start()
+    assert worker is not None
+    threading.Thread(target=_end_with_worker, args=(worker.pid,), daemon=True).start()
 
 
-def _end_with_owner(owner: int, parent: int) -> None:
-    """Leaves when the owner says so or the parent is gone, even while the main thread waits for a slow disk."""
-    while os.getppid() == parent:
+def _end_with_worker(worker: int) -> None:
+    """Leaves when the worker says so or is gone, even while the main thread waits for a slow disk."""
+    while os.getppid() == worker:
         received = signal.sigtimedwait({signal.SIGTERM}, POLL_SECONDS)
-        if received is not None and received.si_pid == owner:
+        if received is not None and received.si_pid == worker:
             break
     os._exit(0)

@@ -12,7 +12,6 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
@@ -23,7 +22,7 @@ class Display:
     """Shows the events of a journal; prints what rank 0 prints above the bar."""
 
     def __init__(self, plan: LaunchPlan, steps: int, device: str, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._console = console or Console(highlight=False)
         self._plan = plan
         self._steps = steps
         self._device = device
@@ -45,9 +44,9 @@ class Display:
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(),
+                # Figures, bar and time left fit a terminal of 80 columns.
+                BarColumn(bar_width=8),
                 MofNCompleteColumn(),
-                TimeElapsedColumn(),
                 TimeRemainingColumn(),
                 console=self._console,
             )

@@ -1,0 +1,132 @@
+"""The command line: verbs, help, exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ortlaunch
+
+
+def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "ortlaunch", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
+    result = run("--help", cwd=tmp_path)
+    assert result.returncode == 0
+    for word in ("compare", "sync", "models", "gpt2_nano", "deepspeed", "pysource", "--multirun", "Exit codes"):
+        assert word in result.stdout
+
+
+def test_version(tmp_path: Path) -> None:
+    assert run("--version", cwd=tmp_path).stdout.strip() == f"ortlaunch {ortlaunch.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["model=gtp2"], ["gtp2", "model=gpt2"]),
+        (["trian"], ["trian", "compare"]),
+        (["train.steps=0"], ["train.steps=0"]),
+        (["train.stpes=1"], ["train.steps"]),
+        (["model=hf"], ["model.params.pretrained"]),
+        (["run", "model=factory"], ["model.target"]),
+        (["compare", "--uri", "sqlite:///nowhere.db"], ["nowhere.db"]),
+        (["sync", "nowhere"], ["nowhere"]),
+        (["models", "x"], ["x"]),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_code_2_and_leaves_nothing(
+    tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert result.stderr.startswith("ortlaunch: ")
+    for word in words:
+        assert word in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_composed_configuration_is_printed(tmp_path: Path) -> None:
+    result = run("model=gpt2", "trainer=deepspeed", "--cfg", "job", cwd=tmp_path)
+    assert result.returncode == 0
+    assert "zero_stage: 1" in result.stdout
+    assert "n_layer: 12" in result.stdout
+
+
+def test_configuration_of_the_users_own_is_found(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "model" / "tiny.yaml").write_text("name: gpt2_nano\nparams:\n  n_layer: 1\n")
+    result = run("--config-dir", "mine", "model=tiny", "--cfg", "job", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "n_layer: 1" in result.stdout
+
+
+def test_a_dry_run_prints_the_command_and_writes_nothing(tmp_path: Path) -> None:
+    result = run("launcher.dry_run=true", "device=cpu", cwd=tmp_path)
+    assert result.returncode == 0
+    assert "torch.distributed.run" in result.stdout
+    assert "OMP_NUM_THREADS=" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shell_completion_of_hydra_works(tmp_path: Path) -> None:
+    result = run("-sc", "query=bash", cwd=tmp_path, COMP_LINE="ortlaunch trainer=d", COMP_POINT="19", COMP_CWORD="1")
+    assert result.returncode == 0, result.stderr
+    assert {"trainer=ddp", "trainer=deepspeed"} <= set(result.stdout.split())
+
+
+def test_models_lists_each_with_a_line(tmp_path: Path) -> None:
+    lines = run("models", cwd=tmp_path).stdout.splitlines()
+    assert {line.split()[0] for line in lines} >= {"mlp", "resnet", "gpt2", "gpt2_nano", "bert", "llama", "vit", "hf"}
+
+
+LIGHT = """
+import sys
+sys.argv = ["ortlaunch", *sys.argv[1:]]
+from ortlaunch.cli import main
+try:
+    main()
+except SystemExit as end:
+    code = end.code
+heavy = {"torch", "transformers", "mlflow", "deepspeed", "onnxruntime", "pandas"} & set(sys.modules)
+print("HEAVY", code, sorted(heavy))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["--cfg", "job"], 0),
+        (["models"], 0),
+        (["launcher.dry_run=true"], 0),
+        (["train.steps=0"], 2),
+        (["model=nothing"], 2),
+    ],
+)
+def test_the_launcher_imports_nothing_heavy(tmp_path: Path, arguments: list[str], code: int) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", LIGHT, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.stdout.splitlines()[-1] == f"HEAVY {code} []"
