@@ -203,6 +203,8 @@ class OrtConfig(BackendConfig):
     """Threads of ONNX Runtime's pool in each worker; null takes the worker's share of the cores."""
     spinning: bool = False
     """Let idle threads of the pool spin instead of sleep."""
+    torch_kernels: bool = True
+    """On the CPU, have PyTorch's kernels execute the nodes of the graph for which ONNX Runtime's are slow."""
     debug: OrtDebugConfig = field(default_factory=OrtDebugConfig)
 
 

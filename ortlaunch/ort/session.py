@@ -48,9 +48,15 @@ def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path
         onnx_dir: folder for ``backend.debug.save_onnx``; made when needed.
     """
     ortmodule = import_ortmodule()
-    from ortlaunch.ort import symbolics
+    # These import torch's exporter from where the compatibility layer has just put it.
+    from ortlaunch.ort import kernels, symbolics
 
-    symbolics.register()
+    torch_kernels = cfg.torch_kernels and next(model.parameters()).device.type == "cpu"
+    kernels.register_gradients()
+    if torch_kernels:
+        kernels.fuse_gelu(model)
+    else:
+        kernels.disable()
     _set_fallback_policy(ortmodule, cfg.fallback)
     _set_session_threads(cfg.threads or threads, cfg.spinning)
     if cfg.debug.save_onnx:
@@ -62,6 +68,10 @@ def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path
         save_path=str(onnx_dir) if cfg.debug.save_onnx else "",
     )
     wrapped: torch.nn.Module = ortmodule.ORTModule(model, options)
+    # After the construction, which registers ORTModule's own; the export comes with the first forward.
+    symbolics.register()
+    if torch_kernels:
+        kernels.enable()
     return wrapped
 
 

@@ -1,0 +1,175 @@
+"""PyTorch's kernels in ONNX Runtime's graph: eager's numbers, dropout included, whatever is frozen."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from ortlaunch.config.schema import ModelConfig, OrtConfig, OrtDebugConfig
+from ortlaunch.ort import session
+from ortlaunch.registry import build_model
+
+
+class Net(torch.nn.Module):
+    """One operator behind a linear layer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first = torch.nn.Linear(16, 16)
+        self.norm = torch.nn.LayerNorm(16, elementwise_affine=kind != "plain_norm")
+        self.last = torch.nn.Linear(16, 8, bias=False)
+        self.conv = Conv1D(12, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        match self.kind:
+            case "linear":
+                return self.last(hidden)
+            case "conv1d":
+                return self.conv(hidden)
+            case "norm" | "plain_norm":
+                return self.norm(hidden)
+            case "gelu":
+                return functional.gelu(hidden)
+            case "gelu_tanh":
+                return functional.gelu(hidden, approximate="tanh")
+            case "dropout":
+                return functional.dropout(hidden, 0.3, self.training)
+            case "cross_entropy":
+                labels = (x[..., 0].abs() * 5).long().clamp(0, 15).masked_fill(x[..., 1] > 1, -100)
+                return functional.cross_entropy(hidden.flatten(0, 1), labels.flatten())
+        heads = hidden.view(*x.shape[:2], 2, 8).transpose(1, 2)
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        mask = {"bool_mask": causal, "float_mask": causal.float().log()}.get(self.kind)
+        return functional.scaled_dot_product_attention(
+            heads,
+            heads * 2,
+            heads + 1,
+            attn_mask=mask,
+            is_causal=self.kind == "causal",
+            scale=0.3 if self.kind == "scale" else None,
+        )
+
+
+KINDS = [
+    *("linear", "conv1d", "norm", "plain_norm", "gelu", "gelu_tanh", "dropout", "cross_entropy"),
+    *("attention", "causal", "bool_mask", "float_mask", "scale"),
+]
+
+
+def wrapped(model: torch.nn.Module, **options: object) -> torch.nn.Module:
+    return session.wrap(model, OrtConfig(**options), threads=2, onnx_dir=Path("unused"))
+
+
+def assert_same_step(eager: torch.nn.Module, ort: torch.nn.Module, x: torch.Tensor, seed: int = 5) -> None:
+    torch.manual_seed(seed)
+    actual = ort(x)
+    torch.manual_seed(seed)
+    expected = eager(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+    direction = torch.randn_like(expected)
+    actual.backward(direction)
+    expected.backward(direction)
+    for (name, mine), theirs in zip(ort.named_parameters(), eager.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None), name
+        if mine.grad is not None:
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_operator_has_eagers_outputs_and_gradients(kind: str) -> None:
+    torch.manual_seed(0)
+    eager = Net(kind)
+    ort = wrapped(copy.deepcopy(eager))
+    for length in (5, 7):
+        eager.zero_grad()
+        ort.zero_grad()
+        assert_same_step(eager, ort, torch.randn(3, length, 16))
+    assert session.is_active(ort)
+
+
+@pytest.mark.parametrize(
+    ("kind", "frozen"),
+    [
+        ("linear", ["first.weight"]),
+        ("linear", ["first.bias"]),
+        ("linear", ["first.weight", "first.bias"]),
+        ("linear", ["last.weight"]),
+        ("conv1d", ["conv.bias"]),
+        ("conv1d", ["conv.weight"]),
+        ("conv1d", ["conv.bias", "conv.weight"]),
+        ("norm", ["norm.weight", "norm.bias"]),
+    ],
+)
+def test_frozen_parameters_do_not_cut_off_the_gradients_of_others(kind: str, frozen: list[str]) -> None:
+    torch.manual_seed(0)
+    eager = Net(kind)
+    for name in frozen:
+        eager.get_parameter(name).requires_grad_(False)
+    assert_same_step(eager, wrapped(copy.deepcopy(eager)), torch.randn(3, 5, 16))
+
+
+def test_an_input_that_wants_a_gradient_gets_it() -> None:
+    eager = Net("linear")
+    ort = wrapped(copy.deepcopy(eager))
+    x = torch.randn(2, 5, 16, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    ort(x).square().sum().backward()
+    eager(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_gpt2_with_its_dropout_trains_to_eagers_losses() -> None:
+    """Dropout draws from torch's generator: under one seed both backends drop the same."""
+    losses = {}
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(name="gpt2_nano"))
+    assert model.config.resid_pdrop > 0
+    batches = torch.randint(0, 256, (5, 2, 48))
+    for name, candidate in (("eager", copy.deepcopy(model)), ("ort", wrapped(copy.deepcopy(model)))):
+        optimizer = torch.optim.AdamW(candidate.parameters(), lr=1e-3)
+        torch.manual_seed(1)
+        losses[name] = []
+        for ids in batches:
+            # The first forward of an ORTModule traces the model, which draws numbers of its own.
+            torch.manual_seed(len(losses[name]))
+            loss = candidate(input_ids=ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[name].append(loss.item())
+    assert losses["ort"][1:] == pytest.approx(losses["eager"][1:], abs=2e-3)
+
+
+def operators_of(folder: Path) -> set[str]:
+    (path,) = folder.glob("*torch_exported_training.onnx")
+    return {node.op_type for node in onnx.load(str(path)).graph.node}
+
+
+def test_they_can_be_switched_off_and_on_again(tmp_path: Path) -> None:
+    found = []
+    for number, on in enumerate((True, False, True)):
+        folder = tmp_path / str(number)
+        cfg = OrtConfig(torch_kernels=on, debug=OrtDebugConfig(save_onnx=True))
+        model = session.wrap(Net("norm"), cfg, threads=1, onnx_dir=folder)
+        model(torch.rand(2, 5, 16)).sum().backward()
+        found.append(operators_of(folder))
+    assert "ATen" in found[0]
+    assert "LayerNormalization" in found[1]
+    assert "ATen" not in found[1]
+    assert found[2] == found[0]
+
+
+def test_without_them_dropout_is_onnx_runtimes() -> None:
+    ort = wrapped(Net("dropout"), torch_kernels=False)
+    x = torch.rand(2, 5, 16)
+    assert not torch.equal(ort(x), ort(x))
+    ort.eval()
+    assert torch.equal(ort(x), ort(x))
