@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +83,14 @@ def is_active(wrapped: torch.nn.Module) -> bool:
 
 
 def fallback_reason(wrapped: torch.nn.Module) -> str | None:
-    """First line of the exception that made this ORTModule fall back to PyTorch; None where it did not."""
+    """Why this ORTModule fell back to PyTorch, in one line; None where it did not."""
     pending = wrapped._fallback_manager._exception  # type: ignore[union-attr]
     if pending is None:
         return None
+    # ORTModule's exception quotes the traceback of its cause, whose last line says what it was.
     lines = [line.strip() for line in str(pending).splitlines() if line.strip()]
-    return lines[0] if lines else type(pending).__name__
+    causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (causes or lines or [type(pending).__name__])[-1]
 
 
 def export_seconds(wrapped: torch.nn.Module) -> float | None:

@@ -61,15 +61,21 @@ class Result:
         """The journal."""
         return journal(self.run_dir)
 
+    def series(self, name: str) -> dict[int, float]:
+        """A metric's values by step."""
+        return {step: values[name] for step, values in self._metrics() if name in values}
+
     @property
     def losses(self) -> dict[int, float]:
         """train/loss by step."""
-        return {step: values["train/loss"] for step, values in self._metrics() if "train/loss" in values}
+        return self.series("train/loss")
 
     @property
     def tags(self) -> dict[str, str]:
         """The journal's tags, the latest value of each."""
-        return {key: value for event in self.events if event["event"] == "tags" for key, value in event["values"].items()}
+        return {
+            key: value for event in self.events if event["event"] == "tags" for key, value in event["values"].items()
+        }
 
     @property
     def points(self) -> set[tuple[str, int, float]]:
@@ -154,6 +160,10 @@ class Fleet:
                 self._futures[ahead] = self._pool.submit(self._run, *self._table[ahead])
         return self._futures[name].result()
 
+    def command(self, name: str) -> tuple[str, ...]:
+        """What a run of the table was started with."""
+        return self._table[name]
+
     def close(self) -> None:
         """Waits for what has begun."""
         self._pool.shutdown(cancel_futures=True)
@@ -218,13 +228,14 @@ def leftovers() -> Callable[[Path], list[str]]:
 
 @pytest.fixture(scope="session")
 def mlflow_run() -> Callable[[Result], Any]:
-    """Finds a result's run in the MLflow store of its folder; returns (client, run)."""
+    """Finds the one MLflow run of a result in the store of its folder; returns (client, run)."""
     from mlflow import MlflowClient
 
     def find(result: Result) -> tuple[Any, Any]:
         client = MlflowClient(f"sqlite:///{result.cwd}/mlruns.db")
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        (run,) = client.search_runs(experiments, f"tags.`ortlaunch.run_dir` = '{result.run_dir}'")
+        runs = client.search_runs(experiments)
+        (run,) = [run for run in runs if run.data.tags.get("ortlaunch.run_dir") == str(result.run_dir)]
         return client, run
 
     return find

@@ -72,7 +72,7 @@ def test_with_warn_it_falls_back_and_says_so(tmp_path: Path) -> None:
     x = torch.rand(2, 8)
     torch.testing.assert_close(ort(x), model(x))
     assert not session.is_active(ort)
-    assert session.fallback_reason(ort)
+    assert "i0e" in session.fallback_reason(ort)
 
 
 def test_the_environment_does_not_change_the_fallback_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,69 @@
+"""A model that ONNX Runtime cannot run: refused loudly by default, trained in PyTorch and marked so on request."""
+
+from __future__ import annotations
+
+import pytest
+
+NETS = """
+import torch
+from torch import nn
+
+class Exponential(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(64, 64), nn.Linear(64, 10)
+
+    def forward(self, pixel_values):
+        matrices = self.hidden(pixel_values.flatten(1)).reshape(-1, 8, 8)
+        return self.out(torch.linalg.matrix_exp(0.1 * matrices).flatten(1))
+"""
+OPERATOR = "aten::linalg_matrix_exp"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fallback")
+    (folder / "nets.py").write_text(NETS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def train(launch, folder):
+    words = ("model=factory", "model.target=nets:Exponential", "data=digits", "train.batch_size=32")
+    return lambda *more: launch(folder, *words, "train.steps=40", "optimizer.lr=0.01", *more)
+
+
+@pytest.fixture(scope="module")
+def warned(train):
+    return train("backend.fallback=warn")
+
+
+def test_the_run_stops_by_default_and_names_the_operator(train, mlflow_run):
+    result = train()
+    assert result.returncode == 1, result.report
+    assert OPERATOR in result.stderr
+    assert result.losses == {}
+    assert mlflow_run(result)[1].info.status == "FAILED"
+
+
+def test_warn_trains_in_pytorch_and_the_run_says_so(warned, mlflow_run):
+    """ort_active=false and the reason are tags, and a warning stands on the terminal."""
+    assert warned.returncode == 0, warned.report
+    assert warned.losses[40] < 0.9 * warned.losses[1]
+    run = mlflow_run(warned)[1]
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["ortlaunch.ort_active"] == "false"
+    assert run.data.tags["ortlaunch.fallback_reason"]
+    assert "warning: ONNX Runtime is NOT active" in warned.stdout
+
+
+def test_the_reason_names_the_operator(warned):
+    assert OPERATOR in warned.tags["ortlaunch.fallback_reason"]
+    assert OPERATOR in warned.stdout
+
+
+def test_compare_marks_the_run(warned, launch):
+    """The table must not pass PyTorch's figures off as ONNX Runtime's."""
+    result = launch(warned.cwd, "compare", str(warned.run_dir))
+    assert result.returncode == 0, result.report
+    assert "ortlaunch.ort_active=false" in result.stdout

@@ -1,0 +1,155 @@
+"""What a run leaves behind: its folder, its logs, its MLflow run, and a clean terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+STARTUP = {f"startup/{name}_seconds" for name in ("time_to_first_step", "import", "rendezvous", "build")}
+METRICS = {
+    *("train/loss", "train/lr", "train/grad_norm", "memory/rss_gib"),
+    *(f"throughput/{name}" for name in ("tokens_per_second", "samples_per_second", "step_seconds")),
+    *("throughput/device/tokens_per_second", "throughput/data_wait_percent", "throughput/tflops_per_device"),
+    *(f"summary/{name}" for name in ("tokens_per_second_median", "step_seconds_p50", "step_seconds_p95")),
+    "summary/peak_memory_gib",
+    *STARTUP,
+}
+TERMINAL = re.compile(
+    r"ortlaunch: \S+ on cpu, \d workers? x \d+ threads?|run folder: /.*|step \d+/\d+  loss .*|"
+    r"finished after .*|mlflow: +sqlite.*|compare: +ortlaunch compare .*"
+)
+
+
+@pytest.fixture(params=["ort-ddp", "eager-zero1"])
+def result(request, matrix):
+    return matrix[request.param]
+
+
+def test_the_run_folder_tells_what_ran(result):
+    """config.yaml, overrides.yaml and env.json: enough to repeat the run and to explain a difference."""
+    config = (result.run_dir / "config.yaml").read_text()
+    assert "steps: 20" in config
+    assert "name: gpt2_nano" in config
+    assert "- train.steps=20" in (result.run_dir / "overrides.yaml").read_text().splitlines()
+    record = json.loads((result.run_dir / "env.json").read_text())
+    assert record["command"][0] == "ortlaunch"
+    assert "train.steps=20" in record["command"]
+    assert {"torch", "deepspeed", "mlflow"} <= record["packages"].keys()
+    assert "torch.distributed.run" in record["torchrun"]
+
+
+def test_mlflow_has_the_parameters(result, mlflow_run):
+    params = mlflow_run(result)[1].data.params
+    assert params["model.name"] == "gpt2_nano"
+    assert params["model.params.n_layer"] == "2"
+    assert params["train.steps"] == "20"
+    assert params["data.seq_len"] == "64"
+    assert params["trainer.name"] in ("ddp", "deepspeed")
+
+
+def test_mlflow_has_the_tags(result, mlflow_run):
+    tags = mlflow_run(result)[1].data.tags
+    assert tags["ortlaunch.backend"] in ("ort", "eager")
+    assert tags["ortlaunch.trainer"] in ("ddp", "deepspeed")
+    assert tags["ortlaunch.world_size"] == "2"
+    assert tags["ortlaunch.device"] == "cpu"
+    assert tags["ortlaunch.run_dir"] == str(result.run_dir)
+    assert tags["ortlaunch.data_fingerprint"]
+
+
+def test_mlflow_has_the_metrics_of_the_journal(result, mlflow_run):
+    """Every metric that compare and people look for, and each point as the journal has it, once."""
+    client, run = mlflow_run(result)
+    names = run.data.metrics.keys()
+    wanted = METRICS | ({"startup/ort_export_seconds"} if "ort" in result.tags["ortlaunch.backend"] else set())
+    assert wanted <= names
+    points = [(name, p.step, p.value) for name in names for p in client.get_metric_history(run.info.run_id, name)]
+    assert len(points) == len(set(points))
+    assert set(points) == result.points
+
+
+def test_mlflow_has_the_artifacts(result, mlflow_run):
+    """The files that tell what ran lie in MLflow too, as they are in the run folder."""
+    client, run = mlflow_run(result)
+    names = {"config.yaml", "overrides.yaml", "env.json"}
+    assert {f"ortlaunch/{name}" for name in names} <= {
+        found.path for found in client.list_artifacts(run.info.run_id, "ortlaunch")
+    }
+    copy = client.download_artifacts(run.info.run_id, "ortlaunch/config.yaml")
+    with open(copy) as file:
+        assert file.read() == (result.run_dir / "config.yaml").read_text()
+
+
+def test_figures_hold_together(result):
+    """Rates follow from the step's time and the tokens of a global batch; the summary is a median of the steps."""
+    points = {(name, step): value for name, step, value in result.points}
+    tokens = 2 * 2 * 64
+    for step in range(1, 21):
+        seconds = points["throughput/step_seconds", step]
+        assert points["throughput/tokens_per_second", step] == pytest.approx(tokens / seconds)
+        assert points["throughput/device/tokens_per_second", step] == pytest.approx(tokens / 2 / seconds)
+    steady = [points["throughput/step_seconds", step] for step in range(4, 21)]
+    assert points["summary/step_seconds_p50", 20] == pytest.approx(sorted(steady)[len(steady) // 2])
+    assert points["summary/tokens_per_second_median", 20] == pytest.approx(
+        tokens / points["summary/step_seconds_p50", 20]
+    )
+
+
+def test_the_terminal_shows_the_run_and_no_library(result):
+    """Of a good run standard error is empty, and standard output has nothing but ortlaunch's own lines."""
+    assert result.stderr == ""
+    assert [line for line in result.stdout.splitlines() if not TERMINAL.fullmatch(line)] == []
+
+
+def test_onnx_runtime_speaks_in_the_logs(matrix):
+    """ORTModule's banner shows that what is missing on the terminal was really said."""
+    result = matrix["ort-ddp"]
+    assert re.search(r"ORTModule.*is accelerating", result.log(0), re.DOTALL)
+    assert (result.run_dir / "logs" / "rank-1.log").is_file()
+    assert "ORTModule" not in result.stdout + result.stderr
+
+
+NETS = """
+import os
+from torch import nn
+
+class Talks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(64, 10)
+        print("hello from", os.environ["RANK"])
+
+    def forward(self, pixel_values):
+        return self.out(pixel_values.flatten(1))
+"""
+
+
+@pytest.fixture(scope="module")
+def talking(launch, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("läufe") / "über alles, 'mit' Leerzeichen & Zeichen"
+    folder.mkdir()
+    (folder / "netze.py").write_text(NETS)
+    words = ("model=factory", "model.target=netze:Talks", "data=digits", "experiment='größere Läufe'")
+    return launch(folder, *words, "train.steps=3")
+
+
+def test_what_the_model_prints_goes_to_terminal_and_log(talking):
+    """Rank 0's words reach the terminal, every rank's its log."""
+    assert talking.returncode == 0, talking.report
+    assert "hello from 0" in talking.stdout.splitlines()
+    assert "hello from 1" not in talking.stdout + talking.stderr
+    assert "hello from 0" in talking.log(0).splitlines()
+    assert "hello from 1" in talking.log(1).splitlines()
+
+
+def test_a_folder_of_any_name_will_do(talking, mlflow_run):
+    """Spaces, quotes and umlauts in the working folder and the experiment's name."""
+    assert talking.returncode == 0, talking.report
+    assert talking.run_dir.is_relative_to(talking.cwd / "runs")
+    client, run = mlflow_run(talking)
+    assert run.info.status == "FINISHED"
+    assert client.get_experiment(run.info.experiment_id).name == "größere Läufe"
+    copy = client.download_artifacts(run.info.run_id, "ortlaunch/config.yaml")
+    assert copy.endswith("config.yaml")
