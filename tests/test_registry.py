@@ -177,7 +177,7 @@ def test_imports_come_before_the_name(user: Path) -> None:
         build_model(ModelConfig(name="decorated"))
     model = build_model(ModelConfig(name="decorated", imports=[module], params={"width": 5}))
     assert model.layers[0].in_features == 5
-    with pytest.raises(RequestError, match="there is no model 'decoratd'.*model=decorated"):
+    with pytest.raises(RequestError, match=r"there is no model 'decoratd'.*model=decorated"):
         build_model(ModelConfig(name="decoratd", imports=[module]))
 
 
@@ -266,8 +266,7 @@ def composed(*overrides: str) -> Config:
     register_schemas()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("config", overrides=list(overrides))
-    return cfg
+        return compose("config", overrides=list(overrides))
 
 
 def model_of(*overrides: str) -> ModelConfig:

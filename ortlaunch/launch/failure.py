@@ -69,11 +69,18 @@ def first(run_dir: Path, torchrun_log: Path) -> Failure | None:
 def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     """A worker that torchrun saw end by a signal of its own, before torchrun stopped the others."""
     text = torchrun_log.read_text(errors="replace") if torchrun_log.is_file() else ""
-    root_cause = text.rpartition("Root Cause")[2]
-    found = re.search(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-\d+)", root_cause, re.DOTALL)
-    if found is None or not root_cause:
+    killed = {int(rank): -int(code) for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)", text)}
+    # Those that torchrun stopped itself ended by SIGTERM; one that raised has said so. Which of several torchrun calls
+    # the root cause depends on the order in which it came to look.
+    candidates = [
+        rank
+        for rank, number in sorted(killed.items())
+        if number != signal.SIGTERM and not (run_dir / _FOLDER / f"rank-{rank}.json").exists()
+    ]
+    if not candidates:
         return None
-    rank, number = int(found[1]), -int(found[2])
+    rank = candidates[0]
+    number = killed[rank]
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = " (out of memory?)" if number == signal.SIGKILL else ""
     log = run_dir / "logs" / f"rank-{rank}.log"

@@ -125,7 +125,9 @@ class DeepSpeedEngine(Engine):
                 dist_init_required=False,
             )
         self._scheduler = scheduler
-        self._clips = config.train.clip_grad_norm is not None
+        self._clip = config.train.clip_grad_norm
+        self._clips_itself = not _clips_for_deepspeed(config, cfg)
+        self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
 
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
         # DeepSpeed counts the micro-batches itself and exchanges gradients at the last.
@@ -136,8 +138,12 @@ class DeepSpeedEngine(Engine):
         return loss.detach()
 
     def step(self) -> torch.Tensor | float | None:
+        norm: torch.Tensor | float | None = None
+        if self._clip is not None and not self._clips_itself:
+            norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._clip)
         self._engine.step()
-        norm: torch.Tensor | float | None = self._engine.get_global_grad_norm() if self._clips else None
+        if self._clip is not None and self._clips_itself:
+            norm = self._engine.get_global_grad_norm()
         return norm
 
     @property
@@ -153,7 +159,7 @@ def deepspeed_config(config: Config, cfg: DeepSpeedConfig) -> dict[str, Any]:
     generated = {
         "train_micro_batch_size_per_gpu": config.train.batch_size,
         "gradient_accumulation_steps": config.train.grad_accumulation,
-        "gradient_clipping": config.train.clip_grad_norm or 0.0,
+        "gradient_clipping": 0.0 if _clips_for_deepspeed(config, cfg) else config.train.clip_grad_norm or 0.0,
         "zero_optimization": {"stage": cfg.zero_stage},
         "bf16": {"enabled": config.train.precision is Precision.bf16},
         "fp16": {"enabled": config.train.precision is Precision.fp16},
@@ -168,6 +174,11 @@ def deepspeed_config(config: Config, cfg: DeepSpeedConfig) -> dict[str, Any]:
     merged = OmegaConf.to_container(OmegaConf.merge(generated, cfg.config), resolve=True)
     assert isinstance(merged, dict)
     return {str(key): value for key, value in merged.items()}
+
+
+def _clips_for_deepspeed(config: Config, cfg: DeepSpeedConfig) -> bool:
+    """Whether we clip: at stage 0 in fp32 DeepSpeed does too, but keeps the norm to itself."""
+    return cfg.zero_stage == 0 and config.train.precision is Precision.fp32
 
 
 def _distribute(inner: torch.nn.Module, cfg: DdpConfig, workers: Workers) -> DistributedDataParallel:

@@ -52,9 +52,7 @@ def step_seconds(case: Case, backend: str, folder: Path) -> float:
         f"run_root={folder / backend}",
         f"name={case.model}",
     ]
-    subprocess.run(
-        [sys.executable, "-m", "ortlaunch", *overrides], check=True, stdout=subprocess.DEVNULL, timeout=1200
-    )
+    subprocess.run([sys.executable, "-m", "ortlaunch", *overrides], check=True, stdout=subprocess.DEVNULL, timeout=1200)
     journal = max((folder / backend).glob("*/*/journal.jsonl"), key=lambda path: path.stat().st_mtime)
     events = [json.loads(line) for line in journal.read_text().splitlines()]
     tags = {name: value for event in events if event["event"] == "tags" for name, value in event["values"].items()}
@@ -88,10 +86,8 @@ def main() -> None:
         ratios = [pair["ort"] / pair["eager"] for pair in pairs]
         medians = {backend: statistics.median(pair[backend] for pair in pairs) for backend in BACKENDS}
         each = " ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(
-            f"{case.title:<22} {medians['eager']:>8.3f} {medians['ort']:>8.3f} {statistics.median(ratios):>12.2f}   {each}",
-            flush=True,
-        )
+        figures = f"{medians['eager']:>8.3f} {medians['ort']:>8.3f} {statistics.median(ratios):>12.2f}"
+        print(f"{case.title:<22} {figures}   {each}", flush=True)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,27 @@ def test_a_killed_worker_comes_before_those_that_miss_it(tmp_path: Path) -> None
     assert "the last words" in found.message
 
 
+def test_a_killed_worker_is_found_also_where_torchrun_names_another_as_the_root_cause(tmp_path: Path) -> None:
+    fail(tmp_path, 0, ConnectionError("lost my peer"))
+    log = tmp_path / "torchrun.log"
+    killed = TORCHRUN_REPORT.format(code=-9).replace("Root Cause (first observed failure)", "Failures")
+    other = TORCHRUN_REPORT.format(code=1).replace("rank      : 1 (local_rank: 1)", "rank      : 0 (local_rank: 0)")
+    log.write_text(killed + other)
+    found = failure.first(tmp_path, log)
+    assert found is not None
+    assert found.rank == 1
+    assert "SIGKILL" in found.message
+
+
+def test_workers_that_torchrun_stopped_are_no_cause(tmp_path: Path) -> None:
+    fail(tmp_path, 0, ValueError("the cause"))
+    log = tmp_path / "torchrun.log"
+    log.write_text(TORCHRUN_REPORT.format(code=-15))
+    found = failure.first(tmp_path, log)
+    assert found is not None
+    assert found.rank == 0
+
+
 def test_an_ordinary_exit_code_is_no_kill(tmp_path: Path) -> None:
     fail(tmp_path, 1, ValueError("the cause"))
     log = tmp_path / "torchrun.log"
