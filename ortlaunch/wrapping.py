@@ -25,18 +25,20 @@ from ortlaunch.trainer.workers import Workers
 
 def wrap(model: torch.nn.Module, config: Config, workers: Workers, task: Task, run_dir: Path) -> Engine:
     """Wraps a plain model in the one order that works: backend first, trainer around it."""
-    inner = wrap_backend(model.to(workers.device), config.backend, threads=workers.threads, onnx_dir=run_dir / "onnx")
+    # Every worker has the same graphs, so the first one's stand for all.
+    onnx_dir = run_dir / "onnx" if workers.is_first else None
+    inner = wrap_backend(model.to(workers.device), config.backend, threads=workers.threads, onnx_dir=onnx_dir)
     return wrap_trainer(inner, config, workers, task)
 
 
-def wrap_backend(model: torch.nn.Module, cfg: BackendConfig, *, threads: int, onnx_dir: Path) -> torch.nn.Module:
+def wrap_backend(model: torch.nn.Module, cfg: BackendConfig, *, threads: int, onnx_dir: Path | None) -> torch.nn.Module:
     """Hands forward and backward of a plain model to the backend.
 
     Args:
         model: a plain model on its device.
         cfg: which backend.
         threads: this worker's share of the cores, for a backend with a thread pool of its own.
-        onnx_dir: where ``backend.debug.save_onnx`` leaves its graphs.
+        onnx_dir: where ``backend.debug.save_onnx`` leaves its graphs; None on a worker that leaves none.
 
     Raises:
         RequestError: the model is wrapped already, or holds a DataParallel.

@@ -122,3 +122,13 @@ def test_deepspeeds_timer_that_waits_for_the_device_is_off() -> None:
     assert generated["wall_clock_breakdown"] is False
     # What the user adds is merged, not put in place of the generated part.
     assert generated["zero_optimization"] == {"stage": 2, "overlap_comm": True}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_worker_leaves_its_graphs(rank: int, tmp_path: Path) -> None:
+    chosen = config("trainer=single", "backend.debug.save_onnx=true")
+    batch = {"pixel_values": torch.rand(4, 1, 8, 8), "labels": torch.tensor([1, 2, 3, 4])}
+    model = mlp()
+    engine = wrap(model, chosen, Workers(rank, 2, torch.device("cpu"), 2), make_task(model, batch), tmp_path)
+    engine.micro_step(batch, last=True)
+    assert len(list(tmp_path.glob("onnx/*.onnx"))) == (5 if rank == 0 else 0)

@@ -67,9 +67,13 @@ def _positive_numbers(config: Config) -> None:
 
 
 def _names(config: Config) -> None:
-    for key, value in (("experiment", config.experiment), ("name", config.name)):
+    folder = "becomes a folder's name"
+    names = [("experiment", config.experiment, folder), ("name", config.name, folder)]
+    if isinstance(config.backend, OrtConfig):
+        names.append(("backend.debug.onnx_prefix", config.backend.debug.onnx_prefix, "begins the names of files"))
+    for key, value, use in names:
         if value is not None and (not value.strip() or "/" in value or value in (".", "..") or "\0" in value):
-            raise RequestError(f"{key}={value!r}: becomes a folder's name, so it must not be empty or contain '/'")
+            raise RequestError(f"{key}={value!r}: {use}, so it must not be empty or contain '/'")
 
 
 def _known_model(config: Config) -> None:

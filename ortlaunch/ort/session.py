@@ -39,14 +39,14 @@ def import_ortmodule() -> Any:
     return ortmodule
 
 
-def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path) -> torch.nn.Module:
+def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path | None) -> torch.nn.Module:
     """Puts `model` into an ORTModule.
 
     Args:
         model: the plain model, already on its device.
         cfg: the backend's configuration.
         threads: the worker's share of the cores, for ONNX Runtime's pool where ``backend.threads`` is not set.
-        onnx_dir: folder for ``backend.debug.save_onnx``; made when needed.
+        onnx_dir: folder for ``backend.debug.save_onnx``, made when needed; None on a worker that saves nothing.
     """
     ortmodule = import_ortmodule()
     # These import torch's exporter from where the compatibility layer has just put it.
@@ -60,13 +60,14 @@ def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path
         kernels.disable()
     _set_fallback_policy(ortmodule, cfg.fallback)
     _set_session_threads(cfg.threads or threads, cfg.spinning)
-    if cfg.debug.save_onnx:
-        onnx_dir.mkdir(parents=True, exist_ok=True)
+    save_path = onnx_dir if cfg.debug.save_onnx else None
+    if save_path is not None:
+        save_path.mkdir(parents=True, exist_ok=True)
     options = ortmodule.DebugOptions(
         log_level=ortmodule.LogLevel[_ORT_LEVEL[cfg.debug.log_level.value]],
-        save_onnx=cfg.debug.save_onnx,
+        save_onnx=save_path is not None,
         onnx_prefix=cfg.debug.onnx_prefix,
-        save_path=str(onnx_dir) if cfg.debug.save_onnx else "",
+        save_path=str(save_path or ""),
     )
     wrapped: torch.nn.Module = ortmodule.ORTModule(model, options)
     # After the construction, which registers ORTModule's own; the export comes with the first forward.

@@ -71,6 +71,8 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
         startup.update(_export_seconds(engine, config))
         recorder.startup(startup)
         _warn_of_fallback(engine, config, workers, journal)
+        if journal is not None:
+            _keep_graphs(config, run_dir, journal)
 
     train(engine, chain([first], batches), config.train, workers.device, recorder, first_step_done)
     loader.close()
@@ -106,6 +108,12 @@ def _export_seconds(engine: Engine, config: Config) -> dict[str, float]:
 
     seconds = session.export_seconds(engine.inner)
     return {} if seconds is None else {"startup/ort_export_seconds": seconds}
+
+
+def _keep_graphs(config: Config, run_dir: Path, journal: Journal) -> None:
+    """Has the graphs that ``backend.debug.save_onnx`` left in the run folder kept with the run."""
+    if isinstance(config.backend, OrtConfig) and config.backend.debug.save_onnx:
+        journal.artifact(run_dir / "onnx")
 
 
 def _warn_of_fallback(engine: Engine, config: Config, workers: Workers, journal: Journal | None) -> None:

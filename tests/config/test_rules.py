@@ -71,6 +71,8 @@ def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int
         (["model.name=gtp2"], ["gtp2", "model=gpt2", "llama"]),
         (["backend=compile", "backend.mode=fast"], ["backend.mode=fast", "max-autotune"]),
         (["experiment=a/b"], ["experiment='a/b'"]),
+        (["backend.debug.onnx_prefix=a/b"], ["backend.debug.onnx_prefix='a/b'"]),
+        (["backend.debug.onnx_prefix="], ["backend.debug.onnx_prefix=''"]),
         (["tracking.uri=file:///tmp/x"], ["tracking.uri", "sqlite:///"]),
     ],
 )
