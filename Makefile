@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-quick check bench-ort install clean
+.PHONY: run test test-quick check bench-ort docs-families install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -29,6 +29,10 @@ check: $(INSTALLED)
 ## bench-ort: step time of ORT over eager's, interleaved in one run
 bench-ort: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_ort
+
+## docs-families: measure the model families under ORT with this torch, and write them into docs/ort-families.md
+docs-families: $(INSTALLED)
+	$(BIN)/python -m tests.ort.families_table
 
 ## install: .venv with the tested versions, and ORTModule's extension compiled for them
 install: $(INSTALLED)
