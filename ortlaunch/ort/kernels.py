@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort import operators
+from ortlaunch.ort import operators, shapes
 
 _OPSET = 17
 _ATEN = ("ATen", "org.pytorch.aten")
 _ATEN_OP = "org.pytorch.aten::ATen"
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 _LAYER_NORM = "native_layer_norm"
+_FLOATING = ("Float", "Double", "Half", "BFloat16")
 _WRITTEN_OUT_GELU = ("NewGELUActivation", "FastGELUActivation")
 _DROPOUT = "ortlaunch::dropout"
 _GELU_TANH = "ortlaunch::gelu_tanh"
@@ -78,6 +79,7 @@ def register_gradients() -> None:
     CustomGradientRegistry.register(domain, operator, (_CONV1D, ""), _conv1d_gradient)
     CustomGradientRegistry.register(domain, operator, (_CROSS_ENTROPY, ""), _cross_entropy_gradient)
     operators.define()
+    shapes.register()
 
 
 def _attention(
@@ -91,12 +93,15 @@ def _attention(
     scale: Any = None,
     enable_gqa: Any = None,
 ) -> Any:
-    """Attention as one node where PyTorch's CPU kernel takes it (no dropout, as many key as query heads)."""
+    """Attention as one node where PyTorch's CPU kernel takes it.
+
+    That is without dropout, with as many key as query heads, and a mask that needs no gradient.
+    """
     from torch.onnx import symbolic_helper, symbolic_opset14  # type: ignore[attr-defined]
 
     dropout = symbolic_helper._maybe_get_const(dropout_p, "f")
     grouped = enable_gqa is not None and symbolic_helper._maybe_get_const(enable_gqa, "b")
-    if dropout or grouped:
+    if dropout or grouped or _may_need_gradient(attn_mask):
         return symbolic_opset14.scaled_dot_product_attention(
             g, query, key, value, attn_mask, dropout, is_causal, scale, enable_gqa
         )
@@ -107,6 +112,25 @@ def _attention(
     output, _ = g.op(_ATEN_OP, query, key, value, zero, is_causal, mask, scale, operator_s=_ATTENTION, outputs=2)
     output.setType(query.type())
     return output
+
+
+def _may_need_gradient(mask: Any) -> bool:
+    """Whether a mask is computed from floating-point inputs of the graph, as T5's from the weights of its positions."""
+    from torch.onnx import symbolic_helper
+
+    if mask is None or symbolic_helper._is_none(mask):
+        return False
+    waiting, seen = [mask], set()
+    while waiting:
+        value = waiting.pop()
+        if value.debugName() in seen:
+            continue
+        seen.add(value.debugName())
+        if value.node().kind() != "prim::Param":
+            waiting.extend(value.node().inputs())
+        elif isinstance(value.type(), torch._C.TensorType) and value.type().scalarType() in _FLOATING:
+            return True
+    return False
 
 
 def _additive(g: Any, attn_mask: Any) -> Any:

@@ -1,0 +1,58 @@
+"""What follows one of PyTorch's kernels in the graph is differentiated in the shape that it really has."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ortlaunch.config.schema import OrtConfig
+from ortlaunch.ort import session
+from ortlaunch.wrapping import wrap_backend
+
+
+class Product(nn.Module):
+    """A batch of matrices, as a linear layer makes them, in a product that sums no gradient over the batch."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 6, bias=bias)
+        self.other = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return (y @ self.other @ y.transpose(1, 2)).square().mean()
+
+
+class LearnedBias(nn.Module):
+    """Attention whose scores are shifted by what is learned, as T5's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.table = nn.Embedding(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, _ = x.shape
+        distance = (torch.arange(length)[:, None] - torch.arange(length)[None, :]).abs()
+        bias = self.table(distance).permute(2, 0, 1)[None]
+        heads = self.linear(x).view(rows, length, 2, 4).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=bias).square().mean()
+
+
+@pytest.mark.parametrize(
+    "model", [Product(bias=False), Product(bias=True), LearnedBias()], ids=["linear", "linear_bias", "learned_bias"]
+)
+def test_gradients_are_eagers_at_every_batch_size_and_length(model: nn.Module, tmp_path: Path) -> None:
+    ort = wrap_backend(copy.deepcopy(model), OrtConfig(), threads=1, onnx_dir=tmp_path)
+    for rows, length in ((3, 6), (5, 9), (1, 2)):
+        x = torch.randn(rows, length, 8)
+        for each in (model, ort):
+            each.zero_grad()
+            each(x).backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(ort.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+    assert session.is_active(ort)
