@@ -34,7 +34,7 @@ def test_the_graphs_lie_in_the_run_folder_once_for_all_workers(debugged):
     folder = debugged.run_dir / "onnx"
     assert {path.name for path in folder.iterdir()} == GRAPHS
     exported = onnx.load(folder / "net_torch_exported_training.onnx")
-    assert [node.op_type for node in exported.graph.node].count("Gemm") == 2
+    assert "Relu" in {node.op_type for node in exported.graph.node}
 
 
 def test_the_graphs_are_artifacts_of_the_mlflow_run(debugged, mlflow_run, tmp_path: Path):
