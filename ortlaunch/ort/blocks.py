@@ -1,0 +1,213 @@
+"""ORTModule under ZeRO 3: one for each block of the model, the rest of the model in plain PyTorch.
+
+ZeRO 3 gathers a module's parameters for its forward, frees them, and gathers them again for its backward. ORTModule's
+backward, however, reads the parameters where its forward found them. Two ways out, by ``backend.zero3``:
+
+* ``recompute``: the block's output alone is kept from the forward; the backward runs ONNX Runtime's forward and
+  backward one after the other, while the parameters are gathered. Keeps ZeRO 3's memory, and needs less of it for
+  activations; costs a second forward.
+* ``hold``: what the forward gathered is kept until the backward. No second forward; from forward to backward the
+  whole model lies in memory.
+
+A block stays where it is in the model and keeps its class; only its ``forward`` is replaced on the instance. So
+parameters keep their names, and DeepSpeed hooks the plain model, each block as a leaf (``set_z3_leaf_module``): gathered
+and freed as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from ortlaunch.config.schema import OrtZero3
+from ortlaunch.errors import RequestError
+
+_MOST_SIGNATURES = 8
+_CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
+
+MakeOrtModule = Callable[[nn.Module, str], nn.Module]
+"""Puts a module into an ORTModule; the second argument tells its graphs from others'."""
+
+
+class OrtBlock:
+    """Takes the place of a block's ``forward``."""
+
+    def __init__(self, block: nn.Module, path: str, make: MakeOrtModule, mode: OrtZero3) -> None:
+        """
+        Args:
+            block: the block, still with its own forward.
+            path: its path in the model, for messages and files.
+            make: makes its ORTModules, at its first forward: only then are its parameters there.
+            mode: how the parameters outlast the backward.
+        """
+        self._block = block
+        self.path = path
+        self._make = make
+        self._mode = mode
+        self._forward = block.forward
+        self._signatures: list[_Signature] = []
+
+    @property
+    def ort_modules(self) -> list[nn.Module]:
+        """One for each way in which the block was called; none before its first forward."""
+        return [signature.ort_module for signature in self._signatures]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        signature = self._signature([None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves], structure)
+        signature.follow_training_mode()
+        if not torch.is_grad_enabled():
+            outputs = signature.ort_module(*tensors)
+        elif self._mode is OrtZero3.hold:
+            outputs = self._held(signature.ort_module, tensors)
+        else:
+            outputs = self._recomputed(signature.ort_module, tensors)
+        return signature.rebuild(outputs)
+
+    def close(self) -> None:
+        """Ends the block's sessions and gives it its own forward back."""
+        self._signatures.clear()
+        self._block.__dict__.pop("forward", None)
+
+    def _signature(self, constants: list[tuple[Any] | None], structure: pytree.TreeSpec) -> _Signature:
+        """The ORTModule for arguments of this structure and with these constants."""
+        for known in self._signatures:
+            if known.structure == structure and known.constants == constants:
+                return known
+        self._check(constants)
+        original = _Original(self._block, self._forward, constants, structure)
+        name = self.path if not self._signatures else f"{self.path}_{len(self._signatures)}"
+        self._signatures.append(_Signature(original, self._make(original, name)))
+        return self._signatures[-1]
+
+    def _check(self, constants: list[tuple[Any] | None]) -> None:
+        for constant in constants:
+            if constant is not None and not isinstance(constant[0], _CONSTANTS):
+                raise RequestError(
+                    f"the block {self.path} is called with a {type(constant[0]).__name__}, and ONNX Runtime takes "
+                    "tensors and plain values: let the model pass nothing else to its blocks (no cache of keys and "
+                    "values: use_cache=False), choose others by backend.blocks, or use trainer.zero_stage=2"
+                )
+        if len(self._signatures) == _MOST_SIGNATURES:
+            raise RequestError(
+                f"the block {self.path} was called in {_MOST_SIGNATURES} ways that differ in more than their tensors, "
+                "and each is exported anew: let the model pass what changes as a tensor, or use trainer.zero_stage=2"
+            )
+
+    def _recomputed(self, ort_module: nn.Module, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+        run = _seeded(ort_module)
+        if not any(tensor.requires_grad for tensor in (*tensors, *self._block.parameters())):
+            return run(*tensors)
+
+        def either_pass(_: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+            if torch.is_grad_enabled():
+                return run(*inputs)
+            # The first pass too must run the training graph: ORTModule without gradients takes the one without
+            # dropout, and the loss would be that of another function than the one whose gradients are computed.
+            with torch.enable_grad():
+                outputs = run(*inputs)
+            return tuple(output.detach() for output in outputs)
+
+        # Re-entrant checkpointing gives the parameters gradients only if some input asks for one.
+        trigger = torch.zeros((), device=tensors[0].device if tensors else None, requires_grad=True)
+        outputs: tuple[Tensor, ...] = checkpoint(either_pass, trigger, *tensors, use_reentrant=True)
+        return outputs
+
+    def _held(self, ort_module: nn.Module, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+        held = [parameter.data for parameter in self._block.parameters()]
+        outputs = _seeded(ort_module)(*tensors)
+        node = next((output.grad_fn for output in outputs if output.grad_fn is not None), None)
+        if node is not None:
+            # Called after the node, which is ONNX Runtime's backward; the closure lives as long as the node does.
+            node.register_hook(lambda *_: held.clear())
+        return outputs
+
+
+class _Original(nn.Module):
+    """The block's own forward with tensors in and tensors out, all else bound: what ORTModule exports."""
+
+    def __init__(
+        self,
+        block: nn.Module,
+        forward: Callable[..., Any],
+        constants: list[tuple[Any] | None],
+        structure: pytree.TreeSpec,
+    ) -> None:
+        super().__init__()
+        self.training = block.training
+        self.block = block
+        self.constants = constants
+        self.structure = structure
+        self.output_constants: list[tuple[Any] | None] = []
+        self.output_structure: pytree.TreeSpec | None = None
+        self._block_forward = forward
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        remaining = iter(tensors)
+        leaves = [next(remaining) if constant is None else constant[0] for constant in self.constants]
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        outputs, self.output_structure = pytree.tree_flatten(self._block_forward(*args, **kwargs))
+        self.output_constants = [None if isinstance(output, Tensor) else (output,) for output in outputs]
+        return tuple(output for output in outputs if isinstance(output, Tensor))
+
+
+class _Signature:
+    """The ORTModule that serves calls of one structure with one set of constants."""
+
+    def __init__(self, original: _Original, ort_module: nn.Module) -> None:
+        self._original = original
+        self.ort_module = ort_module
+        self.constants = original.constants
+        self.structure = original.structure
+
+    def follow_training_mode(self) -> None:
+        """Whoever calls ``train()`` or ``eval()`` on the model reaches the block and not what holds it."""
+        if self._original.training != self._original.block.training:
+            self.ort_module.train(self._original.block.training)
+
+    def rebuild(self, tensors: tuple[Tensor, ...]) -> Any:
+        """What the block itself would have returned."""
+        assert self._original.output_structure is not None
+        remaining = iter(tensors)
+        leaves = [next(remaining) if fixed is None else fixed[0] for fixed in self._original.output_constants]
+        return pytree.tree_unflatten(leaves, self._original.output_structure)
+
+
+def attach(blocks: dict[str, nn.Module], make: MakeOrtModule, mode: OrtZero3) -> None:
+    """Lets ONNX Runtime run the blocks, and DeepSpeed gather and free each as a whole."""
+    from deepspeed.utils import set_z3_leaf_module
+
+    for path, block in blocks.items():
+        # Plain attribute: the module tree, and so every parameter's name, stays as it is.
+        block.forward = OrtBlock(block, path, make, mode)  # type: ignore[method-assign]
+        set_z3_leaf_module(block, True)
+
+
+def attached(model: nn.Module) -> list[OrtBlock]:
+    """The blocks of a model that `attach` has reached."""
+    return [module.forward for module in model.modules() if isinstance(vars(module).get("forward"), OrtBlock)]
+
+
+def _seeded(ort_module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
+    """Runs it with the same dropout masks at every call.
+
+    ONNX Runtime has a random generator of its own, which checkpointing does not restore: the second forward would draw
+    other masks than the first, and the gradients would be those of another output. The seed comes from torch's
+    generator, so that restoring that one restores the masks.
+    """
+    import onnxruntime
+
+    seed = int(torch.randint(2**31 - 1, ()))
+
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        onnxruntime.set_seed(seed)
+        outputs: tuple[Tensor, ...] = ort_module(*tensors)
+        return outputs
+
+    return run
