@@ -16,11 +16,13 @@ and freed as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
@@ -152,9 +154,22 @@ class _Original(nn.Module):
         remaining = iter(tensors)
         leaves = [next(remaining) if constant is None else constant[0] for constant in self.constants]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
-        outputs, self.output_structure = pytree.tree_flatten(self._block_forward(*args, **kwargs))
+        with _plain_linear():
+            outputs, self.output_structure = pytree.tree_flatten(self._block_forward(*args, **kwargs))
         self.output_constants = [None if isinstance(output, Tensor) else (output,) for output in outputs]
         return tuple(output for output in outputs if isinstance(output, Tensor))
+
+
+@contextlib.contextmanager
+def _plain_linear() -> Iterator[None]:
+    """Within it, ``functional.linear`` is torch's: ZeRO 3 puts an ``autograd.Function`` of DeepSpeed's in its place,
+    which would be exported as such and not as a matrix product."""
+    replaced = functional.linear
+    functional.linear = torch._C._nn.linear
+    try:
+        yield
+    finally:
+        functional.linear = replaced
 
 
 class _Signature:
