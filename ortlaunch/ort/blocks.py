@@ -32,6 +32,9 @@ from ortlaunch.errors import RequestError
 _MOST_SIGNATURES = 8
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
+_Constants = list[tuple[Any, ...] | None]
+"""For each leaf of a structure: None where it is a tensor, else its value and what tells it from others."""
+
 MakeOrtModule = Callable[[nn.Module, str], nn.Module]
 """Puts a module into an ORTModule; the second argument tells its graphs from others'."""
 
@@ -62,7 +65,7 @@ class OrtBlock:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        signature = self._signature([None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves], structure)
+        signature = self._signature([None if isinstance(leaf, Tensor) else (leaf, type(leaf)) for leaf in leaves], structure)
         signature.follow_training_mode()
         if not torch.is_grad_enabled():
             outputs = signature.ort_module(*tensors)
@@ -77,7 +80,7 @@ class OrtBlock:
         self._signatures.clear()
         self._block.__dict__.pop("forward", None)
 
-    def _signature(self, constants: list[tuple[Any] | None], structure: pytree.TreeSpec) -> _Signature:
+    def _signature(self, constants: _Constants, structure: pytree.TreeSpec) -> _Signature:
         """The ORTModule for arguments of this structure and with these constants."""
         for known in self._signatures:
             if known.structure == structure and known.constants == constants:
@@ -88,7 +91,7 @@ class OrtBlock:
         self._signatures.append(_Signature(original, self._make(original, name)))
         return self._signatures[-1]
 
-    def _check(self, constants: list[tuple[Any] | None]) -> None:
+    def _check(self, constants: _Constants) -> None:
         for constant in constants:
             if constant is not None and not isinstance(constant[0], _CONSTANTS):
                 raise RequestError(
@@ -138,7 +141,7 @@ class _Original(nn.Module):
         self,
         block: nn.Module,
         forward: Callable[..., Any],
-        constants: list[tuple[Any] | None],
+        constants: _Constants,
         structure: pytree.TreeSpec,
     ) -> None:
         super().__init__()
@@ -146,7 +149,7 @@ class _Original(nn.Module):
         self.block = block
         self.constants = constants
         self.structure = structure
-        self.output_constants: list[tuple[Any] | None] = []
+        self.output_constants: _Constants = []
         self.output_structure: pytree.TreeSpec | None = None
         self._block_forward = forward
 

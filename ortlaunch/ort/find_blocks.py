@@ -23,17 +23,27 @@ def find_blocks(model: nn.Module, wanted: str | None) -> Blocks:
             ``nn.ModuleList`` of modules of one class.
 
     Raises:
-        RequestError: there are none, or their outputs are recomputed by the model already.
+        RequestError: there are none, or one holds what would silently give wrong results.
     """
     blocks = _outermost(_chosen(model, wanted) if wanted is not None else _found(model))
     for path, block in blocks.items():
-        if any(getattr(module, "gradient_checkpointing", False) is True for module in block.modules()):
-            raise RequestError(
-                f"the block {path} recomputes its activations itself (gradient checkpointing), which gives wrong "
-                "gradients with backend=ort and trainer.zero_stage=3: switch it off in the model, "
-                "backend.zero3=recompute already does it"
-            )
+        for module in block.modules():
+            _refuse(path, module)
     return blocks
+
+
+def _refuse(path: str, module: nn.Module) -> None:
+    if getattr(module, "gradient_checkpointing", False) is True:
+        raise RequestError(
+            f"the block {path} recomputes its activations itself (gradient checkpointing), which gives wrong gradients "
+            "with backend=ort and trainer.zero_stage=3: switch it off in the model, backend.zero3=recompute already "
+            "does it"
+        )
+    if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+        raise RequestError(
+            f"the block {path} holds a {type(module).__name__}, whose running statistics ONNX Runtime leaves as the "
+            "first batch made them: use backend=eager, or a normalization without running statistics"
+        )
 
 
 def _chosen(model: nn.Module, wanted: str) -> Blocks:
