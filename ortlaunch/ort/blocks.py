@@ -10,8 +10,8 @@ backward, however, reads the parameters where its forward found them. Two ways o
   whole model lies in memory.
 
 A block stays where it is in the model and keeps its class; only its ``forward`` is replaced on the instance. So
-parameters keep their names, and DeepSpeed hooks the plain model, each block as a leaf (``set_z3_leaf_module``): gathered
-and freed as a whole.
+parameters keep their names, and DeepSpeed hooks the plain model, each block as a leaf (``set_z3_leaf_module``) that is
+gathered and freed as a whole.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class OrtBlock:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        signature = self._signature([None if isinstance(leaf, Tensor) else (leaf, type(leaf)) for leaf in leaves], structure)
+        signature = self._signature(_constants(leaves), structure)
         signature.follow_training_mode()
         if not torch.is_grad_enabled():
             outputs = signature.ort_module(*tensors)
@@ -74,11 +74,6 @@ class OrtBlock:
         else:
             outputs = self._recomputed(signature.ort_module, tensors)
         return signature.rebuild(outputs)
-
-    def close(self) -> None:
-        """Ends the block's sessions and gives it its own forward back."""
-        self._signatures.clear()
-        self._block.__dict__.pop("forward", None)
 
     def _signature(self, constants: _Constants, structure: pytree.TreeSpec) -> _Signature:
         """The ORTModule for arguments of this structure and with these constants."""
@@ -159,7 +154,7 @@ class _Original(nn.Module):
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         with _plain_linear():
             outputs, self.output_structure = pytree.tree_flatten(self._block_forward(*args, **kwargs))
-        self.output_constants = [None if isinstance(output, Tensor) else (output,) for output in outputs]
+        self.output_constants = _constants(outputs)
         return tuple(output for output in outputs if isinstance(output, Tensor))
 
 
@@ -209,7 +204,12 @@ def attach(blocks: dict[str, nn.Module], make: MakeOrtModule, mode: OrtZero3) ->
 
 def attached(model: nn.Module) -> list[OrtBlock]:
     """The blocks of a model that `attach` has reached."""
-    return [module.forward for module in model.modules() if isinstance(vars(module).get("forward"), OrtBlock)]
+    forwards = [vars(module).get("forward") for module in model.modules()]
+    return [forward for forward in forwards if isinstance(forward, OrtBlock)]
+
+
+def _constants(leaves: list[Any]) -> _Constants:
+    return [None if isinstance(leaf, Tensor) else (leaf, type(leaf)) for leaf in leaves]
 
 
 def _seeded(ort_module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:

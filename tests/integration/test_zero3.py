@@ -90,9 +90,10 @@ def one_backward(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     script = Path(__file__).with_name("zero3_gradients.py")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}")
+    families = [",".join((*_ZERO3, *words)) for words in FAMILIES.values()]
     result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
-        + [str(script), str(out), *(",".join((*_ZERO3, *words)) for words in FAMILIES.values())],
+        [*torchrun, str(script), str(out), *families],
         env={
             **os.environ,
             "DS_ACCELERATOR": "cpu",

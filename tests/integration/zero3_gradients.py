@@ -1,6 +1,6 @@
 """Run under torchrun: each parameter's gradient after one backward under ZeRO 3, by family and by what computed it.
 
-Writes {family: {variant: {"loss": .., "gradients": {..}, "consolidated": [..], "plain": [..]}}} for the test that reads.
+Writes {family: {variant: {"loss": .., "gradients": {..}, "consolidated": [..], "plain": [..]}}} for the test to read.
 """
 
 from __future__ import annotations

@@ -97,5 +97,5 @@ def test_blocks_that_checkpoint_themselves_are_refused() -> None:
 
 
 def test_blocks_with_running_statistics_are_refused() -> None:
-    with pytest.raises(RequestError, match="BatchNorm2d.*backend=eager"):
+    with pytest.raises(RequestError, match=r"BatchNorm2d.*backend=eager"):
         find_blocks(build_model(ModelConfig(name="resnet")), None)
