@@ -17,6 +17,7 @@ gathered and freed as a whole.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,6 +76,27 @@ class OrtBlock:
             outputs = self._recomputed(signature.ort_module, tensors)
         return signature.rebuild(outputs)
 
+    def ask_for_gradients(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward pre-hook of the block: makes some positional input one that requires a gradient.
+
+        DeepSpeed reduces a leaf's gradients when those of its positional inputs are complete. Where no such input asks
+        for one, that is before the leaf's backward: its parameters would be trained with zeros.
+        """
+        trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in block.parameters())
+        if not trained or any(map(_requires_grad, args)):
+            return None
+        bound = inspect.signature(self._forward).bind(*args, **kwargs)
+        positional = list(bound.args)
+        if not any(map(_requires_grad, positional)):
+            index = next((i for i, value in enumerate(positional) if _is_floating(value)), None)
+            if index is None:
+                raise RequestError(
+                    f"the block {self.path} is called without a positional floating-point tensor, and DeepSpeed would "
+                    "reduce its gradients too early: choose other blocks by backend.blocks, or trainer.zero_stage=2"
+                )
+            positional[index] = positional[index].detach().requires_grad_()
+        return tuple(positional), bound.kwargs
+
     def _signature(self, constants: _Constants, structure: pytree.TreeSpec) -> _Signature:
         """The ORTModule for arguments of this structure and with these constants."""
         for known in self._signatures:
@@ -102,10 +124,10 @@ class OrtBlock:
 
     def _recomputed(self, ort_module: nn.Module, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         run = _seeded(ort_module)
-        if not any(tensor.requires_grad for tensor in (*tensors, *self._block.parameters())):
+        if not any(tensor.requires_grad for tensor in tensors):
             return run(*tensors)
 
-        def either_pass(_: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        def either_pass(*inputs: Tensor) -> tuple[Tensor, ...]:
             if torch.is_grad_enabled():
                 return run(*inputs)
             # The first pass too must run the training graph: ORTModule without gradients takes the one without
@@ -114,9 +136,7 @@ class OrtBlock:
                 outputs = run(*inputs)
             return tuple(output.detach() for output in outputs)
 
-        # Re-entrant checkpointing gives the parameters gradients only if some input asks for one.
-        trigger = torch.zeros((), device=tensors[0].device if tensors else None, requires_grad=True)
-        outputs: tuple[Tensor, ...] = checkpoint(either_pass, trigger, *tensors, use_reentrant=True)
+        outputs: tuple[Tensor, ...] = checkpoint(either_pass, *tensors, use_reentrant=True)
         return outputs
 
     def _held(self, ort_module: nn.Module, tensors: list[Tensor]) -> tuple[Tensor, ...]:
@@ -199,6 +219,8 @@ def attach(blocks: dict[str, nn.Module], make: MakeOrtModule, mode: OrtZero3) ->
     for path, block in blocks.items():
         # Plain attribute: the module tree, and so every parameter's name, stays as it is.
         block.forward = OrtBlock(block, path, make, mode)  # type: ignore[method-assign]
+        # Before DeepSpeed's own hooks, which must see what it returns.
+        block.register_forward_pre_hook(block.forward.ask_for_gradients, with_kwargs=True)
         set_z3_leaf_module(block, True)
 
 
@@ -206,6 +228,14 @@ def attached(model: nn.Module) -> list[OrtBlock]:
     """The blocks of a model that `attach` has reached."""
     forwards = [vars(module).get("forward") for module in model.modules()]
     return [forward for forward in forwards if isinstance(forward, OrtBlock)]
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _constants(leaves: list[Any]) -> _Constants:

@@ -176,26 +176,53 @@ def test_a_model_without_repeated_blocks_is_a_wrong_request(tmp_path: Path, laun
     assert "Traceback" not in result.stderr + result.stdout
 
 
-def test_a_users_own_model_runs_on_the_blocks_that_are_named(tmp_path: Path, launch: Any) -> None:
+@pytest.mark.parametrize("mode", ["recompute", "hold"])
+def test_a_users_own_model_runs_on_the_blocks_that_are_named(
+    own_eager: Any, tmp_path: Path, launch: Any, mode: str
+) -> None:
+    """Its blocks are called by keyword, and the first one's input is data, which needs no gradient."""
     (tmp_path / "mine.py").write_text(_OWN_MODEL)
-    arguments = ("model=factory", "model.target=mine:Net", "data=digits", *_ZERO3, "train.steps=3", "tracking=none")
-    result = launch(tmp_path, *arguments, "backend.blocks=stages.*")
+    result = launch(tmp_path, *_OWN_RUN, *VARIANTS[mode], "backend.blocks=stages.*")
     assert result.returncode == 0, result.report
     assert result.tags["ortlaunch.ort_active"] == "true"
-    eager = launch(tmp_path, *arguments, "backend=eager")
-    assert result.losses == pytest.approx(eager.losses, rel=1e-5)
+    assert result.losses == pytest.approx(own_eager.losses, rel=1e-5)
 
 
+@pytest.fixture(scope="module")
+def own_eager(tmp_path_factory: pytest.TempPathFactory, launch: Any) -> Any:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "mine.py").write_text(_OWN_MODEL)
+    result = launch(folder, *_OWN_RUN, "backend=eager")
+    assert result.returncode == 0, result.report
+    return result
+
+
+_OWN_RUN = (
+    *("model=factory", "model.target=mine:Net", "data=digits", *_ZERO3),
+    *("train.steps=5", "train.log_every=1", "tracking=none", "optimizer.lr=0.01"),
+)
 _OWN_MODEL = """
 from torch import nn
+
+
+class Stage(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, 32)
+
+    def forward(self, features):
+        return self.linear(features).relu()
 
 
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stages = nn.Sequential(nn.Sequential(nn.Linear(64, 32), nn.ReLU()), nn.Sequential(nn.Linear(32, 32)))
+        self.stages = nn.Sequential(Stage(64), Stage(32))
         self.head = nn.Linear(32, 10)
 
     def forward(self, x):
-        return self.head(self.stages(x.flatten(1)))
+        x = x.flatten(1)
+        for stage in self.stages:
+            x = stage(features=x)
+        return self.head(x)
 """

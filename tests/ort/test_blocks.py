@@ -190,6 +190,20 @@ def test_a_first_block_whose_input_needs_no_gradient_is_trained(tmp_path: Path, 
     torch.testing.assert_close(model.blocks[0].weight.grad, 2 * model.blocks[1].weight.detach())
 
 
+def test_a_trained_block_without_a_floating_point_input_is_refused(tmp_path: Path) -> None:
+    class Embed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(8, 4)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.table(ids)
+
+    model = wrapped(Stack(Embed(), Embed()), tmp_path)
+    with pytest.raises(RequestError, match=r"blocks\.0 .*backend\.blocks"):
+        model.blocks[0](torch.tensor([1, 2]))
+
+
 @BOTH
 def test_frozen_blocks_pass_gradients_on(tmp_path: Path, zero3: OrtZero3) -> None:
     model = wrapped(Stack(Scale(), Scale(), Scale()), tmp_path, zero3=zero3)
