@@ -264,6 +264,20 @@ def test_save_onnx_tells_the_blocks_apart(tmp_path: Path) -> None:
         assert any(name.startswith(f"net_{block}_torch_exported") for name in names)
 
 
+def test_no_session_of_a_block_keeps_an_arena(tmp_path: Path) -> None:
+    """Each would keep the most that its block ever needed; a whole model's one session still has its arena."""
+    model = wrapped(Stack(Scale(), Scale()), tmp_path)
+    model(torch.ones(2, 512))
+    for block in model.blocks:
+        manager = block.forward.ort_modules[0]._torch_module._execution_manager(True)
+        options = manager._execution_agent._inference_session.get_session_options()
+        assert not options.enable_cpu_mem_arena
+    whole = session.wrap(Scale(), OrtConfig(), threads=2, onnx_dir=tmp_path)
+    whole(torch.ones(2, 512))
+    agent = whole._torch_module._execution_manager(True)._execution_agent
+    assert agent._inference_session.get_session_options().enable_cpu_mem_arena
+
+
 def test_close_ends_every_session(tmp_path: Path) -> None:
     model = wrapped(Stack(Scale(), Scale()), tmp_path)
     model(torch.ones(2, 512)).sum().backward()
