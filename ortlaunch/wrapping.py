@@ -1,6 +1,8 @@
 """The wrapping order: the backend inside, the trainer around it, DataParallel nowhere.
 
 plain model -> (ORTModule, compiled or eager) -> (DistributedDataParallel, DeepSpeed engine or single)
+
+Under ZeRO 3 the ORTModules are inside the model's blocks instead of around the model.
 """
 
 from __future__ import annotations
@@ -25,13 +27,20 @@ from ortlaunch.trainer.workers import Workers
 
 def wrap(model: torch.nn.Module, config: Config, workers: Workers, task: Task, run_dir: Path) -> Engine:
     """Wraps a plain model in the one order that works: backend first, trainer around it."""
-    # Every worker has the same graphs, so the first one's stand for all.
-    onnx_dir = run_dir / "onnx" if workers.is_first else None
-    inner = wrap_backend(model.to(workers.device), config.backend, threads=workers.threads, onnx_dir=onnx_dir)
+    inner = wrap_backend(
+        model.to(workers.device),
+        config.backend,
+        threads=workers.threads,
+        # Every worker has the same graphs, so the first one's stand for all.
+        onnx_dir=run_dir / "onnx" if workers.is_first else None,
+        zero_stage=config.trainer.zero_stage if isinstance(config.trainer, DeepSpeedConfig) else 0,
+    )
     return wrap_trainer(inner, config, workers, task)
 
 
-def wrap_backend(model: torch.nn.Module, cfg: BackendConfig, *, threads: int, onnx_dir: Path | None) -> torch.nn.Module:
+def wrap_backend(
+    model: torch.nn.Module, cfg: BackendConfig, *, threads: int, onnx_dir: Path | None, zero_stage: int = 0
+) -> torch.nn.Module:
     """Hands forward and backward of a plain model to the backend.
 
     Args:
@@ -39,16 +48,19 @@ def wrap_backend(model: torch.nn.Module, cfg: BackendConfig, *, threads: int, on
         cfg: which backend.
         threads: this worker's share of the cores, for a backend with a thread pool of its own.
         onnx_dir: where ``backend.debug.save_onnx`` leaves its graphs; None on a worker that leaves none.
+        zero_stage: what will shard the parameters: at 3 they are whole only while their module runs, so ONNX Runtime
+            gets the model's blocks one by one, and the model itself is returned.
 
     Raises:
-        RequestError: the model is wrapped already, or holds a DataParallel.
+        RequestError: the model is wrapped already, holds a DataParallel, or has no blocks where it needs them.
     """
     check_model(model)
     if isinstance(cfg, OrtConfig):
         # Imported only where asked for: it takes seconds and need not be installed.
         from ortlaunch.ort import session
 
-        return session.wrap(model, cfg, threads=threads, onnx_dir=onnx_dir)
+        wrap_ort = session.wrap_blocks if zero_stage == 3 else session.wrap
+        return wrap_ort(model, cfg, threads=threads, onnx_dir=onnx_dir)
     if isinstance(cfg, CompileConfig):
         # In place, so that parameters keep their names.
         model.compile(mode=None if cfg.mode == "default" else cfg.mode, fullgraph=cfg.fullgraph)

@@ -17,6 +17,7 @@ from ortlaunch.config.schema import (
     HfDataConfig,
     MlflowConfig,
     OrtConfig,
+    OrtZero3,
     Precision,
     TextConfig,
     TokenDataConfig,
@@ -104,11 +105,19 @@ def _zero_stage(config: Config) -> None:
     stage = config.trainer.zero_stage
     if stage not in (0, 1, 2, 3):
         raise RequestError(f"trainer.zero_stage={stage}: must be 0, 1, 2 or 3")
-    if stage == 3 and isinstance(config.backend, OrtConfig):
-        raise RequestError(
-            "backend=ort does not run with trainer.zero_stage=3: ONNX Runtime's backward reads parameters that ZeRO 3 "
-            "has freed by then. Use trainer.zero_stage=2, or backend=eager"
-        )
+    # Another stage there would not be seen by what is built around it: ONNX Runtime computes wrong gradients from it.
+    if "stage" in (config.trainer.config.get("zero_optimization") or {}):
+        raise RequestError("trainer.config.zero_optimization.stage: set trainer.zero_stage instead")
+
+
+def _ort_blocks(config: Config) -> None:
+    if not isinstance(config.backend, OrtConfig) or getattr(config.trainer, "zero_stage", None) == 3:
+        return
+    idle = "has an effect only with trainer=deepspeed trainer.zero_stage=3: leave it out"
+    if config.backend.blocks is not None:
+        raise RequestError(f"backend.blocks={config.backend.blocks} {idle}")
+    if config.backend.zero3 is not OrtZero3.recompute:
+        raise RequestError(f"backend.zero3={config.backend.zero3.value} {idle}")
 
 
 def _precision(config: Config) -> None:
@@ -176,6 +185,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _known_model,
     _model_fits_data,
     _zero_stage,
+    _ort_blocks,
     _precision,
     _workers,
     _data_path,

@@ -37,6 +37,13 @@ class Fallback(Enum):
     warn = "warn"
 
 
+class OrtZero3(Enum):
+    """How ONNX Runtime's backward gets parameters that ZeRO 3 frees after the forward: see `OrtConfig.zero3`."""
+
+    recompute = "recompute"
+    hold = "hold"
+
+
 class OrtLogLevel(Enum):
     """ORTModule's own log levels."""
 
@@ -205,6 +212,12 @@ class OrtConfig(BackendConfig):
     """Let idle threads of the pool spin instead of sleep."""
     torch_kernels: bool = True
     """On the CPU, have PyTorch's kernels execute the nodes of the graph for which ONNX Runtime's are slow."""
+    blocks: str | None = None
+    """With trainer.zero_stage=3: class name, or glob of module paths (model.layers.*), of the blocks that run on ONNX
+    Runtime, the rest of the model in PyTorch; null finds the repeated blocks of transformers and similar models."""
+    zero3: OrtZero3 = OrtZero3.recompute
+    """With trainer.zero_stage=3: recompute each block's forward in the backward (least memory), or hold the gathered
+    parameters from forward to backward (no second forward)."""
     debug: OrtDebugConfig = field(default_factory=OrtDebugConfig)
 
 

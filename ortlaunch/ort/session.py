@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,105 @@ def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path
         threads: the worker's share of the cores, for ONNX Runtime's pool where ``backend.threads`` is not set.
         onnx_dir: folder for ``backend.debug.save_onnx``, made when needed; None on a worker that saves nothing.
     """
+    return _prepare(model, cfg, threads, onnx_dir, arena=True)(model, "")
+
+
+def wrap_blocks(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path | None) -> torch.nn.Module:
+    """Puts each repeated block of `model` into an ORTModule of its own, for ZeRO 3; arguments as for `wrap`.
+
+    Returns:
+        The model itself: its modules and their names stay as they are.
+
+    Raises:
+        RequestError: the model has no repeated blocks, or none that ``backend.blocks`` names.
+    """
+    from ortlaunch.ort.blocks import attach
+    from ortlaunch.ort.find_blocks import find_blocks
+
+    found = find_blocks(model, cfg.blocks)
+    # Each session would keep what it has freed in an arena of its own: the most that a block needs, times the blocks.
+    attach(found, _prepare(model, cfg, threads, onnx_dir, arena=False), cfg.zero3)
+    return model
+
+
+def is_active(wrapped: torch.nn.Module) -> bool:
+    """Whether the training forward of this ORTModule, or of every block's, really ran on ONNX Runtime and none fell
+    back since."""
+    parts = _parts(wrapped)
+    return bool(parts) and all(any(map(_trains, part)) and not any(map(_fell_back, part)) for part in parts.values())
+
+
+def fallback_reason(wrapped: torch.nn.Module) -> str | None:
+    """Why this ORTModule, or a block's, fell back to PyTorch, in one line; None where none did."""
+    for path, part in _parts(wrapped).items():
+        for ort_module in filter(_fell_back, part):
+            reason = _cause(ort_module._fallback_manager._exception)
+            return f"{path}: {reason}" if path else reason
+    return None
+
+
+def export_seconds(wrapped: torch.nn.Module) -> float | None:
+    """Seconds that ORTModule took to export, build and open the training graph, over all blocks where there are
+    several; None before the first forward."""
+    seconds = [_export_seconds(ort_module) for part in _parts(wrapped).values() for ort_module in part]
+    known = [value for value in seconds if value is not None]
+    return sum(known) if known else None
+
+
+def close(wrapped: torch.nn.Module) -> None:
+    """Ends ONNX Runtime's sessions and their threads, while interpreter and process group are still whole.
+
+    What was wrapped cannot be trained after it.
+    """
+    for part in _parts(wrapped).values():
+        for ort_module in filter(_trains, part):
+            for training in (True, False):
+                ort_module._torch_module._execution_manager(training)._execution_agent = None
+
+
+def _cause(pending: BaseException) -> str:
+    # ORTModule's exception quotes the traceback of its cause, whose last line says what it was.
+    lines = [line.strip() for line in str(pending).splitlines() if line.strip()]
+    causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (causes or lines or [type(pending).__name__])[-1]
+
+
+def _parts(wrapped: torch.nn.Module) -> dict[str, list[Any]]:
+    """The ORTModules of each block by its path, none for one that never ran; a whole model's own under ''."""
+    if hasattr(wrapped, "_torch_module"):
+        return {"": [wrapped]}
+    from ortlaunch.ort.blocks import attached
+
+    return {block.path: block.ort_modules for block in attached(wrapped)}
+
+
+def _trains(ort_module: Any) -> bool:
+    manager = _training_manager(ort_module)
+    return manager is not None and manager._execution_agent is not None
+
+
+def _fell_back(ort_module: Any) -> bool:
+    return ort_module._fallback_manager._exception is not None
+
+
+def _export_seconds(ort_module: Any) -> float | None:
+    manager = _training_manager(ort_module)
+    if manager is None:
+        return None
+    from onnxruntime.training.ortmodule._logger import ORTModuleInitPhase, TimeTracker
+
+    seconds = manager.time_tracker._get_duration(ORTModuleInitPhase.EndToEnd)
+    return None if seconds == TimeTracker.NOT_RECORD else float(seconds)
+
+
+def _prepare(
+    model: torch.nn.Module, cfg: OrtConfig, threads: int, onnx_dir: Path | None, *, arena: bool
+) -> Callable[[torch.nn.Module, str], torch.nn.Module]:
+    """Sets ORTModule up for this process and `model`.
+
+    Returns:
+        What puts a module, the model or a part of it, into an ORTModule; the second argument tells its files apart.
+    """
     ortmodule = import_ortmodule()
     # These import torch's exporter from where the compatibility layer has just put it.
     from ortlaunch.ort import kernels, symbolics
@@ -59,53 +159,29 @@ def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path
     else:
         kernels.disable()
     _set_fallback_policy(ortmodule, cfg.fallback)
-    _set_session_threads(cfg.threads or threads, cfg.spinning)
+    _set_session_options(cfg.threads or threads, cfg.spinning, arena)
     save_path = onnx_dir if cfg.debug.save_onnx else None
     if save_path is not None:
         save_path.mkdir(parents=True, exist_ok=True)
-    options = ortmodule.DebugOptions(
-        log_level=ortmodule.LogLevel[_ORT_LEVEL[cfg.debug.log_level.value]],
-        save_onnx=save_path is not None,
-        onnx_prefix=cfg.debug.onnx_prefix,
-        save_path=str(save_path or ""),
-    )
-    wrapped: torch.nn.Module = ortmodule.ORTModule(model, options)
-    # After the construction, which registers ORTModule's own; the export comes with the first forward.
-    symbolics.register()
-    if torch_kernels:
-        kernels.enable()
-    return wrapped
+
+    def make(module: torch.nn.Module, part: str) -> torch.nn.Module:
+        options = ortmodule.DebugOptions(
+            log_level=ortmodule.LogLevel[_ORT_LEVEL[cfg.debug.log_level.value]],
+            save_onnx=save_path is not None,
+            onnx_prefix=f"{cfg.debug.onnx_prefix}_{part}" if part else cfg.debug.onnx_prefix,
+            save_path=str(save_path or ""),
+        )
+        wrapped: torch.nn.Module = ortmodule.ORTModule(module, options)
+        # After each construction, which registers ORTModule's own; the export comes with the first forward.
+        symbolics.register()
+        if torch_kernels:
+            kernels.enable()
+        return wrapped
+
+    return make
 
 
-def is_active(wrapped: torch.nn.Module) -> bool:
-    """Whether the training forward of this ORTModule really ran on ONNX Runtime and did not fall back since."""
-    manager = _training_manager(wrapped)
-    return manager is not None and manager._execution_agent is not None and not manager._fallback_manager.is_pending()
-
-
-def fallback_reason(wrapped: torch.nn.Module) -> str | None:
-    """Why this ORTModule fell back to PyTorch, in one line; None where it did not."""
-    pending = wrapped._fallback_manager._exception  # type: ignore[union-attr]
-    if pending is None:
-        return None
-    # ORTModule's exception quotes the traceback of its cause, whose last line says what it was.
-    lines = [line.strip() for line in str(pending).splitlines() if line.strip()]
-    causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return (causes or lines or [type(pending).__name__])[-1]
-
-
-def export_seconds(wrapped: torch.nn.Module) -> float | None:
-    """Seconds that ORTModule took to export, build and open the training graph; None before the first forward."""
-    manager = _training_manager(wrapped)
-    if manager is None:
-        return None
-    from onnxruntime.training.ortmodule._logger import ORTModuleInitPhase, TimeTracker
-
-    seconds = manager.time_tracker._get_duration(ORTModuleInitPhase.EndToEnd)
-    return None if seconds == TimeTracker.NOT_RECORD else float(seconds)
-
-
-def _training_manager(wrapped: torch.nn.Module) -> Any | None:
+def _training_manager(wrapped: Any) -> Any | None:
     inner: Any = wrapped._torch_module
     # After a fallback at construction the inner module is ORT's plain PyTorch one, which has no manager.
     return inner._execution_manager(True) if hasattr(inner, "_execution_manager") else None
@@ -125,8 +201,9 @@ def _set_fallback_policy(ortmodule: Any, fallback: Fallback) -> None:
     )
 
 
-def _set_session_threads(threads: int, spinning: bool) -> None:
-    """Gives every session of this process `threads` threads; ORTModule has no public option for it.
+def _set_session_options(threads: int, spinning: bool, arena: bool) -> None:
+    """Gives every session that this process opens from now on `threads` threads, and on the CPU an arena or none;
+    ORTModule has no public option for it.
 
     Left alone, each worker's session takes all cores of the machine and its idle threads spin.
     """
@@ -134,11 +211,12 @@ def _set_session_threads(threads: int, spinning: bool) -> None:
 
     original = getattr(GraphExecutionManager, "_ortlaunch_original", GraphExecutionManager._get_session_config)
 
-    def with_threads(manager: Any) -> Any:
+    def configured(manager: Any) -> Any:
         options, providers, provider_options = original(manager)
         options.intra_op_num_threads = threads
+        options.enable_cpu_mem_arena = arena
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
         return options, providers, provider_options
 
     GraphExecutionManager._ortlaunch_original = original
-    GraphExecutionManager._get_session_config = with_threads
+    GraphExecutionManager._get_session_config = configured

@@ -76,7 +76,7 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
 
     train(engine, chain([first], batches), config.train, workers.device, recorder, first_step_done)
     loader.close()
-    dist.destroy_process_group()
+    _close(engine, config)
 
 
 def check_vocabulary(model: torch.nn.Module, vocab_size: int | None) -> None:
@@ -114,6 +114,16 @@ def _keep_graphs(config: Config, run_dir: Path, journal: Journal) -> None:
     """Has the graphs that ``backend.debug.save_onnx`` left in the run folder kept with the run."""
     if isinstance(config.backend, OrtConfig) and config.backend.debug.save_onnx:
         journal.artifact(run_dir / "onnx")
+
+
+def _close(engine: Engine, config: Config) -> None:
+    """Ends threads in order, ONNX Runtime's and then the process group's: left to the interpreter's end, one that is
+    destroyed while it runs would abort the worker."""
+    if isinstance(config.backend, OrtConfig):
+        from ortlaunch.ort import session
+
+        session.close(engine.inner)
+    dist.destroy_process_group()
 
 
 def _warn_of_fallback(engine: Engine, config: Config, workers: Workers, journal: Journal | None) -> None:

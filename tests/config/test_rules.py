@@ -9,7 +9,7 @@ import pytest
 from ortlaunch.config.compose import compose
 from ortlaunch.config.load import load_config, save_config, to_config
 from ortlaunch.config.rules import check
-from ortlaunch.config.schema import Config, DeepSpeedConfig, DigitsConfig, OrtConfig, Precision
+from ortlaunch.config.schema import Config, DeepSpeedConfig, DigitsConfig, OrtConfig, OrtZero3, Precision
 from ortlaunch.errors import RequestError
 
 
@@ -51,11 +51,14 @@ def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (
-            ["trainer=deepspeed", "trainer.zero_stage=3"],
-            ["trainer.zero_stage=3", "trainer.zero_stage=2", "backend=eager"],
-        ),
         (["trainer=deepspeed", "trainer.zero_stage=4"], ["trainer.zero_stage=4", "0, 1, 2 or 3"]),
+        (
+            ["trainer=deepspeed", "+trainer.config.zero_optimization.stage=3"],
+            ["trainer.config.zero_optimization.stage", "trainer.zero_stage"],
+        ),
+        (["backend.blocks=GPT2Block"], ["backend.blocks=GPT2Block", "trainer.zero_stage=3"]),
+        (["backend.zero3=hold"], ["backend.zero3=hold", "trainer.zero_stage=3"]),
+        (["trainer=deepspeed", "trainer.zero_stage=2", "backend.zero3=hold"], ["backend.zero3=hold"]),
         (["train.precision=bf16"], ["train.precision=bf16", "backend=ort", "fp32"]),
         (["train.precision=fp16"], ["train.precision=fp16", "backend=ort"]),
         (["train.precision=fp16", "backend=eager"], ["train.precision=fp16", "CUDA", "bf16"]),
@@ -82,8 +85,16 @@ def test_what_cannot_work_is_refused_with_the_way_out(overrides: list[str], word
         assert word in message
 
 
-def test_zero_3_is_accepted_without_ort() -> None:
-    check(config("trainer=deepspeed", "trainer.zero_stage=3", "backend=eager"))
+@pytest.mark.parametrize("backend", ["eager", "ort"])
+def test_zero_3_is_accepted(backend: str) -> None:
+    check(config("trainer=deepspeed", "trainer.zero_stage=3", f"backend={backend}"))
+
+
+def test_how_ort_runs_under_zero_3_can_be_chosen() -> None:
+    chosen = config("trainer=deepspeed", "trainer.zero_stage=3", "backend.zero3=hold", "backend.blocks=transformer.h.*")
+    check(chosen)
+    assert chosen.backend.zero3 is OrtZero3.hold
+    assert chosen.backend.blocks == "transformer.h.*"
 
 
 def test_bf16_on_the_cpu_is_accepted_without_ort() -> None:

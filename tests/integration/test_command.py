@@ -78,7 +78,7 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(launch, tmp_path):
         (["--cfg", "job"], 0),
         (["models"], 0),
         (["model=gpt2", "launcher.dry_run=true"], 0),
-        (["trainer=deepspeed", "trainer.zero_stage=3", "backend=ort"], 2),
+        (["trainer=deepspeed", "trainer.zero_stage=2", "backend.zero3=hold"], 2),
         (["train.stepz=3"], 2),
         (["model=gtp2"], 2),
         (["compare"], 2),
