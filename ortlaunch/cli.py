@@ -131,6 +131,12 @@ def _models(arguments: list[str]) -> int:
     return 0
 
 
+def _doctor(arguments: list[str]) -> int:
+    from ortlaunch.doctor import main
+
+    return main(arguments)
+
+
 def _tracking_defaults() -> tuple[str, str]:
     """Where runs go by default, so that ``compare`` looks there."""
     from ortlaunch.config.schema import Config, MlflowConfig
@@ -146,4 +152,5 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "compare": _compare,
     "sync": _sync,
     "models": _models,
+    "doctor": _doctor,
 }

@@ -15,6 +15,7 @@ Usage:
   ortlaunch compare [RUN ...]         put runs side by side (--help for its options)
   ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models
+  ortlaunch doctor [--json]           what this environment has, and what mends what it lacks
 
 Examples:
   ortlaunch model=gpt2 trainer=deepspeed

@@ -27,7 +27,17 @@ def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedPro
 def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
     result = run("--help", cwd=tmp_path)
     assert result.returncode == 0
-    for word in ("compare", "sync", "models", "gpt2_nano", "deepspeed", "pysource", "--multirun", "Exit codes"):
+    for word in (
+        "compare",
+        "sync",
+        "models",
+        "doctor",
+        "gpt2_nano",
+        "deepspeed",
+        "pysource",
+        "--multirun",
+        "Exit codes",
+    ):
         assert word in result.stdout
 
 

@@ -22,6 +22,7 @@ from types import ModuleType
 from ortlaunch.errors import RequestError
 
 _PACKAGE = "onnxruntime.training.ortmodule.torch_cpp_extensions"
+_GPU_ALLOCATOR = "torch_gpu_allocator"
 _SOURCES = {
     "aten_op_executor": ["aten_op_executor.cc"],
     "torch_interop_utils": [
@@ -31,7 +32,10 @@ _SOURCES = {
         "custom_function_fw.cc",
         "custom_function_shared.cc",
     ],
+    _GPU_ALLOCATOR: ["torch_gpu_allocator.cc"],
 }
+# The last one's source is a template: ORT's own build puts these in, into its file in site-packages.
+_TEMPLATE = {"___gpu_identifier___": "cuda", "___gpu_allocator_header___": "CUDACachingAllocator"}
 
 
 def cache_dir() -> Path:
@@ -48,11 +52,30 @@ def cache_dir() -> Path:
     return Path(base) / key
 
 
+def needed() -> list[str]:
+    """The extensions that ORTModule loads on this torch: one always, one for custom functions, one for CUDA."""
+    import torch
+
+    from ortlaunch.ort import compat
+
+    names = ["aten_op_executor"]
+    if compat.supports_custom_autograd():
+        names.append("torch_interop_utils")
+    if torch.cuda.is_available():
+        names.append(_GPU_ALLOCATOR)
+    return names
+
+
+def is_built(name: str) -> bool:
+    """Whether the cache has this extension for the stack in use."""
+    return _library(name).is_file()
+
+
 def load(name: str) -> ModuleType:
     """Loads one of ORTModule's extensions under the name by which ORTModule imports it, building it if need be.
 
     Args:
-        name: ``aten_op_executor`` or ``torch_interop_utils``.
+        name: one of `needed`.
 
     Raises:
         RequestError: there is no compiler, or the build failed.
@@ -69,32 +92,36 @@ def build(name: str) -> Path:
     """Compiles the extension into the cache unless it is there already, and returns the library's path."""
     from filelock import FileLock
 
-    folder = cache_dir()
-    library = folder / f"{name}.so"
+    library = _library(name)
     if library.is_file():
         return library
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(folder / f"{name}.lock")):
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(library.with_suffix(".lock"))):
         if not library.is_file():
             _require_compiler()
             _compile(name, library)
     return library
 
 
+def _library(name: str) -> Path:
+    return cache_dir() / f"{name}.so"
+
+
 def _compile(name: str, library: Path) -> None:
     from torch.utils import cpp_extension
 
-    source_folder = _ortmodule_folder() / "torch_cpp_extensions" / "cpu" / name
-    sources = [str(source_folder / file) for file in _SOURCES[name]]
+    is_cuda = name == _GPU_ALLOCATOR
+    source_folder = _ortmodule_folder() / "torch_cpp_extensions" / ("cuda" if is_cuda else "cpu") / name
     print(f"ortlaunch: compiling {name} for this torch (once, about half a minute) into {library.parent}", flush=True)
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=f".{name}-") as scratch:
         try:
             cpp_extension.load(
                 name=name,
-                sources=sources,
+                sources=[str(_source(source_folder / file, Path(scratch))) for file in _SOURCES[name]],
                 build_directory=scratch,
                 extra_cflags=["-O2"],
-                extra_include_paths=[str(source_folder)],
+                extra_include_paths=[str(source_folder), *(_cuda_headers() if is_cuda else ())],
+                extra_ldflags=["-lc10_cuda"] if is_cuda else [],
                 with_cuda=False,
                 is_python_module=False,
             )
@@ -106,6 +133,26 @@ def _compile(name: str, library: Path) -> None:
         (built,) = Path(scratch).glob("*.so")
         # A rename within the folder: another process sees the whole library or none.
         os.replace(built, library)
+
+
+def _source(file: Path, scratch: Path) -> Path:
+    """The file itself, or its copy in `scratch` with the template's blanks filled in."""
+    text = file.read_text()
+    if not any(blank in text for blank in _TEMPLATE):
+        return file
+    for blank, value in _TEMPLATE.items():
+        text = text.replace(blank, value)
+    filled = scratch / file.name
+    filled.write_text(text)
+    return filled
+
+
+def _cuda_headers() -> list[str]:
+    """Folders with CUDA's headers: those of the wheels that came with torch, else of an installed toolkit."""
+    wheels = [Path(entry or ".") / "nvidia" for entry in sys.path]
+    candidates = [folder for wheel in wheels for folder in wheel.glob("*/include")]
+    candidates.append(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include")
+    return [str(folder.absolute()) for folder in candidates if (folder / "cuda_runtime_api.h").is_file()]
 
 
 def _require_compiler() -> None:
@@ -163,12 +210,19 @@ def _last_lines(text: str, count: int = 12) -> str:
 
 
 def main() -> None:
-    """``python -m ortlaunch.ort.extension``: builds what this torch needs, ahead of the first run."""
-    from ortlaunch.ort import compat
+    """``python -m ortlaunch.ort.extension``: builds what this torch needs, ahead of the first run.
 
-    print(build("aten_op_executor"))
-    if compat.supports_custom_autograd():
-        print(build("torch_interop_utils"))
+    With CUDA packages also what needs a GPU to be used, so that a login node can build for the others.
+    """
+    import torch
+
+    from ortlaunch.ort import cuda_libs
+
+    names = needed()
+    if torch.version.cuda and cuda_libs.has_cuda_provider() and _GPU_ALLOCATOR not in names:
+        names.append(_GPU_ALLOCATOR)
+    for name in names:
+        print(build(name))
 
 
 if __name__ == "__main__":

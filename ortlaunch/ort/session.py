@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ortlaunch.config.schema import Fallback, OrtConfig
-from ortlaunch.ort import compat, extension
+from ortlaunch.ort import compat, cuda_libs, extension
 
 _ORT_LEVEL = {"verbose": "VERBOSE", "info": "INFO", "warning": "WARNING", "error": "ERROR", "fatal": "FATAL"}
 
@@ -28,10 +28,10 @@ def import_ortmodule() -> Any:
     # ORTModule lets these environment variables override what its caller asked for, in silence.
     for variable in ("ORTMODULE_FALLBACK_POLICY", "ORTMODULE_FALLBACK_RETRY", "ORTMODULE_LOG_LEVEL"):
         os.environ.pop(variable, None)
+    cuda_libs.prepare()
     compat.before_import()
-    extension.load("aten_op_executor")
-    if compat.supports_custom_autograd():
-        extension.load("torch_interop_utils")
+    for name in extension.needed():
+        extension.load(name)
     from onnxruntime.training import ortmodule
 
     # Set because no library lies in ORTModule's own folder; ours are loaded already.
@@ -147,7 +147,12 @@ def _prepare(
 
     Returns:
         What puts a module, the model or a part of it, into an ORTModule; the second argument tells its files apart.
+
+    Raises:
+        RequestError: the model is on CUDA and ONNX Runtime cannot run there.
     """
+    if any(parameter.is_cuda for parameter in model.parameters()):
+        cuda_libs.require()
     ortmodule = import_ortmodule()
     # These import torch's exporter from where the compatibility layer has just put it.
     from ortlaunch.ort import kernels, symbolics

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from ortlaunch.ort import extension
@@ -43,3 +44,13 @@ def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     assert {output.strip().splitlines()[-1] for output in outputs} == {str(libraries[0])}
     # What the compiler left behind is gone.
     assert {path.name for path in libraries[0].parent.iterdir()} <= {"aten_op_executor.so", "aten_op_executor.lock"}
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch (no GPU)")
+def test_the_gpu_allocator_compiles_without_a_toolkit(monkeypatch, tmp_path: Path) -> None:
+    """torch's own wheels bring the headers; nvcc is not needed."""
+    monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path))
+    module = extension.load("torch_gpu_allocator")
+    addresses = {getattr(module, name)() for name in dir(module) if name.startswith("gpu_caching_allocator")}
+    assert len(addresses) == 3
+    assert all(addresses)

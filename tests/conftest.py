@@ -1,0 +1,92 @@
+"""A site-packages folder with stand-ins for the CUDA libraries: small, but real for the dynamic loader."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.ort import cuda_libs
+
+# As in the real ones, what a library needs is found by name alone.
+NEEDS = {"libcublas.so.11": ["libcublasLt.so.11"], "libcudnn_cnn_infer.so.8": ["libcudnn_ops_infer.so.8"]}
+FOR_PROVIDER = ["libcudart.so.11.0", "libcublasLt.so.11", "libcublas.so.11", "libcufft.so.10"]
+FOR_PROVIDER += ["libcurand.so.10", "libcudnn.so.8"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """The folder, and how to run Python with it before everything else."""
+
+    path: Path
+
+    @property
+    def provider(self) -> Path:
+        return self.path / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so"
+
+    @property
+    def driver_folder(self) -> Path:
+        return self.path.parent / "driver"
+
+    def run(self, code: str, *, driver: bool = True) -> str:
+        """Standard output of a program that must succeed."""
+        result = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env=self.environment(driver=driver),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    def environment(self, *, driver: bool) -> dict[str, str]:
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(self.path), *filter(None, sys.path)])}
+        variables["LD_LIBRARY_PATH"] = str(self.driver_folder) if driver else ""
+        return variables
+
+
+def compile_library(file: Path, needs: list[Path], source: str = "") -> None:
+    """A shared library that asks for others by their sonames and carries no path to them."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    code = source or f"int {file.name.replace('.', '_')}(void) {{ return 1; }}"
+    (file.parent / "source.c").write_text(code)
+    subprocess.run(
+        [
+            *("cc", "-shared", "-fPIC", f"-Wl,-soname,{file.name}", "-Wl,--no-as-needed", "-o", file),
+            *("-x", "c", file.parent / "source.c", "-x", "none", *needs),
+        ],
+        check=True,
+    )
+    (file.parent / "source.c").unlink()
+
+
+@pytest.fixture(scope="session")
+def cuda_site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """Everything there: the provider, the libraries of all five wheels, and a driver for CUDA 12.4."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    site = Site(tmp_path_factory.mktemp("cuda") / "site-packages")
+    files: dict[str, Path] = {}
+    for library in cuda_libs.LIBRARIES:
+        file = site.path / "nvidia" / library.folder / "lib" / library.soname
+        compile_library(file, [files[name] for name in NEEDS.get(library.soname, [])])
+        files[library.soname] = file
+    compile_library(site.provider, [files[name] for name in FOR_PROVIDER])
+    (site.path / "onnxruntime" / "__init__.py").touch()
+    driver = "int cuDriverGetVersion(int *version) { *version = 12040; return 0; }"
+    compile_library(site.driver_folder / "libcuda.so.1", [], driver)
+    return site
+
+
+@pytest.fixture
+def copied_site(cuda_site: Site, tmp_path: Path) -> Site:
+    """One to break."""
+    shutil.copytree(cuda_site.path.parent, tmp_path / "cuda")
+    return Site(tmp_path / "cuda" / "site-packages")
