@@ -73,16 +73,16 @@ def test_an_extension_that_is_not_built_is_a_warning_with_its_command(tmp_path: 
 
 def test_each_cuda_library_is_shown_and_a_missing_one_mended(copied_site) -> None:
     pretend(copied_site.path, "onnxruntime-training")
-    shutil.rmtree(copied_site.path / "nvidia" / "curand")
+    shutil.rmtree(copied_site.path / "nvidia" / "cufft")
     with_driver = lines(site=copied_site.path, LD_LIBRARY_PATH=str(copied_site.driver_folder))
     assert with_driver["driver"]["text"].endswith("CUDA up to 12.4")
     assert with_driver["libcudnn.so.8"]["level"] == "ok"
     assert str(copied_site.path) in with_driver["libcudnn.so.8"]["text"]
-    missing = with_driver["libcurand.so.10"]
+    missing = with_driver["libcufft.so.10"]
     assert missing["level"] == "error"
-    assert missing["mend"] == "pip install --force-reinstall --no-deps nvidia-curand-cu11==10.3.0.86"
+    assert missing["mend"] == "pip install --force-reinstall --no-deps nvidia-cufft-cu11==10.9.0.58"
     # Where there is no driver nothing can use it yet.
-    assert lines(site=copied_site.path)["libcurand.so.10"]["level"] == "warning"
+    assert lines(site=copied_site.path)["libcufft.so.10"]["level"] == "warning"
 
 
 def test_the_cpu_package_on_a_machine_with_a_driver_is_a_warning(cuda_site) -> None:
