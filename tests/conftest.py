@@ -1,4 +1,7 @@
-"""A site-packages folder with stand-ins for the CUDA libraries: small, but real for the dynamic loader."""
+"""What several parts' tests need: exports kept per test, and stand-ins for the CUDA libraries.
+
+The stand-ins are small, but real for the dynamic loader.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,14 @@ from ortlaunch.ort import cuda_libs
 NEEDS = {"libcublas.so.11": ["libcublasLt.so.11"], "libcudnn_cnn_infer.so.8": ["libcudnn_ops_infer.so.8"]}
 FOR_PROVIDER = ["libcudart.so.11.0", "libcublasLt.so.11", "libcublas.so.11", "libcufft.so.10"]
 FOR_PROVIDER += ["libcurand.so.10", "libcudnn.so.8"]
+
+
+@pytest.fixture(autouse=True)
+def exports_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test takes an export that another has left, nor one of the user's."""
+    from ortlaunch.ort import export_cache
+
+    monkeypatch.setattr(export_cache, "folder", lambda: tmp_path / "exports")
 
 
 @dataclass(frozen=True)

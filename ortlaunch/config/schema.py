@@ -218,6 +218,8 @@ class OrtConfig(BackendConfig):
     zero3: OrtZero3 = OrtZero3.recompute
     """With trainer.zero_stage=3: recompute each block's forward in the backward (least memory), or hold the gathered
     parameters from forward to backward (no second forward)."""
+    export_cache: bool = True
+    """Keep exported graphs in the user's cache, so that the same run starts faster the second time."""
     debug: OrtDebugConfig = field(default_factory=OrtDebugConfig)
 
 

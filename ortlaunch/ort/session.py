@@ -94,6 +94,15 @@ def export_seconds(wrapped: torch.nn.Module) -> float | None:
     return sum(known) if known else None
 
 
+def export_origins(wrapped: torch.nn.Module) -> list[str]:
+    """Where each export so far came from: "hit" (the cache), "stored", or "not stored: " and why; of all blocks in
+    turn where there are several. Empty where the cache is off."""
+    from ortlaunch.ort import export_cache
+
+    ort_modules = [ort_module for part in _parts(wrapped).values() for ort_module in part]
+    return [origin for ort_module in ort_modules for origin in export_cache.origins(ort_module)]
+
+
 def close(wrapped: torch.nn.Module) -> None:
     """Ends ONNX Runtime's sessions and their threads, while interpreter and process group are still whole.
 
@@ -155,7 +164,7 @@ def _prepare(
         cuda_libs.require()
     ortmodule = import_ortmodule()
     # These import torch's exporter from where the compatibility layer has just put it.
-    from ortlaunch.ort import kernels, symbolics
+    from ortlaunch.ort import export_cache, kernels, symbolics
 
     torch_kernels = cfg.torch_kernels and next(model.parameters()).device.type == "cpu"
     kernels.register_gradients()
@@ -181,6 +190,8 @@ def _prepare(
         symbolics.register()
         if torch_kernels:
             kernels.enable()
+        if cfg.export_cache:
+            export_cache.enable(wrapped)
         return wrapped
 
     return make

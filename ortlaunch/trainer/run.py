@@ -69,6 +69,7 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
     def first_step_done() -> None:
         startup["startup/time_to_first_step_seconds"] = since(started)
         startup.update(_export_seconds(engine, config))
+        _note_export_cache(engine, config, journal)
         recorder.startup(startup)
         _warn_of_fallback(engine, config, workers, journal)
         if journal is not None:
@@ -124,6 +125,15 @@ def _close(engine: Engine, config: Config) -> None:
 
         session.close(engine.inner)
     dist.destroy_process_group()
+
+
+def _note_export_cache(engine: Engine, config: Config, journal: Journal | None) -> None:
+    """Tags the run with what the export cache did: the time to the first step can only be compared knowing it."""
+    if journal is None or not isinstance(config.backend, OrtConfig):
+        return
+    from ortlaunch.ort import session
+
+    journal.tags({"ortlaunch.export_cache": next(iter(session.export_origins(engine.inner)), "off")})
 
 
 def _warn_of_fallback(engine: Engine, config: Config, workers: Workers, journal: Journal | None) -> None:

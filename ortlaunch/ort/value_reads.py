@@ -1,0 +1,117 @@
+"""Sees where a model under the tracer turns a tensor's value into a Python value, and so freezes it into the graph.
+
+torch warns (``TracerWarning``) of every such place, and most are harmless: under the tracer sizes are tensors too, and
+a decision on a size is the same for every batch of that size. Here each place is told apart by walking the trace
+backwards from the tensor: to inputs and parameters, or to random numbers, it is a decision on values; to sizes alone
+it is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_CONVERSIONS = ("__bool__", "__int__", "__float__", "__complex__", "__index__", "__array__", "item", "tolist", "numpy")
+_COMPARISONS = ("equal", "allclose", "is_nonzero")
+_INPUTS = ("prim::Param", "prim::GetAttr")
+_RANDOM = ("rand", "bernoulli", "normal", "uniform", "multinomial", "exponential", "poisson", "dropout", "geometric")
+_VALUES_MAKE_SIZES = ("nonzero", "masked_select", "unique", "bincount", "repeat_interleave", "argwhere", "histc")
+
+
+@dataclass(frozen=True)
+class ValueRead:
+    """A place in the model's code that depends on the value of a tensor."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[list[ValueRead]]:
+    """Within it, the list fills with the places where a trace depends on tensors' values, each once, in order."""
+    reads: list[ValueRead] = []
+    originals: list[tuple[Any, str, bool, Any]] = []
+    for owner, names in ((torch.Tensor, _CONVERSIONS + _COMPARISONS), (torch, _COMPARISONS)):
+        for name in names:
+            original = getattr(owner, name)
+            originals.append((owner, name, name in vars(owner), original))
+            setattr(owner, name, _watching(original, reads))
+    try:
+        yield reads
+    finally:
+        for owner, name, was_its_own, original in originals:
+            if was_its_own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)
+
+
+def _watching(original: Callable[..., Any], reads: list[ValueRead]) -> Callable[..., Any]:
+    def read(*args: Any, **kwargs: Any) -> Any:
+        if torch._C._get_tracing_state() is None:
+            return original(*args, **kwargs)
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        traced = [torch._C._get_value_trace(tensor) for tensor in tensors]  # type: ignore[attr-defined]
+        if any(_depends_on_values(value) for value in traced):
+            place = _place()
+            if place not in reads:
+                reads.append(place)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            result = original(*args, **kwargs)
+        # The tracer's warning names the line that reads the tensor, which is the caller's and not the one above.
+        caller = sys._getframe(1)
+        for warning in heard:
+            warnings.warn_explicit(warning.message, warning.category, caller.f_code.co_filename, caller.f_lineno)
+        return result
+
+    return read
+
+
+def _depends_on_values(value: Any) -> bool:
+    """Whether a value of the trace comes from inputs, parameters or random numbers other than by their sizes."""
+    # Each node at most twice: as what gives a value, and as what gives a size.
+    todo, seen = [(value.node(), False)], set()
+    while todo:
+        node, only_its_size = todo.pop()
+        if (node, only_its_size) in seen:
+            continue
+        seen.add((node, only_its_size))
+        kind = node.kind()
+        operator = kind.partition("::")[2]
+        if operator.startswith(_VALUES_MAKE_SIZES) or (operator == "index" and _by_mask(node)):
+            return True
+        if not only_its_size and (kind in _INPUTS or operator.startswith(_RANDOM)):
+            return True
+        sizes = only_its_size or kind == "aten::size"
+        todo += [(argument.node(), sizes) for argument in node.inputs()]
+    return False
+
+
+def _by_mask(node: Any) -> bool:
+    """Whether an ``aten::index`` takes elements by a boolean mask."""
+    indices = list(node.inputs())[1].node().inputs()
+    kinds = [index.type().scalarType() for index in indices if index.type().kind() == "TensorType"]
+    # What the tracer does not know could be one.
+    return any(kind in ("Bool", "Byte", None) for kind in kinds)
+
+
+def _place() -> ValueRead:
+    """The innermost line outside torch and this file."""
+    frame = sys._getframe(1)
+    place = frame
+    while frame.f_back is not None:
+        frame = frame.f_back
+        name = frame.f_globals.get("__name__", "")
+        if name != __name__ and not name.startswith("torch."):
+            return ValueRead(frame.f_code.co_filename, frame.f_lineno)
+    return ValueRead(place.f_code.co_filename, place.f_lineno)

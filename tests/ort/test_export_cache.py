@@ -1,0 +1,303 @@
+"""The second start does not export again, and whatever could change the graph makes it do so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from ortlaunch.config.schema import ModelConfig, OrtConfig
+from ortlaunch.ort import export_cache, session
+from ortlaunch.registry import build_model
+
+NET = """
+import torch
+from helper import scale
+
+class Net(torch.nn.Module):
+    def __init__(self, width=6, factor=1.0):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, width)
+        self.dropout = torch.nn.Dropout(0.5)
+        self.factor = factor
+
+    def forward(self, x, flip=False):
+        return scale(self.linear(self.dropout(x)) * self.factor)
+"""
+HELPER = "def scale(x):\n    return x * 2\n"
+
+# Prints where the export came from and what one step gives.
+START = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+arguments = json.loads(sys.argv[2])
+import torch
+from pathlib import Path
+from ortlaunch.config.schema import OrtConfig
+from ortlaunch.ort import export_cache, session
+from net import Net
+export_cache.folder = lambda: Path(sys.argv[1]) / "exports"
+torch.manual_seed(arguments.get("seed", 0))
+model = Net(**arguments.get("model", {}))
+if arguments.get("freeze"):
+    model.linear.bias.requires_grad_(False)
+ort = session.wrap(model, OrtConfig(**arguments.get("cfg", {})), threads=1, onnx_dir=Path("."))
+ort.train(arguments.get("train", True))
+x = torch.rand(arguments.get("batch", 3), 4)
+losses = []
+for _ in range(3):
+    loss = ort(x).sum()
+    if ort.training:
+        loss.backward()
+    losses.append(loss.item())
+grad = [None if p.grad is None else p.grad.tolist() for p in model.parameters()]
+print(json.dumps({"origins": session.export_origins(ort), "losses": losses, "grad": grad}))
+"""
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    """A user's model in two files of their own."""
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "helper.py").write_text(HELPER)
+    return tmp_path
+
+
+def begin(folder: Path, **arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", START, str(folder), json.dumps(arguments)],
+        # As Python caches by a file's time in seconds, it would miss a change within one.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> dict[str, list]:
+    stdout, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    return json.loads(stdout.splitlines()[-1])
+
+
+def start(folder: Path, **arguments: object) -> dict[str, list]:
+    return end(begin(folder, **arguments))
+
+
+def test_the_second_start_is_a_hit_and_equal_to_the_first(net: Path) -> None:
+    first, second = start(net), start(net)
+    assert first["origins"] == ["stored"]
+    assert second["origins"] == ["hit"]
+    assert second["losses"] == first["losses"]
+    assert second["grad"] == first["grad"]
+    # Dropout is not frozen. (With ONNX Runtime's own kernel the first two calls draw the same, cached or not.)
+    assert len(set(second["losses"])) > 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": {"width": 7}},
+        {"model": {"factor": 3.0}},
+        {"train": False},
+        {"batch": 5},
+        {"freeze": True},
+    ],
+    ids=str,
+)
+def test_another_model_mode_or_shape_is_a_miss(net: Path, other: dict[str, object]) -> None:
+    start(net)
+    assert start(net, **other)["origins"] == ["stored"]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [("net.py", "self.factor)", "self.factor + 1)"), ("helper.py", "x * 2", "x * 5")],
+)
+def test_changed_code_of_the_user_is_a_miss_also_in_a_file_that_the_model_only_imports(
+    net: Path, file: str, old: str, new: str
+) -> None:
+    first = start(net, train=False)
+    text = (net / file).read_text()
+    assert old in text
+    (net / file).write_text(text.replace(old, new))
+    changed = start(net, train=False)
+    assert changed["origins"] == ["stored"]
+    assert changed["losses"] != first["losses"]
+
+
+def test_other_weights_and_data_are_a_hit_with_results_of_their_own(net: Path) -> None:
+    start(net, train=False)
+    cached = start(net, train=False, seed=1)
+    assert cached["origins"] == ["hit"]
+    assert cached["losses"] == start(net, train=False, seed=1, cfg={"export_cache": False})["losses"]
+
+
+def test_switched_off_it_keeps_and_takes_nothing(net: Path) -> None:
+    assert start(net, cfg={"export_cache": False})["origins"] == []
+    assert not (net / "exports").exists()
+
+
+def test_processes_that_start_together_all_succeed_and_leave_one_export(net: Path) -> None:
+    together = [end(process) for process in [begin(net) for _ in range(2)]]
+    assert {origin for result in together for origin in result["origins"]} <= {"stored", "hit"}
+    (entry,) = (net / "exports").iterdir()
+    assert {path.name for path in entry.iterdir()} == {"export", "facts.json"}
+    assert start(net)["origins"] == ["hit"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 100])
+def test_a_damaged_export_is_made_anew(net: Path, damage: bytes) -> None:
+    first = start(net)
+    (file,) = (net / "exports").glob("*/export")
+    file.write_bytes(damage)
+    again = start(net)
+    assert again["origins"] == ["stored"]
+    assert again["grad"] == first["grad"]
+    assert start(net)["origins"] == ["hit"]
+
+
+class Frozen(torch.nn.Module):
+    """Its branch is decided by the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) if x.sum() > 0 else -self.linear(x)
+
+
+class Counting(torch.nn.Module):
+    """Changes as it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(x) * self.calls
+
+
+class Statistics(torch.nn.Module):
+    """Its buffers change as it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x))
+
+
+class Opaque(torch.nn.Module):
+    """Holds something that cannot be written down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.open = iter([2.0] * 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+def wrapped(model: torch.nn.Module, **cfg: bool) -> torch.nn.Module:
+    return session.wrap(model, OrtConfig(**cfg), threads=1, onnx_dir=Path())
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Frozen, f"depends on a tensor's value at {__file__}:"),
+        (Counting, "changes an attribute of the model"),
+        (Opaque, "model.open is a list_iterator"),
+    ],
+)
+def test_what_another_start_could_export_otherwise_is_not_kept(model: type[torch.nn.Module], reason: str) -> None:
+    ort = wrapped(model())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ort(torch.rand(2, 4)).sum().backward()
+    (origin,) = session.export_origins(ort)
+    assert origin.startswith("not stored: ")
+    assert reason in origin
+    assert not export_cache.folder().exists()
+
+
+def test_batch_statistics_are_the_same_with_and_without_the_cache() -> None:
+    """Whatever an export does to them, a second start does too."""
+    results = []
+    for cfg in ({}, {}, {"export_cache": False}):
+        torch.manual_seed(0)
+        ort = wrapped(Statistics(), **cfg)
+        for _ in range(2):
+            ort(torch.rand(5, 4)).sum().backward()
+        results.append({name: buffer.tolist() for name, buffer in ort.named_buffers()})
+    assert results[0] == results[1] == results[2]
+
+
+def test_whoever_listens_for_the_tracers_warnings_hears_them_at_a_hit() -> None:
+    heard = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        ort = wrapped(build_model(ModelConfig(name="gpt2_nano", params={"n_layer": 1})))
+        ids = torch.randint(0, 256, (2, 16))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ort(input_ids=ids, labels=ids).loss.backward()
+        heard.append({(w.filename, w.lineno) for w in caught if issubclass(w.category, torch.jit.TracerWarning)})
+    assert session.export_origins(ort) == ["hit"]
+    assert heard[0] == heard[1] != set()
+
+
+@pytest.mark.parametrize("name", ["gpt2_nano", "bert", "llama", "vit"])
+def test_families_are_a_hit_with_the_same_loss_and_gradients(name: str) -> None:
+    small = {
+        "bert": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32},
+        "llama": {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32},
+    }
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = build_model(ModelConfig(name=name, params=small.get(name, {})))
+        ort = wrapped(model)
+        batch = {"input_ids": torch.randint(0, 200, (2, 8))}
+        batch["labels"] = batch["input_ids"]
+        if name == "vit":
+            batch = {"pixel_values": torch.rand(2, 1, 8, 8), "labels": torch.tensor([1, 2])}
+        torch.manual_seed(1)
+        output = ort(**batch)
+        output.loss.backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        results.append((session.export_origins(ort), type(output), list(output), output.loss.item(), gradients))
+    (first, *expected), (second, *actual) = results
+    assert (first, second) == (["stored"], ["hit"])
+    assert actual[:2] == expected[:2]
+    assert actual[2] == expected[2]
+    for one, other in zip(actual[3], expected[3], strict=True):
+        torch.testing.assert_close(one, other, atol=0, rtol=0)
+
+
+def test_the_facts_that_made_the_key_can_be_read(net: Path) -> None:
+    start(net)
+    (file,) = (net / "exports").glob("*/facts.json")
+    facts = json.loads(file.read_text())
+    assert facts["surroundings"]["versions"]["torch"] == torch.__version__
+    assert set(facts["surroundings"]["user code"]) >= {"net", "helper"}
+
+
+def test_old_exports_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_cache, "_KEPT", 2)
+    for width in (2, 3, 4):
+        wrapped(torch.nn.Linear(4, width))(torch.rand(2, 4)).sum().backward()
+    assert len(list(export_cache.folder().iterdir())) == 2
