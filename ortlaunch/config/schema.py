@@ -37,6 +37,17 @@ class Fallback(Enum):
     warn = "warn"
 
 
+class Allow(Enum):
+    """Ways in which a model computes something else under ONNX Runtime, that stop a run unless they are allowed."""
+
+    stale_buffers = "stale_buffers"
+    """Buffers move in PyTorch and stay as they are under ONNX Runtime, as BatchNorm's statistics may."""
+    frozen_branch = "frozen_branch"
+    """What the first batch decided stays decided, and other batches get other outputs than in PyTorch."""
+    wrong_outputs = "wrong_outputs"
+    """The outputs are others than PyTorch's already for the batch that the model was exported with."""
+
+
 class OrtLogLevel(Enum):
     """ORTModule's own log levels."""
 
@@ -205,6 +216,8 @@ class OrtConfig(BackendConfig):
     """Let idle threads of the pool spin instead of sleep."""
     torch_kernels: bool = True
     """On the CPU, have PyTorch's kernels execute the nodes of the graph for which ONNX Runtime's are slow."""
+    allow: list[Allow] = field(default_factory=list)
+    """Findings of the check at start that do not stop the run; it then carries them as the tag ortlaunch.allowed."""
     debug: OrtDebugConfig = field(default_factory=OrtDebugConfig)
 
 

@@ -78,7 +78,7 @@ def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path
 
 def is_active(wrapped: torch.nn.Module) -> bool:
     """Whether the training forward of this ORTModule really ran on ONNX Runtime and did not fall back since."""
-    manager = _training_manager(wrapped)
+    manager = training_manager(wrapped)
     return manager is not None and manager._execution_agent is not None and not manager._fallback_manager.is_pending()
 
 
@@ -95,7 +95,7 @@ def fallback_reason(wrapped: torch.nn.Module) -> str | None:
 
 def export_seconds(wrapped: torch.nn.Module) -> float | None:
     """Seconds that ORTModule took to export, build and open the training graph; None before the first forward."""
-    manager = _training_manager(wrapped)
+    manager = training_manager(wrapped)
     if manager is None:
         return None
     from onnxruntime.training.ortmodule._logger import ORTModuleInitPhase, TimeTracker
@@ -104,7 +104,15 @@ def export_seconds(wrapped: torch.nn.Module) -> float | None:
     return None if seconds == TimeTracker.NOT_RECORD else float(seconds)
 
 
-def _training_manager(wrapped: torch.nn.Module) -> Any | None:
+def plain_model(wrapped: torch.nn.Module) -> torch.nn.Module:
+    """The model inside an ORTModule: the same weights and buffers, run by PyTorch."""
+    plain = wrapped.module
+    assert isinstance(plain, torch.nn.Module)
+    return plain
+
+
+def training_manager(wrapped: torch.nn.Module) -> Any | None:
+    """ORTModule's own keeper of the training graph and its session; None where it fell back at construction."""
     inner: Any = wrapped._torch_module
     # After a fallback at construction the inner module is ORT's plain PyTorch one, which has no manager.
     return inner._execution_manager(True) if hasattr(inner, "_execution_manager") else None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from ortlaunch.config.schema import Config, OrtConfig
+from ortlaunch.config.schema import Allow, Config, OrtConfig
 from ortlaunch.data import build_loader
 from ortlaunch.errors import RequestError
 from ortlaunch.metrics.flops import flops_per_sample, peak_flops
@@ -19,7 +19,7 @@ from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.loop import train
 from ortlaunch.trainer.recorder import Recorder, since
 from ortlaunch.trainer.seeds import seed_everything
-from ortlaunch.trainer.task import make_task
+from ortlaunch.trainer.task import Batch, Task, make_task
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.wrapping import wrap
 
@@ -53,8 +53,15 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
     task = make_task(model, first)
     flops = flops_per_sample(model, task, first) if workers.is_first else None
     engine = wrap(model, config, workers, task, run_dir)
-    seed_everything(config.seed + 1 + workers.rank)
     startup["startup/build_seconds"] = time.perf_counter() - begin
+    seen = [first]
+    if isinstance(config.backend, OrtConfig):
+        from ortlaunch.ort.check.quick import FRESH_BATCHES
+
+        seen += islice(batches, FRESH_BATCHES)
+        startup["startup/ort_check_seconds"] = check_ort(engine, config.backend, workers, task, seen, journal)
+    # After the check, which draws from ONNX Runtime's random numbers.
+    seed_everything(config.seed + 1 + workers.rank)
     recorder = Recorder(
         config.train,
         workers,
@@ -72,7 +79,7 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
         recorder.startup(startup)
         _warn_of_fallback(engine, config, workers, journal)
 
-    train(engine, chain([first], batches), config.train, workers.device, recorder, first_step_done)
+    train(engine, chain(seen, batches), config.train, workers.device, recorder, first_step_done)
     loader.close()
     dist.destroy_process_group()
 
@@ -88,6 +95,43 @@ def check_vocabulary(model: torch.nn.Module, vocab_size: int | None) -> None:
         raise RequestError(
             f"the data has {vocab_size} token ids and the model knows {known}: set model.params.vocab_size={vocab_size}"
         )
+
+
+def check_ort(
+    engine: Engine, cfg: OrtConfig, workers: Workers, task: Task, batches: list[Batch], journal: Journal | None
+) -> float:
+    """Stops a run whose model would compute something else under ONNX Runtime, unless ``backend.allow`` names it.
+
+    Args:
+        engine: the wrapped model, before its first step.
+        cfg: the backend's configuration.
+        workers: this worker's place.
+        task: how the model is called.
+        batches: the run's first batches; it gets them again for training.
+        journal: takes what was found and allowed, as a tag.
+
+    Returns:
+        Seconds that the slowest worker took, without the export that the first step would have made.
+
+    Raises:
+        RequestError: with what was found and what to do.
+    """
+    from ortlaunch.ort import session
+    from ortlaunch.ort.check.quick import QuickCheck
+
+    begin = time.perf_counter()
+    here = [{name: tensor.to(workers.device) for name, tensor in batch.items()} for batch in batches]
+    found = QuickCheck(engine.inner, task, engine.precision_context).findings(here)
+    for finding in found:
+        if finding.kind not in cfg.allow:
+            raise RequestError(finding.refusal())
+    seconds = time.perf_counter() - begin - (session.export_seconds(engine.inner) or 0.0)
+    kinds = {finding.kind for finding in found}
+    everyone = workers.gather([seconds, *(float(kind in kinds) for kind in Allow)])
+    allowed = [kind.value for kind, seen in zip(Allow, everyone[:, 1:].amax(dim=0).tolist(), strict=True) if seen]
+    if journal is not None and allowed:
+        journal.tags({"ortlaunch.allowed": ",".join(allowed)})
+    return float(everyone[:, 0].max())
 
 
 def ort_is_active(engine: Engine, config: Config) -> bool:
