@@ -76,6 +76,11 @@ def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path
     return wrapped
 
 
+def opset() -> int:
+    """ONNX operator set that ORTModule exports with."""
+    return int(import_ortmodule().ONNX_OPSET_VERSION)
+
+
 def is_active(wrapped: torch.nn.Module) -> bool:
     """Whether the training forward of this ORTModule really ran on ONNX Runtime and did not fall back since."""
     manager = training_manager(wrapped)

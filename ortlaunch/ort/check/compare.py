@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import torch
 
 from ortlaunch.ort.check.nested import NamedTensors
+from ortlaunch.ort.check.report import Comparison, Difference
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
 """Largest relative error by dtype: some ten times what families of models showed on the CPU in fp32."""
@@ -16,38 +16,8 @@ CUDA_FP32_TOLERANCE = 1e-2
 """ONNX Runtime multiplies fp32 matrices in TF32 where the GPU has it, PyTorch does not."""
 
 _FLOOR = 1e-3
-"""A tensor whose values are this much smaller than the largest of its group is measured by the group's scale: a gradient
-that is zero but for rounding (the bias of attention keys) has no error of its own worth the name."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One tensor that is not what it should be."""
-
-    name: str
-    error: float | None
-    """Relative error; None where there is no such number: another shape, integers that differ, one side not finite."""
-    tolerance: float
-
-
-@dataclass
-class Comparison:
-    """A group of tensors against PyTorch's."""
-
-    count: int
-    largest_error: float = 0.0
-    largest: str | None = None
-    """Name of the tensor with the largest error."""
-    tolerance: float = 0.0
-    """The one that holds for it."""
-    differing: list[Difference] = field(default_factory=list)
-    dtypes: dict[str, list[str]] = field(default_factory=dict)
-    """Names whose dtype changed, with PyTorch's and ONNX Runtime's."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether all are the same within tolerance, in value and dtype."""
-        return not self.differing and not self.dtypes
+"""A tensor whose values are this much smaller than the largest of its group is measured by the group's scale: a
+gradient that is zero but for rounding (the bias of attention keys) has no error of its own worth the name."""
 
 
 def compare(actual: NamedTensors, expected: NamedTensors, *, floor: float = _FLOOR) -> Comparison:

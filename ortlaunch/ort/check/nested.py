@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ def foreign_values(outputs: Any) -> dict[str, str]:
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    items: Iterable[tuple[Any, Any]]
     if isinstance(value, Mapping):
         items = value.items()
     elif isinstance(value, list | tuple):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-_TORCH = str(Path(torch.__file__).parent)
+TORCH_FOLDER = str(Path(torch.__file__).parent)
 _DROPOUT = {
     *("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "native_dropout"),
     *("alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_dropout_"),
@@ -78,6 +78,6 @@ class Reference(TorchFunctionMode):
 
 def _asking_place() -> Place:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, __file__)):
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH_FOLDER, __file__)):
         frame = frame.f_back
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)

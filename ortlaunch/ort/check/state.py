@@ -35,7 +35,7 @@ class ModelState:
         with torch.no_grad():
             for module, name, buffer, value in self._buffers:
                 module._buffers[name] = buffer
-                if buffer is not None and not torch.equal(buffer, value):
+                if buffer is not None and value is not None and not torch.equal(buffer, value):
                     buffer.copy_(value)
         for module, values in self._values:
             vars(module).update(values)

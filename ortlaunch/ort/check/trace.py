@@ -46,7 +46,7 @@ def trace_warnings() -> Iterator[list[TraceWarning]]:
     finally:
         kinds: dict[tuple[Place, str], None] = {}
         for warning in caught:
-            if issubclass(warning.category, torch.jit.TracerWarning):
+            if issubclass(warning.category, torch.jit.TracerWarning):  # type: ignore[attr-defined]
                 message = str(warning.message).strip().partition(". ")[0]
                 kinds.setdefault(((warning.filename, warning.lineno), message))
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
