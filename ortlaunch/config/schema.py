@@ -41,7 +41,7 @@ class Allow(Enum):
     """Ways in which a model computes something else under ONNX Runtime, that stop a run unless they are allowed."""
 
     stale_buffers = "stale_buffers"
-    """Buffers move in PyTorch and stay as they are under ONNX Runtime, as BatchNorm's statistics may."""
+    """Buffers that move in PyTorch, as BatchNorm's statistics do, stay as they are or get other values."""
     frozen_branch = "frozen_branch"
     """What the first batch decided stays decided, and other batches get other outputs than in PyTorch."""
     wrong_outputs = "wrong_outputs"

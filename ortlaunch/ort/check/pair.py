@@ -14,7 +14,7 @@ from ortlaunch.ort.check.compare import relative_error, tolerance_of
 from ortlaunch.ort.check.graph import TracedGraph
 from ortlaunch.ort.check.nested import NamedTensors, named_tensors
 from ortlaunch.ort.check.reference import Place, Reference
-from ortlaunch.ort.check.state import ModelState
+from ortlaunch.ort.check.state import ModelState, copied_buffers
 from ortlaunch.trainer.task import Batch, Task
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -75,6 +75,15 @@ class Pair:
         self.moved |= self._state.moved_buffers()
         self._state.restore()
         return named_tensors(outputs), dict(reference.decisions)
+
+    def eager_buffers(self, batch: Batch) -> tuple[NamedTensors, bool]:
+        """The buffers after one pass in PyTorch, and whether dropout would have been active in it."""
+        self._state.restore()
+        with torch.no_grad(), self._precision(), Reference() as reference:
+            self._task.outputs(self._plain, batch)
+        buffers = copied_buffers(self._plain)
+        self._state.restore()
+        return buffers, reference.dropped
 
     def exported(self, batch: Batch) -> NamedTensors:
         """The graph's outputs."""

@@ -16,7 +16,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class ModelState:
-    """What forward passes may change in a model: buffers, and plain Python values such as counters."""
+    """What forward passes may change in a model: buffers, and plain Python values such as counters; not its mode."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -26,7 +26,7 @@ class ModelState:
             for name, buffer in module._buffers.items()
         ]
         self._values = [
-            (module, {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)})
+            (module, {n: value for n, value in vars(module).items() if isinstance(value, _PLAIN) and n != "training"})
             for module in model.modules()
         ]
 
