@@ -52,7 +52,9 @@ def step_seconds(case: Case, backend: str, folder: Path) -> float:
         f"run_root={folder / backend}",
         f"name={case.model}",
     ]
-    subprocess.run([sys.executable, "-m", "ortlaunch", *overrides], check=True, stdout=subprocess.DEVNULL, timeout=1200)
+    subprocess.run(
+        [sys.executable, "-m", "ortlaunch", *overrides], check=True, stdout=subprocess.DEVNULL, timeout=1200
+    )
     journal = max((folder / backend).glob("*/*/journal.jsonl"), key=lambda path: path.stat().st_mtime)
     events = [json.loads(line) for line in journal.read_text().splitlines()]
     tags = {name: value for event in events if event["event"] == "tags" for name, value in event["values"].items()}

@@ -32,10 +32,11 @@ _HELP = """\
 ortlaunch check: whether a model computes under ONNX Runtime what it computes in PyTorch, and what that costs
 
 Usage:
-  ortlaunch check [KEY=VALUE ...] [--format table|json]
+  ortlaunch check [KEY=VALUE ...] [--format table|json] [--no-cost]
 
 Takes the keys of ortlaunch run. Builds the model and a small batch of its own data, exports, compares outputs,
-gradients, weights and buffers with PyTorch, and times eager, compile and ORT. Takes a minute or two; starts no run.
+gradients, weights and buffers with PyTorch, and times eager, compile and ORT (not with --no-cost). Takes a minute or
+two; starts no run.
 
 Exit codes: 0 fit for backend=ort, 1 not fit, 2 the request is wrong"""
 
@@ -55,7 +56,8 @@ def main(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(_HELP)
         return EXIT_FIT
-    chosen, overrides = _format(arguments)
+    no_cost = "--no-cost" in arguments
+    chosen, overrides = _format([argument for argument in arguments if argument != "--no-cost"])
     if {"-m", "--multirun"} & set(overrides):
         raise RequestError("ortlaunch check looks at one configuration: leave --multirun out")
     composed: list[DictConfig] = []
@@ -63,7 +65,7 @@ def main(arguments: list[str]) -> int:
     if not composed:
         # --cfg and the like have printed what was asked for.
         return EXIT_FIT
-    report = look(_for_ort(to_config(composed[0])), quiet=chosen == "json")
+    report = look(_for_ort(to_config(composed[0])), with_cost=not no_cost, quiet=chosen == "json")
     if chosen == "json":
         print(json.dumps(report, indent=2))
     else:
@@ -71,8 +73,13 @@ def main(arguments: list[str]) -> int:
     return EXIT_FIT if report["fit"] else EXIT_NOT_FIT
 
 
-def look(config: Config, *, quiet: bool) -> dict[str, Any]:
+def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
     """Has another process make the report.
+
+    Args:
+        config: the run's, with an OrtConfig for backend.
+        with_cost: measure the backends, too.
+        quiet: show nothing meanwhile.
 
     Raises:
         RequestError: what that process refused, or why it ended early.
@@ -86,7 +93,7 @@ def look(config: Config, *, quiet: bool) -> dict[str, Any]:
         status = Console(stderr=True, quiet=quiet).status("looking at export, parity, randomness and cost ...")
         with status, log.open("wb") as output:
             code = subprocess.run(
-                [sys.executable, "-m", "ortlaunch.ort.check.process", name],
+                [sys.executable, "-m", "ortlaunch.ort.check.process", name, *([] if with_cost else ["--no-cost"])],
                 env={**os.environ, **plan.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -1,4 +1,4 @@
-"""The process in which ``ortlaunch check`` looks at a model: ``python -m ortlaunch.ort.check.process FOLDER``.
+"""The process in which ``ortlaunch check`` looks: ``python -m ortlaunch.ort.check.process FOLDER [--no-cost]``.
 
 Reads ``FOLDER/config.yaml``; leaves ``FOLDER/report.json``, or ``FOLDER/refused.txt`` where the request is wrong.
 """
@@ -36,13 +36,14 @@ _BATCH = 4
 _PACKAGES = ("torch", "transformers", "onnx", "onnxruntime-training", "onnxruntime-training-cpu")
 
 
-def check(config: Config, folder: Path, threads: int) -> Report:
+def check(config: Config, folder: Path, threads: int, *, with_cost: bool) -> Report:
     """Looks at everything.
 
     Args:
         config: the run's, with an OrtConfig for backend.
         folder: holds it as ``config.yaml``; takes logs.
         threads: of a worker.
+        with_cost: measure the backends, too.
 
     Raises:
         RequestError: the model or the data cannot be had at all.
@@ -54,7 +55,7 @@ def check(config: Config, folder: Path, threads: int) -> Report:
     cost = None
     if structure.status != "failed":
         parts = _compared(config, model, here, structure)
-    if structure.status != "failed":
+    if with_cost and structure.status != "failed":
         cost = check_cost(folder, config, threads)
     fit, line = verdict(structure, *parts, cost)
     return Report(
@@ -114,7 +115,8 @@ def main() -> None:
     die_with_parent()
     folder = Path(sys.argv[1])
     try:
-        report = check(load_config(folder / "config.yaml"), folder, int(os.environ["OMP_NUM_THREADS"]))
+        config, threads = load_config(folder / "config.yaml"), int(os.environ["OMP_NUM_THREADS"])
+        report = check(config, folder, threads, with_cost="--no-cost" not in sys.argv[2:])
     except RequestError as error:
         (folder / "refused.txt").write_text(str(error))
     else:

@@ -97,7 +97,7 @@ def _randomness_reason(randomness: Randomness | None) -> tuple[str, str] | None:
 
 def _fit(cost: Cost | None) -> str:
     if cost is None or cost.backends["ort"].step_seconds is None or cost.backends["eager"].step_seconds is None:
-        return "use backend=ort: it computes what PyTorch computes (its cost is not known)"
+        return "use backend=ort: it computes what PyTorch computes (its cost was not measured)"
     ort, eager = cost.backends["ort"].step_seconds, cost.backends["eager"].step_seconds
     best = _best(cost, without_ort=False)
     ratio = f"{ort / eager:.2f} of eager's step time"
