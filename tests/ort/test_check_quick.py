@@ -89,8 +89,9 @@ def test_nothing_is_found_in_a_sound_model_with_dropout() -> None:
     assert findings(Net(), batches(1, -1, 1)) == []
 
 
-def test_a_frozen_branch_is_found_through_dropout_and_shown() -> None:
-    (found,) = findings(Branching(), batches(1, 1, -1))
+@pytest.mark.parametrize("torch_kernels", [True, False], ids=["torch kernels", "ort kernels"])
+def test_a_frozen_branch_is_found_through_dropout_and_shown(torch_kernels: bool) -> None:
+    (found,) = findings(Branching(), batches(1, 1, -1), OrtConfig(torch_kernels=torch_kernels))
     assert found.kind is Allow.frozen_branch
     message = found.refusal()
     assert "\n" not in message

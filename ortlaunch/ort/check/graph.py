@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort import session
+from ortlaunch.ort import kernels, session
 
 
 class TracedGraph:
@@ -47,15 +47,16 @@ class TracedGraph:
 
 
 def _switch_dropout_off(graph: Any) -> None:
+    """Both forms of it: ONNX's own operator, and PyTorch's kernel in an ATen node."""
     from onnx import TensorProto, helper
 
-    dropouts = [node for node in _nodes(graph) if node.op_type == "Dropout" and len(node.input) > 2]
-    if not dropouts:
-        return
     name = "ortlaunch_dropout_off"
     graph.initializer.append(helper.make_tensor(name, TensorProto.BOOL, [], [False]))
-    for node in dropouts:
-        node.input[2] = name
+    for node in _nodes(graph):
+        if node.op_type == "Dropout" and len(node.input) > 2:
+            node.input[2] = name
+        elif any(one.name == "operator" and one.s == kernels.DROPOUT.encode() for one in node.attribute):
+            node.CopyFrom(helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name))
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
