@@ -116,6 +116,12 @@ def _compare(arguments: list[str]) -> int:
     return main(arguments, uri, experiment)
 
 
+def _check(arguments: list[str]) -> int:
+    from ortlaunch.ort.check.command import main
+
+    return main(arguments)
+
+
 def _sync(arguments: list[str]) -> int:
     from ortlaunch.tracking.sync import sync_main
 
@@ -149,6 +155,7 @@ def _tracking_defaults() -> tuple[str, str]:
 
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
+    "check": _check,
     "compare": _compare,
     "sync": _sync,
     "models": _models,

@@ -163,17 +163,25 @@ def build_model(cfg: ModelConfig) -> nn.Module:
         RequestError: for an unknown model, target, import or parameter, or a result that cannot be trained (see
             `ortlaunch.models.checks.check_model`). What the user's own function raises while building comes through.
     """
+    from ortlaunch.models.checks import check_model
+
+    model = construct(cfg)
+    check_model(model)
+    return model
+
+
+def construct(cfg: ModelConfig) -> nn.Module:
+    """What the builder returns, on the CPU and not yet checked for what it is; see `build_model`.
+
+    Raises:
+        RequestError: for an unknown model, target, import or parameter.
+    """
     check_request(cfg)
     for module in cfg.imports:
         _import(module, f"model.imports: {module}")
     builder, owner = _builder(cfg)
     check_arguments(builder, cfg.params, owner)
-    model = builder(**cfg.params)
-
-    from ortlaunch.models.checks import check_model
-
-    check_model(model)
-    return model
+    return builder(**cfg.params)
 
 
 def _builder(cfg: ModelConfig) -> tuple[Callable[..., Any], str]:

@@ -12,6 +12,7 @@ ortlaunch: distributed PyTorch training under ORTModule, DeepSpeed and DDP, reco
 
 Usage:
   ortlaunch [run] [KEY=VALUE ...]     train what the composed configuration says
+  ortlaunch check [KEY=VALUE ...]     find out whether the model is fit for ONNX Runtime, before a run
   ortlaunch compare [RUN ...]         put runs side by side (--help for its options)
   ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models

@@ -44,6 +44,17 @@ class OrtZero3(Enum):
     hold = "hold"
 
 
+class Allow(Enum):
+    """Ways in which a model computes something else under ONNX Runtime, that stop a run unless they are allowed."""
+
+    stale_buffers = "stale_buffers"
+    """Buffers that move in PyTorch, as BatchNorm's statistics do, stay as they are or get other values."""
+    frozen_branch = "frozen_branch"
+    """What the first batch decided stays decided, and other batches get other outputs than in PyTorch."""
+    wrong_outputs = "wrong_outputs"
+    """The outputs are others than PyTorch's already for the batch that the model was exported with."""
+
+
 class OrtLogLevel(Enum):
     """ORTModule's own log levels."""
 
@@ -220,6 +231,8 @@ class OrtConfig(BackendConfig):
     parameters from forward to backward (no second forward)."""
     export_cache: bool = True
     """Keep exported graphs in the user's cache, so that the same run starts faster the second time."""
+    allow: list[Allow] = field(default_factory=list)
+    """Findings of the check at start that do not stop the run; it then carries them as the tag ortlaunch.allowed."""
     debug: OrtDebugConfig = field(default_factory=OrtDebugConfig)
 
 

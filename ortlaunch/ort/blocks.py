@@ -51,7 +51,7 @@ class OrtBlock:
             make: makes its ORTModules, at its first forward: only then are its parameters there.
             mode: how the parameters outlast the backward.
         """
-        self._block = block
+        self.block = block
         self.path = path
         self._make = make
         self._mode = mode
@@ -103,7 +103,7 @@ class OrtBlock:
             if known.structure == structure and known.constants == constants:
                 return known
         self._check(constants)
-        original = _Original(self._block, self._forward, constants, structure)
+        original = _Original(self.block, self._forward, constants, structure)
         name = self.path if not self._signatures else f"{self.path}_{len(self._signatures)}"
         self._signatures.append(_Signature(original, self._make(original, name)))
         return self._signatures[-1]
@@ -140,7 +140,7 @@ class OrtBlock:
         return outputs
 
     def _held(self, ort_module: nn.Module, tensors: list[Tensor]) -> tuple[Tensor, ...]:
-        held = [parameter.data for parameter in self._block.parameters()]
+        held = [parameter.data for parameter in self.block.parameters()]
         outputs = _seeded(ort_module)(*tensors)
         node = next((output.grad_fn for output in outputs if output.grad_fn is not None), None)
         if node is not None:

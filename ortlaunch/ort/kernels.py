@@ -23,7 +23,8 @@ _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 _LAYER_NORM = "native_layer_norm"
 _FLOATING = ("Float", "Double", "Half", "BFloat16")
 _WRITTEN_OUT_GELU = ("NewGELUActivation", "FastGELUActivation")
-_DROPOUT = "ortlaunch::dropout"
+DROPOUT = "ortlaunch::dropout"
+"""What an ATen node that drops out calls."""
 _GELU_TANH = "ortlaunch::gelu_tanh"
 _LINEAR = "ortlaunch::linear"
 _LINEAR_BIAS = "ortlaunch::linear_bias"
@@ -73,7 +74,7 @@ def register_gradients() -> None:
     CustomGradientRegistry.register(domain, operator, (_LAYER_NORM, ""), _layer_norm_gradient)
     CustomGradientRegistry.register(domain, operator, ("gelu", ""), _gelu_gradient)
     CustomGradientRegistry.register(domain, operator, (_GELU_TANH, ""), _gelu_tanh_gradient)
-    CustomGradientRegistry.register(domain, operator, (_DROPOUT, ""), _dropout_gradient)
+    CustomGradientRegistry.register(domain, operator, (DROPOUT, ""), _dropout_gradient)
     CustomGradientRegistry.register(domain, operator, (_LINEAR, ""), _linear_gradient)
     CustomGradientRegistry.register(domain, operator, (_LINEAR_BIAS, ""), _linear_bias_gradient)
     CustomGradientRegistry.register(domain, operator, (_CONV1D, ""), _conv1d_gradient)
@@ -207,7 +208,7 @@ def _dropout(g: Any, values: Any, p: Any, train: Any) -> Any:
     rate = symbolic_helper._get_const(p, "f", "p")
     if not rate or not symbolic_helper._get_const(train, "b", "train"):
         return values
-    output, _ = g.op(_ATEN_OP, values, g.op("Constant", value_t=_scalar(rate)), operator_s=_DROPOUT, outputs=2)
+    output, _ = g.op(_ATEN_OP, values, g.op("Constant", value_t=_scalar(rate)), operator_s=DROPOUT, outputs=2)
     output.setType(values.type())
     return output
 

@@ -70,6 +70,11 @@ def wrap_blocks(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_di
     return model
 
 
+def opset() -> int:
+    """ONNX operator set that ORTModule exports with."""
+    return int(import_ortmodule().ONNX_OPSET_VERSION)
+
+
 def is_active(wrapped: torch.nn.Module) -> bool:
     """Whether the training forward of this ORTModule, or of every block's, really ran on ONNX Runtime and none fell
     back since."""
@@ -131,7 +136,7 @@ def _parts(wrapped: torch.nn.Module) -> dict[str, list[Any]]:
 
 
 def _trains(ort_module: Any) -> bool:
-    manager = _training_manager(ort_module)
+    manager = training_manager(ort_module)
     return manager is not None and manager._execution_agent is not None
 
 
@@ -140,7 +145,7 @@ def _fell_back(ort_module: Any) -> bool:
 
 
 def _export_seconds(ort_module: Any) -> float | None:
-    manager = _training_manager(ort_module)
+    manager = training_manager(ort_module)
     if manager is None:
         return None
     from onnxruntime.training.ortmodule._logger import ORTModuleInitPhase, TimeTracker
@@ -197,7 +202,15 @@ def _prepare(
     return make
 
 
-def _training_manager(wrapped: Any) -> Any | None:
+def plain_model(wrapped: torch.nn.Module) -> torch.nn.Module:
+    """The model inside an ORTModule: the same weights and buffers, run by PyTorch."""
+    plain = wrapped.module
+    assert isinstance(plain, torch.nn.Module)
+    return plain
+
+
+def training_manager(wrapped: torch.nn.Module) -> Any | None:
+    """ORTModule's own keeper of the training graph and its session; None where it fell back at construction."""
     inner: Any = wrapped._torch_module
     # After a fallback at construction the inner module is ORT's plain PyTorch one, which has no manager.
     return inner._execution_manager(True) if hasattr(inner, "_execution_manager") else None

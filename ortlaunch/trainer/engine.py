@@ -51,6 +51,10 @@ class Engine(ABC):
     def lr(self) -> float:
         """Learning rate that the next step will use."""
 
+    def precision_context(self) -> contextlib.AbstractContextManager[Any]:
+        """What `micro_step` calls the model in: autocast, where the engine does it that way."""
+        return contextlib.nullcontext()
+
 
 class TorchEngine(Engine):
     """One worker alone, or DistributedDataParallel."""
@@ -74,7 +78,7 @@ class TorchEngine(Engine):
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
         quiet = contextlib.nullcontext() if self._ddp is None or last else self._ddp.no_sync()
         with quiet:
-            with self._autocast():
+            with self.precision_context():
                 loss = self._task.loss(self._module, batch)
             self._scaler.scale(loss / self._accumulation).backward()
         return loss.detach()
@@ -94,7 +98,7 @@ class TorchEngine(Engine):
     def lr(self) -> float:
         return float(self._scheduler.get_last_lr()[0])
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def precision_context(self) -> contextlib.AbstractContextManager[Any]:
         if self._precision is Precision.fp32:
             return contextlib.nullcontext()
         return torch.autocast(self._device_type, dtype=_AUTOCAST[self._precision])

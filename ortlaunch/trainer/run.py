@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from ortlaunch.config.schema import Config, OrtConfig
+from ortlaunch.config.schema import Config
 from ortlaunch.data import build_loader
 from ortlaunch.errors import RequestError
 from ortlaunch.metrics.flops import flops_per_sample, peak_flops
 from ortlaunch.registry import build_model
 from ortlaunch.tracking.journal import Journal
-from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.backend_run import backend_run
 from ortlaunch.trainer.loop import train
 from ortlaunch.trainer.recorder import Recorder, since
 from ortlaunch.trainer.seeds import seed_everything
@@ -53,13 +53,17 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
     task = make_task(model, first)
     flops = flops_per_sample(model, task, first) if workers.is_first else None
     engine = wrap(model, config, workers, task, run_dir)
-    seed_everything(config.seed + 1 + workers.rank)
     startup["startup/build_seconds"] = time.perf_counter() - begin
+    backend = backend_run(engine, config, workers, run_dir, journal)
+    seen = [first, *islice(batches, backend.check_batches)]
+    startup |= backend.check(task, seen)
+    # After the check, which draws from the backend's random numbers.
+    seed_everything(config.seed + 1 + workers.rank)
     recorder = Recorder(
         config.train,
         workers,
         journal,
-        is_ort_active=lambda: ort_is_active(engine, config),
+        is_ort_active=lambda: backend.is_active,
         flops_per_sample=flops,
         peak_flops=peak_flops(workers.device, config.train.precision),
     )
@@ -68,16 +72,15 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
 
     def first_step_done() -> None:
         startup["startup/time_to_first_step_seconds"] = since(started)
-        startup.update(_export_seconds(engine, config))
-        _note_export_cache(engine, config, journal)
+        startup.update(backend.first_step_done())
         recorder.startup(startup)
-        _warn_of_fallback(engine, config, workers, journal)
-        if journal is not None:
-            _keep_graphs(config, run_dir, journal)
 
-    train(engine, chain([first], batches), config.train, workers.device, recorder, first_step_done)
+    train(engine, chain(seen, batches), config.train, workers.device, recorder, first_step_done)
     loader.close()
-    _close(engine, config)
+    # In order, ONNX Runtime's threads and then the process group's: left to the interpreter's end, one that is
+    # destroyed while it runs would abort the worker.
+    backend.close()
+    dist.destroy_process_group()
 
 
 def check_vocabulary(model: torch.nn.Module, vocab_size: int | None) -> None:
@@ -91,58 +94,3 @@ def check_vocabulary(model: torch.nn.Module, vocab_size: int | None) -> None:
         raise RequestError(
             f"the data has {vocab_size} token ids and the model knows {known}: set model.params.vocab_size={vocab_size}"
         )
-
-
-def ort_is_active(engine: Engine, config: Config) -> bool:
-    """Whether ONNX Runtime really ran this worker's last training step."""
-    if not isinstance(config.backend, OrtConfig):
-        return False
-    from ortlaunch.ort import session
-
-    return session.is_active(engine.inner)
-
-
-def _export_seconds(engine: Engine, config: Config) -> dict[str, float]:
-    if not isinstance(config.backend, OrtConfig):
-        return {}
-    from ortlaunch.ort import session
-
-    seconds = session.export_seconds(engine.inner)
-    return {} if seconds is None else {"startup/ort_export_seconds": seconds}
-
-
-def _keep_graphs(config: Config, run_dir: Path, journal: Journal) -> None:
-    """Has the graphs that ``backend.debug.save_onnx`` left in the run folder kept with the run."""
-    if isinstance(config.backend, OrtConfig) and config.backend.debug.save_onnx:
-        journal.artifact(run_dir / "onnx")
-
-
-def _close(engine: Engine, config: Config) -> None:
-    """Ends threads in order, ONNX Runtime's and then the process group's: left to the interpreter's end, one that is
-    destroyed while it runs would abort the worker."""
-    if isinstance(config.backend, OrtConfig):
-        from ortlaunch.ort import session
-
-        session.close(engine.inner)
-    dist.destroy_process_group()
-
-
-def _note_export_cache(engine: Engine, config: Config, journal: Journal | None) -> None:
-    """Tags the run with what the export cache did: the time to the first step can only be compared knowing it."""
-    if journal is None or not isinstance(config.backend, OrtConfig):
-        return
-    from ortlaunch.ort import session
-
-    journal.tags({"ortlaunch.export_cache": next(iter(session.export_origins(engine.inner)), "off")})
-
-
-def _warn_of_fallback(engine: Engine, config: Config, workers: Workers, journal: Journal | None) -> None:
-    """Says loudly that a run that asked for ONNX Runtime goes on without it (``backend.fallback=warn``)."""
-    if not isinstance(config.backend, OrtConfig) or ort_is_active(engine, config):
-        return
-    from ortlaunch.ort import session
-
-    reason = session.fallback_reason(engine.inner) or "unknown reason"
-    if journal is not None:
-        journal.tags({"ortlaunch.fallback_reason": reason})
-        print(f"warning: ONNX Runtime is NOT active, plain PyTorch runs instead (backend.fallback=warn): {reason}")

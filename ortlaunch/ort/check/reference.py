@@ -1,0 +1,83 @@
+"""PyTorch's own computation to compare with: dropout off while everything else stays in train mode."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+TORCH_FOLDER = str(Path(torch.__file__).parent)
+_DROPOUT = {
+    *("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "native_dropout"),
+    *("alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_dropout_"),
+    *("feature_alpha_dropout", "feature_alpha_dropout_"),
+}
+_RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+_TO_PYTHON = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "equal", "allclose", "is_nonzero"}
+
+Place = tuple[str, int]
+"""File and line."""
+
+
+class Reference(TorchFunctionMode):
+    """Within it, dropout passes everything on, and what Python learns of tensors' values is written down.
+
+    Switching dropout off by ``eval()`` would switch BatchNorm and the model's own branches with it.
+
+    Attributes:
+        decisions: values that went from tensors to Python, in order, by the file and line that asked.
+        dropped: whether any dropout would have been active.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decisions: dict[Place, list[str]] = defaultdict(list)
+        self.dropped = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name in _DROPOUT:
+            return self._passed_on(func, name, args, kwargs)
+        if name == "scaled_dot_product_attention":
+            args, kwargs = self._without_rate(args, kwargs, position=4)
+        elif name == "multi_head_attention_forward":
+            # Its own dropout is called where this mode no longer looks.
+            self.dropped = self.dropped or bool(kwargs.get("training", True))
+            kwargs["training"] = False
+        elif name in _RECURRENT:
+            self.dropped = self.dropped or any(isinstance(arg, float) and arg > 0 for arg in args)
+            # The rate is the only float among the arguments.
+            args = tuple(0.0 if isinstance(arg, float) else arg for arg in args)
+        result = func(*args, **kwargs)
+        if name in _TO_PYTHON:
+            self.decisions[_asking_place()].append(repr(result))
+        return result
+
+    def _passed_on(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rate = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+        training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
+        self.dropped = self.dropped or bool(training and rate)
+        tensor = args[0] if args else kwargs["input"]
+        return (tensor, torch.ones_like(tensor, dtype=torch.bool)) if name == "native_dropout" else tensor
+
+    def _without_rate(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], position: int
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        rate = args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)
+        self.dropped = self.dropped or bool(rate)
+        if len(args) > position:
+            return (*args[:position], 0.0, *args[position + 1 :]), kwargs
+        return args, kwargs | {"dropout_p": 0.0}
+
+
+def _asking_place() -> Place:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH_FOLDER, __file__)):
+        frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)

@@ -1,0 +1,141 @@
+"""What a run does for its backend, beside wrapping the model: nothing for PyTorch; for ONNX Runtime the check at the
+start, the record of what really ran, and an orderly end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ortlaunch.config.schema import Allow, Config, DeepSpeedConfig, OrtConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.tracking.journal import Journal
+from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.task import Batch, Task
+from ortlaunch.trainer.workers import Workers
+
+
+class BackendRun:
+    """Eager PyTorch and torch.compile: what they compute is what PyTorch computes."""
+
+    check_batches = 0
+    """Batches, besides the first, that `check` wants to see."""
+
+    def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
+        """Looks for what the backend would compute wrongly, before the first step.
+
+        Args:
+            task: how the model is called.
+            batches: the run's first batches; it gets them again for training.
+
+        Returns:
+            Start-up metrics.
+
+        Raises:
+            RequestError: with what was found and what to do.
+        """
+        return {}
+
+    @property
+    def is_active(self) -> bool:
+        """Whether ONNX Runtime really ran this worker's last training step."""
+        return False
+
+    def first_step_done(self) -> dict[str, float]:
+        """Journals what is known after the first step.
+
+        Returns:
+            Start-up metrics.
+        """
+        return {}
+
+    def close(self) -> None:
+        """Ends the backend's threads, while interpreter and process group are still whole."""
+
+
+class OrtRun(BackendRun):
+    """ONNX Runtime."""
+
+    def __init__(
+        self, engine: Engine, cfg: OrtConfig, workers: Workers, run_dir: Path, journal: Journal | None, *, blocks: bool
+    ) -> None:
+        """
+        Args:
+            engine: the wrapped model.
+            cfg: the backend's configuration.
+            workers: this worker's place.
+            run_dir: the run's folder.
+            journal: the run's journal on the first worker, None on the others.
+            blocks: whether ONNX Runtime has the model block by block (ZeRO 3).
+        """
+        from ortlaunch.ort.check.quick import FRESH_BATCHES
+
+        self.check_batches = FRESH_BATCHES
+        self._engine = engine
+        self._cfg = cfg
+        self._workers = workers
+        self._run_dir = run_dir
+        self._journal = journal
+        self._blocks = blocks
+
+    def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
+        from ortlaunch.ort import session
+        from ortlaunch.ort.check.blocks import block_findings
+        from ortlaunch.ort.check.quick import QuickCheck
+
+        begin = time.perf_counter()
+        here = [{name: tensor.to(self._workers.device) for name, tensor in batch.items()} for batch in batches]
+        model, precision = self._engine.inner, self._engine.precision_context
+        if self._blocks:
+            found = block_findings(model, task, precision, here)
+        else:
+            found = QuickCheck(model, task, precision).findings(here)
+        for finding in found:
+            if finding.kind not in self._cfg.allow:
+                raise RequestError(finding.refusal())
+        # Without the export, which the first step would have made.
+        seconds = time.perf_counter() - begin - (session.export_seconds(self._engine.inner) or 0.0)
+        kinds = {finding.kind for finding in found}
+        everyone = self._workers.gather([seconds, *(float(kind in kinds) for kind in Allow)])
+        allowed = [kind.value for kind, seen in zip(Allow, everyone[:, 1:].amax(dim=0).tolist(), strict=True) if seen]
+        if self._journal is not None and allowed:
+            self._journal.tags({"ortlaunch.allowed": ",".join(allowed)})
+        return {"startup/ort_check_seconds": float(everyone[:, 0].max())}
+
+    @property
+    def is_active(self) -> bool:
+        from ortlaunch.ort import session
+
+        return session.is_active(self._engine.inner)
+
+    def first_step_done(self) -> dict[str, float]:
+        from ortlaunch.ort import session
+
+        if self._journal is not None:
+            # The time to the first step can only be compared by who knows whether there was an export.
+            origins = session.export_origins(self._engine.inner)
+            self._journal.tags({"ortlaunch.export_cache": next(iter(origins), "off")})
+            if not self.is_active:
+                self._warn_of_fallback(session.fallback_reason(self._engine.inner) or "unknown reason")
+            if self._cfg.debug.save_onnx:
+                self._journal.artifact(self._run_dir / "onnx")
+        seconds = session.export_seconds(self._engine.inner)
+        return {} if seconds is None else {"startup/ort_export_seconds": seconds}
+
+    def close(self) -> None:
+        from ortlaunch.ort import session
+
+        session.close(self._engine.inner)
+
+    def _warn_of_fallback(self, reason: str) -> None:
+        """Says loudly that a run that asked for ONNX Runtime goes on without it (``backend.fallback=warn``)."""
+        assert self._journal is not None
+        self._journal.tags({"ortlaunch.fallback_reason": reason})
+        print(f"warning: ONNX Runtime is NOT active, plain PyTorch runs instead (backend.fallback=warn): {reason}")
+
+
+def backend_run(engine: Engine, config: Config, workers: Workers, run_dir: Path, journal: Journal | None) -> BackendRun:
+    """What the configured backend needs; arguments as for `OrtRun`."""
+    if not isinstance(config.backend, OrtConfig):
+        return BackendRun()
+    blocks = isinstance(config.trainer, DeepSpeedConfig) and config.trainer.zero_stage == 3
+    return OrtRun(engine, config.backend, workers, run_dir, journal, blocks=blocks)

@@ -1,0 +1,225 @@
+"""``ortlaunch check`` as users type it, and the runs that its findings stop."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NETS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 32)
+        self.last = nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.last(self.between(self.first(x.flatten(1)), x))
+
+    def between(self, hidden, x):
+        return hidden
+
+
+class Averaging(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("average", torch.zeros(32))
+
+    def between(self, hidden, x):
+        self.average.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+        return hidden
+
+
+class Branching(Net):
+    def between(self, hidden, x):
+        if x.mean() > 0:
+            hidden = torch.tanh(hidden)
+        return hidden
+
+
+class Exotic(Net):
+    def between(self, hidden, x):
+        return torch.special.i0e(hidden)
+
+
+class Hidden(Net):
+    def __init__(self):
+        super().__init__()
+        self.more = [nn.Linear(2, 2)]
+"""
+
+RUN = ("data=digits", "trainer=single", "train.steps=2", "tracking=none", "device=cpu")
+CHECK = ("data=digits", "device=cpu", "--no-cost", "--format", "json")
+
+KEYS = {
+    "": "fit verdict model data device precision versions structure export parity randomness cost schema",
+    "structure": "status problems parameters buffers unregistered inputs outputs",
+    "export": "status succeeded seconds error unsupported_operators tracer_warnings probes comparable",
+    "export.tracer_warnings.0": "location statement message effect",
+    "export.probes.0": "kind shape differs output error message",
+    "parity": "status error steps loss outputs gradients parameters buffers stale_buffers",
+    "parity.gradients": "count largest_error largest tolerance differing dtypes",
+    "randomness": "status problems expected active_in_train differs_per_step differs_per_rank off_in_eval "
+    "eval_equals_eager",
+    "cost": "status batch_size threads backends export_seconds pays_off_after_steps",
+    "cost.backends": "eager compile ort",
+    "cost.backends.ort": "step_seconds start_seconds peak_memory_gib error",
+}
+"""Keys of the JSON by place: scripts rely on them; a change needs another number in report.SCHEMA."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "nets.py").write_text(NETS)
+    return tmp_path
+
+
+def factory(name: str) -> tuple[str, ...]:
+    return "model=factory", f"model.target=nets:{name}"
+
+
+def part(report: Any, path: str) -> Any:
+    for name in filter(None, path.split(".")):
+        report = report[int(name)] if name.isdigit() else report[name]
+    return report
+
+
+def test_gpt2_nano_is_fit_and_json_is_complete(launch, tmp_path):
+    result = launch(tmp_path, "check", "model=gpt2_nano", "data.seq_len=32", "device=cpu", "--format=json", "--no-cost")
+    assert result.returncode == 0, result.report
+    report = json.loads(result.stdout)
+    for path, keys in KEYS.items():
+        if not path.startswith("cost"):
+            assert set(part(report, path)) == set(keys.split()), path
+    assert report["fit"] is True
+    assert report["schema"] == 1
+    assert "backend=ort" in report["verdict"]
+    assert {name: report[name]["status"] for name in ("structure", "export", "parity", "randomness")} == {
+        "structure": "ok",
+        "export": "ok",
+        "parity": "ok",
+        "randomness": "ok",
+    }
+    assert report["randomness"]["differs_per_rank"] is True
+    assert report["cost"] is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_backend_is_measured_in_a_process_of_its_own(launch, tmp_path):
+    result = launch(tmp_path, "check", "model=mlp", "device=cpu", "launcher.workers_per_node=2", "--format=json")
+    assert result.returncode == 0, result.report
+    report = json.loads(result.stdout)
+    for path, keys in KEYS.items():
+        if path.startswith("cost"):
+            assert set(part(report, path)) == set(keys.split()), path
+    # The share of a worker, not all cores.
+    assert report["cost"]["threads"] == max(1, len(os.sched_getaffinity(0)) // 2)
+    for backend, cost in report["cost"]["backends"].items():
+        assert cost["error"] is None, backend
+        assert cost["step_seconds"] > 0, backend
+        assert cost["peak_memory_gib"] > 0.1, backend
+    assert report["cost"]["backends"]["compile"]["start_seconds"] > 0
+    assert report["cost"]["export_seconds"] > 0.1
+    pays, steps = report["cost"]["pays_off_after_steps"], report["cost"]["backends"]
+    assert (pays is None) is (steps["ort"]["step_seconds"] >= steps["eager"]["step_seconds"])
+
+
+def test_the_page_names_what_to_change_and_the_exit_code_says_no(launch, folder):
+    result = launch(folder, "check", *factory("Exotic"), "data=digits", "device=cpu", "--no-cost")
+    assert result.returncode == 1, result.report
+    assert "\x1b" not in result.stdout
+    *_, last = result.stdout.strip().splitlines()
+    assert last.startswith("not fit for ONNX Runtime: use backend=eager")
+    assert "aten::special_i0e" in last
+    line = NETS.splitlines().index("        return torch.special.i0e(hidden)") + 1
+    assert f"nets.py:{line}" in last
+    for word in ("structure", "export", "parity", "randomness", "cost"):
+        assert word in result.stdout
+
+
+def test_stale_buffers_make_a_model_unfit(launch, folder):
+    result = launch(folder, "check", *factory("Averaging"), *CHECK)
+    assert result.returncode == 1, result.report
+    report = json.loads(result.stdout)
+    assert report["parity"]["stale_buffers"] == ["average"]
+    assert "average" in report["verdict"]
+
+
+def test_a_model_that_is_none_reaches_no_further_than_its_structure(launch, folder):
+    result = launch(folder, "check", *factory("Hidden"), *CHECK)
+    assert result.returncode == 1, result.report
+    report = json.loads(result.stdout)
+    assert "more" in report["structure"]["problems"][0]
+    assert report["verdict"].startswith("change the model")
+    assert report["export"] is report["parity"] is report["randomness"] is report["cost"] is None
+
+
+def test_resnet_is_fit_exactly_if_its_statistics_move(launch, tmp_path):
+    result = launch(tmp_path, "check", "model=resnet", *CHECK)
+    report = json.loads(result.stdout)
+    assert report["export"]["status"] == "ok", result.report
+    assert report["parity"]["gradients"]["differing"] == []
+    moves = not report["parity"]["stale_buffers"] and not report["parity"]["buffers"]["differing"]
+    assert report["fit"] is moves, result.report
+    assert result.returncode == (0 if moves else 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["model=gtp2"], ["gtp2"]),
+        (["train.stpes=1"], ["train.steps"]),
+        (["--format", "xml"], ["--format", "json"]),
+        (["--multirun", "seed=1,2"], ["--multirun"]),
+        (["model=factory", "model.target=nets:Nothing", "data=digits"], ["Nothing"]),
+        (["backend=eager", "trainer=deepspeed", "trainer.zero_stage=3"], ["trainer.zero_stage=3"]),
+        (["backend.allow=[everything]"], ["backend.allow"]),
+    ],
+)
+def test_a_wrong_request_is_exit_code_2_and_one_message(launch, folder, arguments, words):
+    result = launch(folder, "check", *arguments)
+    assert result.returncode == 2, result.report
+    assert result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "allow", "words"),
+    [
+        ("Averaging", "stale_buffers", ["buffer average"]),
+        ("Branching", "frozen_branch", ["`if x.mean() > 0:`", "nets.py:"]),
+    ],
+)
+def test_a_run_is_refused_at_its_start_unless_the_finding_is_allowed(launch, folder, model, allow, words):
+    other = "frozen_branch" if allow == "stale_buffers" else "stale_buffers"
+    refused = launch(folder, *factory(model), *RUN, f"backend.allow=[{other}]")
+    assert refused.returncode == 2, refused.report
+    (message,) = refused.stderr.strip().splitlines()
+    for word in (*words, f"backend.allow=[{allow}]"):
+        assert word in message
+    assert refused.losses == {}
+    assert refused.status == "FAILED"
+
+    allowed = launch(folder, *factory(model), *RUN, "backend.allow=[stale_buffers,frozen_branch]")
+    assert allowed.returncode == 0, allowed.report
+    # What was found, not what might have been.
+    assert allowed.tags["ortlaunch.allowed"] == allow
+    assert 1 in allowed.losses
+
+
+def test_the_check_at_start_is_timed_and_says_nothing_of_a_sound_model(matrix):
+    for name in ("ort-ddp", "ort-zero1"):
+        result = matrix[name]
+        assert "ortlaunch.allowed" not in result.tags
+        seconds = {metric: value for metric, _, value in result.points if metric.startswith("startup/")}
+        assert 0 < seconds["startup/ort_check_seconds"] < 30
+    assert not any(metric == "startup/ort_check_seconds" for metric, _, _ in matrix["eager-ddp"].points)

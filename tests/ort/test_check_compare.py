@@ -1,0 +1,89 @@
+"""How far two results are apart, and what JSON and the page make of it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from ortlaunch.ort.check.compare import compare, relative_error
+from ortlaunch.ort.check.cost import pays_off_after
+from ortlaunch.ort.check.report import Comparison, Parity, Report, Structure, to_json
+
+
+def test_the_error_is_relative_to_the_largest_value() -> None:
+    expected = torch.tensor([10.0, 0.0, -20.0])
+    assert relative_error(expected + torch.tensor([0.0, 1.0, 0.0]), expected) == pytest.approx(0.05)
+    assert relative_error(expected.clone(), expected) == 0.0
+
+
+def test_a_tensor_that_is_nearly_zero_is_measured_by_its_group() -> None:
+    noise = {"large": torch.tensor([1.0]), "rounding": torch.tensor([1e-9])}
+    other = {"large": torch.tensor([1.0]), "rounding": torch.tensor([-1e-9])}
+    assert compare(other, noise).ok
+    assert not compare({**other, "rounding": torch.tensor([1e-5])}, noise).ok
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected"),
+    [
+        (torch.zeros(2), torch.zeros(3)),
+        (torch.tensor([1, 2]), torch.tensor([1, 3])),
+        (torch.tensor([1.0, math.nan]), torch.tensor([1.0, 2.0])),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, math.nan])),
+        (torch.tensor([1.0, math.inf]), torch.tensor([1.0, -math.inf])),
+    ],
+    ids=["shape", "integers", "nan here", "nan there", "another infinity"],
+)
+def test_what_has_no_error_in_numbers_is_different(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert relative_error(actual, expected) is None
+    assert [one.name for one in compare({"x": actual}, {"x": expected}).differing] == ["x"]
+
+
+def test_infinities_and_nan_in_the_same_places_are_no_difference() -> None:
+    values = torch.tensor([1.0, -math.inf, math.nan])
+    assert relative_error(values.clone(), values) == 0.0
+
+
+def test_the_largest_error_and_every_difference_are_named() -> None:
+    expected = {"a": torch.ones(2), "b": torch.ones(2), "c": torch.ones(2), "d": torch.ones(2)}
+    actual = {"a": torch.ones(2), "b": torch.full((2,), 1.5), "c": torch.full((2,), 1.1)}
+    found = compare(actual, expected)
+    assert (found.count, found.largest, found.largest_error) == (4, "b", pytest.approx(0.5))
+    # What is missing comes first, then by error.
+    assert [one.name for one in found.differing] == ["d", "b", "c"]
+
+
+def test_tolerance_goes_by_dtype() -> None:
+    def moved(dtype: torch.dtype) -> Comparison:
+        return compare({"x": torch.tensor([1.01], dtype=dtype)}, {"x": torch.tensor([1.0], dtype=dtype)})
+
+    assert not moved(torch.float32).ok
+    assert moved(torch.float16).ok
+
+
+def test_a_changed_dtype_is_a_difference_of_its_own() -> None:
+    found = compare({"x": torch.ones(2)}, {"x": torch.ones(2, dtype=torch.float16)})
+    assert found.differing == []
+    assert found.dtypes == {"x": ["float16", "float32"]}
+    assert not found.ok
+
+
+@pytest.mark.parametrize(
+    ("export", "eager", "ort", "steps"),
+    [(10.0, 1.0, 0.5, 21), (10.0, 0.5, 1.0, None), (10.0, 1.0, 1.0, None), (None, 1.0, 0.5, None)],
+)
+def test_the_export_pays_for_itself_by_what_it_saves_per_step(
+    export: float | None, eager: float, ort: float, steps: int | None
+) -> None:
+    assert pays_off_after(export, eager, ort) == steps
+
+
+def test_json_has_no_infinities_and_every_key() -> None:
+    parity = Parity("failed", loss=Comparison(1, largest_error=math.inf))
+    report = Report(False, "no", "m", "d", "cpu", "fp32", {}, Structure("ok"), parity=parity)
+    text = json.dumps(to_json(report), allow_nan=False)
+    assert json.loads(text)["parity"]["loss"]["largest_error"] is None
+    assert json.loads(text)["cost"] is None
