@@ -48,9 +48,9 @@ def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path
         onnx_dir: folder for ``backend.debug.save_onnx``; made when needed.
     """
     ortmodule = import_ortmodule()
-    from ortlaunch.ort import symbolics
+    from ortlaunch.ort import mends
 
-    symbolics.register()
+    mends.install()
     _set_fallback_policy(ortmodule, cfg.fallback)
     _set_session_threads(cfg.threads or threads, cfg.spinning)
     if cfg.debug.save_onnx:

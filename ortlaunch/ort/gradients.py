@@ -1,0 +1,64 @@
+"""Where gradients must not flow: ``Tensor.detach`` under ORTModule.
+
+torch's exporter drops ``detach``, which is right for inference only: ONNX Runtime would train what eager leaves alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_DOMAIN, _OPERATOR = "org.pytorch.aten", "detach_copy"
+
+
+def install() -> None:
+    """Makes the exporter keep ``detach`` and ORTModule ask for no gradient behind it; harmless to repeat."""
+    from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
+    from onnxruntime.training.ortmodule._graph_transition_manager import GraphTransitionManager
+    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
+
+    CustomGradientRegistry.register_custom_stop_gradient_edges([0], _DOMAIN, "ATen", _OPERATOR, "")
+    register_custom_op_symbolic("aten::detach", stop_gradient, 17)
+    if hasattr(GraphTransitionManager, "_ortlaunch_process"):
+        return
+    original = GraphTransitionManager._post_export_process
+
+    def process(*args: Any, **kwargs: Any) -> Any:
+        info = original(*args, **kwargs)
+        reached = _reached_by_gradients(info._post_export_processed_model.graph)
+        for names in (
+            info.onnx_graph_input_names_require_grad,
+            info.onnx_graph_input_names_require_grad_user_defined,
+        ):
+            # ONNX Runtime refuses to differentiate with respect to what is only used detached; eager leaves it alone.
+            names[:] = [name for name in names if name in reached]
+        return info
+
+    GraphTransitionManager._post_export_process = staticmethod(process)
+    GraphTransitionManager._ortlaunch_process = process
+
+
+def stop_gradient(g: Any, value: Any) -> Any:
+    """A copy of `value` through which no gradient flows back."""
+    # Not aten::detach itself: ONNX Runtime does not know that its result shares the memory, and may write into it.
+    stopped = g.op(f"{_DOMAIN}::ATen", value, operator_s=_OPERATOR)
+    stopped.setType(value.type())
+    return stopped
+
+
+def _reached_by_gradients(graph: Any) -> set[str]:
+    """Names of the values that some output depends on otherwise than through `stop_gradient`."""
+    producers = {output: node for node in graph.node for output in node.output}
+    waiting = [output.name for output in graph.output]
+    reached = set(waiting)
+    while waiting:
+        node = producers.get(waiting.pop())
+        if node is None or _stops(node):
+            continue
+        new = set(node.input) - reached
+        reached |= new
+        waiting.extend(new)
+    return reached
+
+
+def _stops(node: Any) -> bool:
+    return node.domain == _DOMAIN and any(a.name == "operator" and a.s.decode() == _OPERATOR for a in node.attribute)

@@ -1,0 +1,173 @@
+"""BatchNorm's running statistics under ORTModule.
+
+ORTModule's graph returns outputs and changes nothing else: the buffers that BatchNorm moves in its forward would move
+while the model is traced and never again. Here every BatchNorm that counts is exported so that the batch's mean and
+variance leave the graph as further outputs, and after each training forward they are put into the buffers the way
+torch does it. Tracing itself then leaves the buffers alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ortlaunch.ort.gradients import stop_gradient
+
+_training: ContextVar[bool] = ContextVar("_training", default=True)
+_LIBRARY = torch.library.Library("ortlaunch", "FRAGMENT")
+
+
+@dataclass
+class WithStatistics:
+    """ORTModule's schema of the model's outputs, and the BatchNorm modules whose statistics follow them in pairs."""
+
+    outputs: Any
+    modules: list[str]
+
+
+def install() -> None:
+    """Makes ORTModule carry the statistics through its graphs; harmless to repeat."""
+    from onnxruntime.training.ortmodule._graph_transition_manager import PostExportProcessedModelInfo
+    from onnxruntime.training.ortmodule._io import _FlattenedModule
+
+    if hasattr(_FlattenedModule, "_ortlaunch_forward"):
+        return
+    _register_operator()
+    flattened_forward, restore_outputs = _FlattenedModule.forward, PostExportProcessedModelInfo.restore_outputs
+
+    def forward(self: Any, *args: Any) -> list[Tensor]:
+        with _collected(self._original_module) as (modules, statistics):
+            outputs = flattened_forward(self, *args)
+        # A graph for inference is also made of a model in train mode, where gradients are off.
+        if not _training.get():
+            modules, statistics = [], []
+        self._output_schema = WithStatistics(self._output_schema, modules)
+        return [*outputs, *statistics]
+
+    def restore(self: Any, ort_flatten_outputs: Sequence[Tensor]) -> Any:
+        schema = self.module_forward_output_schema
+        count = len(ort_flatten_outputs) - 2 * len(schema.modules)
+        _update(self._flattened_module._original_module, schema.modules, ort_flatten_outputs[count:])
+        self.module_forward_output_schema = schema.outputs
+        try:
+            return restore_outputs(self, ort_flatten_outputs[:count])
+        finally:
+            self.module_forward_output_schema = schema
+
+    _FlattenedModule.forward = _FlattenedModule._ortlaunch_forward = forward
+    PostExportProcessedModelInfo.restore_outputs = restore
+
+
+@contextlib.contextmanager
+def collecting(training: bool) -> Iterator[None]:
+    """Within it, graphs are made for training, whose statistics count, or for inference, whose do not."""
+    token = _training.set(training)
+    try:
+        yield
+    finally:
+        _training.reset(token)
+
+
+@contextlib.contextmanager
+def _collected(model: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:
+    """Within it, a BatchNorm of `model` in train mode moves no buffer: its name and statistics go to these lists."""
+    names = {id(module): name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    modules: list[str] = []
+    statistics: list[Tensor] = []
+    original = _BatchNorm.forward
+
+    def forward(self: _BatchNorm, input: Tensor) -> Tensor:
+        counts = self.running_mean is not None
+        if id(self) not in names or (counts and not self.training):
+            return original(self, input)
+        self._check_input_dim(input)
+        output, mean, var = torch.ops.ortlaunch.batch_norm(input, self.weight, self.bias, self.num_features, self.eps)
+        if counts:
+            modules.append(names[id(self)])
+            statistics.extend((mean, var))
+        return output
+
+    _BatchNorm.forward = forward  # type: ignore[method-assign]
+    try:
+        yield modules, statistics
+    finally:
+        _BatchNorm.forward = original  # type: ignore[method-assign]
+
+
+@torch.no_grad()
+def _update(model: torch.nn.Module, modules: list[str], statistics: Sequence[Tensor]) -> None:
+    for name, mean, var in zip(modules, statistics[::2], statistics[1::2], strict=True):
+        module: Any = model.get_submodule(name)
+        if module.num_batches_tracked is not None:
+            module.num_batches_tracked.add_(1)
+        factor = 1.0 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
+        for running, batch in ((module.running_mean, mean), (module.running_var, var)):
+            running.mul_(1.0 - factor).add_(batch.to(running.dtype), alpha=factor)
+
+
+def _register_operator() -> None:
+    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
+
+    _LIBRARY.define(
+        "batch_norm(Tensor input, Tensor? weight, Tensor? bias, int channels, float eps) -> (Tensor, Tensor, Tensor)"
+    )
+    _LIBRARY.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
+    register_custom_op_symbolic("ortlaunch::batch_norm", _batch_norm_symbolic, 17)
+
+
+def _batch_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Batch normalization; also the batch's mean and unbiased variance of each channel, fp32 [C]."""
+    output = torch.nn.functional.batch_norm(input, None, None, weight, bias, training=True, eps=eps)
+    axes = [axis for axis in range(input.dim()) if axis != 1]
+    var, mean = torch.var_mean(input.float(), axes)
+    return output, mean, var
+
+
+def _batch_norm_symbolic(
+    g: Any, input: Any, weight: Any, bias: Any, channels: Any, eps: Any
+) -> tuple[Any, Any, Any]:
+    from torch.onnx import TensorProtoDataType, _type_utils, symbolic_helper
+
+    channels = symbolic_helper._get_const(channels, "i", "channels")
+    dtype = _type_utils.JitScalarType.from_value(input).dtype()
+    epsilon = symbolic_helper._get_const(eps, "f", "eps")
+
+    def constant(value: Tensor) -> Any:
+        return g.op("Constant", value_t=value)
+
+    weight = constant(torch.ones(channels, dtype=dtype)) if symbolic_helper._is_none(weight) else weight
+    bias = constant(torch.zeros(channels, dtype=dtype)) if symbolic_helper._is_none(bias) else bias
+    # ONNX Runtime may write the running statistics in place: momentum 1 leaves these as they are.
+    output, _, _, mean, inverse_std = g.op(
+        "com.microsoft::BatchNormInternal",
+        input,
+        weight,
+        bias,
+        constant(torch.zeros(channels)),
+        constant(torch.ones(channels)),
+        epsilon_f=epsilon,
+        momentum_f=1.0,
+        training_mode_i=1,
+        outputs=5,
+    )
+    # Providers differ in whether their running variance is the unbiased one; this value means the same in all.
+    inverse_std = g.op("Cast", inverse_std, to_i=TensorProtoDataType.DOUBLE)
+    biased = g.op("Sub", g.op("Reciprocal", g.op("Mul", inverse_std, inverse_std)), constant(torch.tensor(epsilon).double()))
+    count = g.op("Cast", g.op("Div", g.op("Size", input), constant(torch.tensor(channels))), to_i=TensorProtoDataType.DOUBLE)
+    freedom = g.op("Sub", count, constant(torch.tensor(1.0).double()))
+    var = g.op("Cast", g.op("Div", g.op("Mul", biased, count), freedom), to_i=TensorProtoDataType.FLOAT)
+    mean = g.op("Cast", mean, to_i=TensorProtoDataType.FLOAT)
+    output.setType(input.type())
+    statistics = [stop_gradient(g, value) for value in (mean, var)]
+    for value in statistics:
+        value.setType(input.type().with_dtype(torch.float32).with_sizes([channels]))
+    return output, *statistics
