@@ -1,11 +1,19 @@
-"""Where gradients must not flow: ``Tensor.detach`` under ORTModule.
+"""Where gradients must not flow: ``Tensor.detach`` and ``torch.no_grad`` inside a model under ORTModule.
 
-torch's exporter drops ``detach``, which is right for inference only: ONNX Runtime would train what eager leaves alone.
+torch's exporter drops both, which is right for inference only: ONNX Runtime would train what eager leaves alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ortlaunch.ort import functions
 
 _DOMAIN, _OPERATOR = "org.pytorch.aten", "detach_copy"
 
@@ -35,6 +43,45 @@ def install() -> None:
 
     GraphTransitionManager._post_export_process = staticmethod(process)
     GraphTransitionManager._ortlaunch_process = process
+
+
+@contextlib.contextmanager
+def tracked() -> Iterator[None]:
+    """Within it, a model that is traced keeps gradients as in training, and where it switches them off, detaches."""
+    # Nothing will be differentiated here, so nothing need be kept for it.
+    forgetting = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)
+    with torch.enable_grad(), forgetting, _DetachesWhereGradientsAreOff():
+        yield
+
+
+class _DetachesWhereGradientsAreOff(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if torch.is_grad_enabled() or functions.is_running() or func is Tensor.detach:
+            return result
+        if not any(x.requires_grad for x in _tensors((args, kwargs))):
+            return result
+        return _detached(result, args)
+
+
+def _detached(result: Any, args: Any) -> Any:
+    if isinstance(result, Tensor):
+        # What was changed in place stays the tensor that it is.
+        is_input = any(result is x for x in args)
+        return result if is_input or not result.is_floating_point() else result.detach()
+    if type(result) in (tuple, list):
+        return type(result)(_detached(x, args) for x in result)
+    return result
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, tuple | list):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))
 
 
 def stop_gradient(g: Any, value: Any) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ortlaunch.ort.gradients import stop_gradient
 
-_training: ContextVar[bool] = ContextVar("_training", default=True)
 _LIBRARY = torch.library.Library("ortlaunch", "FRAGMENT")
 
 
@@ -33,23 +31,13 @@ class WithStatistics:
 
 
 def install() -> None:
-    """Makes ORTModule carry the statistics through its graphs; harmless to repeat."""
+    """Makes ORTModule take the statistics out of its graphs' outputs; harmless to repeat."""
     from onnxruntime.training.ortmodule._graph_transition_manager import PostExportProcessedModelInfo
-    from onnxruntime.training.ortmodule._io import _FlattenedModule
 
-    if hasattr(_FlattenedModule, "_ortlaunch_forward"):
+    if hasattr(PostExportProcessedModelInfo, "_ortlaunch_restore"):
         return
     _register_operator()
-    flattened_forward, restore_outputs = _FlattenedModule.forward, PostExportProcessedModelInfo.restore_outputs
-
-    def forward(self: Any, *args: Any) -> list[Tensor]:
-        with _collected(self._original_module) as (modules, statistics):
-            outputs = flattened_forward(self, *args)
-        # A graph for inference is also made of a model in train mode, where gradients are off.
-        if not _training.get():
-            modules, statistics = [], []
-        self._output_schema = WithStatistics(self._output_schema, modules)
-        return [*outputs, *statistics]
+    original = PostExportProcessedModelInfo.restore_outputs
 
     def restore(self: Any, ort_flatten_outputs: Sequence[Tensor]) -> Any:
         schema = self.module_forward_output_schema
@@ -57,26 +45,15 @@ def install() -> None:
         _update(self._flattened_module._original_module, schema.modules, ort_flatten_outputs[count:])
         self.module_forward_output_schema = schema.outputs
         try:
-            return restore_outputs(self, ort_flatten_outputs[:count])
+            return original(self, ort_flatten_outputs[:count])
         finally:
             self.module_forward_output_schema = schema
 
-    _FlattenedModule.forward = _FlattenedModule._ortlaunch_forward = forward
-    PostExportProcessedModelInfo.restore_outputs = restore
+    PostExportProcessedModelInfo.restore_outputs = PostExportProcessedModelInfo._ortlaunch_restore = restore
 
 
 @contextlib.contextmanager
-def collecting(training: bool) -> Iterator[None]:
-    """Within it, graphs are made for training, whose statistics count, or for inference, whose do not."""
-    token = _training.set(training)
-    try:
-        yield
-    finally:
-        _training.reset(token)
-
-
-@contextlib.contextmanager
-def _collected(model: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:
+def collected(model: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:
     """Within it, a BatchNorm of `model` in train mode moves no buffer: its name and statistics go to these lists."""
     names = {id(module): name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     modules: list[str] = []
@@ -132,9 +109,7 @@ def _batch_norm(
     return output, mean, var
 
 
-def _batch_norm_symbolic(
-    g: Any, input: Any, weight: Any, bias: Any, channels: Any, eps: Any
-) -> tuple[Any, Any, Any]:
+def _batch_norm_symbolic(g: Any, input: Any, weight: Any, bias: Any, channels: Any, eps: Any) -> tuple[Any, Any, Any]:
     from torch.onnx import TensorProtoDataType, _type_utils, symbolic_helper
 
     channels = symbolic_helper._get_const(channels, "i", "channels")
@@ -161,8 +136,12 @@ def _batch_norm_symbolic(
     )
     # Providers differ in whether their running variance is the unbiased one; this value means the same in all.
     inverse_std = g.op("Cast", inverse_std, to_i=TensorProtoDataType.DOUBLE)
-    biased = g.op("Sub", g.op("Reciprocal", g.op("Mul", inverse_std, inverse_std)), constant(torch.tensor(epsilon).double()))
-    count = g.op("Cast", g.op("Div", g.op("Size", input), constant(torch.tensor(channels))), to_i=TensorProtoDataType.DOUBLE)
+    biased = g.op(
+        "Sub", g.op("Reciprocal", g.op("Mul", inverse_std, inverse_std)), constant(torch.tensor(epsilon).double())
+    )
+    count = g.op(
+        "Cast", g.op("Div", g.op("Size", input), constant(torch.tensor(channels))), to_i=TensorProtoDataType.DOUBLE
+    )
     freedom = g.op("Sub", count, constant(torch.tensor(1.0).double()))
     var = g.op("Cast", g.op("Div", g.op("Mul", biased, count), freedom), to_i=TensorProtoDataType.FLOAT)
     mean = g.op("Cast", mean, to_i=TensorProtoDataType.FLOAT)
