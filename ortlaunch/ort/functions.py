@@ -118,10 +118,10 @@ def _gradients(call: Callable[..., Any], inputs: tuple[Any, ...], needed: list[b
         for x in inputs
     ]
     wanted = [x.requires_grad_() for x, is_needed in zip(leaves, needed, strict=True) if is_needed]
-    # Not the leaves themselves, which a Function that writes into its inputs could not take.
-    # The same random numbers every time, and none taken from the model's. Not by a seed, which ONNX Runtime would share.
+    # The same random numbers every time, and none taken from the model's.
     device = wanted[0].device
     with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else [], device_type=device.type):
+        # Not the leaves themselves, which a Function that writes into its inputs could not take.
         outputs = call(*[x.clone() if isinstance(x, Tensor) else x for x in leaves])
     outputs = [x for x in (outputs if isinstance(outputs, tuple) else (outputs,)) if isinstance(x, Tensor)]
     pairs = [(x, _direction(x)) for x in outputs if x.requires_grad]
@@ -152,7 +152,7 @@ def _close(expected: Tensor, actual: Tensor) -> bool:
 
 
 class _DifferentiatesAll(TorchFunctionMode):
-    """Differentiates every operator also where gradients are switched off, as a graph does, which has no such switch."""
+    """Differentiates every operator, also where gradients are switched off: a graph has no such switch."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch.enable_grad():

@@ -49,9 +49,13 @@ def install() -> None:
 def tracked() -> Iterator[None]:
     """Within it, a model that is traced keeps gradients as in training, and where it switches them off, detaches."""
     # Nothing will be differentiated here, so nothing need be kept for it.
-    forgetting = torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: None)
+    forgetting = torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing)
     with torch.enable_grad(), forgetting, _DetachesWhereGradientsAreOff():
         yield
+
+
+def _nothing(_tensor: Any) -> Any:
+    return None
 
 
 class _DetachesWhereGradientsAreOff(TorchFunctionMode):

@@ -6,7 +6,7 @@ from ortlaunch.errors import RequestError
 
 
 def refusal(message: str) -> Exception:
-    """What to raise while ORTModule exports: the user's error, or where fallback is allowed, ORTModule's reason for it."""
+    """What to raise while ORTModule exports: the user's error; where fallback is allowed, ORTModule's reason for it."""
     from onnxruntime.training import ortmodule
     from onnxruntime.training.ortmodule._fallback import _FallbackPolicy
     from onnxruntime.training.ortmodule._fallback_exceptions import ORTModuleONNXModelException
