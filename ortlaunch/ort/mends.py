@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortlaunch.ort import buffers, copying, functions, gradients, randomness, statistics, symbolics
+from ortlaunch.ort import buffers, copying, functions, gradients, outputs, randomness, statistics, symbolics
 
 _exports_training: ContextVar[bool] = ContextVar("_exports_training", default=False)
 
@@ -21,7 +21,8 @@ def install() -> None:
 
     symbolics.register()
     gradients.install()
-    statistics.install()
+    statistics.register()
+    outputs.install()
     copying.install()
     randomness.install()
     if hasattr(_FlattenedModule, "_ortlaunch_forward"):
@@ -30,17 +31,14 @@ def install() -> None:
 
     def forward(self: Any, *args: Any) -> list[Tensor]:
         """The model's forward, which ORTModule calls to trace it, and before that to see the outputs."""
-        modules: list[str] = []
-        statistics_outputs: list[Tensor] = []
+        is_training = _exports_training.get()
+        tracked = gradients.tracked() if is_training else contextlib.nullcontext()
+        with tracked, statistics.collected(self._original_module) as (names, batch_statistics):
+            flat = original_forward(self, *args)
         # A graph for inference is made also of a model in train mode, where gradients are off.
-        if _exports_training.get():
-            with gradients.tracked(), statistics.collected(self._original_module) as (modules, statistics_outputs):
-                outputs = original_forward(self, *args)
-        else:
-            with statistics.collected(self._original_module):
-                outputs = original_forward(self, *args)
-        self._output_schema = statistics.WithStatistics(self._output_schema, modules)
-        return [*outputs, *statistics_outputs]
+        names, batch_statistics = (names, batch_statistics) if is_training else ([], [])
+        self._output_schema = outputs.Outputs(self._output_schema, [x.dtype for x in flat], names)
+        return [*flat, *batch_statistics]
 
     def export(*, flattened_module: Any, model_info_for_export: Any, **rest: Any) -> Any:
         is_training = model_info_for_export.export_mode == torch.onnx.TrainingMode.TRAINING

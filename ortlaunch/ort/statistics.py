@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,38 +17,6 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ortlaunch.ort.gradients import stop_gradient
-
-_LIBRARY = torch.library.Library("ortlaunch", "FRAGMENT")
-
-
-@dataclass
-class WithStatistics:
-    """ORTModule's schema of the model's outputs, and the BatchNorm modules whose statistics follow them in pairs."""
-
-    outputs: Any
-    modules: list[str]
-
-
-def install() -> None:
-    """Makes ORTModule take the statistics out of its graphs' outputs; harmless to repeat."""
-    from onnxruntime.training.ortmodule._graph_transition_manager import PostExportProcessedModelInfo
-
-    if hasattr(PostExportProcessedModelInfo, "_ortlaunch_restore"):
-        return
-    _register_operator()
-    original = PostExportProcessedModelInfo.restore_outputs
-
-    def restore(self: Any, ort_flatten_outputs: Sequence[Tensor]) -> Any:
-        schema = self.module_forward_output_schema
-        count = len(ort_flatten_outputs) - 2 * len(schema.modules)
-        _update(self._flattened_module._original_module, schema.modules, ort_flatten_outputs[count:])
-        self.module_forward_output_schema = schema.outputs
-        try:
-            return original(self, ort_flatten_outputs[:count])
-        finally:
-            self.module_forward_output_schema = schema
-
-    PostExportProcessedModelInfo.restore_outputs = PostExportProcessedModelInfo._ortlaunch_restore = restore
 
 
 @contextlib.contextmanager
@@ -79,7 +46,14 @@ def collected(model: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]
 
 
 @torch.no_grad()
-def _update(model: torch.nn.Module, modules: list[str], statistics: Sequence[Tensor]) -> None:
+def update(model: torch.nn.Module, modules: list[str], statistics: Sequence[Tensor]) -> None:
+    """Moves the running statistics of `model`'s BatchNorm modules as their own forward does, once for each entry.
+
+    Args:
+        model: the plain model.
+        modules: names of its BatchNorm modules.
+        statistics: mean and unbiased variance of the batch, [C] each, by turns.
+    """
     for name, mean, var in zip(modules, statistics[::2], statistics[1::2], strict=True):
         module: Any = model.get_submodule(name)
         if module.num_batches_tracked is not None:
@@ -89,24 +63,32 @@ def _update(model: torch.nn.Module, modules: list[str], statistics: Sequence[Ten
             running.mul_(1.0 - factor).add_(batch.to(running.dtype), alpha=factor)
 
 
-def _register_operator() -> None:
+def register() -> None:
+    """Makes the operator that a counting BatchNorm is exported by known; harmless to repeat."""
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
-    _LIBRARY.define(
-        "batch_norm(Tensor input, Tensor? weight, Tensor? bias, int channels, float eps) -> (Tensor, Tensor, Tensor)"
-    )
-    _LIBRARY.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
     register_custom_op_symbolic("ortlaunch::batch_norm", _batch_norm_symbolic, 17)
 
 
 def _batch_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch normalization; also the batch's mean and unbiased variance of each channel, fp32 [C]."""
+    """Batch normalization; also the batch's mean and unbiased variance of each channel, fp32 (fp64 of fp64) [C]."""
     output = torch.nn.functional.batch_norm(input, None, None, weight, bias, training=True, eps=eps)
     axes = [axis for axis in range(input.dim()) if axis != 1]
-    var, mean = torch.var_mean(input.float(), axes)
+    var, mean = torch.var_mean(input.to(_statistics_dtype(input.dtype)), axes)
     return output, mean, var
+
+
+def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+_LIBRARY = torch.library.Library("ortlaunch", "FRAGMENT")
+_LIBRARY.define(
+    "batch_norm(Tensor input, Tensor? weight, Tensor? bias, int channels, float eps) -> (Tensor, Tensor, Tensor)"
+)
+_LIBRARY.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
 
 
 def _batch_norm_symbolic(g: Any, input: Any, weight: Any, bias: Any, channels: Any, eps: Any) -> tuple[Any, Any, Any]:
@@ -135,18 +117,19 @@ def _batch_norm_symbolic(g: Any, input: Any, weight: Any, bias: Any, channels: A
         outputs=5,
     )
     # Providers differ in whether their running variance is the unbiased one; this value means the same in all.
-    inverse_std = g.op("Cast", inverse_std, to_i=TensorProtoDataType.DOUBLE)
-    biased = g.op(
-        "Sub", g.op("Reciprocal", g.op("Mul", inverse_std, inverse_std)), constant(torch.tensor(epsilon).double())
-    )
-    count = g.op(
-        "Cast", g.op("Div", g.op("Size", input), constant(torch.tensor(channels))), to_i=TensorProtoDataType.DOUBLE
-    )
-    freedom = g.op("Sub", count, constant(torch.tensor(1.0).double()))
-    var = g.op("Cast", g.op("Div", g.op("Mul", biased, count), freedom), to_i=TensorProtoDataType.FLOAT)
-    mean = g.op("Cast", mean, to_i=TensorProtoDataType.FLOAT)
+    double, result = TensorProtoDataType.DOUBLE, _statistics_dtype(dtype)
+    inverse_std = g.op("Cast", inverse_std, to_i=double)
+    biased = g.op("Sub", g.op("Reciprocal", g.op("Mul", inverse_std, inverse_std)), constant(_double(epsilon)))
+    count = g.op("Cast", g.op("Div", g.op("Size", input), constant(torch.tensor(channels))), to_i=double)
+    var = g.op("Div", g.op("Mul", biased, count), g.op("Sub", count, constant(_double(1.0))))
     output.setType(input.type())
-    statistics = [stop_gradient(g, value) for value in (mean, var)]
-    for value in statistics:
-        value.setType(input.type().with_dtype(torch.float32).with_sizes([channels]))
+    statistics = []
+    for value in (mean, var):
+        cast = g.op("Cast", value, to_i=_type_utils.JitScalarType.from_dtype(result).onnx_type())
+        cast.setType(input.type().with_dtype(result).with_sizes([channels]))
+        statistics.append(stop_gradient(g, cast))
     return output, *statistics
+
+
+def _double(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)

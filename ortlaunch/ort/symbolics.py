@@ -16,8 +16,11 @@ _OPSET = 17
 
 def register() -> None:
     """Makes the exporter know them; harmless to repeat."""
+    from onnxruntime.training.ortmodule._custom_op_symbolic_registry import CustomOpSymbolicRegistry
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
+    # ORTModule registers its own at every construction, so this one must be among those.
+    CustomOpSymbolicRegistry.register("layer_norm", "", _layer_norm)
     register_custom_op_symbolic("aten::diff", _diff, _OPSET)
     register_custom_op_symbolic("aten::cumsum", _cumsum, _OPSET)
     register_custom_op_symbolic("aten::rms_norm", _rms_norm, _OPSET)
@@ -51,6 +54,24 @@ def _cumsum(g: Any, values: Any, dim: Any, dtype: Any = None) -> Any:
     elif scalar_type in ("Bool", "Byte", "Char", "Short", "Int"):
         values = g.op("Cast", values, to_i=TensorProtoDataType.INT64)
     return g.op("CumSum", values, dim)
+
+
+def _layer_norm(g: Any, values: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any, cudnn_enable: Any) -> Any:
+    """``torch.nn.functional.layer_norm``; the gradient needs weight and bias, also where the model has none."""
+    from torch.onnx import _type_utils, symbolic_helper
+
+    shape = symbolic_helper._get_const(normalized_shape, "is", "normalized_shape")
+    dtype = _type_utils.JitScalarType.from_value(values).dtype()
+    if symbolic_helper._is_none(weight):
+        weight = g.op("Constant", value_t=torch.ones(shape, dtype=dtype))
+    if symbolic_helper._is_none(bias):
+        bias = g.op("Constant", value_t=torch.zeros(shape, dtype=dtype))
+    epsilon = symbolic_helper._get_const(eps, "f", "eps")
+    # The other two outputs are the gradient's.
+    normalized, _, _ = g.op(
+        "LayerNormalization", values, weight, bias, epsilon_f=epsilon, axis_i=-len(shape), outputs=3
+    )
+    return normalized
 
 
 def _rms_norm(g: Any, values: Any, normalized_shape: Any, weight: Any, eps: Any) -> Any:
