@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from ortlaunch.ort import modes
+
 
 def install() -> None:
     """Makes an ORTModule copyable; harmless to repeat."""
@@ -16,13 +18,10 @@ def install() -> None:
 def _deepcopy(wrapped: Any, memo: dict[int, Any]) -> Any:
     """An ORTModule of its own around a copy of the model; it exports again at its first forward."""
     model = copy.deepcopy(wrapped.module, memo)
-    modes = [module.training for module in model.modules()]
     inner = wrapped._torch_module
     # After a fallback there is no manager to ask, and no graph to write down either.
     manager = inner._execution_manager(True) if hasattr(inner, "_execution_manager") else None
-    duplicate = type(wrapped)(model, None if manager is None else manager._debug_options)
+    with modes.kept(model):
+        duplicate = type(wrapped)(model, None if manager is None else manager._debug_options)
     memo[id(wrapped)] = duplicate
-    # ORTModule sets the outermost module's mode on all of them.
-    for module, mode in zip(model.modules(), modes, strict=True):
-        module.training = mode
     return duplicate

@@ -30,8 +30,12 @@ def install() -> None:
         return
     original = GraphTransitionManager._post_export_process
 
-    def process(*args: Any, **kwargs: Any) -> Any:
-        info = original(*args, **kwargs)
+    def process(*, flatten_module: Any, exported_model_info: Any, **rest: Any) -> Any:
+        frozen = {name for name, parameter in flatten_module.named_parameters() if not parameter.requires_grad}
+        wanted = exported_model_info.onnx_graph_input_names_require_grad
+        # ORTModule would ask for their gradients too in the first step, and build a second graph for the next.
+        exported_model_info.onnx_graph_input_names_require_grad = [name for name in wanted if name not in frozen]
+        info = original(flatten_module=flatten_module, exported_model_info=exported_model_info, **rest)
         reached = _reached_by_gradients(info._post_export_processed_model.graph)
         for names in (
             info.onnx_graph_input_names_require_grad,

@@ -13,18 +13,32 @@ from typing import Any
 
 import torch
 
+_RANDOM = {
+    "Dropout",
+    "Bernoulli",
+    "Multinomial",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+}
+
 
 def install() -> None:
-    """Seeds ONNX Runtime before every training forward; harmless to repeat."""
+    """Seeds ONNX Runtime before every run of a graph that draws; harmless to repeat."""
     from onnxruntime import set_seed
-    from onnxruntime.training.ortmodule._training_manager import TrainingManager
+    from onnxruntime.training.ortmodule._graph_transition_manager import PostExportProcessedModelInfo
 
-    if hasattr(TrainingManager, "_ortlaunch_forward"):
+    if hasattr(PostExportProcessedModelInfo, "_ortlaunch_construct"):
         return
-    original = TrainingManager.forward
+    original = PostExportProcessedModelInfo.construct_inputs
 
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        set_seed(int(torch.randint(2**31 - 2, (), dtype=torch.int64, device="cpu")) + 1)
-        return original(self, *inputs, **kwargs)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not hasattr(self, "_ortlaunch_draws"):
+            self._ortlaunch_draws = any(n.op_type in _RANDOM for n in self._post_export_processed_model.graph.node)
+        # A graph that draws nothing leaves torch's numbers as eager would find them.
+        if self._ortlaunch_draws:
+            set_seed(int(torch.randint(2**31 - 2, (), dtype=torch.int64, device="cpu")) + 1)
+        return original(self, *args, **kwargs)
 
-    TrainingManager.forward = TrainingManager._ortlaunch_forward = forward
+    PostExportProcessedModelInfo.construct_inputs = PostExportProcessedModelInfo._ortlaunch_construct = construct

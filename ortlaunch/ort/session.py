@@ -48,7 +48,7 @@ def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path
         onnx_dir: folder for ``backend.debug.save_onnx``; made when needed.
     """
     ortmodule = import_ortmodule()
-    from ortlaunch.ort import mends
+    from ortlaunch.ort import mends, modes
 
     mends.install()
     _set_fallback_policy(ortmodule, cfg.fallback)
@@ -61,7 +61,8 @@ def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path
         onnx_prefix=cfg.debug.onnx_prefix,
         save_path=str(onnx_dir) if cfg.debug.save_onnx else "",
     )
-    wrapped: torch.nn.Module = ortmodule.ORTModule(model, options)
+    with modes.kept(model):
+        wrapped: torch.nn.Module = ortmodule.ORTModule(model, options)
     return wrapped
 
 

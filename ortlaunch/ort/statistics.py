@@ -20,8 +20,13 @@ from ortlaunch.ort.gradients import stop_gradient
 
 
 @contextlib.contextmanager
-def collected(model: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]]:
-    """Within it, a BatchNorm of `model` in train mode moves no buffer: its name and statistics go to these lists."""
+def collected(model: torch.nn.Module, is_training: bool) -> Iterator[tuple[list[str], list[Tensor]]]:
+    """Within it, a BatchNorm of `model` in train mode moves no buffer: its name and statistics go to these lists.
+
+    Args:
+        model: the plain model.
+        is_training: whether its forward is to be differentiated.
+    """
     names = {id(module): name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     modules: list[str] = []
     statistics: list[Tensor] = []
@@ -29,8 +34,10 @@ def collected(model: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]
 
     def forward(self: _BatchNorm, input: Tensor) -> Tensor:
         counts = self.running_mean is not None
-        if id(self) not in names or (counts and not self.training):
+        if id(self) not in names:
             return original(self, input)
+        if counts and not self.training:
+            return _by_running_statistics(self, input) if is_training else original(self, input)
         self._check_input_dim(input)
         output, mean, var = torch.ops.ortlaunch.batch_norm(input, self.weight, self.bias, self.num_features, self.eps)
         if counts:
@@ -43,6 +50,17 @@ def collected(model: torch.nn.Module) -> Iterator[tuple[list[str], list[Tensor]]
         yield modules, statistics
     finally:
         _BatchNorm.forward = original  # type: ignore[method-assign]
+
+
+def _by_running_statistics(module: Any, input: Tensor) -> Tensor:
+    """What a BatchNorm in eval mode does, in operators that ONNX Runtime can differentiate."""
+    module._check_input_dim(input)
+    shape = [-1] + [1] * (input.dim() - 2)
+    scale = torch.rsqrt(module.running_var + module.eps)
+    scale = scale if module.weight is None else scale * module.weight
+    offset = -module.running_mean * scale
+    offset = offset if module.bias is None else offset + module.bias
+    return input * scale.reshape(shape) + offset.reshape(shape)
 
 
 @torch.no_grad()
