@@ -14,6 +14,10 @@ from typing import Any
 import torch
 
 _RANDOM = {
+    "BiasDropout",
+    "BiasSoftmaxDropout",
+    "BitmaskBiasDropout",
+    "BitmaskDropout",
     "Dropout",
     "Bernoulli",
     "Multinomial",
@@ -25,20 +29,21 @@ _RANDOM = {
 
 
 def install() -> None:
-    """Seeds ONNX Runtime before every run of a graph that draws; harmless to repeat."""
+    """Seeds ONNX Runtime before every run of a training graph that draws; harmless to repeat."""
     from onnxruntime import set_seed
-    from onnxruntime.training.ortmodule._graph_transition_manager import PostExportProcessedModelInfo
+    from onnxruntime.training.ortmodule._training_manager import TrainingManager
 
-    if hasattr(PostExportProcessedModelInfo, "_ortlaunch_construct"):
+    if hasattr(TrainingManager, "_ortlaunch_run"):
         return
-    original = PostExportProcessedModelInfo.construct_inputs
+    original = TrainingManager.execution_session_run_forward
 
-    def construct(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not hasattr(self, "_ortlaunch_draws"):
-            self._ortlaunch_draws = any(n.op_type in _RANDOM for n in self._post_export_processed_model.graph.node)
+    def run(execution_session: Any, onnx_model: Any, *args: Any) -> Any:
+        if not hasattr(execution_session, "_ortlaunch_draws"):
+            execution_session._ortlaunch_draws = any(node.op_type in _RANDOM for node in onnx_model.graph.node)
         # A graph that draws nothing leaves torch's numbers as eager would find them.
-        if self._ortlaunch_draws:
+        if execution_session._ortlaunch_draws:
             set_seed(int(torch.randint(2**31 - 2, (), dtype=torch.int64, device="cpu")) + 1)
-        return original(self, *args, **kwargs)
+        return original(execution_session, onnx_model, *args)
 
-    PostExportProcessedModelInfo.construct_inputs = PostExportProcessedModelInfo._ortlaunch_construct = construct
+    TrainingManager.execution_session_run_forward = staticmethod(run)
+    TrainingManager._ortlaunch_run = run

@@ -125,7 +125,8 @@ def test_reentrant_checkpoints_train(assert_parity: Any) -> None:
 
 
 @pytest.mark.skipif(not RUNS_FUNCTIONS, reason="this torch cannot link the extension that runs Functions")
-@pytest.mark.parametrize("name", OF_THEIR_OWN)
+# Scaled is missing: ORTModule takes no Function that inherits from another, and says so in an error of its own.
+@pytest.mark.parametrize("name", ["Rounded", "Reversed", "Clamped"])
 def test_functions_with_a_backward_of_their_own_train(assert_parity: Any, name: str) -> None:
     assert_parity(Net(OF_THEIR_OWN[name]), *batches())
 

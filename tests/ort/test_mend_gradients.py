@@ -106,6 +106,15 @@ def test_dropout_follows_torchs_random_numbers(to_ort: Any) -> None:
     assert torch.equal(masks(ort, 4), first)
 
 
+def test_without_dropout_torchs_random_numbers_stay(to_ort: Any) -> None:
+    ort = to_ort(Nothing())
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    ort(torch.ones(2, 4))
+    assert torch.equal(torch.rand(2), expected)
+
+
 def test_neighbouring_seeds_share_no_mask(to_ort: Any) -> None:
     """Workers have neighbouring seeds."""
     ort = to_ort(Dropping())
