@@ -10,9 +10,6 @@ from transformers import PreTrainedModel
 from ortlaunch.models.from_config import build_from_config
 from ortlaunch.models.masking import HidesTokens, check_mask_token
 
-# The published model's but for attention dropout: with it ORTModule cannot train through the fused attention.
-_DEFAULTS = {"attention_probs_dropout_prob": 0.0}
-
 
 class BertForMaskedLM(HidesTokens, transformers.BertForMaskedLM):
     """transformers' BertForMaskedLM, hiding 15 % of the tokens itself: data sources give labels equal to the inputs."""
@@ -29,7 +26,7 @@ def build(mask_token_id: int | None = None, **params: Any) -> PreTrainedModel:
     Raises:
         RequestError: for an unknown field, or a mask token outside the vocabulary.
     """
-    model = build_from_config(BertForMaskedLM, _DEFAULTS, params)
+    model = build_from_config(BertForMaskedLM, {}, params)
     size = model.config.vocab_size
     model.mask_token_id = check_mask_token(size - 1 if mask_token_id is None else mask_token_id, size)
     return model

@@ -12,7 +12,6 @@ from ortlaunch.errors import RequestError
 from ortlaunch.models.params import refuse_unknown
 
 _Model = TypeVar("_Model", bound=PreTrainedModel)
-_ATTENTION_DROPOUTS = ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout")
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _NOT_SETTABLE = {"model_type", "transformers_version", "_name_or_path"}
 _BESIDE_THE_FIELDS = {"attn_implementation", "num_labels"}
@@ -34,7 +33,7 @@ def build_from_config(model_class: type[_Model], defaults: Mapping[str, Any], pa
         blank = config_class()
         check_fields(blank, params, model_class.__name__)
         values = {**training_fields(blank), **defaults, **params}
-        config = config_class(**values, **attention_choice(values))
+        config = config_class(**values)
         forget_missing_tokens(config, params)
         return model_class(config)
     except (TypeError, ValueError, StrictDataclassError) as error:
@@ -56,15 +55,6 @@ def check_fields(config: PretrainedConfig, params: Mapping[str, Any], owner: str
 def training_fields(config: PretrainedConfig) -> dict[str, Any]:
     """Fields that training needs, of those `config` has: no cache of keys and values, which ORTModule cannot return."""
     return {"use_cache": False} if hasattr(config, "use_cache") else {}
-
-
-def attention_choice(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`attn_implementation="eager"` where ORTModule would fail on the fused one, else nothing.
-
-    The fused attention is exported without the mask that its dropout's gradient needs. What the user chose stays.
-    """
-    dropout = any(values.get(name) for name in _ATTENTION_DROPOUTS)
-    return {"attn_implementation": "eager"} if dropout and "attn_implementation" not in values else {}
 
 
 def forget_missing_tokens(config: PretrainedConfig, params: Mapping[str, Any]) -> None:

@@ -8,17 +8,12 @@ from transformers import GPT2LMHeadModel, PreTrainedModel
 
 from ortlaunch.models.from_config import build_from_config
 
-_DEFAULTS = {"attn_pdrop": 0.0}
-_NANO = {**_DEFAULTS, "vocab_size": 256, "n_positions": 1024, "n_embd": 128, "n_layer": 4, "n_head": 4}
+_NANO = {"vocab_size": 256, "n_positions": 1024, "n_embd": 128, "n_layer": 4, "n_head": 4}
 
 
 def build(**params: Any) -> PreTrainedModel:
-    """A GPT2LMHeadModel with random weights; `params` are fields of GPT2Config.
-
-    The defaults are the published 124M model's but for attention dropout, which is 0: with it ORTModule cannot train
-    through the fused attention. ``attn_pdrop`` above 0 brings it back, with unfused attention.
-    """
-    return build_from_config(GPT2LMHeadModel, _DEFAULTS, params)
+    """A GPT2LMHeadModel with random weights; `params` are fields of GPT2Config, the defaults the published 124M's."""
+    return build_from_config(GPT2LMHeadModel, {}, params)
 
 
 def build_nano(**params: Any) -> PreTrainedModel:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from ortlaunch.errors import RequestError
-from ortlaunch.models.from_config import attention_choice, check_fields, training_fields
+from ortlaunch.models.from_config import check_fields, training_fields
 from ortlaunch.models.masking import HidesTokens, check_mask_token
 from ortlaunch.models.params import nearest
 
@@ -44,8 +44,7 @@ def build(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = 
     # Read again with the changes, for transformers derives some fields from others.
     config = _load(pretrained, AutoConfig.from_pretrained, source, **{**training_fields(config), **params})
     auto = getattr(transformers, TASKS[task])
-    attention = {} if "attn_implementation" in params else _attention(config)
-    model = _load(pretrained, auto.from_pretrained, source, config=config, dtype=torch.float32, **attention)
+    model = _load(pretrained, auto.from_pretrained, source, config=config, dtype=torch.float32)
     if task == "masked-lm":
         _hide_tokens(model, check_mask_token(_mask_token(source, mask_token_id), model.config.vocab_size))
     return model.train()
@@ -76,10 +75,6 @@ def _load(pretrained: str, load: Any, *args: Any, **kwargs: Any) -> Any:
             f"model.params.pretrained={pretrained} cannot be loaded: {error}\nGive a folder written by "
             "save_pretrained, or an id on the hub that this machine can reach or has in its cache"
         ) from error
-
-
-def _attention(config: PretrainedConfig) -> dict[str, Any]:
-    return attention_choice({name: value for name, value in config.to_dict().items() if name != "attn_implementation"})
 
 
 def _mask_token(source: str, chosen: int | None) -> int:

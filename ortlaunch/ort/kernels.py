@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort import operators, shapes
+from ortlaunch.ort import attention, operators, shapes
 
 _OPSET = 17
 _ATEN = ("ATen", "org.pytorch.aten")
 _ATEN_OP = "org.pytorch.aten::ATen"
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 _LAYER_NORM = "native_layer_norm"
-_FLOATING = ("Float", "Double", "Half", "BFloat16")
 _WRITTEN_OUT_GELU = ("NewGELUActivation", "FastGELUActivation")
 DROPOUT = "ortlaunch::dropout"
 """What an ATen node that drops out calls."""
@@ -55,6 +54,12 @@ def disable() -> None:
         _enabled = False
         for name in _SYMBOLICS:
             unregister_custom_op_symbolic(name, _OPSET)
+
+
+def restore() -> None:
+    """Repeats `enable`, where it is in force, after the construction of a further ORTModule."""
+    if _enabled:
+        enable()
 
 
 def fuse_gelu(model: torch.nn.Module) -> None:
@@ -96,15 +101,17 @@ def _attention(
 ) -> Any:
     """Attention as one node where PyTorch's CPU kernel takes it.
 
-    That is without dropout, with as many key as query heads, and a mask that needs no gradient.
+    That is without dropout, with as many key as query heads, and with no gradient for the mask but one for the query,
+    without which ONNX Runtime would ask for none of the others.
     """
-    from torch.onnx import symbolic_helper, symbolic_opset14  # type: ignore[attr-defined]
+    from torch.onnx import symbolic_helper
 
     dropout = symbolic_helper._maybe_get_const(dropout_p, "f")
     grouped = enable_gqa is not None and symbolic_helper._maybe_get_const(enable_gqa, "b")
-    if dropout or grouped or _may_need_gradient(attn_mask):
-        return symbolic_opset14.scaled_dot_product_attention(
-            g, query, key, value, attn_mask, dropout, is_causal, scale, enable_gqa
+    learnt_mask = not symbolic_helper._is_none(attn_mask) and attn_mask.requires_grad()
+    if dropout or grouped or learnt_mask or not query.requires_grad():
+        return attention.scaled_dot_product_attention(
+            g, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, drop=_dropout
         )
     zero = g.op("Constant", value_t=_scalar(0.0))
     mask = _additive(g, attn_mask)
@@ -113,25 +120,6 @@ def _attention(
     output, _ = g.op(_ATEN_OP, query, key, value, zero, is_causal, mask, scale, operator_s=_ATTENTION, outputs=2)
     output.setType(query.type())
     return output
-
-
-def _may_need_gradient(mask: Any) -> bool:
-    """Whether a mask is computed from floating-point inputs of the graph, as T5's from the weights of its positions."""
-    from torch.onnx import symbolic_helper
-
-    if mask is None or symbolic_helper._is_none(mask):
-        return False
-    waiting, seen = [mask], set()
-    while waiting:
-        value = waiting.pop()
-        if value.debugName() in seen:
-            continue
-        seen.add(value.debugName())
-        if value.node().kind() != "prim::Param":
-            waiting.extend(value.node().inputs())
-        elif isinstance(value.type(), torch._C.TensorType) and value.type().scalarType() in _FLOATING:
-            return True
-    return False
 
 
 def _additive(g: Any, attn_mask: Any) -> Any:
@@ -218,8 +206,11 @@ def _dropout_gradient() -> list[Any]:
 
 
 def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
-    from torch.onnx import symbolic_helper
+    from torch.onnx import symbolic_helper, symbolic_opset9
 
+    if not weight.requires_grad():
+        # ONNX Runtime differentiates such a node only where the gradient of its first input is wanted.
+        return symbolic_opset9.linear(g, values, weight, bias)
     has_bias = bias is not None and not symbolic_helper._is_none(bias)
     inputs = [weight, bias, values] if has_bias else [weight, values]
     return g.op(_ATEN_OP, *inputs, operator_s=_LINEAR_BIAS if has_bias else _LINEAR)
@@ -247,7 +238,7 @@ def _addmm(g: Any, bias: Any, values: Any, weight: Any, beta: Any, alpha: Any) -
     from torch.onnx import symbolic_helper, symbolic_opset9
 
     plain = all(symbolic_helper._maybe_get_const(scale, "f") == 1.0 for scale in (beta, alpha))
-    if not plain:
+    if not plain or not bias.requires_grad():
         return symbolic_opset9.addmm(g, bias, values, weight, beta, alpha)
     return g.op(_ATEN_OP, bias, values, weight, operator_s=_CONV1D)
 

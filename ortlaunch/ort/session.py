@@ -169,9 +169,10 @@ def _prepare(
         cuda_libs.require()
     ortmodule = import_ortmodule()
     # These import torch's exporter from where the compatibility layer has just put it.
-    from ortlaunch.ort import export_cache, kernels, symbolics
+    from ortlaunch.ort import export_cache, kernels, mends, modes, symbolics
 
     torch_kernels = cfg.torch_kernels and next(model.parameters()).device.type == "cpu"
+    mends.install()
     kernels.register_gradients()
     if torch_kernels:
         kernels.fuse_gelu(model)
@@ -190,7 +191,8 @@ def _prepare(
             onnx_prefix=f"{cfg.debug.onnx_prefix}_{part}" if part else cfg.debug.onnx_prefix,
             save_path=str(save_path or ""),
         )
-        wrapped: torch.nn.Module = ortmodule.ORTModule(module, options)
+        with modes.kept(module):
+            wrapped: torch.nn.Module = ortmodule.ORTModule(module, options)
         # After each construction, which registers ORTModule's own; the export comes with the first forward.
         symbolics.register()
         if torch_kernels:

@@ -30,7 +30,7 @@ def _set_shapes(inference: Any, node: Any, shapes: Callable[..., list[list[Any]]
     from onnx import helper
     from onnxruntime.tools.symbolic_shape_infer import get_shape_from_sympy_shape
 
-    inputs = [inference._get_sympy_shape(node, index) for index in range(len(node.input))]
+    inputs = [inference._get_sympy_shape(node, index) if name else None for index, name in enumerate(node.input)]
     # All of these compute in the type of their first input.
     kind = inference.known_vi_[node.input[0]].type.tensor_type.elem_type
     for name, shape in zip(node.output, shapes(*inputs), strict=True):
@@ -39,6 +39,10 @@ def _set_shapes(inference: Any, node: Any, shapes: Callable[..., list[list[Any]]
 
 
 _SHAPES: dict[str, Callable[..., list[list[Any]]]] = {
+    "detach_copy": lambda x: [x],
+    "gelu": lambda x, _approximate: [x],
+    "ortlaunch::gelu_tanh": lambda x: [x],
+    "ortlaunch::dropout": lambda x, rate: [x, x],
     "ortlaunch::linear": lambda weight, x: [[*x[:-1], weight[0]]],
     "ortlaunch::linear_bias": lambda weight, bias, x: [[*x[:-1], weight[0]]],
     "ortlaunch::conv1d": lambda bias, x, weight: [[x[0], weight[1]]],

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import BertConfig, GPT2Config
 
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import ModelConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.models.mlp import FeedForward
@@ -23,6 +26,9 @@ SIZES = {
     "bert": 109_514_298,
     "llama": 14_358_912,
 }
+
+
+DEFAULTS = {"gpt2": GPT2Config, "bert": BertConfig}
 
 
 def parameters(model: nn.Module) -> int:
@@ -67,26 +73,33 @@ def test_no_built_in_is_left_out_here() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2_nano", "llama", "vit", "bert"])
-def test_attention_is_fused_without_dropout_and_caches_nothing(name: str) -> None:
+def test_attention_is_fused_and_caches_nothing(name: str) -> None:
     layers = "n_layer" if name == "gpt2_nano" else "num_hidden_layers"
     config = build_model(ModelConfig(name=name, params={layers: 1})).config
     assert config._attn_implementation == "sdpa"
     assert not getattr(config, "use_cache", False)
-    dropouts = ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout")
-    assert [getattr(config, key) for key in dropouts if hasattr(config, key)] == [0.0]
 
 
-def test_attention_dropout_brings_unfused_attention() -> None:
-    params: dict[str, Any] = {"attn_pdrop": 0.1, "n_layer": 1}
+def test_unfused_attention_can_be_chosen() -> None:
+    params: dict[str, Any] = {"attn_implementation": "eager", "n_layer": 1}
     assert build_model(ModelConfig(name="gpt2_nano", params=params)).config._attn_implementation == "eager"
-    chosen = {**params, "attn_implementation": "sdpa"}
-    assert build_model(ModelConfig(name="gpt2_nano", params=chosen)).config._attn_implementation == "sdpa"
 
 
-def test_dropout_of_gpt2_is_the_published_one() -> None:
+def test_dropout_is_the_published_one() -> None:
     for name in ("gpt2", "gpt2_nano"):
         config = build_model(ModelConfig(name=name, params={"n_layer": 1, "n_embd": 8, "n_head": 2})).config
-        assert (config.resid_pdrop, config.embd_pdrop) == (0.1, 0.1)
+        assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) == (0.1, 0.1, 0.1)
+    bert = build_model(ModelConfig(name="bert", params={"num_hidden_layers": 1})).config
+    assert (bert.hidden_dropout_prob, bert.attention_probs_dropout_prob) == (0.1, 0.1)
+
+
+def test_the_configuration_files_say_the_same_dropout_as_the_models() -> None:
+    for name in ("gpt2", "gpt2_nano", "bert"):
+        params = dict(to_config(compose([f"model={name}"])).model.params)
+        config = build_model(ModelConfig(name=name)).config if name == "gpt2_nano" else DEFAULTS[name]()
+        dropouts = {key: value for key, value in params.items() if "drop" in key}
+        assert len(dropouts) >= 2
+        assert dropouts == {key: getattr(config, key) for key in dropouts}
 
 
 @pytest.mark.parametrize("size", [8, 16, 32])

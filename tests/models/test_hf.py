@@ -51,12 +51,11 @@ def test_weights_come_from_the_folder_in_fp32(gpt2_folder: Path) -> None:
     assert model.config.use_cache is False
 
 
-def test_saved_attention_dropout_brings_unfused_attention(gpt2_folder: Path) -> None:
-    assert hf(pretrained=str(gpt2_folder)).config._attn_implementation == "eager"
-    changed = hf(pretrained=str(gpt2_folder), attn_pdrop=0.0)
-    assert (changed.config._attn_implementation, changed.config.attn_pdrop) == ("sdpa", 0.0)
-    chosen = hf(pretrained=str(gpt2_folder), attn_implementation="sdpa")
-    assert chosen.config._attn_implementation == "sdpa"
+def test_attention_is_fused_whatever_its_dropout_unless_chosen(gpt2_folder: Path) -> None:
+    saved = hf(pretrained=str(gpt2_folder)).config
+    assert (saved._attn_implementation, saved.attn_pdrop) == ("sdpa", 0.1)
+    chosen = hf(pretrained=str(gpt2_folder), attn_implementation="eager")
+    assert chosen.config._attn_implementation == "eager"
 
 
 def test_masked_lm_hides_tokens(bert_folder: Path) -> None:

@@ -15,7 +15,7 @@ from ortlaunch.config.schema import Fallback, ModelConfig, OrtConfig, OrtDebugCo
 from ortlaunch.ort import session
 from ortlaunch.registry import build_model
 
-NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def wrapped(model: torch.nn.Module, tmp_path: Path, cfg: OrtConfig | None = None) -> torch.nn.Module:

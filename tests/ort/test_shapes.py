@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,13 @@ class LearnedBias(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "model", [Product(bias=False), Product(bias=True), LearnedBias()], ids=["linear", "linear_bias", "learned_bias"]
+    "make",
+    [lambda: Product(bias=False), lambda: Product(bias=True), LearnedBias],
+    ids=["linear", "linear_bias", "learned_bias"],
 )
-def test_gradients_are_eagers_at_every_batch_size_and_length(model: nn.Module, tmp_path: Path) -> None:
+def test_gradients_are_eagers_at_every_batch_size_and_length(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = make()
     ort = wrap_backend(copy.deepcopy(model), OrtConfig(), threads=1, onnx_dir=tmp_path)
     for rows, length in ((3, 6), (5, 9), (1, 2)):
         x = torch.randn(rows, length, 8)
@@ -54,5 +59,7 @@ def test_gradients_are_eagers_at_every_batch_size_and_length(model: nn.Module, t
             each.zero_grad()
             each(x).backward()
         for name, parameter in model.named_parameters():
-            torch.testing.assert_close(ort.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+            # By the largest element: a sum in which large terms cancel out has their rounding errors.
+            error = (ort.get_parameter(name).grad - parameter.grad).abs().max() / parameter.grad.abs().max()
+            assert error < 1e-5, name
     assert session.is_active(ort)

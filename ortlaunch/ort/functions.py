@@ -1,0 +1,204 @@
+"""Custom ``autograd.Function`` under ORTModule.
+
+On a torch that ORTModule's own support for them cannot be linked to, the exporter puts a Function's forward into the
+graph as plain operators and ONNX Runtime differentiates those: a backward of its own, as a straight-through estimator
+or a gradient reversal has, would be lost in silence. So every Function that the model calls is tried before it is
+exported: where the gradients of its backward and of its forward's operators agree, it may stay; else the model is
+refused with the Function's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import Function
+from torch.overrides import TorchFunctionMode
+
+from ortlaunch.ort import compat
+from ortlaunch.ort.refusal import refusal
+
+_TOLERANCE = 1e-3
+_FACTORS = (1.0, -1.0, 0.1, 10.0, 100.0)
+"""Inputs are tried at several sizes: a clamp with a backward of its own differs only where it clamps."""
+_KNOWN_RIGHT = ("torch.utils.checkpoint.CheckpointFunction",)
+"""Recomputes its forward and differentiates that; trying it would add to the parameters' gradients."""
+
+_running: list[type[Function]] = []
+"""Functions whose forward runs now, within `watched`."""
+
+
+def is_running() -> bool:
+    """Whether a Function's forward runs, where gradients are off though the Function itself is differentiated."""
+    return bool(_running)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Within it, calling a Function whose backward would be lost raises, with its name and the place of the call."""
+    refuses = not compat.supports_custom_autograd()
+    with contextlib.ExitStack() as stack:
+        for cls in set(_subclasses(Function)):
+            # The forward and not `apply`, which models bind to a name of their own: `reverse = Reverse.apply`.
+            stack.enter_context(_replaced_forward(cls, _watching(cls, cls.forward, refuses)))
+        yield
+
+
+def _watching(cls: type[Function], forward: Callable[..., Any], refuses: bool) -> Callable[..., Any]:
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    is_trusted = not refuses or name in _KNOWN_RIGHT or name.startswith("onnxruntime.")
+
+    @functools.wraps(forward)
+    def watching(*args: Any, **kwargs: Any) -> Any:
+        # An ancestor's forward may be called by its heir's.
+        if _running:
+            return forward(*args, **kwargs)
+        _running.append(cls)
+        try:
+            inputs = args[1:] if _takes_context(cls) else args
+            if not is_trusted and not torch._C._get_tracing_state() and not _agrees(cls, forward, inputs):
+                raise refusal(_message(name))
+            return forward(*args, **kwargs)
+        finally:
+            _running.pop()
+
+    return watching
+
+
+def _message(name: str) -> str:
+    return (
+        f"the model calls the autograd.Function {name} ({_caller()}), whose backward is not the derivative of its "
+        "forward's operators. On this torch ONNX Runtime would take that derivative instead and train wrongly in "
+        "silence: use backend=eager or compile, or torch 2.6, where ORTModule runs such Functions, or write it with "
+        "operators and detach(), a straight-through estimator as x + (f(x) - x).detach()"
+    )
+
+
+def _agrees(cls: type[Function], forward: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
+    """Whether backward and the derivative of forward's operators give the same gradients, tried at several sizes."""
+
+    def through_operators(*args: Any) -> Any:
+        context = (_Context(args),) if _takes_context(cls) else ()
+        with _DifferentiatesAll():
+            return forward(*context, *args)
+
+    needed = [isinstance(x, Tensor) and x.requires_grad for x in inputs]
+    if not any(needed):
+        return True
+    tried = 0
+    # Whatever hooks wait outside, here the saved tensors are really used.
+    with torch.autograd.graph.saved_tensors_hooks(_itself, _itself), torch.enable_grad():
+        for factor in _FACTORS:
+            try:
+                expected = _gradients(cls.apply, inputs, needed, factor)
+            except (RuntimeError, ValueError, IndexError, AssertionError):
+                # Not every Function takes every number; the model's own it must.
+                if factor == 1.0:
+                    raise
+                continue
+            try:
+                actual = _gradients(through_operators, inputs, needed, factor)
+            except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError):
+                return False
+            tried += 1
+            if not all(_close(a, b) for a, b in zip(expected, actual, strict=True)):
+                return False
+    return tried > 0
+
+
+def _gradients(call: Callable[..., Any], inputs: tuple[Any, ...], needed: list[bool], factor: float) -> list[Tensor]:
+    leaves = [
+        (x.detach() * factor if x.is_floating_point() else x.detach()).clone() if isinstance(x, Tensor) else x
+        for x in inputs
+    ]
+    wanted = [x.requires_grad_() for x, is_needed in zip(leaves, needed, strict=True) if is_needed]
+    # The same random numbers every time, and none taken from the model's.
+    device = wanted[0].device
+    with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else [], device_type=device.type):
+        # Not the leaves themselves, which a Function that writes into its inputs could not take.
+        outputs = call(*[x.clone() if isinstance(x, Tensor) else x for x in leaves])
+    outputs = [x for x in (outputs if isinstance(outputs, tuple) else (outputs,)) if isinstance(x, Tensor)]
+    pairs = [(x, _direction(x)) for x in outputs if x.requires_grad]
+    if not pairs:
+        return [torch.zeros_like(x) for x in wanted]
+    gradients = torch.autograd.grad(
+        [x for x, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True, materialize_grads=True
+    )
+    return list(gradients)
+
+
+def _direction(like: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(like.numel())
+    return torch.randn(like.shape, generator=generator, dtype=torch.float32).to(like)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _close(expected: Tensor, actual: Tensor) -> bool:
+    # A shared infinity or NaN means that the size was no fair trial.
+    fair = torch.isfinite(expected) | torch.isfinite(actual)
+    expected, actual = expected[fair], actual[fair]
+    if expected.numel() == 0:
+        return True
+    return bool((expected - actual).abs().max() <= _TOLERANCE * expected.abs().max().clamp(min=1e-30))
+
+
+class _DifferentiatesAll(TorchFunctionMode):
+    """Differentiates every operator, also where gradients are switched off: a graph has no such switch."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch.enable_grad():
+            return func(*args, **(kwargs or {}))
+
+
+class _Context:
+    """Takes what a forward leaves for its backward."""
+
+    def __init__(self, inputs: tuple[Any, ...]) -> None:
+        self.needs_input_grad = tuple(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+
+    def _take(self, *_values: Any) -> None:
+        """Nothing is kept."""
+
+    save_for_backward = save_for_forward = mark_dirty = mark_non_differentiable = set_materialize_grads = _take
+
+
+def _takes_context(cls: type[Function]) -> bool:
+    return cls.setup_context is Function.setup_context
+
+
+def _caller() -> str:
+    """``file:line`` of the model's call."""
+    frames = traceback.extract_stack()
+    ours = {Path(torch.__file__).parent, Path(__file__).parent}
+    for frame in reversed(frames):
+        if not any(folder in Path(frame.filename).parents for folder in ours):
+            return f"{frame.filename}:{frame.lineno}"
+    return "?"
+
+
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    for heir in cls.__subclasses__():
+        yield heir
+        yield from _subclasses(heir)
+
+
+@contextlib.contextmanager
+def _replaced_forward(cls: type[Function], forward: Callable[..., Any]) -> Iterator[None]:
+    own = cls.__dict__.get("forward")
+    cls.forward = staticmethod(forward)  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        if own is None:
+            del cls.forward
+        else:
+            cls.forward = own  # type: ignore[method-assign]

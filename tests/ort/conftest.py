@@ -1,0 +1,69 @@
+"""Models under ORTModule beside their eager twins."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ortlaunch.config.schema import OrtConfig
+from ortlaunch.ort import session
+
+Wrap = Callable[..., torch.nn.Module]
+
+
+@pytest.fixture
+def torch_kernels() -> bool:
+    """Whether PyTorch's CPU kernels are used; a file that tests with and without them overrides this."""
+    return True
+
+
+@pytest.fixture
+def to_ort(tmp_path: Path, torch_kernels: bool) -> Wrap:
+    """Wraps a copy of a model, so that the model itself stays the eager twin."""
+
+    def wrap(model: torch.nn.Module, cfg: OrtConfig | None = None) -> torch.nn.Module:
+        chosen = cfg or OrtConfig(torch_kernels=torch_kernels)
+        return session.wrap(copy.deepcopy(model), chosen, threads=2, onnx_dir=tmp_path / "onnx")
+
+    return wrap
+
+
+@pytest.fixture
+def assert_parity(to_ort: Wrap) -> Callable[..., torch.nn.Module]:
+    """Checks loss and every gradient under ORTModule against eager, over several batches."""
+
+    def check(eager: torch.nn.Module, *batches: Mapping[str, Any], tolerance: float = 2e-6) -> torch.nn.Module:
+        ort = to_ort(eager)
+        for batch in batches:
+            losses = []
+            for model in (eager, ort):
+                model.zero_grad()
+                losses.append(loss_of(model(**batch)))
+                losses[-1].backward()
+            torch.testing.assert_close(losses[1], losses[0], rtol=tolerance, atol=tolerance)
+            of_ort = {name: parameter.grad for name, parameter in ort.named_parameters()}
+            of_eager = {name: parameter.grad for name, parameter in eager.named_parameters()}
+            assert {n for n, g in of_ort.items() if g is not None} == {n for n, g in of_eager.items() if g is not None}
+            # Relative to the largest: a key's bias, say, has no gradient but rounding errors.
+            largest = max(float(g.abs().max()) for g in of_eager.values() if g is not None)
+            for name, gradient in of_eager.items():
+                if gradient is not None:
+                    error = float((of_ort[name] - gradient).abs().max())
+                    assert error <= tolerance * largest, f"{name}: {error / largest:.1e}"
+        assert session.is_active(ort)
+        return ort
+
+    return check
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """A scalar of which every output value has its own share."""
+    if isinstance(output, torch.Tensor):
+        weights = torch.linspace(0.5, 1.5, output.numel()).reshape(output.shape)
+        return (output * output * weights).sum()
+    return output.loss

@@ -1,0 +1,146 @@
+"""BatchNorm's running statistics under ORTModule are eager's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ortlaunch.config.schema import ModelConfig
+from ortlaunch.ort.buffers import stale_buffers
+from ortlaunch.registry import build_model
+
+
+def train(model: torch.nn.Module, steps: int = 5) -> None:
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(steps):
+        x, y = torch.randn(4 + step, 1, 8, 8), torch.randint(0, 10, (4 + step,))
+        output = model(x)
+        loss = torch.nn.functional.cross_entropy(getattr(output, "logits", output), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def assert_same_state(ort: torch.nn.Module, eager: torch.nn.Module, tolerance: float = 1e-4) -> None:
+    actual, expected = ort.state_dict(), eager.state_dict()
+    assert list(actual) == list(expected)
+    for name, value in expected.items():
+        error = (actual[name] - value).abs().max() / value.abs().max().clamp(min=1e-3)
+        assert error <= tolerance, f"{name}: {error:.1e}"
+
+
+def net(**options: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 6, 3, bias=False),
+        torch.nn.BatchNorm2d(6, **options),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(216, 10, bias=False),
+        torch.nn.BatchNorm1d(10),
+    )
+
+
+def test_resnet_has_eagers_parameters_and_buffers_after_five_steps(to_ort: Any) -> None:
+    torch.manual_seed(0)
+    eager = build_model(ModelConfig(name="resnet")).train()
+    ort = to_ort(eager)
+    for model in (eager, ort):
+        train(model)
+    assert_same_state(ort, eager)
+    assert {int(v) for k, v in ort.state_dict().items() if k.endswith("num_batches_tracked")} == {5}
+    assert stale_buffers(ort) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"momentum": None}, {"momentum": 0.3, "eps": 1e-2}, {"affine": False}, {"track_running_stats": False}],
+    ids=str,
+)
+def test_every_kind_of_batch_norm(to_ort: Any, options: dict[str, Any]) -> None:
+    eager = net(**options)
+    ort = to_ort(eager)
+    for model in (eager, ort):
+        train(model)
+    assert_same_state(ort, eager)
+    x = torch.randn(3, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(ort.eval()(x), eager.eval()(x), rtol=1e-4, atol=1e-4)
+
+
+def test_only_training_moves_them(to_ort: Any) -> None:
+    ort = to_ort(net())
+    before = {name: buffer.clone() for name, buffer in ort.named_buffers()}
+    ort.eval()
+    with torch.no_grad():
+        ort(torch.randn(3, 1, 8, 8))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in ort.named_buffers())
+    ort.train()
+    ort(torch.randn(3, 1, 8, 8))
+    assert ort.module[1].num_batches_tracked == 1
+    assert not torch.equal(ort.module[1].running_mean, before["1.running_mean"])
+
+
+def test_a_frozen_one_stays_and_a_shared_one_counts_every_call(to_ort: Any) -> None:
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.frozen, self.linear = (
+                torch.nn.BatchNorm1d(64),
+                torch.nn.BatchNorm1d(64),
+                torch.nn.Linear(64, 10),
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.frozen(self.norm(2 * self.norm(x.flatten(1)))))
+
+    eager = Twice()
+    eager.frozen.running_mean.fill_(0.3)
+    ort = to_ort(eager)
+    for model in (eager, ort):
+        model.frozen.eval()
+        train(model, steps=3)
+    assert_same_state(ort, eager)
+    assert (ort.norm.training, ort.frozen.training) == (True, False)
+    assert (ort.norm.num_batches_tracked, ort.frozen.num_batches_tracked) == (6, 0)
+
+
+def test_variance_below_epsilon(to_ort: Any) -> None:
+    eager = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    ort, x = to_ort(eager), 5 + 1e-3 * torch.randn(64, 4)
+    eager(x), ort(x)
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(ort.module[0], name), getattr(eager[0], name), rtol=1e-5, atol=1e-9)
+
+
+def test_a_mode_set_in_the_model_survives_the_wrapping(to_ort: Any) -> None:
+    model = net()
+    model[1].eval()
+    ort = to_ort(model)
+    assert (ort.training, ort.module[1].training, ort.module[5].training) == (True, False, True)
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("fixed", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.linear(x) * self.fixed
+
+
+def test_other_buffers_that_move_are_named_and_left_as_they_were(to_ort: Any) -> None:
+    ort = to_ort(Counting())
+    assert stale_buffers(ort) == []
+    ort(torch.rand(3, 4)).sum().backward()
+    assert stale_buffers(ort) == ["calls", "mean"]
+    assert not ort.calls.any()
+    assert not ort.mean.any()

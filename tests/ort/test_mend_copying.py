@@ -1,0 +1,53 @@
+"""copy.deepcopy of a model under ORTModule."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from ortlaunch.config.schema import Fallback, ModelConfig, OrtConfig
+from ortlaunch.ort import session
+from ortlaunch.registry import build_model
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_copy_gives_the_same_and_trains_on_its_own(to_ort: Any, when: str) -> None:
+    ort, x = to_ort(build_model(ModelConfig(name="mlp"))), torch.rand(3, 64)
+    if when == "after":
+        ort(x).sum().backward()
+    duplicate = copy.deepcopy(ort)
+    assert type(duplicate) is type(ort)
+    assert list(duplicate.state_dict()) == list(ort.state_dict())
+    torch.testing.assert_close(duplicate(x), ort(x))
+    kept = ort(x).detach().clone()
+    optimizer = torch.optim.SGD(duplicate.parameters(), lr=0.1)
+    duplicate(x).square().sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(ort(x), kept)
+    assert not torch.allclose(duplicate(x), kept)
+    assert session.is_active(duplicate)
+
+
+def test_a_copy_keeps_the_mode_of_every_module_and_its_place_in_a_larger_one(to_ort: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+    ort = to_ort(model)
+    ort.module[1].eval()
+    outer = copy.deepcopy({"model": ort, "again": ort})
+    assert outer["model"] is outer["again"]
+    assert (outer["model"].training, outer["model"].module[1].training) == (True, False)
+
+
+def test_what_fell_back_can_be_copied_too(to_ort: Any) -> None:
+    class Unsupported(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.special.i0e(self.linear(x))
+
+    ort, x = to_ort(Unsupported(), OrtConfig(fallback=Fallback.warn)), torch.rand(2, 4)
+    torch.testing.assert_close(copy.deepcopy(ort)(x), ort(x))

@@ -1,0 +1,162 @@
+"""Custom autograd.Function: right, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
+
+from ortlaunch.config.schema import Fallback, OrtConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.ort import compat, session
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+RUNS_FUNCTIONS = compat.supports_custom_autograd()
+
+
+class Sine(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * ctx.saved_tensors[0].cos()
+
+
+class Product(Function):
+    """In the newer style, with a number beside the tensors, and two outputs."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, y: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * y * factor, x + factor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.factor = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x, y = ctx.saved_tensors
+        return grad * y * ctx.factor + other, grad * x * ctx.factor, None
+
+
+class Rounded(Function):
+    """Straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.round(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class Reversed(Function):
+    """Gradient reversal."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return -grad
+
+
+class Scaled(Reversed):
+    """Inherits its forward."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return 0.1 * grad
+
+
+class Clamped(Function):
+    """Its backward differs only from inputs beyond 3 on, which the first batch does not have."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(-3, 3)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class Net(torch.nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.function(0.9 * self.first(x)))
+
+
+RIGHT = {
+    "Sine": Sine.apply,
+    "Product": lambda x: sum(Product.apply(x, x.tanh(), 0.7)),
+}
+REENTRANT = {"checkpoint": lambda x: checkpoint(lambda y: y.sin(), x, use_reentrant=True)}
+OF_THEIR_OWN = {"Rounded": Rounded.apply, "Reversed": Reversed.apply, "Scaled": Scaled.apply, "Clamped": Clamped.apply}
+
+
+def batches() -> list[dict[str, torch.Tensor]]:
+    torch.manual_seed(1)
+    return [{"x": torch.rand(3, 4)}, {"x": torch.rand(5, 4)}]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_functions_whose_backward_is_their_derivative_train(assert_parity: Any, name: str) -> None:
+    assert_parity(Net(RIGHT[name]), *batches())
+
+
+@pytest.mark.skipif(RUNS_FUNCTIONS, reason="ORTModule itself refuses reentrant checkpoints where it runs Functions")
+def test_reentrant_checkpoints_train(assert_parity: Any) -> None:
+    assert_parity(Net(REENTRANT["checkpoint"]), *batches())
+
+
+@pytest.mark.skipif(not RUNS_FUNCTIONS, reason="this torch cannot link the extension that runs Functions")
+# Scaled is missing: ORTModule takes no Function that inherits from another, and says so in an error of its own.
+@pytest.mark.parametrize("name", ["Rounded", "Reversed", "Clamped"])
+def test_functions_with_a_backward_of_their_own_train(assert_parity: Any, name: str) -> None:
+    assert_parity(Net(OF_THEIR_OWN[name]), *batches())
+
+
+@pytest.mark.skipif(RUNS_FUNCTIONS, reason="with this torch ORTModule runs them")
+@pytest.mark.parametrize("name", OF_THEIR_OWN)
+def test_functions_with_a_backward_of_their_own_are_refused_by_name(to_ort: Any, name: str) -> None:
+    original = Function.apply.__func__
+    with pytest.raises(RequestError, match=rf"{__name__}\.{name} .*test_mend_functions\.py:\d+.*backend=eager"):
+        to_ort(Net(OF_THEIR_OWN[name]))(torch.rand(3, 4))
+    # Nothing of the search stays behind.
+    assert Function.apply.__func__ is original
+    assert "forward" not in Scaled.__dict__
+    x = torch.ones(2, requires_grad=True)
+    Scaled.apply(x).sum().backward()
+    assert x.grad.tolist() == pytest.approx([0.1, 0.1])
+
+
+@pytest.mark.skipif(RUNS_FUNCTIONS, reason="with this torch ORTModule runs them")
+def test_with_fallback_allowed_pytorch_runs_them(to_ort: Any) -> None:
+    eager = Net(Reversed.apply)
+    ort, x = to_ort(eager, OrtConfig(fallback=Fallback.warn)), torch.rand(3, 4)
+    for model in (eager, ort):
+        model(x).square().sum().backward()
+    torch.testing.assert_close(ort.first.weight.grad, eager.first.weight.grad)
+    assert not session.is_active(ort)
+    assert "Reversed" in session.fallback_reason(ort)
+
+
+def test_a_function_behind_frozen_inputs_needs_no_gradient(assert_parity: Any) -> None:
+    model = Net(Rounded.apply)
+    model.first.requires_grad_(False)
+    assert_parity(model, *batches())
