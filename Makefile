@@ -2,10 +2,12 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+VENV26 := .venv-torch26
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: run test test-quick check bench-ort docs-families install clean
+.PHONY: run test test-quick test-torch26 check bench-ort docs-families install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -19,6 +21,10 @@ test: $(INSTALLED)
 ## test-quick: the tests that start no workers
 test-quick: $(INSTALLED)
 	$(BIN)/python -m pytest --ignore=tests/integration
+
+## test-torch26: all tests on torch 2.6.0, which ORTModule supports without the compatibility layer, in a venv of its own
+test-torch26: $(VENV26)/.installed
+	$(VENV26)/bin/python -m pytest
 
 ## check: lint, format and types
 check: $(INSTALLED)
@@ -46,5 +52,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m ortlaunch.ort.extension
 	@touch $@
 
+$(VENV26)/.installed: pyproject.toml constraints.txt constraints-torch26.txt
+	$(PYTHON) -m venv $(VENV26)
+	{ grep -v $$(sed -n 's/^\([a-z]*\)==.*/-e ^\1==/p' constraints-torch26.txt) constraints.txt; cat constraints-torch26.txt; } > $(VENV26)/constraints.txt
+	$(PIP26) torch
+	$(PIP26) --editable '.[cpu,dev]'
+	$(VENV26)/bin/python -m ortlaunch.ort.extension
+	@touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV26)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortlaunch.ort import buffers, copying, functions, gradients, modes, outputs, randomness, statistics
+from ortlaunch.ort import buffers, copying, functions, gradients, guard, modes, outputs, randomness, statistics
 
 _exports_training: ContextVar[list[bool] | None] = ContextVar("_exports_training", default=None)
 """While a graph for training is made: the modes of the model's modules."""
@@ -25,6 +25,7 @@ def install() -> None:
     outputs.install()
     copying.install()
     randomness.install()
+    guard.install()
     if hasattr(_FlattenedModule, "_ortlaunch_forward"):
         return
     original_forward, original_export = _FlattenedModule.forward, GraphTransitionManager._get_exported_model

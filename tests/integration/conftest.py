@@ -242,7 +242,11 @@ def mlflow_run() -> Callable[[Result], Any]:
 
 
 # No dropout, so that runs differ by nothing but what computes them; four samples a step whoever shares them.
-_GPT = ("model=gpt2_nano", "model.params.n_layer=2", "model.params.resid_pdrop=0", "model.params.embd_pdrop=0")
+_GPT = (
+    "model=gpt2_nano",
+    "model.params.n_layer=2",
+    *(f"model.params.{kind}_pdrop=0" for kind in ("resid", "embd", "attn")),
+)
 _FEW = ("data.seq_len=64", "train.steps=20", "train.log_every=1", "train.batch_size=2")
 _SAME = (*_GPT, *_FEW)
 _ACCUMULATED = (*_SAME, "train.batch_size=1", "train.grad_accumulation=2")

@@ -31,11 +31,11 @@ def _params(**values: int) -> tuple[str, ...]:
 
 
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "gpt2_nano": ("model=gpt2_nano", *_params(n_layer=2, resid_pdrop=0, embd_pdrop=0)),
+    "gpt2_nano": ("model=gpt2_nano", *_params(n_layer=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)),
     "bert": (
         "model=bert",
         *_params(vocab_size=256, hidden_size=64, num_hidden_layers=2, num_attention_heads=4),
-        *_params(intermediate_size=128, hidden_dropout_prob=0),
+        *_params(intermediate_size=128, hidden_dropout_prob=0, attention_probs_dropout_prob=0),
     ),
     "llama": (
         "model=llama",

@@ -136,7 +136,6 @@ FAMILIES = (
         _images(32),
         "digits",
         _SGD,
-        defects={"buffers": "BatchNorm's running statistics stop moving after the first step"},
     ),
     Family(
         "vit",
@@ -148,14 +147,14 @@ FAMILIES = (
     Family(
         "gpt2",
         "GPT2LMHeadModel",
-        _built_in("gpt2_nano", n_embd=32, n_layer=2, resid_pdrop=0.0, embd_pdrop=0.0, n_positions=64),
+        _built_in("gpt2_nano", n_embd=32, n_layer=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, n_positions=64),
         _tokens,
         "pysource",
     ),
     Family(
         "bert",
         "BertForMaskedLM",
-        _built_in("bert", **_WIDE, **_POSITIONS, hidden_dropout_prob=0.0),
+        _built_in("bert", **_WIDE, **_POSITIONS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
         _tokens,
         "pysource",
     ),

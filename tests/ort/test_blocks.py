@@ -56,7 +56,7 @@ def wrapped(model: nn.Module, tmp_path: Path, **options: Any) -> nn.Module:
 @BOTH
 def test_a_transformer_has_eagers_loss_gradients_and_names(tmp_path: Path, zero3: OrtZero3) -> None:
     torch.manual_seed(0)
-    params = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "n_layer": 2}
+    params = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "n_layer": 2}
     eager = build_model(ModelConfig(name="gpt2_nano", params=params))
     ort = wrapped(copy.deepcopy(eager), tmp_path, zero3=zero3)
     for batch, length in ((3, 32), (2, 48)):

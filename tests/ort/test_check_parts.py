@@ -293,13 +293,12 @@ def test_a_buffer_that_moves_in_pytorch_alone_is_stale_by_name() -> None:
     assert found.status == "failed"
 
 
-def test_an_output_that_comes_back_in_another_dtype_is_found() -> None:
+def test_outputs_come_back_in_their_dtype_from_kernels_of_another() -> None:
     model, data = Net().half(), [{**batch, "x": batch["x"].half()} for batch in batches(1, 1, 1)]
     # ONNX Runtime's own kernels: it has none of half precision on the CPU.
     found = check_parity(model, data, setting(model, data[0], OrtConfig(torch_kernels=False)))
     assert found.outputs is not None
-    assert found.outputs.dtypes == {"output": ["float16", "float32"]}
-    assert found.status == "failed"
+    assert found.outputs.dtypes == {}
 
 
 def test_dropout_is_random_in_training_and_off_in_evaluation() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ortlaunch.config.load import load_config
-from ortlaunch.config.schema import Config, Fallback, OrtConfig
+from ortlaunch.config.schema import Config, DeepSpeedConfig, Fallback, OrtConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.processes import die_with_parent
 from ortlaunch.ort.check.cost import check_cost
@@ -26,6 +26,7 @@ from ortlaunch.ort.check.randomness import check_randomness
 from ortlaunch.ort.check.report import Export, Parity, Randomness, Report, Structure, to_json
 from ortlaunch.ort.check.structure import check_calls, check_structure
 from ortlaunch.ort.check.verdict import verdict
+from ortlaunch.ort.find_blocks import find_blocks
 from ortlaunch.trainer.engine import TorchEngine
 from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.task import make_task
@@ -51,6 +52,8 @@ def check(config: Config, folder: Path, threads: int, *, with_cost: bool) -> Rep
     here = place(config, threads)
     model = built(config)
     structure = check_structure(model)
+    # Before ORTModule has the model: a run under ZeRO 3 would be refused without them.
+    blocks = _zero3_blocks(config, model) if structure.status != "failed" else None
     parts: tuple[Export | None, Parity | None, Randomness | None] = (None, None, None)
     cost = None
     if structure.status != "failed":
@@ -58,6 +61,8 @@ def check(config: Config, folder: Path, threads: int, *, with_cost: bool) -> Rep
     if with_cost and structure.status != "failed":
         cost = check_cost(folder, config, threads)
     fit, line = verdict(structure, *parts, cost)
+    if blocks is not None and fit:
+        line += f"; here as a whole, and under ZeRO 3 {blocks}, which the run checks when it starts"
     return Report(
         fit,
         line,
@@ -72,6 +77,19 @@ def check(config: Config, folder: Path, threads: int, *, with_cost: bool) -> Rep
         randomness=parts[2],
         cost=cost,
     )
+
+
+def _zero3_blocks(config: Config, model: torch.nn.Module) -> str | None:
+    """What ONNX Runtime would run of the model under ZeRO 3, in words; None under another trainer.
+
+    Raises:
+        RequestError: the model has no repeated blocks, or none that ``backend.blocks`` names.
+    """
+    if not isinstance(config.trainer, DeepSpeedConfig) or config.trainer.zero_stage != 3:
+        return None
+    assert isinstance(config.backend, OrtConfig)
+    found = find_blocks(model, config.backend.blocks)
+    return f"block by block ({len(found)} of {', '.join(sorted({type(block).__name__ for block in found.values()}))})"
 
 
 def _compared(

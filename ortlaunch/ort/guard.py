@@ -1,0 +1,151 @@
+"""What a graph was exported for is looked at before every forward, so that it is never run for anything else.
+
+ORTModule exports at the first forward and then asks nothing more: what is frozen or thawed later, a parameter or buffer
+that is replaced, an argument left out or given another truth value, a rate that a schedule lowers, all stay for ever as
+the first call had them. Here such a change has the graph exported anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ortlaunch.ort.refusal import refusal
+
+_MOST_EXPORTS = 16
+_PLAIN = (bool, int, float, str, type(None))
+
+_Names = list[tuple[torch.nn.Module, str]]
+
+
+def install() -> None:
+    """Puts a guard before every ORTModule of this process; harmless to repeat."""
+    from onnxruntime.training.ortmodule._inference_manager import InferenceManager
+    from onnxruntime.training.ortmodule._training_manager import TrainingManager
+
+    for manager, is_training in ((TrainingManager, True), (InferenceManager, False)):
+        if not hasattr(manager, "_ortlaunch_guarded"):
+            manager.forward = manager._ortlaunch_guarded = _guarded(manager.forward, is_training)
+
+
+def _guarded(original: Any, is_training: bool) -> Any:
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if self._fallback_manager.is_pending():
+            return original(self, *inputs, **kwargs)
+        if not hasattr(self, "_ortlaunch_guard"):
+            self._ortlaunch_guard = Guard(self._original_module, is_training)
+        guard: Guard = self._ortlaunch_guard
+        if not guard.admits(inputs, kwargs):
+            # Both are what makes ORTModule start from the beginning.
+            self._graph_transition_manager._exported_model_info = None
+            self._execution_agent = None
+        outputs = original(self, *inputs, **kwargs)
+        guard.settle()
+        return outputs
+
+    return forward
+
+
+class Guard:
+    """Remembers what one graph was exported for."""
+
+    def __init__(self, model: torch.nn.Module, is_training: bool) -> None:
+        self._model = model
+        self._is_training = is_training
+        self._exports = 0
+        self._ignored: set[tuple[int, str]] = set()
+        self._call: list[Any] = []
+        self._names: _Names = []
+        self._values: list[Any] = []
+        self._tensors: list[Any] = []
+        self._tensor_state: list[Any] = []
+        self._is_new = False
+
+    def admits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the graph stands for the model as it is and for a call with these arguments.
+
+        Raises:
+            RequestError: the model or its calls change all the time; with what changes.
+        """
+        call = self._call_facts(args, kwargs)
+        if self._exports and call == self._call and self._same_model():
+            return True
+        what = self._changed(call) if self._exports else ""
+        self._exports += 1
+        if self._exports > _MOST_EXPORTS:
+            raise refusal(
+                f"the model was exported {_MOST_EXPORTS} times because it or its calls changed, the last time {what}, "
+                "and each time costs an export: pass what changes as a tensor, or use backend=eager or compile"
+            )
+        self._remember(call)
+        return False
+
+    def settle(self) -> None:
+        """Called after a forward: a value that tracing itself has changed, as a counter of calls, says nothing."""
+        if not self._is_new:
+            return
+        self._is_new = False
+        moved = {
+            (id(module), name)
+            for (module, name), value in zip(self._names, self._values, strict=True)
+            if not _same(vars(module).get(name), value)
+        }
+        if moved:
+            self._ignored |= moved
+            self._remember(self._call)
+            self._is_new = False
+
+    def _remember(self, call: list[Any]) -> None:
+        modules = list(self._model.modules())
+        self._call = call
+        self._names = [
+            (module, name)
+            for module in modules
+            for name, value in vars(module).items()
+            if isinstance(value, _PLAIN) and (id(module), name) not in self._ignored
+        ]
+        self._values = [vars(module)[name] for module, name in self._names]
+        self._tables = [table for module in modules for table in (module._parameters, module._buffers)]
+        # Kept, so that their ids stay their own.
+        self._tensors = [tensor for table in self._tables for tensor in table.values()]
+        self._tensor_state = self._tensor_facts()
+        self._is_new = True
+
+    def _same_model(self) -> bool:
+        # Plain values of the same type compare as they should; a NaN, being itself, does so in a list.
+        now = [vars(module).get(name) for module, name in self._names]
+        return now == self._values and self._tensor_facts() == self._tensor_state
+
+    def _tensor_facts(self) -> list[Any]:
+        tensors = [tensor for table in self._tables for tensor in table.values()]
+        if not self._is_training:
+            return [id(tensor) for tensor in tensors]
+        return [(id(tensor), tensor is not None and tensor.requires_grad) for tensor in tensors]
+
+    def _call_facts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        facts: list[Any] = [structure]
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                facts.append((leaf.dtype, leaf.dim(), self._is_training and leaf.requires_grad))
+            else:
+                facts.append((type(leaf), leaf) if isinstance(leaf, _PLAIN) else type(leaf))
+        return facts
+
+    def _changed(self, call: list[Any]) -> str:
+        if call != self._call:
+            return "its arguments (other than their sizes and values)"
+        names = {id(module): name for name, module in self._model.named_modules()}
+        for (module, name), value in zip(self._names, self._values, strict=True):
+            now = vars(module).get(name)
+            if not _same(now, value):
+                where = names.get(id(module)) or "the model"
+                return f"the attribute {name} of {where}, from {value!r} to {now!r}"
+        return "which parameters and buffers it has or trains"
+
+
+def _same(left: Any, right: Any) -> bool:
+    return left is right or (type(left) is type(right) and left == right)
