@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -292,7 +293,7 @@ def test_the_facts_that_made_the_key_can_be_read(net: Path) -> None:
     start(net)
     (file,) = (net / "exports").glob("*/facts.json")
     facts = json.loads(file.read_text())
-    assert facts["surroundings"]["versions"]["torch"] == torch.__version__
+    assert facts["surroundings"]["versions"]["torch"] == importlib.metadata.version("torch")
     assert set(facts["surroundings"]["user code"]) >= {"net", "helper"}
 
 
