@@ -92,7 +92,17 @@ def input_facts(info: Any) -> dict[str, Any]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Versions, our own code, the user's code, and the state of torch that the exporter looks at."""
+    """Versions, our own code, the user's code, and the state of torch that the exporter looks at.
+
+    Raises:
+        NotCacheableError: a mode is on that changes what functions of torch do, as the check's, which drops no values.
+    """
+    from torch.overrides import _get_current_function_mode
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    for mode in (_get_current_function_mode(), _get_current_dispatch_mode()):
+        if mode is not None:
+            raise NotCacheableError(f"the mode {type(mode).__name__} changes what torch's functions do")
     return {
         "python": sys.version,
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import json
 import os
@@ -15,6 +16,7 @@ import torch
 
 from ortlaunch.config.schema import ModelConfig, OrtConfig
 from ortlaunch.ort import export_cache, session
+from ortlaunch.ort.check.reference import Reference
 from ortlaunch.registry import build_model
 
 NET = """
@@ -287,6 +289,26 @@ def test_families_are_a_hit_with_the_same_loss_and_gradients(name: str) -> None:
     assert actual[2] == expected[2]
     for one, other in zip(actual[3], expected[3], strict=True):
         torch.testing.assert_close(one, other, atol=0, rtol=0)
+
+
+def test_what_is_traced_within_a_mode_is_neither_kept_nor_taken(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Dropout(0.5)), torch.ones(2, 4)
+
+    def wrapped() -> torch.nn.Module:
+        return session.wrap(copy.deepcopy(model), OrtConfig(), threads=1, onnx_dir=tmp_path)
+
+    within, after, again = wrapped(), wrapped(), wrapped()
+    with Reference():
+        within(x)
+    assert (within(x) != 0).all()
+    assert (after(x) == 0).any()
+    with Reference():
+        again(x)
+    assert (again(x) != 0).all()
+    assert session.export_origins(after) == ["stored"]
+    for one in (within, again):
+        assert session.export_origins(one) == ["not stored: the mode Reference changes what torch's functions do"]
 
 
 def test_the_facts_that_made_the_key_can_be_read(net: Path) -> None:

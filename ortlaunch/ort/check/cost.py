@@ -128,6 +128,9 @@ def _export_seconds(inner: Any) -> float | None:
 def _with_backend(config: Config, name: str) -> Config:
     plain: dict[str, BackendConfig] = {"eager": EagerConfig(), "compile": CompileConfig(), "ort": OrtConfig()}
     backend = config.backend if config.backend.name == name else plain[name]
+    if isinstance(backend, OrtConfig):
+        # What the export costs is what is asked.
+        backend = dataclasses.replace(backend, export_cache=False)
     return dataclasses.replace(config, backend=backend)
 
 
