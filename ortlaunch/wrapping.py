@@ -20,7 +20,9 @@ from ortlaunch.config.schema import (
     OrtConfig,
 )
 from ortlaunch.models.checks import check_model, reject_data_parallel
-from ortlaunch.trainer.engine import DeepSpeedEngine, Engine, TorchEngine
+from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.engines.deepspeed_engine import DeepSpeedEngine
+from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.task import Task
 from ortlaunch.trainer.workers import Workers
 

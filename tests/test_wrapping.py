@@ -18,7 +18,8 @@ from ortlaunch.config.schema import Config, EagerConfig, OrtConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.ort import session
 from ortlaunch.registry import build_model
-from ortlaunch.trainer.engine import DeepSpeedEngine, TorchEngine, deepspeed_config
+from ortlaunch.trainer.engines.deepspeed_engine import DeepSpeedEngine, deepspeed_config
+from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.task import Task, make_task
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.wrapping import wrap, wrap_backend, wrap_trainer
