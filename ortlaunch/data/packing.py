@@ -30,6 +30,10 @@ class PackedStream(IterableDataset[dict[str, Any]]):
         self._column = column
         self._next_epoch = 0
 
+    def start_at(self, epoch: int) -> None:
+        """Makes `epoch` the next one; before the first iteration."""
+        self._next_epoch = epoch
+
     @property
     def shards(self) -> int:
         """Parts that loader processes of this rank can read side by side."""
