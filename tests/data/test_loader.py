@@ -137,9 +137,7 @@ def test_a_batch_that_just_fits_is_accepted(load: Load) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("taken", [1, 7, 13, 14, 26, 40])
-def test_a_loader_goes_on_where_another_was_left(
-    load: Load, numbered: TokensConfig, taken: int, workers: int
-) -> None:
+def test_a_loader_goes_on_where_another_was_left(load: Load, numbered: TokensConfig, taken: int, workers: int) -> None:
     """13 batches of 4 make an epoch of 53 samples."""
     numbered.workers = workers
     expected = numbers(load(numbered, batch_size=2, rank=1, world_size=2), 60)
@@ -162,9 +160,7 @@ def test_another_number_of_ranks_goes_on_without_a_gap(
     seen = [n for rank in ranks for batch in numbers(rank, steps) for n in batch]
     (position,) = {rank.position for rank in ranks}
     assert position.samples == len(seen) == steps * before[0] * before[1]
-    others = [
-        load(numbered, batch_size=after[1], rank=r, world_size=after[0], start=position) for r in range(after[0])
-    ]
+    others = [load(numbered, batch_size=after[1], rank=r, world_size=after[0], start=position) for r in range(after[0])]
     together = after[0] * after[1]
     left = (53 - len(seen)) // together
     for _ in range(left):

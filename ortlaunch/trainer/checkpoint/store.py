@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +88,8 @@ class Store:
     def prune(self) -> None:
         """Removes the oldest complete checkpoints beyond those that are kept, and never ``best``.
 
-        Only folders with our name that hold just what was written are removed, and only after they are found whole:
-        damage in the ones that are kept would leave nothing else to go back to.
+        Only folders with our name that hold just what was written are removed, and only after every byte of them was
+        found as written: what is damaged stays for its owner to look at.
         """
         kept = 0
         for path in sorted(self.folder.glob(f"*{_DELETING}")):
@@ -115,7 +114,7 @@ class Store:
 
     def _target(self, link: str) -> Path | None:
         path = self.folder / link
-        return self.folder / os.readlink(path) if path.is_symlink() else None
+        return self.folder / path.readlink() if path.is_symlink() else None
 
     def _point(self, link: str, target: Path) -> None:
         path = self.folder / link

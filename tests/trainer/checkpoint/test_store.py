@@ -164,10 +164,11 @@ WRITER = """
 
 @pytest.mark.parametrize("after", [0.05, 0.13, 0.21])
 def test_killed_while_writing_leaves_complete_ones_and_at_most_one_half(folder, after):
-    """kill -9 at some moment: all that has a checkpoint's name is whole, and the last one that was said to be is there."""
+    """kill -9: all that has a checkpoint's name is whole, and the last one that was said to be there is."""
     command = [sys.executable, "-c", textwrap.dedent(WRITER), str(folder)]
     root = Path(manifest.__file__).parents[3]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(root)}) as one:
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as one:
         said = [int(one.stdout.readline()) for _ in range(3)]
         time.sleep(after)
         one.send_signal(signal.SIGKILL)
