@@ -8,9 +8,10 @@ from itertools import count
 from typing import Any, Self
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 
 from ortlaunch.config.schema import DataConfig, TokenDataConfig
+from ortlaunch.data.holdout import collate, held_out_batches, hold_out
 from ortlaunch.data.packing import PackedStream
 from ortlaunch.data.position import Position
 from ortlaunch.data.processes import signals_held, start_loader_process
@@ -64,7 +65,8 @@ class Loader:
         vocab_size: Number of distinct token ids, where known.
         num_classes: Number of labels, for images.
         fingerprint: Short hash that identifies the data set.
-        samples: Samples of one epoch over all workers, before the rest is dropped; None for a stream.
+        samples: Samples of one epoch over all workers, before the rest is dropped and without what is held out for
+            evaluation; None for a stream.
         batches_per_epoch: Batches that this rank takes per epoch; None for a stream.
         epoch: Epoch of the batch returned last, counted from 0.
         position: Where the next batch begins; `build_loader` takes it as `start`.
@@ -91,6 +93,7 @@ class Loader:
         )
         self._iterator: Iterator[Batch] | None = None
         self._closed = False
+        self._source, self._share, self._batch_size = source, share, batch_size
 
     def __enter__(self) -> Self:
         return self
@@ -113,6 +116,10 @@ class Loader:
             raise RequestError(_own_message(error)) from None
         self._move()
         return batch
+
+    def held_out(self, samples: int) -> list[Batch]:
+        """This rank's batches of an evaluation on `samples` held-out samples; see `held_out_batches`."""
+        return held_out_batches(self._source, self._share, batch_size=self._batch_size, samples=samples)
 
     def close(self) -> None:
         """Ends the loader processes and waits for them; there are no batches afterwards. Can be called twice."""
@@ -185,7 +192,7 @@ def build_loader(
     if isinstance(cfg, TokenDataConfig):
         check_seq_len(cfg.seq_len)
     share = Share(rank, world_size, seed)
-    source = _opener(cfg.name)(cfg, share)
+    source = hold_out(_opener(cfg.name)(cfg, share), cfg.eval_fraction)
     return Loader(
         source,
         share,
@@ -211,7 +218,7 @@ def _batches_per_epoch(source: Source, share: Share, batch_size: int) -> int | N
 
 def _too_small(source: Source, share: Share, batch_size: int) -> str:
     needed = f"{batch_size * share.world_size} samples a step"
-    held = f"holds {source.samples}"
+    held = f"holds {source.samples} to train on"
     advice = "lower train.batch_size"
     if source.kind == "tokens":
         advice += " or data.seq_len"
@@ -235,7 +242,7 @@ def _data_loader(
     return DataLoader(
         source.dataset,
         num_workers=workers,
-        collate_fn=_collate,
+        collate_fn=collate,
         pin_memory=pin_memory,
         # Forked processes share the data in memory and start with the signals blocked that the worker has blocked.
         multiprocessing_context="fork" if workers else None,
@@ -244,14 +251,6 @@ def _data_loader(
         generator=torch.Generator().manual_seed(mix(share.seed)),
         **options,
     )
-
-
-def _collate(samples: list[dict[str, Any]]) -> Batch:
-    batch = default_collate(samples)
-    if "labels" not in batch:
-        # A copy: a model may mask its labels in place.
-        batch["labels"] = batch["input_ids"].clone()
-    return batch
 
 
 def _own_message(error: RequestError) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from ortlaunch.config.schema import Fallback, OrtConfig
 from ortlaunch.ort import compat, extension
 
 _ORT_LEVEL = {"verbose": "VERBOSE", "info": "INFO", "warning": "WARNING", "error": "ERROR", "fatal": "FATAL"}
+
+_MEMORY_LEVEL = "ORTMODULE_MEMORY_OPT_LEVEL"
+_RECOMPUTE_LAYERS = "1"
+"""ORTModule's memory optimizer level that recomputes, within each layer, all that costs no accuracy."""
 
 
 def import_ortmodule() -> Any:
@@ -26,7 +31,10 @@ def import_ortmodule() -> Any:
         RequestError: onnxruntime-training is not installed, or its extension cannot be built.
     """
     # ORTModule lets these environment variables override what its caller asked for, in silence.
-    for variable in ("ORTMODULE_FALLBACK_POLICY", "ORTMODULE_FALLBACK_RETRY", "ORTMODULE_LOG_LEVEL"):
+    for variable in (
+        *("ORTMODULE_FALLBACK_POLICY", "ORTMODULE_FALLBACK_RETRY", "ORTMODULE_LOG_LEVEL"),
+        *(_MEMORY_LEVEL, "ORTMODULE_MEMORY_OPT_CONFIG"),
+    ):
         os.environ.pop(variable, None)
     compat.before_import()
     extension.load("aten_op_executor")
@@ -40,7 +48,22 @@ def import_ortmodule() -> Any:
     return ortmodule
 
 
-def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path | None) -> torch.nn.Module:
+def set_seed(seed: int) -> None:
+    """Seeds ONNX Runtime's random numbers, of which each session takes its own."""
+    import onnxruntime
+
+    onnxruntime.set_seed(seed)
+
+
+def wrap(
+    model: torch.nn.Module,
+    cfg: OrtConfig,
+    *,
+    threads: int,
+    onnx_dir: Path | None,
+    recompute: bool = False,
+    deterministic: bool = False,
+) -> torch.nn.Module:
     """Puts `model` into an ORTModule.
 
     Args:
@@ -48,12 +71,26 @@ def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path
         cfg: the backend's configuration.
         threads: the worker's share of the cores, for ONNX Runtime's pool where ``backend.threads`` is not set.
         onnx_dir: folder for ``backend.debug.save_onnx``, made when needed; None on a worker that saves nothing.
+        recompute: whether activations are computed again in the backward, by ORTModule's memory optimizer.
+        deterministic: whether kernels that may give other bits each time are left out.
     """
-    return _prepare(model, cfg, threads, onnx_dir, arena=True)(model, "")
+    make = _prepare(model, cfg, threads, onnx_dir, arena=True, deterministic=deterministic)
+    # Read when an ORTModule is made.
+    with _variable(_MEMORY_LEVEL, _RECOMPUTE_LAYERS if recompute else None):
+        return make(model, "")
 
 
-def wrap_blocks(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path | None) -> torch.nn.Module:
-    """Puts each repeated block of `model` into an ORTModule of its own, for ZeRO 3; arguments as for `wrap`.
+def wrap_blocks(
+    model: torch.nn.Module,
+    cfg: OrtConfig,
+    *,
+    threads: int,
+    onnx_dir: Path | None,
+    recompute: bool = False,
+    deterministic: bool = False,
+) -> torch.nn.Module:
+    """Puts each repeated block of `model` into an ORTModule of its own, for ZeRO 3; arguments as for `wrap`, but that
+    `recompute` is what ``backend.zero3=recompute`` does in any case.
 
     Returns:
         The model itself: its modules and their names stay as they are.
@@ -66,7 +103,7 @@ def wrap_blocks(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_di
 
     found = find_blocks(model, cfg.blocks)
     # Each session would keep what it has freed in an arena of its own: the most that a block needs, times the blocks.
-    attach(found, _prepare(model, cfg, threads, onnx_dir, arena=False), cfg.zero3)
+    attach(found, _prepare(model, cfg, threads, onnx_dir, arena=False, deterministic=deterministic), cfg.zero3)
     return model
 
 
@@ -141,7 +178,7 @@ def _export_seconds(ort_module: Any) -> float | None:
 
 
 def _prepare(
-    model: torch.nn.Module, cfg: OrtConfig, threads: int, onnx_dir: Path | None, *, arena: bool
+    model: torch.nn.Module, cfg: OrtConfig, threads: int, onnx_dir: Path | None, *, arena: bool, deterministic: bool
 ) -> Callable[[torch.nn.Module, str], torch.nn.Module]:
     """Sets ORTModule up for this process and `model`.
 
@@ -159,7 +196,7 @@ def _prepare(
     else:
         kernels.disable()
     _set_fallback_policy(ortmodule, cfg.fallback)
-    _set_session_options(cfg.threads or threads, cfg.spinning, arena)
+    _set_session_options(cfg.threads or threads, cfg.spinning, arena, deterministic)
     save_path = onnx_dir if cfg.debug.save_onnx else None
     if save_path is not None:
         save_path.mkdir(parents=True, exist_ok=True)
@@ -179,6 +216,20 @@ def _prepare(
         return wrapped
 
     return make
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str | None) -> Iterator[None]:
+    """Within it, the environment variable has this value, or none."""
+    before = os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 def _training_manager(wrapped: Any) -> Any | None:
@@ -201,7 +252,7 @@ def _set_fallback_policy(ortmodule: Any, fallback: Fallback) -> None:
     )
 
 
-def _set_session_options(threads: int, spinning: bool, arena: bool) -> None:
+def _set_session_options(threads: int, spinning: bool, arena: bool, deterministic: bool) -> None:
     """Gives every session that this process opens from now on `threads` threads, and on the CPU an arena or none;
     ORTModule has no public option for it.
 
@@ -215,6 +266,7 @@ def _set_session_options(threads: int, spinning: bool, arena: bool) -> None:
         options, providers, provider_options = original(manager)
         options.intra_op_num_threads = threads
         options.enable_cpu_mem_arena = arena
+        options.use_deterministic_compute = deterministic
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
         return options, providers, provider_options
 

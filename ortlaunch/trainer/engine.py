@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 import torch
 
+from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.task import Batch
 
 
@@ -14,6 +17,11 @@ class Engine(ABC):
 
     inner: torch.nn.Module
     """What the backend returned: the plain model, or an ORTModule."""
+    guard: Guard
+    """What keeps losses and gradients that are not finite out of the weights."""
+    tripped: bool = False
+    """Whether the host knows that the last step was discarded because its numbers were not finite. The same on all
+    workers; always False where knowing it would mean to wait for the device, and in fp16, where it is no failure."""
 
     @abstractmethod
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
@@ -31,12 +39,33 @@ class Engine(ABC):
     def step(self) -> torch.Tensor | float | None:
         """Clips, updates the weights, moves the schedule and clears the gradients.
 
+        With gradients that are not finite, weights and optimizer state stay as they were.
+
         Returns:
-            The gradient norm over all workers before clipping; None where clipping is off. Not yet read from the
+            The gradient norm over all workers before clipping; None where it is not known. Not yet read from the
             device where it lies on one.
         """
+
+    @abstractmethod
+    def evaluate(self, batch: Batch) -> torch.Tensor:
+        """The loss of a batch, a scalar on the device; to be called within `evaluating`."""
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The model in evaluation mode and without gradients; in training mode again afterwards."""
+        self.inner.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.inner.train()
 
     @property
     @abstractmethod
     def lr(self) -> float:
         """Learning rate that the next step will use."""
+
+    @property
+    def loss_scale(self) -> float | None:
+        """Factor on the loss in fp16; None in other precisions. Waits for the device."""
+        return None

@@ -16,9 +16,11 @@ from ortlaunch.metrics.flops import flops_per_sample, peak_flops
 from ortlaunch.registry import build_model
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.evaluation import Evaluation
+from ortlaunch.trainer.feed import Feed
 from ortlaunch.trainer.loop import train
 from ortlaunch.trainer.recorder import Recorder, since
-from ortlaunch.trainer.seeds import seed_everything
+from ortlaunch.trainer.seeds import make_deterministic, seed_everything
 from ortlaunch.trainer.task import make_task
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.wrapping import wrap
@@ -44,6 +46,11 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
         seed=config.seed,
         pin_memory=workers.device.type == "cuda",
     )
+    if config.train.deterministic:
+        make_deterministic()
+    if config.train.tf32:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
     # The same weights on every worker, then random numbers of its own for each.
     seed_everything(config.seed)
     model = build_model(config.model)
@@ -74,7 +81,12 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
         if journal is not None:
             _keep_graphs(config, run_dir, journal)
 
-    train(engine, chain([first], batches), config.train, workers.device, recorder, first_step_done)
+    evaluation = None
+    if config.train.eval_every is not None:
+        held_out = loader.held_out(config.train.eval_samples)
+        evaluation = Evaluation(held_out, config.train.eval_every, config.train.steps, workers, recorder)
+    feed = Feed(chain([first], batches), workers.device)
+    train(engine, feed, config.train, workers.device, recorder, first_step_done, evaluation)
     loader.close()
     _close(engine, config)
 

@@ -10,8 +10,13 @@ import torch
 from omegaconf import OmegaConf
 
 from ortlaunch.config.schema import Config, DeepSpeedConfig, Precision
+from ortlaunch.errors import RequestError
 from ortlaunch.trainer.engine import Engine
-from ortlaunch.trainer.optim import build_optimizer, build_scheduler
+from ortlaunch.trainer.gradients import clip_
+from ortlaunch.trainer.guard import Guard
+from ortlaunch.trainer.optim import build_optimizer, masks_on_device
+from ortlaunch.trainer.precision import cast_inputs
+from ortlaunch.trainer.schedule import build_scheduler
 from ortlaunch.trainer.task import Batch, Task
 from ortlaunch.trainer.workers import Workers
 
@@ -27,44 +32,82 @@ class DeepSpeedEngine(Engine):
         # On the CPU it would compile a shared-memory collective of its own at the first run, for half a minute; that
         # spins, needs a compiler, and trains no faster than gloo (gpt2_nano, ZeRO 1, two workers on four cores).
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        _check_precision(config.train.precision)
         self.inner = inner
+        self.guard = Guard(workers.device)
         self._task = task
-        optimizer = build_optimizer(inner.parameters(), config.optimizer)
-        scheduler = build_scheduler(optimizer, config.scheduler, config.train.steps)
+        self._precision = config.train.precision
+        self._clip = config.train.clip_grad_norm
+        self._is_plain = _is_plain(config, cfg)
+        self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
+        self._optimizer = build_optimizer(inner, config.optimizer)
+        self._masks_on_device = masks_on_device(self._optimizer, workers.device)
+        self._scheduler = build_scheduler(self._optimizer, config.scheduler, config.train.steps)
         # What it prints belongs into the log, not on the terminal.
         with contextlib.redirect_stdout(sys.stderr):
             self._engine, _, _, _ = deepspeed.initialize(
                 model=inner,
-                optimizer=optimizer,
-                lr_scheduler=scheduler,
+                optimizer=self._optimizer,
+                lr_scheduler=self._scheduler,
                 config=deepspeed_config(config, cfg),
                 dist_init_required=False,
             )
-        self._scheduler = scheduler
-        self._clip = config.train.clip_grad_norm
-        self._clips_itself = not _clips_for_deepspeed(config, cfg)
-        self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
 
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
-        # DeepSpeed counts the micro-batches itself and exchanges gradients at the last.
-        loss = self._task.loss(self._engine, batch)
-        self._engine.backward(loss)
+        # DeepSpeed counts the micro-batches itself: ZeRO 0 and 1 exchange gradients at the last, 2 and 3 keep only
+        # their shard and so exchange at each.
+        loss = self._task.loss(self._engine, cast_inputs(batch, self._precision))
+        self._engine.backward(self.guard.watch(loss))
         if not last:
             self._engine.step()
         return loss.detach()
 
     def step(self) -> torch.Tensor | float | None:
-        norm: torch.Tensor | float | None = None
-        if self._clip is not None and not self._clips_itself:
-            norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._clip)
-        self._engine.step()
-        if self._clip is not None and self._clips_itself:
-            norm = self._engine.get_global_grad_norm()
-        return norm
+        return self._plain_step() if self._is_plain else self._sharded_step()
+
+    def evaluate(self, batch: Batch) -> torch.Tensor:
+        return self._task.loss(self._engine, cast_inputs(batch, self._precision))
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Any:
+        self._engine.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._engine.train()
 
     @property
     def lr(self) -> float:
         return float(self._scheduler.get_last_lr()[0])
+
+    @property
+    def loss_scale(self) -> float | None:
+        if self._precision is not Precision.fp16:
+            return None
+        optimizer = self._engine.optimizer
+        return float(optimizer.loss_scale if self._engine.zero_optimization() else optimizer.cur_scale)
+
+    def _plain_step(self) -> torch.Tensor:
+        norm = clip_(self._parameters, self._clip)
+        finite = torch.isfinite(norm)
+        self.guard.check_gradients(finite)
+        if self._masks_on_device:
+            self._optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            self._optimizer.grad_scale = None  # type: ignore[attr-defined]
+        elif not bool(finite):
+            self.tripped = True
+            return norm
+        self._engine.step()
+        return norm
+
+    def _sharded_step(self) -> torch.Tensor | float | None:
+        # It reads the norm on the host at every step, and leaves out the update where it is not finite.
+        self._engine.step()
+        if self._precision is not Precision.fp16 and self._engine.optimizer.overflow:
+            self.guard.check_gradients(False)
+            self.tripped = True
+        return self._engine.get_global_grad_norm()
 
 
 def deepspeed_config(config: Config, cfg: DeepSpeedConfig) -> dict[str, Any]:
@@ -75,8 +118,8 @@ def deepspeed_config(config: Config, cfg: DeepSpeedConfig) -> dict[str, Any]:
     generated = {
         "train_micro_batch_size_per_gpu": config.train.batch_size,
         "gradient_accumulation_steps": config.train.grad_accumulation,
-        "gradient_clipping": 0.0 if _clips_for_deepspeed(config, cfg) else config.train.clip_grad_norm or 0.0,
-        "zero_optimization": {"stage": cfg.zero_stage},
+        "gradient_clipping": 0.0 if _is_plain(config, cfg) else config.train.clip_grad_norm or 0.0,
+        "zero_optimization": _zero(cfg),
         "bf16": {"enabled": config.train.precision is Precision.bf16},
         "fp16": {"enabled": config.train.precision is Precision.fp16},
         # Our optimizers are torch's own, also on the CPU and also those that DeepSpeed has not tested.
@@ -92,6 +135,25 @@ def deepspeed_config(config: Config, cfg: DeepSpeedConfig) -> dict[str, Any]:
     return {str(key): value for key, value in merged.items()}
 
 
-def _clips_for_deepspeed(config: Config, cfg: DeepSpeedConfig) -> bool:
-    """Whether we clip: at stage 0 in fp32 DeepSpeed does too, but keeps the norm to itself."""
+def _zero(cfg: DeepSpeedConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {"stage": cfg.zero_stage}
+    if cfg.offload_optimizer:
+        options["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    return options
+
+
+def _is_plain(config: Config, cfg: DeepSpeedConfig) -> bool:
+    """Whether the optimizer stays ours: at stage 0 in fp32 DeepSpeed wraps none, keeps the norm of the gradients to
+    itself and steps whatever it is. So we clip, and guard the weights."""
     return cfg.zero_stage == 0 and config.train.precision is Precision.fp32
+
+
+def _check_precision(precision: Precision) -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    if precision is Precision.fp16 and not accelerator.is_fp16_supported():
+        raise RequestError(
+            f"train.precision=fp16: DeepSpeed does not run it on this {accelerator.device_name()}, which has no "
+            "instructions for it: use bf16 or fp32, or trainer=ddp"
+        )
