@@ -85,7 +85,7 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
     if config.train.eval_every is not None:
         held_out = loader.held_out(config.train.eval_samples)
         evaluation = Evaluation(held_out, config.train.eval_every, config.train.steps, workers, recorder)
-    feed = Feed(chain([first], batches), workers.device)
+    feed = Feed(chain([first], batches), workers.device, lambda: loader.position)
     train(engine, feed, config.train, workers.device, recorder, first_step_done, evaluation)
     loader.close()
     _close(engine, config)
