@@ -64,6 +64,10 @@ def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int
         (["trainer=deepspeed", "trainer.zero_stage=2", "backend.zero3=hold"], ["backend.zero3=hold"]),
         (["train.precision=bf16"], ["train.precision=bf16", "backend=ort", "fp32"]),
         (["train.precision=fp16"], ["train.precision=fp16", "backend=ort"]),
+        (
+            ["backend=eager", "trainer=deepspeed", "trainer.zero_stage=0", "train.precision=fp16"],
+            ["train.precision=fp16", "trainer.zero_stage=0", "trainer.zero_stage=1", "trainer=ddp"],
+        ),
         (["train.tf32=true"], ["train.tf32=true", "device=cuda"]),
         (["data.eval_fraction=1"], ["data.eval_fraction=1", "less than 1"]),
         (["optimizer=adafactor", "trainer=deepspeed"], ["optimizer=adafactor", "trainer.zero_stage=1", "trainer=ddp"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class DeepSpeedEngine(Engine):
         self._masks_on_device = masks_on_device(self._optimizer, workers.device)
         self._scheduler = build_scheduler(self._optimizer, config.scheduler, config.train.steps)
         # What it prints belongs into the log, not on the terminal.
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), _no_step_taken(self._optimizer):
             self._engine, _, _, _ = deepspeed.initialize(
                 model=inner,
                 optimizer=self._optimizer,
@@ -69,7 +70,7 @@ class DeepSpeedEngine(Engine):
         return self._task.loss(self._engine, cast_inputs(batch, self._precision))
 
     @contextlib.contextmanager
-    def evaluating(self) -> Any:
+    def evaluating(self) -> Iterator[None]:
         self._engine.eval()
         try:
             with torch.no_grad():
@@ -85,8 +86,7 @@ class DeepSpeedEngine(Engine):
     def loss_scale(self) -> float | None:
         if self._precision is not Precision.fp16:
             return None
-        optimizer = self._engine.optimizer
-        return float(optimizer.loss_scale if self._engine.zero_optimization() else optimizer.cur_scale)
+        return float(self._engine.optimizer.loss_scale)
 
     def _plain_step(self) -> torch.Tensor:
         norm = clip_(self._parameters, self._clip)
@@ -146,6 +146,19 @@ def _is_plain(config: Config, cfg: DeepSpeedConfig) -> bool:
     """Whether the optimizer stays ours: at stage 0 in fp32 DeepSpeed wraps none, keeps the norm of the gradients to
     itself and steps whatever it is. So we clip, and guard the weights."""
     return cfg.zero_stage == 0 and config.train.precision is Precision.fp32
+
+
+@contextlib.contextmanager
+def _no_step_taken(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Undoes the step with gradients of zero by which DeepSpeed makes the optimizer's state at stage 0 in bf16: it decays
+    the weights, and AdamW would correct the first real step as if it were the second."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    yield
+    optimizer.state.clear()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def _check_precision(precision: Precision) -> None:
