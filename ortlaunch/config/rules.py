@@ -46,6 +46,10 @@ def _positive_numbers(config: Config) -> None:
         "train.grad_accumulation": (config.train.grad_accumulation, 1),
         "train.log_every": (config.train.log_every, 1),
         "train.steady_after": (config.train.steady_after, 0),
+        "train.keep_checkpoints": (config.train.keep_checkpoints, 2),
+        "launcher.max_restarts": (config.launcher.max_restarts, 0),
+        "launcher.timeout_seconds": (config.launcher.timeout_seconds, 1),
+        "launcher.grace_seconds": (config.launcher.grace_seconds, 1),
         "data.workers": (config.data.workers, 0),
         "scheduler.warmup_steps": (config.scheduler.warmup_steps, 0),
         "trainer.timeout_seconds": (config.trainer.timeout_seconds, 1),
@@ -53,6 +57,8 @@ def _positive_numbers(config: Config) -> None:
         "train.eval_samples": (config.train.eval_samples, 1),
         "train.gc_every": (config.train.gc_every, 0),
     }
+    if config.train.checkpoint_every is not None:
+        least["train.checkpoint_every"] = (config.train.checkpoint_every, 1)
     if isinstance(config.data, TokenDataConfig):
         least["data.seq_len"] = (config.data.seq_len, 2)
     if config.launcher.workers_per_node is not None:
@@ -215,6 +221,14 @@ def _data_path(config: Config) -> None:
         raise RequestError(f"data.tokenizer={tokenizer}: no such file or folder")
 
 
+def _checkpoint_paths(config: Config) -> None:
+    resume = config.train.resume
+    if resume not in ("auto", "never") and not Path(resume).expanduser().is_dir():
+        raise RequestError(f"train.resume={resume}: no such folder; it takes auto, never, a checkpoint or a run folder")
+    if config.model.weights is not None and not Path(config.model.weights).expanduser().exists():
+        raise RequestError(f"model.weights={config.model.weights}: no such file or folder")
+
+
 def _compile_mode(config: Config) -> None:
     mode = getattr(config.backend, "mode", "default")
     modes = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -241,6 +255,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _tf32,
     _workers,
     _data_path,
+    _checkpoint_paths,
     _compile_mode,
     _tracking,
 )

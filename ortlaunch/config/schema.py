@@ -84,6 +84,17 @@ class TrainConfig:
     gc_every: int = 100
     """Steps between two of Python's garbage collections, which every worker then makes at the same time instead of
     at random; 0 leaves it to Python."""
+    checkpoint_every: int | None = 1000
+    """Steps between two checkpoints; null writes one only when the run is asked to stop."""
+    keep_checkpoints: int = 2
+    """How many of the newest complete checkpoints stay in the run folder, beside the best one; at least 2."""
+    checkpoint_async: bool = True
+    """Train on while a checkpoint is written; false waits for it."""
+    resume: str = "auto"
+    """auto goes on from the newest complete checkpoint of the run folder, never begins anew, and a path goes on from
+    that checkpoint, or from the newest one in that run folder."""
+    save_weights: bool = True
+    """Leave the trained weights in the run folder under weights/ at the end."""
 
 
 @dataclass
@@ -96,6 +107,8 @@ class ModelConfig:
     imports: list[str] = field(default_factory=list)
     """Python modules to import before the registry is asked, for models registered by a decorator."""
     params: dict[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+    """Folder of safetensors files, or one file, with the weights to start from, by the model's own names."""
 
 
 @dataclass
@@ -362,6 +375,12 @@ class LauncherConfig:
     """Worker processes on each machine; null (auto): one per GPU, or two on a machine without GPU."""
     dry_run: bool = False
     """Print what would be started, write and start nothing."""
+    max_restarts: int = 0
+    """How often torchrun may start the workers again after one has died; they go on from the last checkpoint."""
+    timeout_seconds: int = 600
+    """After the first step: longest time in which a worker may make no progress before the run fails."""
+    grace_seconds: int = 120
+    """Longest wait for the workers to finish their step and write a checkpoint when the run is asked to stop."""
 
 
 @dataclass

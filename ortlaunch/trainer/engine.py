@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from ortlaunch.trainer.guard import Guard
+from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.task import Batch
 
 
@@ -69,3 +72,33 @@ class Engine(ABC):
     def loss_scale(self) -> float | None:
         """Factor on the loss in fp16; None in other precisions. Waits for the device."""
         return None
+
+    @abstractmethod
+    def snapshot(self, folder: Path) -> Write:
+        """Copies all state that the next step depends on to host memory; all workers call it.
+
+        Args:
+            folder: where it will be written.
+
+        Returns:
+            What writes this worker's part into `folder`, from any thread.
+        """
+
+    @abstractmethod
+    def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
+        """Loads what `snapshot` wrote, before the first step; all workers call it.
+
+        Args:
+            folder: where it lies.
+            saved_workers: how many workers wrote it.
+            scratch: a folder that may be filled meanwhile.
+            group: all workers, on the CPU.
+        """
+
+    @abstractmethod
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The model's weights and buffers by their plain names, whole and in host memory; all workers call it.
+
+        Returns:
+            Floating-point weights as the optimizer keeps them (fp32); empty on all workers but the first.
+        """

@@ -34,12 +34,14 @@ class Evaluation:
         """Whether an evaluation follows `step`."""
         return step % self._every == 0 or step == self._last_step
 
-    def run(self, engine: Engine, step: int) -> None:
-        """Evaluates, and journals the mean over the samples of all workers."""
+    def run(self, engine: Engine, step: int) -> float:
+        """Evaluates; journals and returns the mean over the samples of all workers."""
         began = time.perf_counter()
         total = torch.zeros((), device=self._workers.device)
         with engine.evaluating():
             for batch in self._batches:
                 total += engine.evaluate({name: tensor.to(self._workers.device) for name, tensor in batch.items()})
         losses = self._workers.gather([float(total) / len(self._batches)])
-        self._recorder.evaluated(step, {"eval/loss": float(losses.mean()), "eval/seconds": time.perf_counter() - began})
+        mean = float(losses.mean())
+        self._recorder.evaluated(step, {"eval/loss": mean, "eval/seconds": time.perf_counter() - began})
+        return mean

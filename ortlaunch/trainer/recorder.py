@@ -32,6 +32,8 @@ class Recorder:
         is_ort_active: Callable[[], bool],
         flops_per_sample: float | None,
         peak_flops: float | None,
+        start_step: int = 0,
+        tokens_seen: int = 0,
     ) -> None:
         """
         Args:
@@ -41,7 +43,11 @@ class Recorder:
             is_ort_active: whether ONNX Runtime really runs this worker's model.
             flops_per_sample: operations of forward and backward for one sample; None where unknown.
             peak_flops: the device's peak in operations per second; None where unknown.
+            start_step: steps that an earlier attempt has done.
+            tokens_seen: tokens that all workers have seen in them.
         """
+        self.tokens_seen = tokens_seen
+        self._start_step = start_step
         self._cfg = cfg
         self._workers = workers
         self._journal = journal
@@ -67,6 +73,7 @@ class Recorder:
         self._window.samples += next(iter(batch.values())).shape[0]
         if "input_ids" in batch:
             self._window.tokens += batch["input_ids"].numel()
+            self.tokens_seen += batch["input_ids"].numel() * self._workers.world_size
 
     def step_done(self) -> None:
         """Marks the end of an optimizer step."""
@@ -107,7 +114,8 @@ class Recorder:
             peak_flops=self._peak_flops,
         )
         metrics |= dict(zip(memory, everyone[:, 4:].amax(dim=0).tolist(), strict=True))
-        if step > self._cfg.steady_after:
+        # A window that began after the first steps of this attempt, in which export and compilation are.
+        if step - self._window.steps >= self._start_step + self._cfg.steady_after:
             self._steady.add(self._window, step_seconds)
         self._window = Window()
         if self._journal is not None:

@@ -66,3 +66,17 @@ def join(config: Config, device: Device) -> Workers:
         device_id=here if device is Device.cuda else None,
     )
     return Workers(rank, world_size, here, threads)
+
+
+def separate_group(config: Config) -> dist.ProcessGroup:
+    """A group of all workers on the CPU, for what must not meet the training's own collectives; all workers call it."""
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.trainer.timeout_seconds))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def texts_of_all(text: str, group: dist.ProcessGroup) -> list[str]:
+    """Every worker's text, in the order of their ranks."""
+    everyone: list[str] = [""] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, text, group=group)
+    return everyone

@@ -33,6 +33,9 @@ class _LaterEngine(CheckpointEngine):
         self.name = "ortlaunch"
         self.files: list[tuple[Any, str]] = []
 
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Folders come with the files."""
+
     def create(self, info: CheckpointCommitInfo) -> None:
         """Nothing to prepare."""
 
@@ -58,10 +61,12 @@ def snapshot(engine: Any, folder: Path) -> Write:
 
     Args:
         engine: the DeepSpeedEngine.
-        folder: where it will be written; exists on every worker.
+        folder: where it will be written; it need not be there yet.
     """
     later = _LaterEngine()
     usual, engine.checkpoint_engine = engine.checkpoint_engine, later
+    # A script of DeepSpeed's that would be copied into a folder that is not there; `ortlaunch export weights` does it.
+    engine._copy_recovery_script = lambda _folder: None
     try:
         with contextlib.redirect_stdout(sys.stderr):
             engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
@@ -70,6 +75,7 @@ def snapshot(engine: Any, folder: Path) -> Write:
 
     def write(_group: dist.ProcessGroup) -> None:
         for state, path in later.files:
+            Path(path).parent.mkdir(exist_ok=True)
             torch.save(state, path)
 
     return write
@@ -101,6 +107,29 @@ def restore(engine: Any, folder: Path, *, saved_workers: int, scratch: Path, gro
         dist.barrier(group)
         if dist.get_rank() == 0:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def weights(engine: Any, *, is_first: bool) -> dict[str, torch.Tensor]:
+    """The whole model by its plain names in host memory, one parameter after the other; all workers call it.
+
+    Args:
+        engine: the DeepSpeedEngine.
+        is_first: whether this worker wants them; the others help and get nothing.
+    """
+    import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    whole: dict[int, torch.Tensor] = {}
+    state = engine.module.state_dict(keep_vars=True)
+    for value in state.values():
+        if id(value) in whole:
+            continue  # A further name of the same weight.
+        # Under bf16 and fp16 what is trained is the optimizer's copy in fp32.
+        is_low = isinstance(value, torch.nn.Parameter) and value.dtype in (torch.bfloat16, torch.float16)
+        full = safe_get_full_fp32_param(value) if is_low else None
+        with deepspeed.zero.GatheredParameters([value], enabled=hasattr(value, "ds_id")):
+            whole[id(value)] = to_host(value if full is None else full) if is_first else torch.empty(0)
+    return {name: whole[id(value)] for name, value in state.items()} if is_first else {}
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from ortlaunch.trainer.checkpoint.host import storage_key, to_host
 
@@ -40,7 +43,7 @@ def snapshot(
     tensors = {
         _MODEL + name: value for name, value in _once(model.state_dict()).items() if is_first or name in parameters
     }
-    names = {parameter: name for name, parameter in parameters.items()}
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters.items()}
     plain: dict[str, dict[str, Any]] = {}
     for parameter, state in optimizer.state.items():
         for field, value in state.items():
@@ -54,9 +57,10 @@ def snapshot(
     copied, others = to_host(tensors), to_host({**rest, "groups": groups, "plain": plain})
 
     def write(group: dist.ProcessGroup) -> None:
+        # First what all workers do together: one of them that fails before it would leave the others waiting.
+        save(copied, storage_writer=FileSystemWriter(folder / _TENSORS, sync_files=False), process_group=group)
         if is_first:
             torch.save(others, folder / _REST)
-        dcp.save(copied, storage_writer=dcp.FileSystemWriter(folder / _TENSORS, sync_files=False), process_group=group)
 
     return write
 
@@ -84,14 +88,14 @@ def restore(
 
 def read_tensors(folder: Path, group: dist.ProcessGroup | None) -> dict[str, torch.Tensor]:
     """All tensors that `snapshot` wrote, in host memory; without a group for a process on its own."""
-    reader = dcp.FileSystemReader(folder / _TENSORS)
+    reader = FileSystemReader(folder / _TENSORS)
     stored = reader.read_metadata().state_dict_metadata
     tensors = {
         key: torch.empty(entry.size, dtype=entry.properties.dtype)
         for key, entry in stored.items()
-        if isinstance(entry, dcp.TensorStorageMetadata)
+        if isinstance(entry, TensorStorageMetadata)
     }
-    dcp.load(tensors, storage_reader=reader, process_group=group)
+    load(tensors, storage_reader=reader, process_group=group)
     return tensors
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from ortlaunch.config.schema import Config, DeepSpeedConfig, Precision
 from ortlaunch.errors import RequestError
+from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
@@ -36,6 +39,7 @@ class DeepSpeedEngine(Engine):
         _check_precision(config.train.precision)
         self.inner = inner
         self.guard = Guard(workers.device)
+        self._is_first = workers.is_first
         self._task = task
         self._precision = config.train.precision
         self._clip = config.train.clip_grad_norm
@@ -108,6 +112,21 @@ class DeepSpeedEngine(Engine):
             self.guard.check_gradients(False)
             self.tripped = True
         return self._engine.get_global_grad_norm()
+
+    def snapshot(self, folder: Path) -> Write:
+        from ortlaunch.trainer.checkpoint import deepspeed_state
+
+        return deepspeed_state.snapshot(self._engine, folder)
+
+    def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
+        from ortlaunch.trainer.checkpoint import deepspeed_state
+
+        deepspeed_state.restore(self._engine, folder, saved_workers=saved_workers, scratch=scratch, group=group)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        from ortlaunch.trainer.checkpoint import deepspeed_state
+
+        return deepspeed_state.weights(self._engine, is_first=self._is_first)
 
 
 def deepspeed_config(config: Config, cfg: DeepSpeedConfig) -> dict[str, Any]:

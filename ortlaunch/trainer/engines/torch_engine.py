@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ortlaunch import registry
 from ortlaunch.config.schema import Config, DdpConfig, Precision
+from ortlaunch.trainer.checkpoint import torch_state
+from ortlaunch.trainer.checkpoint.host import to_host
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
@@ -28,6 +32,7 @@ class TorchEngine(Engine):
         self.inner = inner
         self.guard = Guard(workers.device)
         self._ddp = _distribute(inner, ddp, workers, has_static_graph(config, ddp)) if ddp is not None else None
+        self._is_first = workers.is_first
         self._module = self._ddp or inner
         self._task = task
         self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
@@ -74,6 +79,19 @@ class TorchEngine(Engine):
     @property
     def loss_scale(self) -> float | None:
         return float(self._scaler.get_scale()) if self._scaler.is_enabled() else None
+
+    def snapshot(self, folder: Path) -> torch_state.Write:
+        rest = {"scheduler": self._scheduler.state_dict(), "scaler": self._scaler.state_dict()}
+        return torch_state.snapshot(self.inner, self._optimizer, rest, folder, is_first=self._is_first)
+
+    def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
+        rest = torch_state.restore(self.inner, self._optimizer, folder, group)
+        self._scheduler.load_state_dict(rest["scheduler"])
+        if self._scaler.is_enabled() and rest["scaler"]:
+            self._scaler.load_state_dict(rest["scaler"])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return dict(to_host(self.inner.state_dict())) if self._is_first else {}
 
 
 def has_static_graph(config: Config, cfg: DdpConfig) -> bool:
