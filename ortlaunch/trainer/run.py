@@ -19,6 +19,7 @@ from ortlaunch.launch.plan import STOP_FILE, STOPPED_FILE
 from ortlaunch.metrics.flops import flops_per_sample, peak_flops
 from ortlaunch.registry import build_model
 from ortlaunch.tracking.journal import Journal
+from ortlaunch.trainer import memory_error
 from ortlaunch.trainer.boundary import Boundary, mlflow_run_id
 from ortlaunch.trainer.checkpoint import resume, rng, store
 from ortlaunch.trainer.checkpoint.saver import ENGINE, Saver
@@ -32,11 +33,22 @@ from ortlaunch.trainer.stop import StopRequests
 from ortlaunch.trainer.task import make_task
 from ortlaunch.trainer.watch import Watch
 from ortlaunch.trainer.weights import FOLDER, load_weights, save_weights
-from ortlaunch.trainer.workers import Workers, separate_group
+from ortlaunch.trainer.workers import Workers, separate_group, shorten_timeout
 from ortlaunch.wrapping import wrap
 
 
 def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str, float], started: float) -> None:
+    """As `_train_run`; a lack of memory becomes an error with figures and advice."""
+    try:
+        _train_run(config, run_dir, workers, startup, started)
+    except Exception as error:
+        explanation = memory_error.explained(error, config, run_dir, workers.rank)
+        if explanation is error:
+            raise
+        raise explanation from error
+
+
+def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str, float], started: float) -> None:
     """Builds the data and the model, wraps it and trains it.
 
     Args:
@@ -73,7 +85,7 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
     if config.train.tf32:
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
-    resume.check_data(start, loader.fingerprint, is_stream=loader.samples is None, workers=workers)
+    resume.check_data(start, loader.fingerprint, loader.samples, workers)
     # The same weights on every worker, then random numbers of its own for each.
     seed_everything(config.seed)
     model = build_model(config.model)
@@ -107,6 +119,7 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
         _journal_start(journal, start, run_dir, attempt, loader.fingerprint)
 
     def first_step_done() -> None:
+        shorten_timeout(config, workers)
         startup["startup/time_to_first_step_seconds"] = since(started)
         startup.update(_export_seconds(engine, config))
         recorder.startup(startup)
@@ -129,6 +142,7 @@ def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str
             "kind": resume.kind_of(config),
             "seed": config.seed,
             "data": loader.fingerprint,
+            "samples": loader.samples,
             "position": feed.position.as_dict(),
             "mlflow_run_id": mlflow_run_id(run_dir),
             "time": time.time(),

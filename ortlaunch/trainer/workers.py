@@ -80,3 +80,13 @@ def texts_of_all(text: str, group: dist.ProcessGroup) -> list[str]:
     everyone: list[str] = [""] * dist.get_world_size(group)
     dist.all_gather_object(everyone, text, group=group)
     return everyone
+
+
+def shorten_timeout(config: Config, workers: Workers) -> None:
+    """After the first step, in which export and compilation are: NCCL's collectives may take no longer than any other
+    progress, and then leave their flight recorder behind. On the CPU the watch alone ends what hangs."""
+    if workers.device.type == "cuda":
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
+        torch.cuda.synchronize()
+        _set_pg_timeout(timedelta(seconds=config.launcher.timeout_seconds + 60), dist.group.WORLD)

@@ -116,21 +116,30 @@ def shapes_of(model: torch.nn.Module) -> dict[str, list[int]]:
     return {name: list(value.shape) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
 
 
-def check_data(start: Start, fingerprint: str, *, is_stream: bool, workers: Workers) -> None:
+def check_data(start: Start, fingerprint: str, samples: int | None, workers: Workers) -> None:
     """Refuses to go on in other data than the checkpoint's.
+
+    Args:
+        start: where to begin.
+        fingerprint: of this run's data.
+        samples: how many samples it is cut into; None for a stream.
+        workers: this worker's place.
 
     Raises:
         RequestError: with what differs.
     """
     if start.path is None:
         return
-    if start.meta["data"] != fingerprint:
-        raise RequestError(
-            f"{start.path} was written in the midst of other data (data fingerprint {start.meta['data']}, now "
-            f"{fingerprint}): give the same data, or begin anew from its weights, by ortlaunch export weights and "
-            "model.weights"
-        )
-    if is_stream and start.workers != workers.world_size:
+    for what, then, now in (
+        ("data with the fingerprint", start.meta["data"], fingerprint),
+        ("data of this many samples:", start.meta["samples"], samples),
+    ):
+        if then != now:
+            raise RequestError(
+                f"{start.path} was written in the midst of {what} {then}, and this run has {now}: give the same data, "
+                "or begin anew from its weights, by ortlaunch export weights and model.weights"
+            )
+    if samples is None and start.workers != workers.world_size:
         raise RequestError(
             f"{start.path} was written by {start.workers} workers, each in its own part of a stream: go on with as "
             f"many (launcher.workers_per_node={start.workers}), or take data.streaming=false"
