@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.config.schema import TrainConfig
+from ortlaunch.errors import TrainingError
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.trainer.checkpoint import rng
 from ortlaunch.trainer.checkpoint.saver import Saver, Written, must_be_written
@@ -63,7 +64,12 @@ class Boundary:
         self._report(self._saver.ended())
         stop = self._stop.agreed() and step < self._cfg.steps
         every = self._cfg.checkpoint_every
-        if stop or (every is not None and step % every == 0):
+        due = stop or (every is not None and step % every == 0)
+        # Steps whose numbers were not finite were left out, on all workers; the next log step would end the run.
+        spoiled = due and self._engine.guard.read()[1] > 0
+        if spoiled and stop:
+            raise TrainingError("a gradient is not finite since the last log step: there is nothing good to save")
+        if due and not spoiled:
             self._save(step, eval_loss)
         if stop:
             self.stopped_at = step

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.checkpoint.torch_state import Write
+from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.task import Batch
 
 

@@ -169,8 +169,8 @@ def _is_plain(config: Config, cfg: DeepSpeedConfig) -> bool:
 
 @contextlib.contextmanager
 def _no_step_taken(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Undoes the step with gradients of zero by which DeepSpeed makes the optimizer's state at stage 0 in bf16: it decays
-    the weights, and AdamW would correct the first real step as if it were the second."""
+    """Undoes the step with gradients of zero by which DeepSpeed makes the optimizer's state at stage 0 in bf16: it
+    decays the weights, and AdamW would correct the first real step as if it were the second."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
