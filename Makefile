@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-quick check bench-ort docs-families install clean
+.PHONY: run test test-quick test-faults check bench-ort bench-checkpoint docs-families install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -20,6 +20,10 @@ test: $(INSTALLED)
 test-quick: $(INSTALLED)
 	$(BIN)/python -m pytest --ignore=tests/integration
 
+## test-faults: ten of each kind of fault, at moments drawn with fixed seeds; prints how many the runs survived
+test-faults: $(INSTALLED)
+	ORTLAUNCH_FAULT_TRIALS=10 $(BIN)/python -m pytest tests/faults
+
 ## check: lint, format and types
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -29,6 +33,10 @@ check: $(INSTALLED)
 ## bench-ort: step time of ORT over eager's, interleaved in one run
 bench-ort: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_ort
+
+## bench-checkpoint: how long training stands still for a checkpoint, asynchronous over synchronous
+bench-checkpoint: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.bench_checkpoint
 
 ## docs-families: measure the model families under ORT with this torch, and write them into docs/ort-families.md
 docs-families: $(INSTALLED)

@@ -90,6 +90,8 @@ def _read(path: Path) -> Failure:
 def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     """A worker that torchrun saw end by a signal of its own, before torchrun stopped the others."""
     text = torchrun_log.read_text(errors="replace") if torchrun_log.is_file() else ""
+    # The last attempt's report; before it come lines about those that were started again.
+    text = text.rpartition("ChildFailedError")[2]
     killed = {int(rank): -int(code) for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)", text)}
     # Those that torchrun stopped itself ended by SIGTERM; one that raised has said so. Which of several torchrun calls
     # the root cause depends on the order in which it came to look.

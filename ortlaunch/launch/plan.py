@@ -140,10 +140,12 @@ def _environment(device: Device, threads: int, run_dir: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "TOKENIZERS_PARALLELISM": "false",
+        # It looks for a network card by the host's own name, which often does not resolve.
+        "GLOO_SOCKET_IFNAME": "lo",
     }
     if device is Device.cpu:
-        # Both look for a network card and an accelerator of their own where nobody says which.
-        variables |= {"GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        # DeepSpeed looks for an accelerator of its own where nobody says which.
+        variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     else:
         # NCCL's flight recorder keeps the last collectives of each worker and leaves them behind at a time-out. Each
         # under the name that older torch has for it, too.

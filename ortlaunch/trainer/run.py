@@ -62,6 +62,7 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
     watch = Watch(
         run_dir,
         workers.rank,
+        workers.world_size,
         first_seconds=config.trainer.timeout_seconds,
         seconds=config.launcher.timeout_seconds,
     )

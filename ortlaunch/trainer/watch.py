@@ -49,16 +49,18 @@ class Health:
 class Watch:
     """Counts a worker's progress, and ends the process when it stands still."""
 
-    def __init__(self, run_dir: Path, rank: int, *, first_seconds: float, seconds: float) -> None:
+    def __init__(self, run_dir: Path, rank: int, workers: int, *, first_seconds: float, seconds: float) -> None:
         """
         Args:
             run_dir: the run folder.
             rank: this worker's number.
+            workers: how many there are.
             first_seconds: how long the first step may take: export and compilation are in it.
             seconds: how long anything may take afterwards.
         """
         self._run_dir = run_dir
         self._rank = rank
+        self._workers = workers
         self._first_seconds = first_seconds
         self._seconds = seconds
         self._beats = 0
@@ -68,7 +70,9 @@ class Watch:
         self._done = threading.Event()
         for folder in (HEALTH, STACKS):
             (run_dir / folder).mkdir(exist_ok=True)
+        # An earlier attempt's.
         (run_dir / STACKS / f"rank-{rank}.txt").unlink(missing_ok=True)
+        (run_dir / HEALTH / f"rank-{rank}.json").unlink(missing_ok=True)
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
 
     def start(self) -> None:
@@ -134,23 +138,23 @@ class Watch:
         # The others notice within moments: their stacks say who waits and who is waited for.
         time.sleep(_PEERS_SECONDS)
         if not self._done.is_set():
-            guilty = stuck(self._run_dir)
+            guilty = stuck(self._run_dir, self._workers)
             message = describe(guilty, self._limit, self._run_dir)
             failure.record(self._run_dir, guilty.rank, TrainingError(message), host=guilty.host)
-            if guilty.host == socket.gethostname() and guilty.pid != os.getpid():
+            if guilty.host == socket.gethostname() and guilty.pid not in (0, os.getpid()):
                 # It may be past obeying, and torchrun would wait for it.
                 with suppress(OSError):
                     os.kill(guilty.pid, signal.SIGKILL)
             os._exit(1)
 
 
-def stuck(run_dir: Path) -> Health:
+def stuck(run_dir: Path, workers: int) -> Health:
     """The worker that the others wait for, by what all of them wrote.
 
-    One whose process does not even write any more; else the one that is furthest behind; among several the one whose
+    One whose process writes nothing, or no more; else the one that is furthest behind; among several the one whose
     stack is not that of a worker waiting for others.
     """
-    everyone = [Health(**json.loads(path.read_text())) for path in sorted((run_dir / HEALTH).glob("rank-*.json"))]
+    everyone = [_read(run_dir, rank) for rank in range(workers)]
     latest = max(health.time for health in everyone)
     silent = [health for health in everyone if latest - health.time > _PEERS_SECONDS + 2 * _POLL_SECONDS]
     if silent:
@@ -159,6 +163,13 @@ def stuck(run_dir: Path) -> Health:
     behind = [health for health in everyone if health.beats == fewest]
     busy = [health for health in behind if not _waits(run_dir / STACKS / f"rank-{health.rank}.txt")]
     return (busy or behind)[0]
+
+
+def _read(run_dir: Path, rank: int) -> Health:
+    try:
+        return Health(**json.loads((run_dir / HEALTH / f"rank-{rank}.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return Health(rank, "an unknown host", 0, 0, 0, 0.0)
 
 
 def describe(guilty: Health, seconds: float, run_dir: Path) -> str:

@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from ortlaunch.config.schema import Config, Device
 from ortlaunch.errors import RequestError
@@ -60,9 +62,16 @@ def join(config: Config, device: Device) -> Workers:
     else:
         here = torch.device("cpu")
         torch.set_num_threads(threads)
+    timeout = timedelta(seconds=config.trainer.timeout_seconds)
+    # torchrun keeps its store when it starts workers again, with the addresses of those that died still in it.
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         "nccl" if device is Device.cuda else "gloo",
-        timeout=timedelta(seconds=config.trainer.timeout_seconds),
+        store=PrefixStore(f"ortlaunch/{attempt}", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
         device_id=here if device is Device.cuda else None,
     )
     return Workers(rank, world_size, here, threads)

@@ -78,13 +78,18 @@ def test_full_disk_while_a_checkpoint_is_written(start, trial, small_disk):
     """Training goes on without that checkpoint, and writes the next one when there is room again."""
     run = start(trial)
     checkpoints = run.run_dir / "checkpoints"
-    run.wait_for(lambda: len(run.complete()) >= 1)
-    free = small_disk.free_bytes()
-    (small_disk.folder / "filler").write_bytes(bytes(int(free * run.random.uniform(0.5, 1.0))))
-    run.wait_for(lambda: any("ortlaunch.checkpoint_failure" in e.get("values", {}) for e in journal(run.run_dir)))
+    run.wait_for(lambda: any(checkpoints.glob("step-*/manifest.json")))
+    # Less than a checkpoint takes, so that the disk is full at some byte of it; what is removed makes no room.
+    leave = run.random.randrange(14_000_000)
+
+    def has_failed():
+        small_disk.fill(leave)
+        return any("ortlaunch.checkpoint_failure" in event.get("values", {}) for event in journal(run.run_dir))
+
+    run.wait_for(has_failed)
     survivors = run.complete()
     assert survivors, "the complete ones are still there"
-    (small_disk.folder / "filler").unlink()
+    small_disk.clear()
     result = run.running.finish()
     assert result.returncode == 0, result.report
     assert "No space left on device" in result.stdout
@@ -159,9 +164,17 @@ class SmallDisk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def free_bytes(self) -> int:
+    def fill(self, leave: int) -> None:
+        """Leaves no more than so many bytes."""
         status = os.statvfs(self.folder)
-        return status.f_bavail * status.f_frsize
+        free = status.f_bavail * status.f_frsize
+        with (self.folder / "filler").open("ab") as file:
+            if free > leave:
+                os.posix_fallocate(file.fileno(), file.tell(), free - leave)
+
+    def clear(self) -> None:
+        """Makes room again."""
+        (self.folder / "filler").unlink()
 
 
 @pytest.fixture

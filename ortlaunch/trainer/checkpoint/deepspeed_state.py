@@ -104,6 +104,8 @@ def restore(engine: Any, folder: Path, *, saved_workers: int, scratch: Path, gro
             _load(engine, scratch, _UNIVERSAL)
         finally:
             engine._config.load_universal_checkpoint = False
+        if engine.zero_optimization_partition_weights():
+            _mend_stage3(engine.optimizer.optimizer, scratch / _UNIVERSAL)
         dist.barrier(group)
         if dist.get_rank() == 0:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -148,6 +150,17 @@ def _load(engine: Any, folder: Path, tag: str) -> None:
     path, _ = engine.load_checkpoint(str(folder), tag=tag)
     if path is None:
         raise RuntimeError(f"DeepSpeed found no checkpoint in {folder / tag}")
+
+
+def _mend_stage3(optimizer: torch.optim.Optimizer, universal: Path) -> None:
+    """Undoes what DeepSpeed's reading of a universal checkpoint does to stage 3 with several parameter groups: all get
+    the settings of the first, weight decay too, and one step counter, which each group then counts up."""
+    stored = torch.load(universal / "zero" / "optimizer_state.pt", map_location="cpu", weights_only=False)
+    for group, settings in zip(optimizer.param_groups, stored["param_groups"], strict=True):
+        group |= {name: value for name, value in settings.items() if name != "params"}
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"] = state["step"].clone()
 
 
 def _convert(source: Path, target: Path) -> None:

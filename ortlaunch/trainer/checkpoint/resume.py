@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ortlaunch.config.schema import Config, DeepSpeedConfig
+from ortlaunch.config.schema import AdamWConfig, Config, DeepSpeedConfig
 from ortlaunch.data.position import Position
 from ortlaunch.errors import RequestError
 from ortlaunch.trainer.checkpoint import manifest, store
@@ -191,6 +191,12 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
         raise RequestError(
             f"{start.path} was written with {start.meta.get('kind')} and this run has {kind_of(config)}: use the same, "
             "or begin anew from its weights, by ortlaunch export weights and model.weights"
+        )
+    sharded = isinstance(config.trainer, DeepSpeedConfig) and config.trainer.zero_stage > 0
+    if sharded and start.workers != workers.world_size and not isinstance(config.optimizer, AdamWConfig):
+        raise RequestError(
+            f"{start.path} was written by {start.workers} workers: DeepSpeed shares out anew the state of AdamW alone, "
+            f"so go on with as many (launcher.workers_per_node={start.workers})"
         )
     if start.meta.get("seed") != config.seed:
         raise RequestError(
