@@ -137,8 +137,8 @@ def _precision(config: Config) -> None:
     precision = config.train.precision
     if precision is Precision.fp16 and getattr(config.trainer, "zero_stage", None) == 0:
         raise RequestError(
-            "train.precision=fp16 does not go with trainer.zero_stage=0: DeepSpeed divides gradients there by a loss "
-            "scale that it never multiplied the loss with. Use trainer.zero_stage=1, or trainer=ddp"
+            "train.precision=fp16 does not go with trainer.zero_stage=0: there DeepSpeed divides the gradients by a "
+            "loss scale that it never multiplied the loss with. Use trainer.zero_stage=1, or trainer=ddp"
         )
     if precision is Precision.fp32 or resolve_device(config.device) is Device.cuda:
         return

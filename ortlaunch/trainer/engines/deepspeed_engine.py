@@ -101,7 +101,8 @@ class DeepSpeedEngine(Engine):
             self._optimizer.grad_scale = None  # type: ignore[attr-defined]
         elif not bool(finite):
             self.tripped = True
-            return norm
+            # Optimizers pass over parameters without a gradient.
+            self._engine.zero_grad()
         self._engine.step()
         return norm
 
