@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch import registry
+from ortlaunch.config.precisions import Cell
 from ortlaunch.config.schema import (
     AdafactorConfig,
     Config,
@@ -19,7 +20,6 @@ from ortlaunch.config.schema import (
     MlflowConfig,
     OrtConfig,
     OrtZero3,
-    Precision,
     TextConfig,
     TokenDataConfig,
     TokensConfig,
@@ -134,19 +134,12 @@ def _ort_blocks(config: Config) -> None:
 
 
 def _precision(config: Config) -> None:
-    precision = config.train.precision
-    if precision is Precision.fp16 and getattr(config.trainer, "zero_stage", None) == 0:
-        raise RequestError(
-            "train.precision=fp16 does not go with trainer.zero_stage=0: there DeepSpeed divides the gradients by a "
-            "loss scale that it never multiplied the loss with. Use trainer.zero_stage=1, or trainer=ddp"
-        )
-    if precision is Precision.fp32 or resolve_device(config.device) is Device.cuda:
-        return
-    if isinstance(config.backend, OrtConfig):
-        raise RequestError(
-            f"train.precision={precision.value} does not run with backend=ort on the CPU: ONNX Runtime has no such "
-            "kernels there. Use train.precision=fp32, or backend=eager"
-        )
+    trainer = config.trainer.name
+    if isinstance(config.trainer, DeepSpeedConfig):
+        trainer += f" {config.trainer.zero_stage}"
+    cell = Cell(config.backend.name, trainer, config.train.precision, resolve_device(config.device))
+    if cell.refusal is not None:
+        raise RequestError(cell.refusal)
 
 
 def _optimizer(config: Config) -> None:
