@@ -5,7 +5,11 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+<<<<<<< HEAD
 .PHONY: run test test-quick test-faults check bench-ort bench-checkpoint docs-families install clean
+=======
+.PHONY: run test test-quick check bench-ort docs-families docs-precision install clean
+>>>>>>> 3260f80 (docs/precision.md: tables made of the rules, and what happens to numbers that are not finite)
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -41,6 +45,10 @@ bench-checkpoint: $(INSTALLED)
 ## docs-families: measure the model families under ORT with this torch, and write them into docs/ort-families.md
 docs-families: $(INSTALLED)
 	$(BIN)/python -m tests.ort.families_table
+
+## docs-precision: write the tables of docs/precision.md as the rules have them
+docs-precision: $(INSTALLED)
+	$(BIN)/python -m tests.config.precision_table
 
 ## install: .venv with the tested versions, and ORTModule's extension compiled for them
 install: $(INSTALLED)

@@ -61,7 +61,7 @@ def wrap_backend(
         onnx_dir: where ``backend.debug.save_onnx`` leaves its graphs; None on a worker that leaves none.
         zero_stage: what will shard the parameters: at 3 they are whole only while their module runs, so ONNX Runtime
             gets the model's blocks one by one, and the model itself is returned.
-        train: whether to checkpoint activations and to be deterministic; None for neither.
+        train: whether to checkpoint activations; None for no.
 
     Raises:
         RequestError: the model is wrapped already, holds a DataParallel, or has no blocks where it needs them.
@@ -79,7 +79,6 @@ def wrap_backend(
             threads=threads,
             onnx_dir=onnx_dir,
             recompute=train.activation_checkpointing,
-            deterministic=train.deterministic,
         )
     if train.activation_checkpointing:
         recompute_activations(model)

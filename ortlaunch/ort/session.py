@@ -62,7 +62,6 @@ def wrap(
     threads: int,
     onnx_dir: Path | None,
     recompute: bool = False,
-    deterministic: bool = False,
 ) -> torch.nn.Module:
     """Puts `model` into an ORTModule.
 
@@ -72,9 +71,8 @@ def wrap(
         threads: the worker's share of the cores, for ONNX Runtime's pool where ``backend.threads`` is not set.
         onnx_dir: folder for ``backend.debug.save_onnx``, made when needed; None on a worker that saves nothing.
         recompute: whether activations are computed again in the backward, by ORTModule's memory optimizer.
-        deterministic: whether kernels that may give other bits each time are left out.
     """
-    make = _prepare(model, cfg, threads, onnx_dir, arena=True, deterministic=deterministic)
+    make = _prepare(model, cfg, threads, onnx_dir, arena=True)
     # Read when an ORTModule is made.
     with _variable(_MEMORY_LEVEL, _RECOMPUTE_LAYERS if recompute else None):
         return make(model, "")
@@ -87,7 +85,6 @@ def wrap_blocks(
     threads: int,
     onnx_dir: Path | None,
     recompute: bool = False,
-    deterministic: bool = False,
 ) -> torch.nn.Module:
     """Puts each repeated block of `model` into an ORTModule of its own, for ZeRO 3; arguments as for `wrap`, but that
     `recompute` is what ``backend.zero3=recompute`` does in any case.
@@ -103,7 +100,7 @@ def wrap_blocks(
 
     found = find_blocks(model, cfg.blocks)
     # Each session would keep what it has freed in an arena of its own: the most that a block needs, times the blocks.
-    attach(found, _prepare(model, cfg, threads, onnx_dir, arena=False, deterministic=deterministic), cfg.zero3)
+    attach(found, _prepare(model, cfg, threads, onnx_dir, arena=False), cfg.zero3)
     return model
 
 
@@ -178,7 +175,7 @@ def _export_seconds(ort_module: Any) -> float | None:
 
 
 def _prepare(
-    model: torch.nn.Module, cfg: OrtConfig, threads: int, onnx_dir: Path | None, *, arena: bool, deterministic: bool
+    model: torch.nn.Module, cfg: OrtConfig, threads: int, onnx_dir: Path | None, *, arena: bool
 ) -> Callable[[torch.nn.Module, str], torch.nn.Module]:
     """Sets ORTModule up for this process and `model`.
 
@@ -196,7 +193,7 @@ def _prepare(
     else:
         kernels.disable()
     _set_fallback_policy(ortmodule, cfg.fallback)
-    _set_session_options(cfg.threads or threads, cfg.spinning, arena, deterministic)
+    _set_session_options(cfg.threads or threads, cfg.spinning, arena)
     save_path = onnx_dir if cfg.debug.save_onnx else None
     if save_path is not None:
         save_path.mkdir(parents=True, exist_ok=True)
@@ -252,7 +249,7 @@ def _set_fallback_policy(ortmodule: Any, fallback: Fallback) -> None:
     )
 
 
-def _set_session_options(threads: int, spinning: bool, arena: bool, deterministic: bool) -> None:
+def _set_session_options(threads: int, spinning: bool, arena: bool) -> None:
     """Gives every session that this process opens from now on `threads` threads, and on the CPU an arena or none;
     ORTModule has no public option for it.
 
@@ -266,7 +263,6 @@ def _set_session_options(threads: int, spinning: bool, arena: bool, deterministi
         options, providers, provider_options = original(manager)
         options.intra_op_num_threads = threads
         options.enable_cpu_mem_arena = arena
-        options.use_deterministic_compute = deterministic
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
         return options, providers, provider_options
 

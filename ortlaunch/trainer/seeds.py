@@ -25,7 +25,10 @@ def seed_everything(seed: int) -> None:
 
 
 def make_deterministic() -> None:
-    """Has torch take only algorithms that give the same bits each time; it raises where an operation has none."""
+    """Has torch take only algorithms that give the same bits each time; it raises where an operation has none.
+
+    ORTModule asks torch, and has ONNX Runtime do the same.
+    """
     # Read by cuBLAS when it is first used in the process.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
