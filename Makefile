@@ -5,11 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-<<<<<<< HEAD
-.PHONY: run test test-quick test-faults check bench-ort bench-checkpoint docs-families install clean
-=======
-.PHONY: run test test-quick check bench-ort docs-families docs-precision install clean
->>>>>>> 3260f80 (docs/precision.md: tables made of the rules, and what happens to numbers that are not finite)
+.PHONY: run test test-quick test-faults check bench-ort bench-checkpoint docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
