@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from ortlaunch.config.schema import DataConfig, DigitsConfig, PysourceConfig, SyntheticConfig, TokensConfig
 from ortlaunch.data import Loader
+from ortlaunch.data.processes import NICENESS
 from ortlaunch.errors import RequestError
 
 Load = Callable[..., Loader]
@@ -67,6 +70,7 @@ def test_loader_processes_give_the_same_batches_and_end(load: Load, numbered: To
     assert loader.epoch == 29 // 13
     started = set(multiprocessing.active_children()) - before
     assert len(started) == 2
+    assert all(psutil.Process(process.pid).nice() == min(19, os.nice(0) + NICENESS) for process in started)
     loader.close()
     assert not any(process.is_alive() for process in started)
     assert list(loader) == []

@@ -33,6 +33,11 @@ CASES = {
         # DeepSpeed runs fp16 only on processors with instructions for it, and not at stage 0.
         if p != "fp16" or (_FP16 and stage > 0)
     },
+    # Refused on the CPU, where there is nothing to move; the way through DeepSpeed is the same as from a GPU.
+    **{
+        f"zero{stage}-offload": _case("deepspeed", stage, "fp32", "backend=eager", "trainer.offload_optimizer=true")
+        for stage in (1, 2, 3)
+    },
     "zero2-ort": _case("deepspeed", 2, "fp32", "backend=ort"),
 }
 
