@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
 
-from ortlaunch.trainer.checkpoint.host import to_host
+from ortlaunch.trainer.checkpoint.host import save_file, to_host
 from ortlaunch.trainer.checkpoint.torch_state import Write
 
 _TAG = "deepspeed"
@@ -76,7 +76,7 @@ def snapshot(engine: Any, folder: Path) -> Write:
     def write(_group: dist.ProcessGroup) -> None:
         for state, path in later.files:
             Path(path).parent.mkdir(exist_ok=True)
-            torch.save(state, path)
+            save_file(state, Path(path))
 
     return write
 

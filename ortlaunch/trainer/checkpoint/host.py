@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,16 @@ def to_host(tree: Any) -> Any:
     Tensors that are the same in the original are the same in the copy; a view leaves the rest of its storage behind.
     """
     return _copy(tree, {})
+
+
+def save_file(tree: Any, path: Path) -> None:
+    """Writes a copy to a file.
+
+    Raises:
+        Exception: with what the disk said in its chain; torch's own writer, given a path, only says that it failed.
+    """
+    with path.open("wb") as file:
+        torch.save(tree, file)
 
 
 def storage_key(tensor: torch.Tensor) -> _Key | None:

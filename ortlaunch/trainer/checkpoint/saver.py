@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ortlaunch.errors import TrainingError
+from ortlaunch.trainer.checkpoint.host import save_file
 from ortlaunch.trainer.checkpoint.store import Store
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.workers import Workers, texts_of_all
@@ -84,7 +85,7 @@ class Saver:
         is_first = self._workers.is_first
         error = self._together(lambda: self._prepare(step) if is_first else None)
         error = error or self._together(lambda: write(self._group))
-        error = error or self._together(lambda: torch.save(own, file))
+        error = error or self._together(lambda: save_file(own, file))
         error = error or self._together(lambda: self._store.commit(step, meta) if is_first else None)
         if error and is_first:
             self._store.abandon(step)
@@ -100,8 +101,11 @@ class Saver:
         try:
             act()
             mine = ""
-        except Exception as error:
-            mine = f"rank {self._workers.rank}: {_cause(error)}"
+        except BaseException as error:  # torch.distributed.checkpoint's own is no Exception.
+            place = self._store.folder if self._store.folder.exists() else self._store.folder.parent
+            free = shutil.disk_usage(place).free / 1e6
+            # Errors that have come through torch's writer no longer say that the disk is full.
+            mine = f"rank {self._workers.rank}: {_cause(error)} ({free:.0f} MB are free in {place})"
         return next(filter(None, texts_of_all(mine, self._group)), "")
 
 
@@ -113,9 +117,13 @@ def must_be_written(written: list[Written]) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost error in words: those around it only say that there was one."""
+    """The error that the others follow from, in words: what the disk said, where it said something."""
     failures = getattr(error, "failures", None)  # Of torch.distributed.checkpoint, by rank: (error, traceback).
     if isinstance(failures, dict) and failures:
         return _cause(next(iter(failures.values()))[0])
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(before)
+    root = next((one for one in chain if isinstance(one, OSError)), chain[-1])
+    text = str(root).strip().splitlines()
+    return text[0] if text else type(root).__name__

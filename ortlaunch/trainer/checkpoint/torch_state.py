@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from ortlaunch.trainer.checkpoint.host import storage_key, to_host
+from ortlaunch.trainer.checkpoint.host import save_file, storage_key, to_host
 
 _TENSORS, _REST = "tensors", "rest.pt"
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -60,7 +60,7 @@ def snapshot(
         # First what all workers do together: one of them that fails before it would leave the others waiting.
         save(copied, storage_writer=FileSystemWriter(folder / _TENSORS, sync_files=False), process_group=group)
         if is_first:
-            torch.save(others, folder / _REST)
+            save_file(others, folder / _REST)
 
     return write
 
