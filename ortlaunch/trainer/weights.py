@@ -76,7 +76,14 @@ def save_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module, folde
 
 def _save_pretrained(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> None:
     # One file whatever the size, so that its name is known.
-    model.save_pretrained(folder, state_dict=dict(weights), max_shard_size="100TB", safe_serialization=True)
+    model.save_pretrained(folder, state_dict=dict(weights), max_shard_size="100TB")
+    # It notes the precision in which the model was trained, and would be read back in that one.
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    kinds = [str(value.dtype).removeprefix("torch.") for value in weights.values() if value.is_floating_point()]
+    if "dtype" in config and kinds:
+        config["dtype"] = kinds[0]
+        path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _stored_once(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

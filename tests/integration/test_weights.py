@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-SMALL = ("model=gpt2_nano", "model.params.n_layer=1", "data.seq_len=32", "train.batch_size=2", "tracking=none")
+SMALL = ("model=gpt2_nano", "model.params.n_layer=2", "data.seq_len=32", "train.batch_size=2", "tracking=none")
 SHORT = ("backend=eager", "train.steps=4", "train.checkpoint_every=4", "train.log_every=1")
 KINDS = {
     "ddp": ("trainer=ddp",),
@@ -82,10 +82,10 @@ def test_weights_of_another_shape_are_refused(launch, folder):
     assert result.returncode == 0, result.report
     words = (*SMALL, *SHORT, f"model.weights={result.run_dir / 'weights'}")
     wider = launch(folder, *words, "model.params.n_embd=64")
-    deeper = launch(folder, *words, "model.params.n_layer=2")
+    deeper = launch(folder, *words, "model.params.n_layer=3")
     assert (wider.returncode, deeper.returncode) == (2, 2)
-    assert "transformer.wte.weight: (256, 128) there, (256, 64) in the model" in wider.stderr
-    assert "there is no transformer.h.1." in deeper.stderr
+    assert "transformer.h.0.ln_1.bias: (128,) there, (64,) in the model" in wider.stderr
+    assert "there is no transformer.h.2." in deeper.stderr
     nothing = launch(folder, "export", "weights", str(result.run_dir), "--out", str(folder / "nothing"))
     assert nothing.returncode == 2
     assert "no complete checkpoint" in nothing.stderr
