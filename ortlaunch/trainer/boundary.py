@@ -35,7 +35,21 @@ class Boundary:
         recorder: Recorder,
         journal: Journal | None,
         facts: Facts,
+        reseed: Callable[[int], None] | None = None,
     ) -> None:
+        """
+        Args:
+            cfg: when to save.
+            engine: the wrapped model.
+            saver: writes checkpoints.
+            stop: the requests to stop.
+            watch: ends this worker when it stands still.
+            recorder: whose clock stands still for a checkpoint.
+            journal: the run's journal on the first worker, None on the others.
+            facts: what goes into a checkpoint beside the engine's state.
+            reseed: sets a generator whose state cannot be saved, as a function of the step that begins.
+        """
+        self._reseed = reseed
         self._cfg = cfg
         self._engine = engine
         self._saver = saver
@@ -46,6 +60,11 @@ class Boundary:
         self._facts = facts
         self.stopped_at: int | None = None
         """The step at which a request to stop ended the training; None while it goes on."""
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        if self._reseed is not None:
+            self._reseed(step)
 
     def passed(self, step: int, eval_loss: float | None = None) -> bool:
         """A step has ended.

@@ -46,6 +46,7 @@ def train(
     with collected_every(cfg.gc_every) as collect:
         for step in range(start_step + 1, cfg.steps + 1):
             engine.guard.step = step
+            boundary.begin(step)
             lr = engine.lr
             loss = _accumulate(engine, feed, cfg.grad_accumulation, device, recorder, boundary)
             grad_norm = engine.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from ortlaunch.config.schema import Config, OrtConfig
 from ortlaunch.data import build_loader
+from ortlaunch.data.source import mix
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.plan import STOP_FILE, STOPPED_FILE
 from ortlaunch.metrics.flops import flops_per_sample, peak_flops
@@ -153,7 +155,8 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
 
     stop = StopRequests(run_dir, control, is_first=workers.is_first, grace_seconds=config.launcher.grace_seconds)
     saver = Saver(store.Store(run_dir / store.FOLDER, config.train.keep_checkpoints), workers, writers)
-    boundary = Boundary(config.train, engine, saver, stop, watch, recorder, journal, facts)
+    reseed = _ort_reseed(config, workers) if isinstance(config.backend, OrtConfig) else None
+    boundary = Boundary(config.train, engine, saver, stop, watch, recorder, journal, facts, reseed)
     stop.listen()
     train(
         engine,
@@ -202,6 +205,13 @@ def _export_seconds(engine: Engine, config: Config) -> dict[str, float]:
 
     seconds = session.export_seconds(engine.inner)
     return {} if seconds is None else {"startup/ort_export_seconds": seconds}
+
+
+def _ort_reseed(config: Config, workers: Workers) -> Callable[[int], None]:
+    """Seeds ONNX Runtime's generator, whose state nobody can read, by the step: a resumed run then draws the same."""
+    from ortlaunch.ort import session
+
+    return lambda step: session.set_seed(mix(config.seed, workers.rank, step))
 
 
 def _keep_graphs(config: Config, run_dir: Path, journal: Journal) -> None:

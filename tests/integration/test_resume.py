@@ -21,6 +21,8 @@ KINDS = {
     "single": ("backend=eager", "trainer=single"),
     "ddp": ("backend=eager", "trainer=ddp"),
     "ddp-ort": ("backend=ort", "trainer=ddp"),
+    # Dropout from ONNX Runtime's own generator.
+    "ddp-ort-alone": ("backend=ort", "trainer=ddp", "backend.torch_kernels=false"),
     **{f"zero{stage}": ("backend=eager", "trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in range(4)},
     **{f"zero{stage}-ort": ("backend=ort", "trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in (0, 2, 3)},
 }
