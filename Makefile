@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: run test test-quick test-torch26 check bench-ort docs-families install clean
+.PHONY: run test test-quick test-faults test-torch26 check bench-ort bench-checkpoint docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -26,6 +26,10 @@ test-quick: $(INSTALLED)
 test-torch26: $(VENV26)/.installed
 	$(VENV26)/bin/python -m pytest
 
+## test-faults: ten of each kind of fault, at moments drawn with fixed seeds; prints how many the runs survived
+test-faults: $(INSTALLED)
+	ORTLAUNCH_FAULT_TRIALS=10 $(BIN)/python -m pytest tests/faults
+
 ## check: lint, format and types
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -36,9 +40,17 @@ check: $(INSTALLED)
 bench-ort: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_ort
 
+## bench-checkpoint: how long training stands still for a checkpoint, asynchronous over synchronous
+bench-checkpoint: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.bench_checkpoint
+
 ## docs-families: measure the model families under ORT with this torch, and write them into docs/ort-families.md
 docs-families: $(INSTALLED)
 	$(BIN)/python -m tests.ort.families_table
+
+## docs-precision: write the tables of docs/precision.md as the rules have them
+docs-precision: $(INSTALLED)
+	$(BIN)/python -m tests.config.precision_table
 
 ## install: .venv with the tested versions, and ORTModule's extension compiled for them
 install: $(INSTALLED)

@@ -109,6 +109,20 @@ def _launch(tree: DictConfig, arguments: list[str]) -> int:
     return run(plan, config, arguments)
 
 
+def _resume(arguments: list[str]) -> int:
+    from ortlaunch.launch.resume import resume
+
+    return resume(arguments)
+
+
+def _export(arguments: list[str]) -> int:
+    if arguments[:1] != ["weights"]:
+        raise RequestError("export: say what to export: ortlaunch export weights RUN_DIR [--out FOLDER]")
+    from ortlaunch.trainer.export import export_weights
+
+    return export_weights(arguments[1:])
+
+
 def _compare(arguments: list[str]) -> int:
     from ortlaunch.tracking.compare import main
 
@@ -156,6 +170,8 @@ def _tracking_defaults() -> tuple[str, str]:
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "check": _check,
+    "resume": _resume,
+    "export": _export,
     "compare": _compare,
     "sync": _sync,
     "models": _models,

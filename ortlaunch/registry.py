@@ -58,6 +58,8 @@ _BUILT_IN = _entries(
     ("llama", "llama:build", "tokens", "small Llama over bytes, 14M parameters"),
     ("hf", "hf:build", "any", "a pretrained transformers model, by model.params.pretrained"),
 )
+STATIC_GRAPH = frozenset(_BUILT_IN) - {"hf"}
+"""Models that use the same parameters in the same way at every step."""
 _BUILT_IN[FACTORY] = ModelEntry(FACTORY, "", "any", "a class or function of your own, by model.target")
 _REGISTERED: dict[str, tuple[ModelEntry, Callable[..., Any]]] = {}
 

@@ -5,6 +5,7 @@ Reads the resolved configuration from the run folder; knows nothing of Hydra, an
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from ortlaunch import output
 from ortlaunch.launch import failure
+from ortlaunch.launch.plan import WORKERS_LOCK
 from ortlaunch.launch.processes import die_with_parent
 
 
@@ -20,6 +22,8 @@ def main() -> None:
     """Runs this worker to its end; a failure is left in the run folder before the exit code 1. Does not return."""
     die_with_parent()
     run_dir, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    failure.forget(run_dir, rank)
+    _hold_lock(run_dir)
     output.redirect(run_dir / "logs" / f"rank-{rank}.log", to_terminal=rank == 0)
     # A user's model factory lies where the user is; `python -m` would have put it there before torchrun.
     sys.path.insert(0, os.getcwd())
@@ -39,13 +43,23 @@ def main() -> None:
     os._exit(0)
 
 
+def _hold_lock(run_dir: Path) -> None:
+    """Shows that this worker lives, for as long as it does: whoever launches the run again waits for it."""
+    try:
+        fcntl.flock(os.open(run_dir / WORKERS_LOCK, os.O_RDWR | os.O_CREAT, 0o644), fcntl.LOCK_SH)
+    except OSError:
+        return  # A file system without locks.
+
+
 def work(run_dir: Path) -> None:
     """Builds, wraps and trains what the run folder's configuration says."""
     # Heavy imports come after the output is redirected, and are timed.
     from ortlaunch.config.load import load_config
     from ortlaunch.launch.devices import resolve_device
 
-    started = float(os.environ["ORTLAUNCH_STARTED"])
+    # Workers that torchrun starts again begin now and not when the run was launched.
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    started = time.time() if restarted else float(os.environ["ORTLAUNCH_STARTED"])
     config = load_config(run_dir / "config.yaml")
     times = _Stopwatch()
     _import_stack(config.trainer.name, config.backend.name)

@@ -18,9 +18,13 @@ from ortlaunch.config.schema import (
     DdpConfig,
     DeepSpeedConfig,
     OrtConfig,
+    TrainConfig,
 )
 from ortlaunch.models.checks import check_model, reject_data_parallel
-from ortlaunch.trainer.engine import DeepSpeedEngine, Engine, TorchEngine
+from ortlaunch.models.recompute import recompute_activations
+from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.engines.deepspeed_engine import DeepSpeedEngine
+from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.task import Task
 from ortlaunch.trainer.workers import Workers
 
@@ -34,12 +38,19 @@ def wrap(model: torch.nn.Module, config: Config, workers: Workers, task: Task, r
         # Every worker has the same graphs, so the first one's stand for all.
         onnx_dir=run_dir / "onnx" if workers.is_first else None,
         zero_stage=config.trainer.zero_stage if isinstance(config.trainer, DeepSpeedConfig) else 0,
+        train=config.train,
     )
     return wrap_trainer(inner, config, workers, task)
 
 
 def wrap_backend(
-    model: torch.nn.Module, cfg: BackendConfig, *, threads: int, onnx_dir: Path | None, zero_stage: int = 0
+    model: torch.nn.Module,
+    cfg: BackendConfig,
+    *,
+    threads: int,
+    onnx_dir: Path | None,
+    zero_stage: int = 0,
+    train: TrainConfig | None = None,
 ) -> torch.nn.Module:
     """Hands forward and backward of a plain model to the backend.
 
@@ -50,17 +61,27 @@ def wrap_backend(
         onnx_dir: where ``backend.debug.save_onnx`` leaves its graphs; None on a worker that leaves none.
         zero_stage: what will shard the parameters: at 3 they are whole only while their module runs, so ONNX Runtime
             gets the model's blocks one by one, and the model itself is returned.
+        train: whether to checkpoint activations; None for no.
 
     Raises:
         RequestError: the model is wrapped already, holds a DataParallel, or has no blocks where it needs them.
     """
     check_model(model)
+    train = train or TrainConfig()
     if isinstance(cfg, OrtConfig):
         # Imported only where asked for: it takes seconds and need not be installed.
         from ortlaunch.ort import session
 
         wrap_ort = session.wrap_blocks if zero_stage == 3 else session.wrap
-        return wrap_ort(model, cfg, threads=threads, onnx_dir=onnx_dir)
+        return wrap_ort(
+            model,
+            cfg,
+            threads=threads,
+            onnx_dir=onnx_dir,
+            recompute=train.activation_checkpointing,
+        )
+    if train.activation_checkpointing:
+        recompute_activations(model)
     if isinstance(cfg, CompileConfig):
         # In place, so that parameters keep their names.
         model.compile(mode=None if cfg.mode == "default" else cfg.mode, fullgraph=cfg.fullgraph)

@@ -18,7 +18,8 @@ from ortlaunch.config.schema import Config, EagerConfig, OrtConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.ort import session
 from ortlaunch.registry import build_model
-from ortlaunch.trainer.engine import DeepSpeedEngine, TorchEngine, deepspeed_config
+from ortlaunch.trainer.engines.deepspeed_engine import DeepSpeedEngine, deepspeed_config
+from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.task import Task, make_task
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.wrapping import wrap, wrap_backend, wrap_trainer
@@ -113,6 +114,29 @@ def test_the_backend_is_inside_and_the_trainer_around_it(trainer: str, tmp_path:
         assert isinstance(engine._module, DistributedDataParallel) == (trainer == "ddp")
     else:
         assert engine._engine.module is engine.inner
+
+
+@pytest.mark.parametrize(
+    ("overrides", "static"),
+    [
+        (["model=mlp"], True),
+        (["model=mlp", "train.grad_accumulation=2"], False),
+        (["model=mlp", "trainer.static_graph=false"], False),
+        (["model=hf", "model.params.pretrained=x"], False),
+        (["model=factory", "model.target=a.b:c"], False),
+        (["model=factory", "model.target=a.b:c", "trainer.static_graph=true"], True),
+    ],
+)
+def test_ddp_takes_the_graph_for_static_where_the_model_is_known_to_allow_it(
+    overrides: list[str], static: bool, tmp_path: Path
+) -> None:
+    batch = {"pixel_values": torch.rand(4, 1, 8, 8), "labels": torch.tensor([1, 2, 3, 4])}
+    model = mlp()
+    engine = wrap(model, config("backend=eager", *overrides), WORKERS, make_task(model, batch), tmp_path)
+    assert isinstance(engine, TorchEngine)
+    assert isinstance(engine._module, DistributedDataParallel)
+    assert engine._module.static_graph is static
+    assert engine._module.gradient_as_bucket_view
 
 
 def test_deepspeeds_timer_that_waits_for_the_device_is_off() -> None:

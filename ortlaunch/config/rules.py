@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch import registry
+from ortlaunch.config.precisions import Cell
 from ortlaunch.config.schema import (
+    AdafactorConfig,
     Config,
     DeepSpeedConfig,
     Device,
@@ -18,7 +20,6 @@ from ortlaunch.config.schema import (
     MlflowConfig,
     OrtConfig,
     OrtZero3,
-    Precision,
     TextConfig,
     TokenDataConfig,
     TokensConfig,
@@ -45,22 +46,34 @@ def _positive_numbers(config: Config) -> None:
         "train.grad_accumulation": (config.train.grad_accumulation, 1),
         "train.log_every": (config.train.log_every, 1),
         "train.steady_after": (config.train.steady_after, 0),
+        "train.keep_checkpoints": (config.train.keep_checkpoints, 2),
+        "launcher.max_restarts": (config.launcher.max_restarts, 0),
+        "launcher.timeout_seconds": (config.launcher.timeout_seconds, 1),
+        "launcher.grace_seconds": (config.launcher.grace_seconds, 1),
         "data.workers": (config.data.workers, 0),
         "scheduler.warmup_steps": (config.scheduler.warmup_steps, 0),
         "trainer.timeout_seconds": (config.trainer.timeout_seconds, 1),
         "seed": (config.seed, 0),
+        "train.eval_samples": (config.train.eval_samples, 1),
+        "train.gc_every": (config.train.gc_every, 0),
     }
+    if config.train.checkpoint_every is not None:
+        least["train.checkpoint_every"] = (config.train.checkpoint_every, 1)
     if isinstance(config.data, TokenDataConfig):
         least["data.seq_len"] = (config.data.seq_len, 2)
     if config.launcher.workers_per_node is not None:
         least["launcher.workers_per_node"] = (config.launcher.workers_per_node, 1)
     if isinstance(config.backend, OrtConfig) and config.backend.threads is not None:
         least["backend.threads"] = (config.backend.threads, 1)
+    if config.train.eval_every is not None:
+        least["train.eval_every"] = (config.train.eval_every, 1)
     for key, (value, minimum) in least.items():
         if value < minimum:
             raise RequestError(f"{key}={value}: must be at least {minimum}")
     if config.optimizer.lr <= 0:
         raise RequestError(f"optimizer.lr={config.optimizer.lr}: must be greater than 0")
+    if not 0.0 <= config.data.eval_fraction < 1.0:
+        raise RequestError(f"data.eval_fraction={config.data.eval_fraction}: must be at least 0 and less than 1")
     if config.train.clip_grad_norm is not None and config.train.clip_grad_norm <= 0:
         raise RequestError(
             f"train.clip_grad_norm={config.train.clip_grad_norm}: must be greater than 0; null switches clipping off"
@@ -121,17 +134,51 @@ def _ort_blocks(config: Config) -> None:
 
 
 def _precision(config: Config) -> None:
-    precision = config.train.precision
-    if precision is Precision.fp32 or resolve_device(config.device) is Device.cuda:
-        return
-    key = f"train.precision={precision.value}"
-    if isinstance(config.backend, OrtConfig):
+    trainer = config.trainer.name
+    if isinstance(config.trainer, DeepSpeedConfig):
+        trainer += f" {config.trainer.zero_stage}"
+    cell = Cell(config.backend.name, trainer, config.train.precision, resolve_device(config.device))
+    if cell.refusal is not None:
+        raise RequestError(cell.refusal)
+
+
+def _optimizer(config: Config) -> None:
+    stage = config.trainer.zero_stage if isinstance(config.trainer, DeepSpeedConfig) else 0
+    if isinstance(config.optimizer, AdafactorConfig) and stage > 0:
         raise RequestError(
-            f"{key} does not run with backend=ort on the CPU: ONNX Runtime has no such kernels there. "
-            "Use train.precision=fp32, or backend=eager with bf16"
+            f"optimizer=adafactor does not go with trainer.zero_stage={stage}: ZeRO hands the optimizer flat pieces, "
+            "and Adafactor needs the rows and columns of whole matrices. Use optimizer=adamw, or trainer=ddp"
         )
-    if precision is Precision.fp16:
-        raise RequestError(f"{key} needs CUDA: on the CPU use train.precision=bf16 or fp32")
+
+
+def _offload(config: Config) -> None:
+    if not isinstance(config.trainer, DeepSpeedConfig):
+        return
+    if "offload_optimizer" in (config.trainer.config.get("zero_optimization") or {}):
+        raise RequestError("trainer.config.zero_optimization.offload_optimizer: set trainer.offload_optimizer instead")
+    if not config.trainer.offload_optimizer:
+        return
+    if config.trainer.zero_stage == 0:
+        raise RequestError("trainer.offload_optimizer=true needs trainer.zero_stage=1, 2 or 3: stage 0 shards nothing")
+    if resolve_device(config.device) is not Device.cuda:
+        raise RequestError(
+            "trainer.offload_optimizer=true moves the optimizer from the GPU's memory to the host's: on the CPU it is "
+            "there already. Leave it out, or use device=cuda"
+        )
+
+
+def _activation_checkpointing(config: Config) -> None:
+    is_held = isinstance(config.backend, OrtConfig) and config.backend.zero3 is OrtZero3.hold
+    if config.train.activation_checkpointing and is_held:
+        raise RequestError(
+            "train.activation_checkpointing=true does not go with backend.zero3=hold, which keeps what the forward "
+            "made: use backend.zero3=recompute, which recomputes each block by itself"
+        )
+
+
+def _tf32(config: Config) -> None:
+    if config.train.tf32 and resolve_device(config.device) is not Device.cuda:
+        raise RequestError("train.tf32=true is a format of NVIDIA GPUs: leave it out, or use device=cuda")
 
 
 def _workers(config: Config) -> None:
@@ -167,6 +214,14 @@ def _data_path(config: Config) -> None:
         raise RequestError(f"data.tokenizer={tokenizer}: no such file or folder")
 
 
+def _checkpoint_paths(config: Config) -> None:
+    resume = config.train.resume
+    if resume not in ("auto", "never") and not Path(resume).expanduser().is_dir():
+        raise RequestError(f"train.resume={resume}: no such folder; it takes auto, never, a checkpoint or a run folder")
+    if config.model.weights is not None and not Path(config.model.weights).expanduser().exists():
+        raise RequestError(f"model.weights={config.model.weights}: no such file or folder")
+
+
 def _compile_mode(config: Config) -> None:
     mode = getattr(config.backend, "mode", "default")
     modes = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -187,8 +242,13 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _zero_stage,
     _ort_blocks,
     _precision,
+    _optimizer,
+    _offload,
+    _activation_checkpointing,
+    _tf32,
     _workers,
     _data_path,
+    _checkpoint_paths,
     _compile_mode,
     _tracking,
 )

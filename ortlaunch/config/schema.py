@@ -23,7 +23,7 @@ class Device(Enum):
 
 
 class Precision(Enum):
-    """Number format of forward and backward; weights and optimizer state stay in fp32."""
+    """Number format of forward and backward; the weights that the optimizer updates, and its state, are in fp32."""
 
     fp32 = "fp32"
     bf16 = "bf16"
@@ -82,6 +82,30 @@ class TrainConfig:
     """Steps between two log steps. The first, the last and the `steady_after` step are always logged."""
     steady_after: int = 3
     """Steps not counted in the throughput summary: export, compilation and cold caches end within them."""
+    eval_every: int | None = None
+    """Steps between two evaluations on the held-out samples, the last step included; null evaluates never."""
+    eval_samples: int = 256
+    """Samples of an evaluation over all workers, at most; always the same ones."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward instead of keeping them: less memory, a slower step."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits each time; two runs of one configuration are then equal."""
+    tf32: bool = False
+    """On CUDA, let fp32 matrix products round their factors to TF32: faster, about three decimal digits."""
+    gc_every: int = 100
+    """Steps between two of Python's garbage collections, which every worker then makes at the same time instead of
+    at random; 0 leaves it to Python."""
+    checkpoint_every: int | None = 1000
+    """Steps between two checkpoints; null writes one only when the run is asked to stop."""
+    keep_checkpoints: int = 2
+    """How many of the newest complete checkpoints stay in the run folder, beside the best one; at least 2."""
+    checkpoint_async: bool = True
+    """Train on while a checkpoint is written; false waits for it."""
+    resume: str = "auto"
+    """auto goes on from the newest complete checkpoint of the run folder, never begins anew, and a path goes on from
+    that checkpoint, or from the newest one in that run folder."""
+    save_weights: bool = True
+    """Leave the trained weights in the run folder under weights/ at the end."""
 
 
 @dataclass
@@ -94,6 +118,8 @@ class ModelConfig:
     imports: list[str] = field(default_factory=list)
     """Python modules to import before the registry is asked, for models registered by a decorator."""
     params: dict[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+    """Folder of safetensors files, or one file, with the weights to start from, by the model's own names."""
 
 
 @dataclass
@@ -103,6 +129,8 @@ class DataConfig:
     name: str = MISSING
     workers: int = 0
     """Loader processes per worker; 0 reads in the worker itself."""
+    eval_fraction: float = 0.02
+    """Share of the samples that is held out for evaluation and never trained on, whether a run evaluates or not."""
 
 
 @dataclass
@@ -162,6 +190,8 @@ class HfDataConfig(TokenDataConfig):
     """Folder written by `save_to_disk`, a folder of data files, or an id on the hub."""
     config: str | None = None
     split: str = "train"
+    eval_split: str | None = None
+    """Split to evaluate on; null holds out a part of data.split."""
     column: str = "text"
     tokenizer: str | None = None
     streaming: bool = False
@@ -259,7 +289,9 @@ class DdpConfig(TrainerConfig):
     name: str = "ddp"
     bucket_cap_mb: int = 25
     find_unused_parameters: bool = False
-    static_graph: bool = False
+    static_graph: bool | None = None
+    """Whether every step uses the same parameters in the same way, which spares DDP the search; null says yes for the
+    models of ours that do."""
 
 
 @dataclass
@@ -269,6 +301,8 @@ class DeepSpeedConfig(TrainerConfig):
     name: str = "deepspeed"
     zero_stage: int = 1
     """0 replicates all, 1 shards optimizer state, 2 gradients too, 3 parameters too."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's state and its step in the host's memory instead of the GPU's (ZeRO 1 to 3, CUDA)."""
     config: dict[str, Any] = field(default_factory=dict)
     """Merged over the DeepSpeed configuration that ortlaunch generates."""
 
@@ -281,6 +315,8 @@ class OptimizerConfig:
     lr: float = 3e-4
     """Peak learning rate; the scheduler multiplies it."""
     weight_decay: float = 0.0
+    decay_bias_and_norm: bool = False
+    """Apply weight decay to biases, normalization weights and other one-dimensional parameters as well."""
 
 
 @dataclass
@@ -301,6 +337,17 @@ class SgdConfig(OptimizerConfig):
     name: str = "sgd"
     lr: float = 0.05
     momentum: float = 0.9
+
+
+@dataclass
+class AdafactorConfig(OptimizerConfig):
+    """Adafactor (Shazeer and Stern, 2018), torch's own: second moments of matrices as a row and a column."""
+
+    name: str = "adafactor"
+    lr: float = 0.01
+    beta2_decay: float = -0.8
+    clip_threshold: float = 1.0
+    """Largest root mean square of a parameter's update."""
 
 
 @dataclass
@@ -343,6 +390,12 @@ class LauncherConfig:
     """Worker processes on each machine; null (auto): one per GPU, or two on a machine without GPU."""
     dry_run: bool = False
     """Print what would be started, write and start nothing."""
+    max_restarts: int = 0
+    """How often torchrun may start the workers again after one has died; they go on from the last checkpoint."""
+    timeout_seconds: int = 600
+    """After the first step: longest time in which a worker may make no progress before the run fails."""
+    grace_seconds: int = 120
+    """Longest wait for the workers to finish their step and write a checkpoint when the run is asked to stop."""
 
 
 @dataclass
@@ -415,7 +468,7 @@ GROUPS: dict[str, dict[str, type]] = {
     },
     "backend": {"ort": OrtConfig, "eager": EagerConfig, "compile": CompileConfig},
     "trainer": {"ddp": DdpConfig, "deepspeed": DeepSpeedConfig, "single": SingleConfig},
-    "optimizer": {"adamw": AdamWConfig, "sgd": SgdConfig},
+    "optimizer": {"adamw": AdamWConfig, "sgd": SgdConfig, "adafactor": AdafactorConfig},
     "scheduler": {"constant": ConstantConfig, "linear": LinearConfig, "cosine": CosineConfig},
     "launcher": {"local": LocalConfig},
     "tracking": {"mlflow": MlflowConfig, "none": NoTrackingConfig},

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ortlaunch.config.schema import HfDataConfig
-from ortlaunch.data.encoding import encode_all, load_encoder
+from ortlaunch.data.encoding import Encoder, encode_all, load_encoder
 from ortlaunch.data.files import UNSET, find_files
+from ortlaunch.data.holdout import is_held_out
 from ortlaunch.data.packing import PackedStream
 from ortlaunch.data.source import Share, Source, array_source, digest, digest_files
 from ortlaunch.errors import RequestError
@@ -38,14 +41,33 @@ def open_hf(cfg: HfDataConfig, share: Share) -> Source:
     """
     datasets = _import_datasets(share)
     encoder = load_encoder(cfg.tokenizer)
+    if cfg.eval_split is None:
+        return _open_split(datasets, cfg, share, encoder)
+    if cfg.eval_split == cfg.split:
+        raise RequestError(f"data.eval_split={cfg.eval_split}: is data.split, too; null holds out a part of it")
+    # Each split whole, to train on or to evaluate on.
+    whole = replace(cfg, eval_fraction=0.0)
+    held_out = _open_split(datasets, replace(whole, split=cfg.eval_split), share, encoder).dataset
+    return replace(_open_split(datasets, whole, share, encoder), held_out=held_out)
+
+
+def _open_split(datasets: ModuleType, cfg: HfDataConfig, share: Share, encoder: Encoder) -> Source:
     data = _load(datasets, cfg, share)
     _check_column(data, cfg)
     if not cfg.streaming:
         tokens = encode_all(_texts(data, cfg.column), encoder)
         return array_source(tokens, cfg.seq_len, _origin(cfg), encoder.vocab_size)
-    stream = PackedStream(data, share, encoder, seq_len=cfg.seq_len, column=cfg.column)
-    fingerprint, vocab_size = _stream_fingerprint(cfg), encoder.vocab_size
-    return Source(stream, "tokens", _origin(cfg), fingerprint, vocab_size=vocab_size, max_workers=stream.shards)
+    stream = partial(PackedStream, data, share, encoder, seq_len=cfg.seq_len, column=cfg.column)
+    trained = stream(belongs=lambda document: not is_held_out(document, cfg.eval_fraction))
+    return Source(
+        trained,
+        "tokens",
+        _origin(cfg),
+        _stream_fingerprint(cfg),
+        vocab_size=encoder.vocab_size,
+        max_workers=trained.shards,
+        held_out=stream(belongs=lambda document: is_held_out(document, cfg.eval_fraction)),
+    )
 
 
 def _import_datasets(share: Share) -> ModuleType:

@@ -8,9 +8,12 @@ from itertools import count
 from typing import Any, Self
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 
 from ortlaunch.config.schema import DataConfig, TokenDataConfig
+from ortlaunch.data.holdout import collate, held_out_batches, hold_out
+from ortlaunch.data.packing import PackedStream
+from ortlaunch.data.position import Position
 from ortlaunch.data.processes import signals_held, start_loader_process
 from ortlaunch.data.source import Share, Source, check_seq_len, mix
 from ortlaunch.errors import RequestError
@@ -25,17 +28,28 @@ class EndlessBatches(Sampler[list[int]]):
     """Sample numbers of one batch after the other, over all epochs.
 
     One iterator lives for the whole run, so loader processes go on prefetching over the end of an epoch. The order is
-    a function of seed, epoch and place in the epoch alone.
+    a function of seed, epoch and place in the epoch alone, and the workers take turns in it: what they see together
+    does not depend on how many they are, and any number of them can go on from any place.
     """
 
-    def __init__(self, sampler: DistributedSampler[Any], batch_size: int) -> None:
-        self._sampler = sampler
+    def __init__(self, source: Source, share: Share, batch_size: int, start: Position) -> None:
+        # The order of all samples; taking turns in it comes after the start is cut off.
+        self._order: DistributedSampler[Any] = DistributedSampler(
+            source.dataset, num_replicas=1, rank=0, shuffle=True, seed=mix(share.seed)
+        )
+        self._share = share
         self._batch_size = batch_size
+        self._start = start
 
     def __iter__(self) -> Iterator[list[int]]:
-        for epoch in count():
-            self._sampler.set_epoch(epoch)
-            yield from BatchSampler(self._sampler, self._batch_size, drop_last=True)
+        together = self._batch_size * self._share.world_size
+        first = self._start.samples
+        for epoch in count(self._start.epoch):
+            self._order.set_epoch(epoch)
+            left = list(self._order)[first:]
+            mine = left[: len(left) // together * together][self._share.rank :: self._share.world_size]
+            yield from BatchSampler(mine, self._batch_size, drop_last=True)
+            first = 0
 
 
 class Loader:
@@ -51,24 +65,35 @@ class Loader:
         vocab_size: Number of distinct token ids, where known.
         num_classes: Number of labels, for images.
         fingerprint: Short hash that identifies the data set.
-        samples: Samples of one epoch over all workers, before the rest is dropped; None for a stream.
+        samples: Samples of one epoch over all workers, before the rest is dropped and without what is held out for
+            evaluation; None for a stream.
         batches_per_epoch: Batches that this rank takes per epoch; None for a stream.
         epoch: Epoch of the batch returned last, counted from 0.
+        position: Where the next batch begins; `build_loader` takes it as `start`.
     """
 
-    def __init__(self, source: Source, share: Share, *, batch_size: int, workers: int, pin_memory: bool) -> None:
+    def __init__(
+        self, source: Source, share: Share, *, batch_size: int, workers: int, pin_memory: bool, start: Position
+    ) -> None:
         self.kind = source.kind
         self.vocab_size = source.vocab_size
         self.num_classes = source.num_classes
         self.fingerprint = source.fingerprint
         self.samples = source.samples
         self.batches_per_epoch = _batches_per_epoch(source, share, batch_size)
-        self.epoch = 0
-        self._taken = 0
+        self.epoch = start.epoch
+        self.position = start
+        self._together = batch_size * share.world_size
+        self._skip = start.batches
         self._too_small = _too_small(source, share, batch_size)
-        self._loader = _data_loader(source, share, batch_size=batch_size, workers=workers, pin_memory=pin_memory)
+        if isinstance(source.dataset, PackedStream):
+            source.dataset.start_at(start.epoch)
+        self._loader = _data_loader(
+            source, share, batch_size=batch_size, workers=workers, pin_memory=pin_memory, start=start
+        )
         self._iterator: Iterator[Batch] | None = None
         self._closed = False
+        self._source, self._share, self._batch_size = source, share, batch_size
 
     def __enter__(self) -> Self:
         return self
@@ -86,13 +111,15 @@ class Loader:
             with signals_held():
                 self._iterator = iter(self._loader)
         try:
-            batch = next(self._iterator, None) or self._next_epoch()
+            batch = self._next_batch()
         except RequestError as error:
             raise RequestError(_own_message(error)) from None
-        if self.batches_per_epoch is not None:
-            self.epoch = self._taken // self.batches_per_epoch
-        self._taken += 1
+        self._move()
         return batch
+
+    def held_out(self, samples: int) -> list[Batch]:
+        """This rank's batches of an evaluation on `samples` held-out samples; see `held_out_batches`."""
+        return held_out_batches(self._source, self._share, batch_size=self._batch_size, samples=samples)
 
     def close(self) -> None:
         """Ends the loader processes and waits for them; there are no batches afterwards. Can be called twice."""
@@ -102,18 +129,45 @@ class Loader:
         if shut_down is not None:
             shut_down()
 
+    def _next_batch(self) -> Batch:
+        assert self._iterator is not None
+        while self._skip:
+            # A stream can only be read up to where it was left.
+            self._skip -= 1
+            next(self._iterator, None)
+        return next(self._iterator, None) or self._next_epoch()
+
     def _next_epoch(self) -> Batch:
         """Starts a stream anew; returns its first batch."""
         self._iterator = iter(self._loader)
         batch = next(self._iterator, None)
         if batch is None:
             raise RequestError(self._too_small)
-        self.epoch += 1
+        self.position = Position(self.position.epoch + 1)
         return batch
+
+    def _move(self) -> None:
+        """Counts the batch that is about to be returned."""
+        at = self.position
+        if self.samples is None:
+            self.epoch = at.epoch
+            self.position = Position(at.epoch, batches=at.batches + 1)
+            return
+        if at.samples + self._together > self.samples:
+            at = Position(at.epoch + 1)
+        self.epoch = at.epoch
+        self.position = Position(at.epoch, at.samples + self._together)
 
 
 def build_loader(
-    cfg: DataConfig, *, batch_size: int, rank: int, world_size: int, seed: int, pin_memory: bool = False
+    cfg: DataConfig,
+    *,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    seed: int,
+    pin_memory: bool = False,
+    start: Position | None = None,
 ) -> Loader:
     """Opens the data source that `cfg` describes and shares it out.
 
@@ -124,6 +178,7 @@ def build_loader(
         world_size: Workers that share the data.
         seed: Fixes the order, together with the epoch; the same on all ranks.
         pin_memory: Put batches into page-locked memory, for copies to CUDA.
+        start: Where an earlier loader was left; None begins at the beginning.
 
     Raises:
         RequestError: The source cannot be opened, or holds less than one batch for every rank.
@@ -137,8 +192,15 @@ def build_loader(
     if isinstance(cfg, TokenDataConfig):
         check_seq_len(cfg.seq_len)
     share = Share(rank, world_size, seed)
-    source = _opener(cfg.name)(cfg, share)
-    return Loader(source, share, batch_size=batch_size, workers=cfg.workers, pin_memory=pin_memory)
+    source = hold_out(_opener(cfg.name)(cfg, share), cfg.eval_fraction)
+    return Loader(
+        source,
+        share,
+        batch_size=batch_size,
+        workers=cfg.workers,
+        pin_memory=pin_memory,
+        start=start or Position(),
+    )
 
 
 def _opener(name: str) -> Callable[[Any, Share], Source]:
@@ -156,7 +218,7 @@ def _batches_per_epoch(source: Source, share: Share, batch_size: int) -> int | N
 
 def _too_small(source: Source, share: Share, batch_size: int) -> str:
     needed = f"{batch_size * share.world_size} samples a step"
-    held = f"holds {source.samples}"
+    held = f"holds {source.samples} to train on"
     advice = "lower train.batch_size"
     if source.kind == "tokens":
         advice += " or data.seq_len"
@@ -170,20 +232,17 @@ def _too_small(source: Source, share: Share, batch_size: int) -> str:
 
 
 def _data_loader(
-    source: Source, share: Share, *, batch_size: int, workers: int, pin_memory: bool
+    source: Source, share: Share, *, batch_size: int, workers: int, pin_memory: bool, start: Position
 ) -> DataLoader[dict[str, Any]]:
     if source.max_workers is not None:
         workers = min(workers, source.max_workers)
     options: dict[str, Any] = {"batch_size": batch_size, "drop_last": True, "persistent_workers": workers > 0}
     if source.samples is not None:
-        sampler: DistributedSampler[Any] = DistributedSampler(
-            source.dataset, share.world_size, share.rank, shuffle=True, seed=mix(share.seed), drop_last=True
-        )
-        options = {"batch_sampler": EndlessBatches(sampler, batch_size)}
+        options = {"batch_sampler": EndlessBatches(source, share, batch_size, start)}
     return DataLoader(
         source.dataset,
         num_workers=workers,
-        collate_fn=_collate,
+        collate_fn=collate,
         pin_memory=pin_memory,
         # Forked processes share the data in memory and start with the signals blocked that the worker has blocked.
         multiprocessing_context="fork" if workers else None,
@@ -192,14 +251,6 @@ def _data_loader(
         generator=torch.Generator().manual_seed(mix(share.seed)),
         **options,
     )
-
-
-def _collate(samples: list[dict[str, Any]]) -> Batch:
-    batch = default_collate(samples)
-    if "labels" not in batch:
-        # A copy: a model may mask its labels in place.
-        batch["labels"] = batch["input_ids"].clone()
-    return batch
 
 
 def _own_message(error: RequestError) -> str:

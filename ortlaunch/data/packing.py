@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,28 @@ class PackedStream(IterableDataset[dict[str, Any]]):
     Documents follow each other without padding; what does not fill a sample at the end of an epoch is dropped.
     """
 
-    def __init__(self, data: Any, share: Share, encoder: Encoder, *, seq_len: int, column: str) -> None:
-        """Takes a `datasets.IterableDataset` whose `column` holds text."""
+    def __init__(
+        self,
+        data: Any,
+        share: Share,
+        encoder: Encoder,
+        *,
+        seq_len: int,
+        column: str,
+        belongs: Callable[[str], bool] = lambda document: True,
+    ) -> None:
+        """Takes a `datasets.IterableDataset` whose `column` holds text, and of it the documents that belong."""
+        self._belongs = belongs
         self._data = data
         self._share = share
         self._encoder = encoder
         self._seq_len = seq_len
         self._column = column
         self._next_epoch = 0
+
+    def start_at(self, epoch: int) -> None:
+        """Makes `epoch` the next one; before the first iteration."""
+        self._next_epoch = epoch
 
     @property
     def shards(self) -> int:
@@ -43,7 +57,8 @@ class PackedStream(IterableDataset[dict[str, Any]]):
     def _pack(self, epoch: int) -> Iterator[Tokens]:
         rest: Tokens = np.empty(0, dtype=np.int64)
         texts = (row[self._column] for row in self._epoch_data(epoch))
-        for documents in batches_of((text for text in texts if text is not None), DOCUMENTS_AT_ONCE):
+        mine = (text for text in texts if text is not None and self._belongs(text))
+        for documents in batches_of(mine, DOCUMENTS_AT_ONCE):
             rest = np.concatenate([rest, self._encoder.encode(documents)])
             whole = len(rest) // self._seq_len * self._seq_len
             yield from rest[:whole].reshape(-1, self._seq_len)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 MEANT_FOR_THE_WORKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 POLL_SECONDS = 1.0
+NICENESS = 10
+"""A core that both want goes to the trainer for nine tenths of the time."""
 
 
 @contextmanager
@@ -31,6 +33,8 @@ def start_loader_process(number: int) -> None:
     obeys SIGTERM from its worker alone, which is how torch ends a loader process that does not answer.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
+    # The trainers have the cores; what they leave is enough to read.
+    os.nice(NICENESS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT_FOR_THE_WORKER)
     # Noted by the worker before it forked: asking for the parent here is too late where the worker died meanwhile.

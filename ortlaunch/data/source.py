@@ -47,6 +47,7 @@ class Source:
         vocab_size: Number of distinct token ids, None where unknown or not tokens.
         num_classes: Number of labels of an image source.
         max_workers: Loader processes that a stream can feed, None without bound.
+        held_out: Samples to evaluate on, none of which is in `dataset`; None where nothing is held out (yet).
     """
 
     dataset: Dataset[dict[str, Any]]
@@ -56,6 +57,7 @@ class Source:
     vocab_size: int | None = None
     num_classes: int | None = None
     max_workers: int | None = None
+    held_out: Dataset[dict[str, Any]] | None = None
 
     @property
     def samples(self) -> int | None:

@@ -36,12 +36,19 @@ class Failure:
     """Seconds since the epoch."""
 
 
-def record(run_dir: Path, rank: int, error: BaseException) -> None:
-    """Writes a worker's failure; never raises, for a worse error would hide the first."""
+def record(run_dir: Path, rank: int, error: BaseException, host: str | None = None) -> None:
+    """Writes a worker's failure; never raises, for a worse error would hide the first.
+
+    Args:
+        run_dir: the run folder.
+        rank: the worker that failed.
+        error: what it failed with.
+        host: its machine; None for this one.
+    """
     is_request = isinstance(error, RequestError)
     lines = "".join(traceback.format_exception(error)).strip().splitlines()
     message = str(error) if is_request else "\n".join(lines[-_TAIL_LINES:])
-    failure = Failure(rank, socket.gethostname(), message, is_request, time.time())
+    failure = Failure(rank, host or socket.gethostname(), message, is_request, time.time())
     try:
         folder = run_dir / _FOLDER
         folder.mkdir(exist_ok=True)
@@ -50,6 +57,16 @@ def record(run_dir: Path, rank: int, error: BaseException) -> None:
         os.replace(partial, folder / f"rank-{rank}.json")
     except OSError:
         traceback.print_exc()
+
+
+def forget(run_dir: Path, rank: int) -> None:
+    """Removes what an earlier attempt of this worker left."""
+    (run_dir / _FOLDER / f"rank-{rank}.json").unlink(missing_ok=True)
+
+
+def is_request(run_dir: Path) -> bool:
+    """Whether some worker found the request wrong: starting it again would find the same."""
+    return any(_read(path).is_request for path in (run_dir / _FOLDER).glob("rank-*.json"))
 
 
 def first(run_dir: Path, torchrun_log: Path) -> Failure | None:
@@ -62,13 +79,19 @@ def first(run_dir: Path, torchrun_log: Path) -> Failure | None:
     killed = _killed(run_dir, torchrun_log)
     if killed is not None:
         return killed
-    failures = [Failure(**json.loads(path.read_text())) for path in (run_dir / _FOLDER).glob("rank-*.json")]
+    failures = [_read(path) for path in (run_dir / _FOLDER).glob("rank-*.json")]
     return min(failures, key=lambda failure: failure.time, default=None)
+
+
+def _read(path: Path) -> Failure:
+    return Failure(**json.loads(path.read_text()))
 
 
 def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     """A worker that torchrun saw end by a signal of its own, before torchrun stopped the others."""
     text = torchrun_log.read_text(errors="replace") if torchrun_log.is_file() else ""
+    # The last attempt's report; before it come lines about those that were started again.
+    text = text.rpartition("ChildFailedError")[2]
     killed = {int(rank): -int(code) for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)", text)}
     # Those that torchrun stopped itself ended by SIGTERM; one that raised has said so. Which of several torchrun calls
     # the root cause depends on the order in which it came to look.

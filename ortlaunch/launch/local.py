@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shlex
 import signal
@@ -17,10 +18,10 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 
 from ortlaunch.config.load import save_config, to_dict
-from ortlaunch.config.schema import Config, MlflowConfig
+from ortlaunch.config.schema import Config, LauncherConfig, MlflowConfig
 from ortlaunch.launch import environment, failure
 from ortlaunch.launch.devices import resolve_device
-from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.plan import STOPPED_FILE, LaunchPlan
 from ortlaunch.launch.processes import WorkerGroup
 from ortlaunch.launch.terminal import Display
 from ortlaunch.tracking.journal import Journal, read_events
@@ -46,7 +47,7 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
         for SIGTERM and SIGHUP).
     """
     started = time.time()
-    _write_run_folder(plan, config, arguments)
+    write_run_folder(plan, config, arguments)
     journal = Journal(plan.journal)
     _journal_start(journal, plan, config)
     display = Display(plan, config.train.steps, resolve_device(config.device).value)
@@ -58,7 +59,7 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
             display.start()
             if relay is not None:
                 relay.start()
-            code = _watch(group, stop, plan, display)
+            code = _watch(group, stop, plan, display, config.launcher)
         finally:
             group.kill()
             display.stop()
@@ -69,7 +70,7 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     sent = relay.finish(config.tracking.flush_seconds) if relay is not None else None  # type: ignore[attr-defined]
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
-    display.summary(outcome.status, time.time() - started, _record(plan, config, sent))
+    display.summary(outcome.status, time.time() - started, _record(plan, config, sent, outcome))
     return outcome.exit_code
 
 
@@ -114,31 +115,50 @@ class _StopFlag:
         self.signal = self.signal or number
 
 
-def _watch(group: WorkerGroup, stop: _StopFlag, plan: LaunchPlan, display: Display) -> int:
+def _watch(group: WorkerGroup, stop: _StopFlag, plan: LaunchPlan, display: Display, launcher: LauncherConfig) -> int:
     """Shows the journal and rank 0's output until torchrun ends; passes on a request to stop."""
-    offset = 0
-    stopping = False
+    offset = plan.journal.stat().st_size
+    trains = False
+    deadline: float | None = None
     while True:
         code = group.poll()
         events, offset = read_events(plan.journal, offset)
         for event in events:
+            trains |= "startup/time_to_first_step_seconds" in event.get("values", {})
             display.event(event)
         for line in group.lines():
             display.line(line)
         if code is not None:
             return code
-        if stop.signal is not None and not stopping:
-            stopping = True
-            display.line("stopping the workers (again to stop them at once)")
-            threading.Thread(target=group.terminate, daemon=True).start()
-        if stop.repeated:
+        if stop.signal is not None and deadline is None:
+            deadline = _ask_to_stop(plan, display, launcher, trains=trains)
+        if stop.repeated or (launcher.max_restarts and failure.is_request(plan.run_dir)):
             group.kill()
+        if deadline is not None and time.monotonic() > deadline:
+            deadline = math.inf
+            threading.Thread(target=group.terminate, daemon=True).start()
         time.sleep(_POLL_SECONDS)
 
 
+def _ask_to_stop(plan: LaunchPlan, display: Display, launcher: LauncherConfig, *, trains: bool) -> float:
+    """Passes on the first request to stop; returns the time on the monotonic clock at which patience ends."""
+    if not trains:
+        display.line("stopping the workers (again to stop them at once)")
+        return 0.0
+    # Not by a signal: torchrun would pass it on and then end the workers in the midst of their checkpoint.
+    plan.stop_file.touch()
+    display.line("finishing the step and writing a checkpoint (again to stop at once)")
+    return time.monotonic() + launcher.grace_seconds
+
+
 def _outcome(plan: LaunchPlan, code: int, stop_signal: int | None) -> Outcome:
+    if plan.stopped.exists():
+        # By the file, Ctrl-C's code; torchrun itself ends with another one when a signal has reached it.
+        number = stop_signal or (signal.SIGTERM if code else signal.SIGINT)
+        return Outcome("KILLED", 128 + number)
     if stop_signal is not None:
-        return Outcome("KILLED", 128 + stop_signal)
+        # The last step may have come before the request; a sweep ends all the same.
+        return Outcome("FINISHED" if code == 0 else "KILLED", 128 + stop_signal)
     if code == 0:
         return Outcome("FINISHED", EXIT_DONE)
     found = failure.first(plan.run_dir, plan.log_dir / "torchrun.log")
@@ -149,8 +169,11 @@ def _outcome(plan: LaunchPlan, code: int, stop_signal: int | None) -> Outcome:
     return Outcome("FAILED", EXIT_REQUEST if found.is_request else EXIT_FAILED, found)
 
 
-def _write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) -> None:
-    plan.log_dir.mkdir(parents=True)
+def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) -> None:
+    """Writes what a run is, before it starts; what an earlier attempt wrote under these names is kept aside."""
+    plan.log_dir.mkdir(parents=True, exist_ok=plan.attempt > 0)
+    if plan.attempt:
+        _keep_attempt(plan)
     arguments = [redacted(argument) for argument in arguments]
     save_config(_public(config), plan.run_dir / "config.yaml")
     OmegaConf.save(OmegaConf.create(arguments), plan.run_dir / "overrides.yaml")
@@ -163,6 +186,17 @@ def _write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) ->
         "start_ticks": start_ticks(os.getpid()),
     }
     (plan.run_dir / "launcher.json").write_text(json.dumps(identity) + "\n")
+
+
+def _keep_attempt(plan: LaunchPlan) -> None:
+    """Moves what the earlier attempt left about itself, so that nothing of it is taken for this one's."""
+    kept = plan.run_dir / "attempts" / str(plan.attempt)
+    kept.mkdir(parents=True, exist_ok=True)
+    for name in ("config.yaml", "overrides.yaml", "env.json", "failures", "stacks", STOPPED_FILE, "logs/torchrun.log"):
+        path = plan.run_dir / name
+        if path.exists():
+            path.replace(kept / path.name)
+    plan.stop_file.unlink(missing_ok=True)
 
 
 def start_ticks(pid: int) -> int:
@@ -198,8 +232,10 @@ def _journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
         journal.artifact(plan.run_dir / name, "ortlaunch")
 
 
-def _record(plan: LaunchPlan, config: Config, sent: RelayResult | None) -> list[tuple[str, str]]:
+def _record(plan: LaunchPlan, config: Config, sent: RelayResult | None, outcome: Outcome) -> list[tuple[str, str]]:
     lines = [("run folder", str(plan.run_dir))]
+    if outcome.status != "FINISHED" and any((plan.run_dir / "checkpoints").glob("step-*/manifest.json")):
+        lines.append(("go on", f"ortlaunch resume {shlex.quote(str(plan.run_dir))}"))
     if sent is None or not isinstance(config.tracking, MlflowConfig):
         return lines
     if sent.sent:

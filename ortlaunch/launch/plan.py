@@ -13,6 +13,12 @@ from pathlib import Path
 from ortlaunch.config.schema import Config, DeepSpeedConfig, Device
 from ortlaunch.launch.devices import resolve_device, usable_cores, visible_gpus
 
+STOP_FILE, STOPPED_FILE = "STOP", "stopped.json"
+"""Files in the run folder: the request to stop, and where the run then stopped."""
+
+WORKERS_LOCK = ".workers.lock"
+"""File in the run folder that every worker holds a shared lock on while it lives."""
+
 CPU_WORKERS = 2
 """Workers on a machine without GPU unless told otherwise: the fewest that make a run distributed."""
 
@@ -30,11 +36,23 @@ class LaunchPlan:
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     """Variables set for the workers, on top of this process's own."""
+    attempt: int = 0
+    """How often this run was launched before."""
 
     @property
     def log_dir(self) -> Path:
         """Folder of the ranks' log files."""
         return self.run_dir / "logs"
+
+    @property
+    def stop_file(self) -> Path:
+        """The workers finish their step, write a checkpoint and end when this file is there."""
+        return self.run_dir / STOP_FILE
+
+    @property
+    def stopped(self) -> Path:
+        """The file in which the workers say that they have stopped because they were asked to."""
+        return self.run_dir / STOPPED_FILE
 
     @property
     def journal(self) -> Path:
@@ -53,6 +71,19 @@ def make_plan(config: Config) -> LaunchPlan:
     name = config.name or default_name(config)
     folder = f"{time.strftime('%Y%m%d-%H%M%S')}-{_folder_name(name)}-{run_id}"
     run_dir = (Path(config.run_root) / _folder_name(config.experiment) / folder).absolute()
+    return plan_in(config, run_dir, run_id, name)
+
+
+def plan_in(config: Config, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
+    """Plans a run of `config` in a given folder.
+
+    Args:
+        config: the configuration, whose rules hold.
+        run_dir: the run folder.
+        run_id: ortlaunch's own short id of the run.
+        name: what the run is called.
+        attempt: how often it was launched before.
+    """
     device = resolve_device(config.device)
     workers = _workers(config, device)
     threads = max(1, usable_cores() // workers)
@@ -62,8 +93,9 @@ def make_plan(config: Config) -> LaunchPlan:
         name=name,
         workers=workers,
         threads=threads,
-        command=_torchrun(workers, run_id, run_dir),
-        environment=_environment(device, threads),
+        command=_torchrun(workers, run_id, run_dir, config.launcher.max_restarts),
+        environment=_environment(device, threads, run_dir),
+        attempt=attempt,
     )
 
 
@@ -85,7 +117,7 @@ def _workers(config: Config, device: Device) -> int:
     return min(CPU_WORKERS, usable_cores())
 
 
-def _torchrun(workers: int, run_id: str, run_dir: Path) -> list[str]:
+def _torchrun(workers: int, run_id: str, run_dir: Path, max_restarts: int) -> list[str]:
     # Port 0 lets the rendezvous take a free one. The address is named because a host's own name often does not resolve.
     return [
         sys.executable,
@@ -96,21 +128,31 @@ def _torchrun(workers: int, run_id: str, run_dir: Path) -> list[str]:
         "--rdzv-endpoint=127.0.0.1:0",
         "--local-addr=127.0.0.1",
         f"--rdzv-id={run_id}",
+        f"--max-restarts={max_restarts}",
         *("-m", "ortlaunch.worker"),
         str(run_dir),
     ]
 
 
-def _environment(device: Device, threads: int) -> dict[str, str]:
+def _environment(device: Device, threads: int, run_dir: Path) -> dict[str, str]:
     variables = {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "TOKENIZERS_PARALLELISM": "false",
+        # It looks for a network card by the host's own name, which often does not resolve.
+        "GLOO_SOCKET_IFNAME": "lo",
     }
     if device is Device.cpu:
-        # Both look for a network card and an accelerator of their own where nobody says which.
-        variables |= {"GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        # DeepSpeed looks for an accelerator of its own where nobody says which.
+        variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    else:
+        # NCCL's flight recorder keeps the last collectives of each worker and leaves them behind at a time-out. Each
+        # under the name that older torch has for it, too.
+        trace = str(run_dir / "stacks" / "nccl-rank-")
+        variables |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
+        variables |= {"TORCH_FR_DUMP_TEMP_FILE": trace, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": trace}
+        variables["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
     return variables
 
 

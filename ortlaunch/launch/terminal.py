@@ -59,9 +59,11 @@ class Display:
             return
         values = {name: float(value) for name, value in event["values"].items()}
         self._latest.update(values)
+        step = int(event["step"])
+        if "eval/loss" in values:
+            self._print(f"step {step}/{self._steps}  eval loss {values['eval/loss']:.4f}")
         if "train/loss" not in values:
             return
-        step = int(event["step"])
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, description=describe_step(values))
         else:

@@ -27,23 +27,26 @@ class StepClock:
         """
         self._cuda = device.type == "cuda"
         self._now = now
-        self._marks: list[Any] = [self._mark()]
+        # A list of marks for each stretch of steps that followed each other at once.
+        self._stretches: list[list[Any]] = [[self._mark()]]
 
     def step_done(self) -> None:
         """Marks the end of a step."""
-        self._marks.append(self._mark())
+        self._stretches[-1].append(self._mark())
 
     def read(self) -> list[float]:
         """Seconds of each step since the last call; on CUDA call it when the device has caught up."""
-        marks, self._marks = self._marks, self._marks[-1:]
+        stretches, self._stretches = self._stretches, [self._stretches[-1][-1:]]
         if self._cuda:
-            marks[-1].synchronize()
-            return [first.elapsed_time(second) / 1000.0 for first, second in itertools.pairwise(marks)]
-        return [second - first for first, second in itertools.pairwise(marks)]
+            stretches[-1][-1].synchronize()
+        return [self._between(*pair) for marks in stretches for pair in itertools.pairwise(marks)]
 
     def restart(self) -> None:
-        """Begins to count anew, for time that belongs to no step."""
-        self._marks = [self._mark()]
+        """The next step begins now: the time since the last one's end belongs to no step."""
+        self._stretches.append([self._mark()])
+
+    def _between(self, first: Any, second: Any) -> float:
+        return first.elapsed_time(second) / 1000.0 if self._cuda else second - first
 
     def _mark(self) -> Any:
         if not self._cuda:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from ortlaunch.config.schema import Fallback, OrtConfig
 from ortlaunch.ort import compat, cuda_libs, extension
 
 _ORT_LEVEL = {"verbose": "VERBOSE", "info": "INFO", "warning": "WARNING", "error": "ERROR", "fatal": "FATAL"}
+
+_MEMORY_LEVEL = "ORTMODULE_MEMORY_OPT_LEVEL"
+_RECOMPUTE_LAYERS = "1"
+"""ORTModule's memory optimizer level that recomputes, within each layer, all that costs no accuracy."""
 
 
 def import_ortmodule() -> Any:
@@ -26,7 +31,10 @@ def import_ortmodule() -> Any:
         RequestError: onnxruntime-training is not installed, or its extension cannot be built.
     """
     # ORTModule lets these environment variables override what its caller asked for, in silence.
-    for variable in ("ORTMODULE_FALLBACK_POLICY", "ORTMODULE_FALLBACK_RETRY", "ORTMODULE_LOG_LEVEL"):
+    for variable in (
+        *("ORTMODULE_FALLBACK_POLICY", "ORTMODULE_FALLBACK_RETRY", "ORTMODULE_LOG_LEVEL"),
+        *(_MEMORY_LEVEL, "ORTMODULE_MEMORY_OPT_CONFIG"),
+    ):
         os.environ.pop(variable, None)
     cuda_libs.prepare()
     compat.before_import()
@@ -40,7 +48,21 @@ def import_ortmodule() -> Any:
     return ortmodule
 
 
-def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path | None) -> torch.nn.Module:
+def set_seed(seed: int) -> None:
+    """Seeds ONNX Runtime's random numbers; in training they are then drawn from torch's, step by step."""
+    import onnxruntime
+
+    onnxruntime.set_seed(seed)
+
+
+def wrap(
+    model: torch.nn.Module,
+    cfg: OrtConfig,
+    *,
+    threads: int,
+    onnx_dir: Path | None,
+    recompute: bool = False,
+) -> torch.nn.Module:
     """Puts `model` into an ORTModule.
 
     Args:
@@ -48,12 +70,24 @@ def wrap(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path
         cfg: the backend's configuration.
         threads: the worker's share of the cores, for ONNX Runtime's pool where ``backend.threads`` is not set.
         onnx_dir: folder for ``backend.debug.save_onnx``, made when needed; None on a worker that saves nothing.
+        recompute: whether activations are computed again in the backward, by ORTModule's memory optimizer.
     """
-    return _prepare(model, cfg, threads, onnx_dir, arena=True)(model, "")
+    make = _prepare(model, cfg, threads, onnx_dir, arena=True)
+    # Read when an ORTModule is made.
+    with _variable(_MEMORY_LEVEL, _RECOMPUTE_LAYERS if recompute else None):
+        return make(model, "")
 
 
-def wrap_blocks(model: torch.nn.Module, cfg: OrtConfig, *, threads: int, onnx_dir: Path | None) -> torch.nn.Module:
-    """Puts each repeated block of `model` into an ORTModule of its own, for ZeRO 3; arguments as for `wrap`.
+def wrap_blocks(
+    model: torch.nn.Module,
+    cfg: OrtConfig,
+    *,
+    threads: int,
+    onnx_dir: Path | None,
+    recompute: bool = False,
+) -> torch.nn.Module:
+    """Puts each repeated block of `model` into an ORTModule of its own, for ZeRO 3; arguments as for `wrap`, but that
+    `recompute` is what ``backend.zero3=recompute`` does in any case.
 
     Returns:
         The model itself: its modules and their names stay as they are.
@@ -202,6 +236,20 @@ def _prepare(
         return wrapped
 
     return make
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str | None) -> Iterator[None]:
+    """Within it, the environment variable has this value, or none."""
+    before = os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 def plain_model(wrapped: torch.nn.Module) -> torch.nn.Module:

@@ -55,6 +55,13 @@ class Journal:
         """Figures of an optimizer step."""
         self._append("metrics", step=int(step), values={key: _encoded(float(value)) for key, value in values.items()})
 
+    def rewind(self, step: int, reason: str) -> None:
+        """Training goes on after `step`, whatever was journalled beyond it; `reason` says from where and why.
+
+        Later steps are journalled again. What reads a journal keeps the first value of each metric and step.
+        """
+        self._append("rewind", step=int(step), reason=reason)
+
     def artifact(self, path: Path, artifact_path: str = "") -> None:
         """A file or folder to keep with the run; `artifact_path` is the folder it goes to there."""
         folder = self.path.parent.resolve()
@@ -198,6 +205,7 @@ _SHAPES: dict[str, Callable[[Event], bool]] = {
     "params": _has_texts,
     "tags": _has_texts,
     "metrics": _has_points,
+    "rewind": lambda event: type(event["step"]) is int and event["step"] >= 0 and _texts("reason")(event),
     "artifact": _texts("path", "artifact_path"),
     "failure": lambda event: type(event["rank"]) is int and _texts("host", "message")(event),
     "end": lambda event: event["status"] in ("FINISHED", "FAILED", "KILLED"),

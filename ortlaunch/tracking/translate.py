@@ -102,6 +102,9 @@ class Translator:
                 self._tags |= {safe_key(key): fitted(value, TAG_LIMIT) for key, value in event["values"].items()}
             elif kind == "metrics":
                 self._points += self._fresh(event)
+            elif kind == "rewind":
+                # Its steps come again, and `_fresh` lets each (key, step) through once.
+                self.notes.append(f"training goes on after step {event['step']}: {event['reason']}")
             elif kind == "artifact":
                 operations.append(Artifact(event["path"], event["artifact_path"]))
             elif kind == "failure":

@@ -2,58 +2,80 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from ortlaunch.config.schema import TrainConfig
+from ortlaunch.trainer.boundary import Boundary
 from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.evaluation import Evaluation
+from ortlaunch.trainer.feed import Feed
+from ortlaunch.trainer.garbage import collected_every
 from ortlaunch.trainer.recorder import Recorder
-from ortlaunch.trainer.task import Batch
 
 
 def train(
     engine: Engine,
-    batches: Iterator[Batch],
+    feed: Feed,
     cfg: TrainConfig,
     device: torch.device,
     recorder: Recorder,
+    boundary: Boundary,
     first_step_done: Callable[[], None],
+    evaluation: Evaluation | None = None,
+    start_step: int = 0,
 ) -> None:
-    """Takes ``cfg.steps`` optimizer steps.
+    """Takes optimizer steps until ``cfg.steps`` are done or the run is asked to stop.
 
     Args:
         engine: the wrapped model.
-        batches: endless micro-batches of this worker.
+        feed: endless micro-batches of this worker.
         cfg: how long, and how many micro-batches to a step.
-        device: where the batches go.
+        device: where losses are.
         recorder: counts and journals.
+        boundary: what happens between two steps.
         first_step_done: called once, before the first step is journalled.
+        evaluation: what is evaluated at some steps; None for nothing.
+        start_step: steps that an earlier attempt has done.
+
+    Raises:
+        TrainingError: a loss or gradient was not finite; the weights are those before that step.
     """
     recorder.restart_clock()
-    for step in range(1, cfg.steps + 1):
-        lr = engine.lr
-        loss = _accumulate(engine, batches, cfg.grad_accumulation, device, recorder)
-        grad_norm = engine.step()
-        recorder.step_done()
-        if step == 1:
-            first_step_done()
-        if recorder.is_log_step(step):
-            recorder.log(step, loss, grad_norm, lr)
+    with collected_every(cfg.gc_every) as collect:
+        for step in range(start_step + 1, cfg.steps + 1):
+            engine.guard.step = step
+            lr = engine.lr
+            loss = _accumulate(engine, feed, cfg.grad_accumulation, device, recorder, boundary)
+            grad_norm = engine.step()
+            collect(step)
+            recorder.step_done()
+            if step == start_step + 1:
+                first_step_done()
+            evaluates = evaluation is not None and evaluation.is_due(step)
+            # Before anything is done with weights that are not to be trusted.
+            if recorder.is_log_step(step) or engine.tripped or evaluates:
+                recorder.log(step, loss, grad_norm, lr, engine)
+            eval_loss = None
+            if evaluation is not None and evaluates:
+                eval_loss = evaluation.run(engine, step)
+            if boundary.passed(step, eval_loss):
+                return
     recorder.finish(cfg.steps)
 
 
 def _accumulate(
-    engine: Engine, batches: Iterator[Batch], count: int, device: torch.device, recorder: Recorder
+    engine: Engine, feed: Feed, count: int, device: torch.device, recorder: Recorder, boundary: Boundary
 ) -> torch.Tensor:
     """Forward and backward over the micro-batches of one step; returns their mean loss, still on the device."""
     total = torch.zeros((), device=device)
+    waited = feed.waited
     for index in range(count):
-        waiting_since = time.perf_counter()
-        batch = next(batches)
-        recorder.waited_for_data(time.perf_counter() - waiting_since)
-        batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        batch = feed.take()
         recorder.micro_batch(batch)
+        boundary.beat()
         total += engine.micro_step(batch, last=index == count - 1)
+        feed.prefetch()
+    recorder.waited_for_data(feed.waited - waited)
     return total / count

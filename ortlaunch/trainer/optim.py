@@ -1,55 +1,70 @@
-"""Optimizers and learning-rate schedules by configuration."""
+"""Optimizers by configuration, and their step."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-
 import torch
-from torch.optim.lr_scheduler import LambdaLR
+from torch import nn
 
-from ortlaunch.config.schema import (
-    AdamWConfig,
-    CosineConfig,
-    LinearConfig,
-    OptimizerConfig,
-    SchedulerConfig,
-    SgdConfig,
-)
+from ortlaunch.config.schema import AdafactorConfig, AdamWConfig, OptimizerConfig, SgdConfig
+
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 
 
-def build_optimizer(parameters: Iterable[torch.nn.Parameter], cfg: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer over all parameters that require gradients, in torch's fused form."""
-    trainable = [parameter for parameter in parameters if parameter.requires_grad]
-    if isinstance(cfg, AdamWConfig):
-        return torch.optim.AdamW(
-            trainable,
-            lr=cfg.lr,
-            betas=(cfg.beta1, cfg.beta2),
-            eps=cfg.eps,
-            weight_decay=cfg.weight_decay,
-            fused=True,
-        )
-    assert isinstance(cfg, SgdConfig)
-    return torch.optim.SGD(trainable, lr=cfg.lr, momentum=cfg.momentum, weight_decay=cfg.weight_decay, fused=True)
+def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimizer over all parameters of `model` that require gradients, in torch's fused form where it has one.
 
-
-def build_scheduler(optimizer: torch.optim.Optimizer, cfg: SchedulerConfig, steps: int) -> LambdaLR:
-    """The schedule over `steps` optimizer steps; its step is taken after each optimizer step."""
-    return LambdaLR(optimizer, lambda done: lr_ratio(cfg, done, steps))
-
-
-def lr_ratio(cfg: SchedulerConfig, done: int, steps: int) -> float:
-    """Share of the peak learning rate that the step after `done` finished ones gets.
-
-    Rises in a straight line over the warm-up, the first step taking one part of it and not nothing; the decay ends
-    with the last of `steps`.
+    Biases, the weights of normalization layers and other parameters with fewer than two dimensions are in a group of
+    their own, without weight decay unless ``optimizer.decay_bias_and_norm`` says otherwise.
     """
-    if done < cfg.warmup_steps:
-        return (done + 1) / (cfg.warmup_steps + 1)
-    if not isinstance(cfg, LinearConfig | CosineConfig):
-        return 1.0
-    decay_steps = max(1, steps - 1 - cfg.warmup_steps)
-    progress = min(1.0, (done - cfg.warmup_steps) / decay_steps)
-    share = 1.0 - progress if isinstance(cfg, LinearConfig) else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return cfg.min_ratio + (1.0 - cfg.min_ratio) * share
+    groups = parameter_groups(model, cfg)
+    if isinstance(cfg, AdamWConfig):
+        return torch.optim.AdamW(groups, lr=cfg.lr, betas=(cfg.beta1, cfg.beta2), eps=cfg.eps, fused=True)
+    if isinstance(cfg, AdafactorConfig):
+        return torch.optim.Adafactor(groups, lr=cfg.lr, beta2_decay=cfg.beta2_decay, d=cfg.clip_threshold)
+    assert isinstance(cfg, SgdConfig)
+    return torch.optim.SGD(groups, lr=cfg.lr, momentum=cfg.momentum, fused=True)
+
+
+def parameter_groups(model: nn.Module, cfg: OptimizerConfig) -> list[dict[str, object]]:
+    """Trainable parameters in groups with and without weight decay, in the model's order; no group is empty."""
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if cfg.decay_bias_and_norm:
+        return [{"params": [parameter for _, parameter in trainable], "weight_decay": cfg.weight_decay}]
+    in_norms = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, _NORMS) or type(module).__name__.endswith("Norm")
+        for parameter in module.parameters(recurse=False)
+    }
+
+    def is_exempt(name: str, parameter: nn.Parameter) -> bool:
+        return parameter.ndim < 2 or name.rpartition(".")[2] == "bias" or id(parameter) in in_norms
+
+    groups: list[dict[str, object]] = []
+    for exempt, decay in ((False, cfg.weight_decay), (True, 0.0)):
+        chosen = [parameter for name, parameter in trainable if is_exempt(name, parameter) is exempt]
+        if chosen:
+            groups.append({"params": chosen, "weight_decay": decay})
+    return groups
+
+
+def masks_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
+    """Whether the optimizer's kernel itself can leave everything as it is, told so by a flag on the device."""
+    return device.type == "cuda" and bool(optimizer.defaults.get("fused"))
+
+
+def step_if(optimizer: torch.optim.Optimizer, finite: torch.Tensor, *, on_device: bool) -> None:
+    """Steps where `finite` is true, and leaves weights and state as they are elsewhere.
+
+    Args:
+        optimizer: the optimizer, its gradients in place and unscaled.
+        finite: boolean scalar on the device.
+        on_device: what `masks_on_device` said; the host reads the flag otherwise, which on the CPU costs nothing.
+    """
+    if on_device:
+        # The fused kernels' own protocol, with which torch's GradScaler skips steps.
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+        optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        optimizer.step()
+    elif bool(finite):
+        optimizer.step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
@@ -13,8 +12,12 @@ from ortlaunch.errors import TrainingError
 from ortlaunch.metrics.memory import memory_metrics, peak_memory_gib
 from ortlaunch.metrics.throughput import Steady, StepClock, Window, window_metrics
 from ortlaunch.tracking.journal import Journal
+from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.task import Batch
 from ortlaunch.trainer.workers import Workers
+
+_LEAST_LOSS_SCALE = 2.0**-14
+"""Below it not even the smallest loss scale keeps the gradients finite: half of what an fp16 number can be small."""
 
 
 class Recorder:
@@ -29,6 +32,8 @@ class Recorder:
         is_ort_active: Callable[[], bool],
         flops_per_sample: float | None,
         peak_flops: float | None,
+        start_step: int = 0,
+        tokens_seen: int = 0,
     ) -> None:
         """
         Args:
@@ -38,7 +43,11 @@ class Recorder:
             is_ort_active: whether ONNX Runtime really runs this worker's model.
             flops_per_sample: operations of forward and backward for one sample; None where unknown.
             peak_flops: the device's peak in operations per second; None where unknown.
+            start_step: steps that an earlier attempt has done.
+            tokens_seen: tokens that all workers have seen in them.
         """
+        self.tokens_seen = tokens_seen
+        self._start_step = start_step
         self._cfg = cfg
         self._workers = workers
         self._journal = journal
@@ -64,6 +73,7 @@ class Recorder:
         self._window.samples += next(iter(batch.values())).shape[0]
         if "input_ids" in batch:
             self._window.tokens += batch["input_ids"].numel()
+            self.tokens_seen += batch["input_ids"].numel() * self._workers.world_size
 
     def step_done(self) -> None:
         """Marks the end of an optimizer step."""
@@ -75,23 +85,27 @@ class Recorder:
         ``train.log_every`` steps."""
         return step in (1, self._cfg.steady_after, self._cfg.steps) or step % self._cfg.log_every == 0
 
-    def log(self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor | float | None, lr: float) -> None:
+    def log(
+        self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor | float | None, lr: float, engine: Engine
+    ) -> None:
         """Ends a window: one collective, then the first worker's line in the journal.
 
         Raises:
-            TrainingError: the loss is not a finite number on some worker.
+            TrainingError: a loss or gradient was not finite on some worker, at this step or since the last log step.
         """
         memory = memory_metrics(self._workers.device)
         # Reading the loss waits for the device, so the step times are complete after it.
-        shared = [float(loss), float(self._is_ort_active()), *memory.values()]
+        shared = [float(loss), *engine.guard.read(), float(self._is_ort_active()), *memory.values()]
         step_seconds = self._clock.read()
         everyone = self._workers.gather(shared)
-        mean_loss = float(everyone[:, 0].mean())
-        self._check_finite(step, everyone[:, 0])
-        self._note_ort(bool(everyone[:, 1].min() > 0))
-        metrics = {"train/loss": mean_loss, "train/lr": lr}
+        _check_finite(everyone[:, 1], everyone[:, 2])
+        self._note_ort(bool(everyone[:, 3].min() > 0))
+        metrics = {"train/loss": float(everyone[:, 0].mean()), "train/lr": lr}
         if grad_norm is not None:
             metrics["train/grad_norm"] = float(grad_norm)
+        if (scale := engine.loss_scale) is not None:
+            _check_scale(step, scale)
+            metrics["train/loss_scale"] = scale
         metrics |= window_metrics(
             self._window,
             step_seconds,
@@ -99,13 +113,20 @@ class Recorder:
             flops_per_sample=self._flops_per_sample,
             peak_flops=self._peak_flops,
         )
-        metrics |= dict(zip(memory, everyone[:, 2:].amax(dim=0).tolist(), strict=True))
-        if step > self._cfg.steady_after:
+        metrics |= dict(zip(memory, everyone[:, 4:].amax(dim=0).tolist(), strict=True))
+        # A window that began after the first steps of this attempt, in which export and compilation are.
+        if step - self._window.steps >= self._start_step + self._cfg.steady_after:
             self._steady.add(self._window, step_seconds)
         self._window = Window()
         if self._journal is not None:
             self._journal.metrics(step, metrics)
         # The journal's own time belongs to no step.
+        self._clock.restart()
+
+    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+        """Journals an evaluation, whose time belongs to no step."""
+        if self._journal is not None:
+            self._journal.metrics(step, metrics)
         self._clock.restart()
 
     def finish(self, step: int) -> None:
@@ -127,13 +148,25 @@ class Recorder:
             self._ort_active = self._worst_ort_active
             self._journal.tags({"ortlaunch.ort_active": str(self._ort_active).lower()})
 
-    def _check_finite(self, step: int, losses: torch.Tensor) -> None:
-        bad = [rank for rank, value in enumerate(losses.tolist()) if not math.isfinite(value)]
-        if bad:
-            raise TrainingError(
-                f"the loss is {losses[bad[0]].item()} at step {step} on rank {bad[0]}: lower optimizer.lr, "
-                "set train.clip_grad_norm, or look at the data"
-            )
+
+def _check_finite(losses: torch.Tensor, gradients: torch.Tensor) -> None:
+    """Looks at each worker's first step with a loss that is not finite, and with gradients, 0 standing for none."""
+    advice = "the weights are those before it. Lower optimizer.lr, set train.clip_grad_norm, or look at the data"
+    if bool((losses > 0).any()):
+        step = int(losses[losses > 0].min())
+        ranks = ", ".join(str(rank) for rank, first in enumerate(losses.tolist()) if first == step)
+        raise TrainingError(f"the loss is not finite at step {step} on rank {ranks}; {advice}")
+    if bool((gradients > 0).any()):
+        step = int(gradients[gradients > 0].min())
+        raise TrainingError(f"the gradients are not finite at step {step}, and the loss is; {advice}")
+
+
+def _check_scale(step: int, scale: float) -> None:
+    if scale < _LEAST_LOSS_SCALE:
+        raise TrainingError(
+            f"train.precision=fp16: the gradients overflow at every loss scale, which is {scale} at step {step}: use "
+            "train.precision=bf16 or fp32, or lower optimizer.lr"
+        )
 
 
 def since(started: float) -> float:

@@ -85,13 +85,14 @@ def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
     if not isinstance(logits, torch.Tensor) or labels is None:
         raise RequestError("the model's output holds no loss and no logits: return a scalar, or a dict with 'loss'")
     if labels.is_floating_point():
-        return functional.mse_loss(logits, labels.reshape(logits.shape))
+        return functional.mse_loss(logits.float(), labels.reshape(logits.shape).float())
     if logits.shape[:-1] != labels.shape:
         raise RequestError(
             f"the model's logits have shape {tuple(logits.shape)} and the labels {tuple(labels.shape)}: "
             "logits must be the labels' shape with the classes as last dimension"
         )
-    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+    # In fp32 whatever the model computes in, as models that compute their loss themselves do.
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1))
 
 
 def _entry(outputs: Any, name: str) -> Any:

@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from ortlaunch.config.schema import Config, Device
 from ortlaunch.errors import RequestError
@@ -60,9 +62,40 @@ def join(config: Config, device: Device) -> Workers:
     else:
         here = torch.device("cpu")
         torch.set_num_threads(threads)
+    timeout = timedelta(seconds=config.trainer.timeout_seconds)
+    # torchrun keeps its store when it starts workers again, with the addresses of those that died still in it.
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         "nccl" if device is Device.cuda else "gloo",
-        timeout=timedelta(seconds=config.trainer.timeout_seconds),
+        store=PrefixStore(f"ortlaunch/{attempt}", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
         device_id=here if device is Device.cuda else None,
     )
     return Workers(rank, world_size, here, threads)
+
+
+def separate_group(config: Config) -> dist.ProcessGroup:
+    """A group of all workers on the CPU, for what must not meet the training's own collectives; all workers call it."""
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.trainer.timeout_seconds))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def texts_of_all(text: str, group: dist.ProcessGroup) -> list[str]:
+    """Every worker's text, in the order of their ranks."""
+    everyone: list[str] = [""] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, text, group=group)
+    return everyone
+
+
+def shorten_timeout(config: Config, workers: Workers) -> None:
+    """After the first step, in which export and compilation are: NCCL's collectives may take no longer than any other
+    progress, and then leave their flight recorder behind. On the CPU the watch alone ends what hangs."""
+    if workers.device.type == "cuda":
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
+        torch.cuda.synchronize()
+        _set_pg_timeout(timedelta(seconds=config.launcher.timeout_seconds + 60), dist.group.WORLD)

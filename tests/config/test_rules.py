@@ -42,6 +42,9 @@ def test_the_default_configuration_is_accepted() -> None:
         ("backend.threads", 0),
         ("optimizer.lr", 0),
         ("train.clip_grad_norm", 0),
+        ("train.eval_every", 0),
+        ("train.eval_samples", 0),
+        ("train.gc_every", -1),
     ],
 )
 def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int) -> None:
@@ -61,7 +64,26 @@ def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int
         (["trainer=deepspeed", "trainer.zero_stage=2", "backend.zero3=hold"], ["backend.zero3=hold"]),
         (["train.precision=bf16"], ["train.precision=bf16", "backend=ort", "fp32"]),
         (["train.precision=fp16"], ["train.precision=fp16", "backend=ort"]),
-        (["train.precision=fp16", "backend=eager"], ["train.precision=fp16", "CUDA", "bf16"]),
+        (
+            ["backend=eager", "trainer=deepspeed", "trainer.zero_stage=0", "train.precision=fp16"],
+            ["train.precision=fp16", "trainer.zero_stage=0", "trainer.zero_stage=1", "trainer=ddp"],
+        ),
+        (["train.tf32=true"], ["train.tf32=true", "device=cuda"]),
+        (["data.eval_fraction=1"], ["data.eval_fraction=1", "less than 1"]),
+        (["optimizer=adafactor", "trainer=deepspeed"], ["optimizer=adafactor", "trainer.zero_stage=1", "trainer=ddp"]),
+        (["trainer=deepspeed", "trainer.offload_optimizer=true"], ["trainer.offload_optimizer=true", "device=cuda"]),
+        (
+            ["trainer=deepspeed", "trainer.zero_stage=0", "trainer.offload_optimizer=true"],
+            ["trainer.offload_optimizer=true", "trainer.zero_stage=1"],
+        ),
+        (
+            ["trainer=deepspeed", "+trainer.config.zero_optimization.offload_optimizer.device=cpu"],
+            ["trainer.config.zero_optimization.offload_optimizer", "trainer.offload_optimizer"],
+        ),
+        (
+            ["trainer=deepspeed", "trainer.zero_stage=3", "backend.zero3=hold", "train.activation_checkpointing=true"],
+            ["train.activation_checkpointing=true", "backend.zero3=hold", "backend.zero3=recompute"],
+        ),
         (["trainer=single", "launcher.workers_per_node=2"], ["trainer=single", "launcher.workers_per_node=2"]),
         (["data=text", "data.path=nowhere.txt"], ["data.path=nowhere.txt"]),
         (["data=tokens", "data.path=a.bin,b.bin"], ["data.path=a.bin"]),
@@ -97,8 +119,10 @@ def test_how_ort_runs_under_zero_3_can_be_chosen() -> None:
     assert chosen.backend.blocks == "transformer.h.*"
 
 
-def test_bf16_on_the_cpu_is_accepted_without_ort() -> None:
-    check(config("train.precision=bf16", "backend=eager"))
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_on_the_cpu_is_accepted_without_ort(precision: str) -> None:
+    check(config(f"train.precision={precision}", "backend=eager"))
+    check(config(f"train.precision={precision}", "backend=eager", "trainer=deepspeed"))
 
 
 def test_more_workers_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

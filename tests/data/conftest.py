@@ -16,10 +16,12 @@ Load = Callable[..., Loader]
 
 @pytest.fixture
 def load() -> Iterator[Load]:
-    """`build_loader` for a single rank unless told otherwise; loaders are closed when the test ends."""
+    """`build_loader` for a single rank and of all samples, nothing held out, unless told otherwise; loaders are closed
+    when the test ends."""
     opened: list[Loader] = []
 
-    def _load(cfg: DataConfig, **options: Any) -> Loader:
+    def _load(cfg: DataConfig, eval_fraction: float = 0.0, **options: Any) -> Loader:
+        cfg.eval_fraction = eval_fraction
         opened.append(build_loader(cfg, **{"batch_size": 2, "rank": 0, "world_size": 1, "seed": 0, **options}))
         return opened[-1]
 

@@ -137,6 +137,19 @@ def test_streams_shuffle_by_seed_and_epoch(load: Load, saved: Path) -> None:
     assert second not in epochs(2)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("taken", [3, 12, 17])
+def test_a_stream_goes_on_where_it_was_left(load: Load, saved: Path, taken: int, workers: int) -> None:
+    """12 batches of 10 are an epoch."""
+    cfg = config(saved, streaming=True, workers=workers)
+    expected = rows(load(cfg, batch_size=10), 30)
+    left = load(cfg, batch_size=10)
+    rows(left, taken)
+    resumed = load(cfg, batch_size=10, start=left.position)
+    assert rows(resumed, 10) == expected[taken * 10 : (taken + 10) * 10]
+    assert resumed.epoch == (taken + 9) // 12
+
+
 def test_a_saved_stream_is_cut_into_a_part_per_loader_process(load: Load, saved: Path) -> None:
     loaders = [
         load(config(saved, streaming=True, workers=2), batch_size=1, rank=rank, world_size=2) for rank in range(2)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from ortlaunch.config.schema import DataConfig, DigitsConfig, PysourceConfig, SyntheticConfig, TokensConfig
 from ortlaunch.data import Loader
+from ortlaunch.data.processes import NICENESS
 from ortlaunch.errors import RequestError
 
 Load = Callable[..., Loader]
@@ -67,6 +70,7 @@ def test_loader_processes_give_the_same_batches_and_end(load: Load, numbered: To
     assert loader.epoch == 29 // 13
     started = set(multiprocessing.active_children()) - before
     assert len(started) == 2
+    assert all(psutil.Process(process.pid).nice() == min(19, os.nice(0) + NICENESS) for process in started)
     loader.close()
     assert not any(process.is_alive() for process in started)
     assert list(loader) == []
@@ -133,3 +137,40 @@ def test_a_batch_that_just_fits_is_accepted(load: Load) -> None:
     assert loader.batches_per_epoch == 1
     next(loader), next(loader)
     assert loader.epoch == 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("taken", [1, 7, 13, 14, 26, 40])
+def test_a_loader_goes_on_where_another_was_left(load: Load, numbered: TokensConfig, taken: int, workers: int) -> None:
+    """13 batches of 4 make an epoch of 53 samples."""
+    numbered.workers = workers
+    expected = numbers(load(numbered, batch_size=2, rank=1, world_size=2), 60)
+    left = load(numbered, batch_size=2, rank=1, world_size=2)
+    numbers(left, taken)
+    resumed = load(numbered, batch_size=2, rank=1, world_size=2, start=left.position)
+    assert resumed.epoch == left.epoch or taken % 13 == 0
+    assert numbers(resumed, 20) == expected[taken : taken + 20]
+    assert (resumed.epoch, resumed.position.epoch) == ((taken + 19) // 13,) * 2
+
+
+@pytest.mark.parametrize(("before", "after"), [((2, 3), (3, 2)), ((2, 3), (1, 4)), ((1, 5), (4, 2)), ((4, 2), (3, 3))])
+def test_another_number_of_ranks_goes_on_without_a_gap(
+    load: Load, numbered: TokensConfig, before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    """(ranks, batch size) before and after: no sample of an epoch comes twice, and what is left out is less than a
+    step."""
+    ranks = [load(numbered, batch_size=before[1], rank=r, world_size=before[0]) for r in range(before[0])]
+    steps = 4
+    seen = [n for rank in ranks for batch in numbers(rank, steps) for n in batch]
+    (position,) = {rank.position for rank in ranks}
+    assert position.samples == len(seen) == steps * before[0] * before[1]
+    others = [load(numbered, batch_size=after[1], rank=r, world_size=after[0], start=position) for r in range(after[0])]
+    together = after[0] * after[1]
+    left = (53 - len(seen)) // together
+    for _ in range(left):
+        seen += [n for rank in others for n in numbers(rank, 1)[0]]
+        assert {rank.epoch for rank in others} == {0}
+    assert len(seen) == len(set(seen)) > 53 - together
+    next_epoch = [n for rank in others for batch in numbers(rank, 53 // together) for n in batch]
+    assert {rank.epoch for rank in others} == {1}
+    assert len(next_epoch) == len(set(next_epoch))

@@ -241,6 +241,12 @@ def mlflow_run() -> Callable[[Result], Any]:
     return find
 
 
+@pytest.fixture(scope="session")
+def fleet_of() -> Callable[[Path, dict[str, tuple[str, ...]]], Fleet]:
+    """Makes the runs of a table in a folder."""
+    return Fleet
+
+
 # No dropout, so that runs differ by nothing but what computes them; four samples a step whoever shares them.
 _GPT = (
     "model=gpt2_nano",

@@ -31,6 +31,18 @@ def test_a_step_clock_gives_the_time_of_each_step_since_it_was_read() -> None:
     assert clock.read() == []
 
 
+def test_a_pause_between_two_readings_belongs_to_no_step_and_keeps_the_steps_before_it() -> None:
+    time = FakeTime()
+    clock = StepClock(torch.device("cpu"), now=time)
+    time.seconds += 2.0
+    clock.step_done()
+    time.seconds += 50.0
+    clock.restart()
+    time.seconds += 3.0
+    clock.step_done()
+    assert clock.read() == [2.0, 3.0]
+
+
 def test_time_between_restart_and_the_step_before_belongs_to_no_step() -> None:
     time = FakeTime()
     clock = StepClock(torch.device("cpu"), now=time)

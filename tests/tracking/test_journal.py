@@ -29,6 +29,7 @@ def test_every_event_comes_back(tmp_path: Path) -> None:
     journal.params({"model": {"name": "gpt2"}})
     journal.tags({"a": "b"})
     journal.metrics(3, {"train/loss": 1.5})
+    journal.rewind(2, "resumed from checkpoints/step-00000002")
     journal.artifact(tmp_path / "config.yaml", "config")
     journal.failure(1, "node\n2", "boom")
     journal.end("FAILED")
@@ -41,6 +42,7 @@ def test_every_event_comes_back(tmp_path: Path) -> None:
         {"event": "params", "values": {"model.name": "gpt2"}},
         {"event": "tags", "values": {"a": "b"}},
         {"event": "metrics", "step": 3, "values": {"train/loss": 1.5}},
+        {"event": "rewind", "step": 2, "reason": "resumed from checkpoints/step-00000002"},
         {"event": "artifact", "path": "config.yaml", "artifact_path": "config"},
         {"event": "failure", "rank": 1, "host": "node\n2", "message": "boom"},
         {"event": "end", "status": "FAILED"},

@@ -37,6 +37,15 @@ def test_rewound_steps_are_sent_once_and_new_ones_between_them_too() -> None:
     assert second == [Points([Point("a", 9.0, 3, 15), Point("c", 7.0, 4, 20), Point("a", 3.0, 5, 30)])]
 
 
+def test_a_rewind_is_noted_and_sends_nothing() -> None:
+    translator = Translator()
+    translator.translate([metrics(10, 1, a=1.0), metrics(20, 2, a=2.0)])
+    rewound = translator.translate([event("rewind", step=10, reason="a worker died"), metrics(20, 4, a=2.0)])
+    assert rewound == []
+    assert len(translator.notes) == 1 and "step 10: a worker died" in translator.notes[0]
+    assert translator.translate([metrics(30, 5, a=3.0)]) == [Points([Point("a", 3.0, 5, 30)])]
+
+
 def test_end_comes_after_what_was_before_it() -> None:
     operations = Translator().translate(
         [

@@ -1,12 +1,24 @@
-"""Learning-rate schedules against values worked out by hand."""
+"""Learning-rate schedules against values worked out by hand, and optimizers."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from ortlaunch.config.schema import AdamWConfig, ConstantConfig, CosineConfig, LinearConfig, SchedulerConfig, SgdConfig
-from ortlaunch.trainer.optim import build_optimizer, build_scheduler, lr_ratio
+from ortlaunch.config.schema import (
+    AdafactorConfig,
+    AdamWConfig,
+    ConstantConfig,
+    CosineConfig,
+    LinearConfig,
+    ModelConfig,
+    OptimizerConfig,
+    SchedulerConfig,
+    SgdConfig,
+)
+from ortlaunch.registry import build_model
+from ortlaunch.trainer.optim import build_optimizer, step_if
+from ortlaunch.trainer.schedule import build_scheduler, lr_ratio
 
 
 @pytest.mark.parametrize(
@@ -24,17 +36,85 @@ def test_a_schedule_over_five_steps(cfg: SchedulerConfig, ratios: list[float]) -
 
 
 def test_the_schedule_multiplies_the_peak() -> None:
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = build_optimizer([weight], SgdConfig(lr=0.1))
+    model = torch.nn.Linear(1, 1)
+    optimizer = build_optimizer(model, SgdConfig(lr=0.1))
     scheduler = build_scheduler(optimizer, LinearConfig(), steps=2)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
-    weight.grad = torch.ones(1)
+    model(torch.ones(1)).backward()
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.0
 
 
 def test_frozen_parameters_are_left_out() -> None:
-    frozen, free = torch.nn.Parameter(torch.ones(1), requires_grad=False), torch.nn.Parameter(torch.ones(1))
-    optimizer = build_optimizer([frozen, free], AdamWConfig())
-    assert [p for group in optimizer.param_groups for p in group["params"]] == [free]
+    model = torch.nn.Linear(1, 1)
+    model.bias.requires_grad_(False)
+    optimizer = build_optimizer(model, AdamWConfig())
+    assert [p for group in optimizer.param_groups for p in group["params"]] == [model.weight]
+
+
+class Mixed(torch.nn.Module):
+    """Parameters of every kind that the grouping tells apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(3, 4)
+        self.linear = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.LayerNorm((2, 2))
+        self.batch = torch.nn.BatchNorm2d(3)
+        self.scale = torch.nn.Parameter(torch.ones(4))
+        self.bias = torch.nn.Parameter(torch.ones(2, 2))
+
+
+def decayed(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> set[str]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    grouped = [(p, group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(id(parameter) for parameter, _ in grouped) == sorted(names)
+    assert {decay for _, decay in grouped} <= {0.0, 0.1}
+    return {names[id(parameter)] for parameter, decay in grouped if decay}
+
+
+@pytest.mark.parametrize("cfg", [AdamWConfig, SgdConfig, AdafactorConfig])
+def test_biases_norms_and_vectors_do_not_decay_unless_told_to(cfg: type[OptimizerConfig]) -> None:
+    model = Mixed()
+    assert decayed(build_optimizer(model, cfg(weight_decay=0.1)), model) == {"embedding.weight", "linear.weight"}
+    everything = build_optimizer(model, cfg(weight_decay=0.1, decay_bias_and_norm=True))
+    assert decayed(everything, model) == {name for name, _ in model.named_parameters()}
+
+
+def test_a_real_models_groups() -> None:
+    model = build_model(ModelConfig(name="gpt2_nano", params={"n_layer": 1, "vocab_size": 16}))
+    names = decayed(build_optimizer(model, AdamWConfig(weight_decay=0.1)), model)
+    block = {f"transformer.h.0.{part}.weight" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
+    assert names == block | {"transformer.wte.weight", "transformer.wpe.weight"}
+
+
+@pytest.mark.parametrize(
+    ("cfg", "on_device"),
+    [
+        (AdamWConfig(weight_decay=0.1), False),
+        (SgdConfig(weight_decay=0.1), False),
+        (AdafactorConfig(), False),
+        # By the fused kernels' flag, as on a GPU; torch 2.13 has it in the CPU's, too.
+        (AdamWConfig(weight_decay=0.1), True),
+        (SgdConfig(weight_decay=0.1), True),
+    ],
+)
+def test_a_step_with_gradients_that_are_not_finite_changes_nothing(cfg: OptimizerConfig, on_device: bool) -> None:
+    model = torch.nn.Linear(4, 3)
+    optimizer = build_optimizer(model, cfg)
+    for value, moves in ((1.0, True), (float("nan"), False), (float("inf"), False), (1.0, True)):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        state = [{k: torch.as_tensor(v).clone() for k, v in s.items()} for s in optimizer.state.values()]
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        step_if(optimizer, torch.isfinite(torch.tensor(value)), on_device=on_device)
+        assert any(not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)) is moves
+        if not moves:
+            after = list(optimizer.state.values())
+            assert all(torch.equal(a[k], torch.as_tensor(b[k])) for a, b in zip(state, after, strict=True) for k in a)
+
+
+def test_adamw_and_sgd_are_torchs_fused_ones() -> None:
+    for cfg in (AdamWConfig(), SgdConfig()):
+        assert build_optimizer(torch.nn.Linear(1, 1), cfg).defaults["fused"] is True

@@ -88,7 +88,7 @@ def measure(config: Config, threads: int) -> dict[str, float | None]:
     from ortlaunch.metrics.memory import peak_memory_gib
     from ortlaunch.models.checks import check_model
     from ortlaunch.ort.check.prepare import ONNX_DIR, built, first_batches, place
-    from ortlaunch.trainer.engine import TorchEngine
+    from ortlaunch.trainer.engines.torch_engine import TorchEngine
     from ortlaunch.trainer.task import make_task
     from ortlaunch.wrapping import wrap_backend
 

@@ -27,7 +27,7 @@ from ortlaunch.ort.check.report import Export, Parity, Randomness, Report, Struc
 from ortlaunch.ort.check.structure import check_calls, check_structure
 from ortlaunch.ort.check.verdict import verdict
 from ortlaunch.ort.find_blocks import find_blocks
-from ortlaunch.trainer.engine import TorchEngine
+from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.task import make_task
 

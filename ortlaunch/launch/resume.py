@@ -1,0 +1,97 @@
+"""`ortlaunch resume RUN_DIR [KEY=VALUE...]`: launches a run again, in its folder and as the same run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ortlaunch.config.load import first_line, load_config, to_config
+from ortlaunch.config.rules import check
+from ortlaunch.config.schema import Config, MlflowConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.launch.local import run
+from ortlaunch.launch.plan import WORKERS_LOCK, plan_in
+from ortlaunch.tracking.journal import Event, read_events
+from ortlaunch.tracking.store import exclusive
+from ortlaunch.tracking.sync import is_alive
+from ortlaunch.tracking.uri import resolve_tracking
+
+
+def resume(arguments: list[str]) -> int:
+    """Runs `ortlaunch resume`.
+
+    Args:
+        arguments: the command line after the verb: a run folder, then keys to change.
+
+    Returns:
+        The exit code of the run.
+
+    Raises:
+        RequestError: there is no such run, it is still going on, or a key is wrong.
+    """
+    if not arguments or "=" in arguments[0]:
+        raise RequestError("resume: name the run folder: ortlaunch resume RUN_DIR [KEY=VALUE ...]")
+    run_dir = Path(arguments[0]).expanduser().absolute()
+    config = _changed(_stored_config(run_dir), arguments[1:], run_dir)
+    check(config)
+    if isinstance(config.tracking, MlflowConfig):
+        config = dataclasses.replace(config, tracking=resolve_tracking(config.tracking, Path.cwd()))
+    starts = [event for event in read_events(run_dir / "journal.jsonl", 0)[0] if event["event"] == "start"]
+    _check_ended(run_dir, config.launcher.grace_seconds)
+    run_id, name = _identity(run_dir, starts)
+    plan = plan_in(config, run_dir, run_id, name, attempt=max(1, len(starts)))
+    return run(plan, config, ["resume", *arguments])
+
+
+def _stored_config(run_dir: Path) -> Config:
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise RequestError(f"{run_dir} is no run folder: it has no config.yaml")
+    try:
+        return load_config(path)
+    except (OmegaConfBaseException, KeyError, OSError) as error:
+        raise RequestError(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def _changed(config: Config, overrides: list[str], run_dir: Path) -> Config:
+    """The configuration with keys changed; goes on from the newest checkpoint unless told otherwise."""
+    for override in overrides:
+        if "=" not in override:
+            raise RequestError(f"resume: {override} is not of the form KEY=VALUE")
+        if override.partition("=")[0].lstrip("+") in ("model", "data", "backend", "trainer", "optimizer", "scheduler"):
+            raise RequestError(
+                f"resume: {override}: a run keeps what it is made of; only single keys can change, such as train.steps"
+            )
+    if any((run_dir / "checkpoints").glob("step-*/manifest.json")) and config.train.resume != "auto":
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, resume="auto"))
+    try:
+        return to_config(OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(overrides)))  # type: ignore[arg-type]
+    except OmegaConfBaseException as error:
+        raise RequestError(f"resume: {first_line(error)}") from error
+
+
+def _check_ended(run_dir: Path, seconds: float) -> None:
+    """Waits for workers that are still writing their last checkpoint; refuses a run whose launcher lives."""
+    try:
+        launcher = json.loads((run_dir / "launcher.json").read_text())
+        here = launcher["host"] == socket.gethostname()
+        alive = here and is_alive(int(launcher["pid"]), int(launcher["start_ticks"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        alive = False
+    if alive:
+        raise RequestError(f"{run_dir} is still running (process {launcher['pid']}): stop it first")
+    with exclusive(run_dir / WORKERS_LOCK, seconds) as free:
+        if not free:
+            raise RequestError(f"workers of {run_dir} are still running after {seconds:g} s: stop them first")
+
+
+def _identity(run_dir: Path, starts: list[Event]) -> tuple[str, str]:
+    if starts:
+        return starts[0]["run_id"], starts[0]["name"]
+    # Killed before it could say what it is: the folder is <timestamp>-<name>-<id>.
+    return run_dir.name.rpartition("-")[2], run_dir.name

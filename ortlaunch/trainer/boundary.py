@@ -1,0 +1,138 @@
+"""What happens between two steps: checkpoints, requests to stop, and the sign that this worker is alive."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ortlaunch.config.schema import TrainConfig
+from ortlaunch.errors import TrainingError
+from ortlaunch.tracking.journal import Journal
+from ortlaunch.trainer.checkpoint import rng
+from ortlaunch.trainer.checkpoint.saver import Saver, Written, must_be_written
+from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.recorder import Recorder
+from ortlaunch.trainer.stop import StopRequests
+from ortlaunch.trainer.watch import Watch
+
+Facts = Callable[[int], tuple[dict[str, Any], dict[str, Any]]]
+"""Of a step: what this worker keeps of its own in a checkpoint, and the facts about the checkpoint."""
+
+
+class Boundary:
+    """Called by every worker at the end of every step."""
+
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        engine: Engine,
+        saver: Saver,
+        stop: StopRequests,
+        watch: Watch,
+        recorder: Recorder,
+        journal: Journal | None,
+        facts: Facts,
+    ) -> None:
+        """
+        Args:
+            cfg: when to save.
+            engine: the wrapped model.
+            saver: writes checkpoints.
+            stop: the requests to stop.
+            watch: ends this worker when it stands still.
+            recorder: whose clock stands still for a checkpoint.
+            journal: the run's journal on the first worker, None on the others.
+            facts: what goes into a checkpoint beside the engine's state.
+        """
+        self._cfg = cfg
+        self._engine = engine
+        self._saver = saver
+        self._stop = stop
+        self._watch = watch
+        self._recorder = recorder
+        self._journal = journal
+        self._facts = facts
+        self.stopped_at: int | None = None
+        """The step at which a request to stop ended the training; None while it goes on."""
+
+    def passed(self, step: int, eval_loss: float | None = None) -> bool:
+        """A step has ended.
+
+        Args:
+            step: its number, counted from 1.
+            eval_loss: the loss of an evaluation after it, where there was one; the lowest is the ``best`` checkpoint.
+
+        Returns:
+            Whether training stops here.
+
+        Raises:
+            TrainingError: the run is asked to stop and its checkpoint cannot be written.
+        """
+        self._watch.step_done(step)
+        self._report(self._saver.ended())
+        stop = self._stop.agreed() and step < self._cfg.steps
+        every = self._cfg.checkpoint_every
+        due = stop or (every is not None and step % every == 0)
+        # Steps whose numbers were not finite were left out, on all workers; the next log step would end the run.
+        spoiled = due and self._engine.guard.read()[1] > 0
+        if spoiled and stop:
+            raise TrainingError("a gradient is not finite since the last log step: there is nothing good to save")
+        if due and not spoiled:
+            self._save(step, eval_loss)
+        if stop:
+            self.stopped_at = step
+        return stop
+
+    def beat(self) -> None:
+        """Progress within a step."""
+        self._watch.beat()
+
+    def finish(self) -> None:
+        """After the last step: waits for the checkpoint that is being written."""
+        self._stop.close()
+        written = self._wait()
+        self._report(written)
+        if self.stopped_at is not None:
+            must_be_written(written)
+
+    def _save(self, step: int, eval_loss: float | None) -> None:
+        begin = time.perf_counter()
+        own, meta = self._facts(step)
+        # Before the snapshot, which may draw numbers.
+        own["rng"] = rng.capture()
+        ended = self._saver.save(step, self._engine.snapshot, own, {**meta, "eval_loss": eval_loss})
+        if not self._cfg.checkpoint_async:
+            ended += self._wait()
+        stall = time.perf_counter() - begin
+        self._report(ended)
+        if self._journal is not None:
+            self._journal.metrics(step, {"checkpoint/stall_seconds": stall})
+        # Time that belongs to no step.
+        self._recorder.restart_clock()
+
+    def _wait(self) -> list[Written]:
+        """Waits for the disk, which may be slow without anything being stuck."""
+        return self._watch.through(self._saver.wait)
+
+    def _report(self, written: list[Written]) -> None:
+        if self._journal is None:
+            return
+        for one in written:
+            if one.error:
+                text = f"the checkpoint of step {one.step} could not be written, training goes on: {one.error}"
+                print(f"warning: {text}", flush=True)
+                self._journal.tags({"ortlaunch.checkpoint_failure": text})
+            else:
+                self._journal.metrics(one.step, {"checkpoint/write_seconds": one.seconds})
+
+
+def mlflow_run_id(run_dir: Path) -> str | None:
+    """The id that MLflow gave to this run, where the relay has noted one."""
+    try:
+        stored = json.loads((run_dir / "relay.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return stored.get("mlflow_run_id") if isinstance(stored, dict) else None

@@ -1,0 +1,192 @@
+"""DeepSpeed with ZeRO 0 to 3."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from omegaconf import OmegaConf
+
+from ortlaunch.config.schema import Config, DeepSpeedConfig, Precision
+from ortlaunch.errors import RequestError
+from ortlaunch.trainer.checkpoint.torch_state import Write
+from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.gradients import clip_
+from ortlaunch.trainer.guard import Guard
+from ortlaunch.trainer.optim import build_optimizer, masks_on_device
+from ortlaunch.trainer.precision import cast_inputs
+from ortlaunch.trainer.schedule import build_scheduler
+from ortlaunch.trainer.task import Batch, Task
+from ortlaunch.trainer.workers import Workers
+
+
+class DeepSpeedEngine(Engine):
+    """DeepSpeed with ZeRO 0 to 3."""
+
+    def __init__(
+        self, inner: torch.nn.Module, config: Config, cfg: DeepSpeedConfig, workers: Workers, task: Task
+    ) -> None:
+        import deepspeed
+
+        # On the CPU it would compile a shared-memory collective of its own at the first run, for half a minute; that
+        # spins, needs a compiler, and trains no faster than gloo (gpt2_nano, ZeRO 1, two workers on four cores).
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        _check_precision(config.train.precision)
+        self.inner = inner
+        self.guard = Guard(workers.device)
+        self._is_first = workers.is_first
+        self._task = task
+        self._precision = config.train.precision
+        self._clip = config.train.clip_grad_norm
+        self._is_plain = _is_plain(config, cfg)
+        self._parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
+        self._optimizer = build_optimizer(inner, config.optimizer)
+        self._masks_on_device = masks_on_device(self._optimizer, workers.device)
+        self._scheduler = build_scheduler(self._optimizer, config.scheduler, config.train.steps)
+        # What it prints belongs into the log, not on the terminal.
+        with contextlib.redirect_stdout(sys.stderr), _no_step_taken(self._optimizer):
+            self._engine, _, _, _ = deepspeed.initialize(
+                model=inner,
+                optimizer=self._optimizer,
+                lr_scheduler=self._scheduler,
+                config=deepspeed_config(config, cfg),
+                dist_init_required=False,
+            )
+
+    def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
+        # DeepSpeed counts the micro-batches itself: ZeRO 0 and 1 exchange gradients at the last, 2 and 3 keep only
+        # their shard and so exchange at each.
+        loss = self._task.loss(self._engine, cast_inputs(batch, self._precision))
+        self._engine.backward(self.guard.watch(loss))
+        if not last:
+            self._engine.step()
+        return loss.detach()
+
+    def step(self) -> torch.Tensor | float | None:
+        return self._plain_step() if self._is_plain else self._sharded_step()
+
+    def evaluate(self, batch: Batch) -> torch.Tensor:
+        return self._task.loss(self._engine, cast_inputs(batch, self._precision))
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        self._engine.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._engine.train()
+
+    @property
+    def lr(self) -> float:
+        return float(self._scheduler.get_last_lr()[0])
+
+    @property
+    def loss_scale(self) -> float | None:
+        if self._precision is not Precision.fp16:
+            return None
+        return float(self._engine.optimizer.loss_scale)
+
+    def _plain_step(self) -> torch.Tensor:
+        norm = clip_(self._parameters, self._clip)
+        finite = torch.isfinite(norm)
+        self.guard.check_gradients(finite)
+        if self._masks_on_device:
+            self._optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            self._optimizer.grad_scale = None  # type: ignore[attr-defined]
+        elif not bool(finite):
+            self.tripped = True
+            # Optimizers pass over parameters without a gradient.
+            self._engine.zero_grad()
+        self._engine.step()
+        return norm
+
+    def _sharded_step(self) -> torch.Tensor | float | None:
+        # It reads the norm on the host at every step, and leaves out the update where it is not finite.
+        self._engine.step()
+        if self._precision is not Precision.fp16 and self._engine.optimizer.overflow:
+            self.guard.check_gradients(False)
+            self.tripped = True
+        return self._engine.get_global_grad_norm()
+
+    def snapshot(self, folder: Path) -> Write:
+        from ortlaunch.trainer.checkpoint import deepspeed_state
+
+        return deepspeed_state.snapshot(self._engine, folder)
+
+    def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
+        from ortlaunch.trainer.checkpoint import deepspeed_state
+
+        deepspeed_state.restore(self._engine, folder, saved_workers=saved_workers, scratch=scratch, group=group)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        from ortlaunch.trainer.checkpoint import deepspeed_state
+
+        return deepspeed_state.weights(self._engine, is_first=self._is_first)
+
+
+def deepspeed_config(config: Config, cfg: DeepSpeedConfig) -> dict[str, Any]:
+    """DeepSpeed's configuration for this run, with the user's ``trainer.config`` merged over it.
+
+    https://www.deepspeed.ai/docs/config-json/
+    """
+    generated = {
+        "train_micro_batch_size_per_gpu": config.train.batch_size,
+        "gradient_accumulation_steps": config.train.grad_accumulation,
+        "gradient_clipping": 0.0 if _is_plain(config, cfg) else config.train.clip_grad_norm or 0.0,
+        "zero_optimization": _zero(cfg),
+        "bf16": {"enabled": config.train.precision is Precision.bf16},
+        "fp16": {"enabled": config.train.precision is Precision.fp16},
+        # Our optimizers are torch's own, also on the CPU and also those that DeepSpeed has not tested.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        # Its timer waits for the device twice per micro-step.
+        "timers": {"throughput": {"enabled": False}},
+        "wall_clock_breakdown": False,
+        "steps_per_print": 2**31 - 1,
+    }
+    merged = OmegaConf.to_container(OmegaConf.merge(generated, cfg.config), resolve=True)
+    assert isinstance(merged, dict)
+    return {str(key): value for key, value in merged.items()}
+
+
+def _zero(cfg: DeepSpeedConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {"stage": cfg.zero_stage}
+    if cfg.offload_optimizer:
+        options["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    return options
+
+
+def _is_plain(config: Config, cfg: DeepSpeedConfig) -> bool:
+    """Whether the optimizer stays ours: at stage 0 in fp32 DeepSpeed wraps none, keeps the norm of the gradients to
+    itself and steps whatever it is. So we clip, and guard the weights."""
+    return cfg.zero_stage == 0 and config.train.precision is Precision.fp32
+
+
+@contextlib.contextmanager
+def _no_step_taken(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Undoes the step with gradients of zero by which DeepSpeed makes the optimizer's state at stage 0 in bf16: it
+    decays the weights, and AdamW would correct the first real step as if it were the second."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    yield
+    optimizer.state.clear()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def _check_precision(precision: Precision) -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    if precision is Precision.fp16 and not accelerator.is_fp16_supported():
+        raise RequestError(
+            f"train.precision=fp16: DeepSpeed does not run it on this {accelerator.device_name()}, which has no "
+            "instructions for it: use bf16 or fp32, or trainer=ddp"
+        )

@@ -1,0 +1,47 @@
+"""The loss on held-out samples."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.recorder import Recorder
+from ortlaunch.trainer.task import Batch
+from ortlaunch.trainer.workers import Workers
+
+
+class Evaluation:
+    """Evaluates a model on the same batches each time."""
+
+    def __init__(self, batches: list[Batch], every: int, last_step: int, workers: Workers, recorder: Recorder) -> None:
+        """
+        Args:
+            batches: this worker's, on the CPU; all workers have as many of the same size.
+            every: steps between two evaluations.
+            last_step: the run's last step, which is followed by one, too.
+            workers: this worker's place.
+            recorder: journals the result.
+        """
+        self._batches = batches
+        self._every = every
+        self._last_step = last_step
+        self._workers = workers
+        self._recorder = recorder
+
+    def is_due(self, step: int) -> bool:
+        """Whether an evaluation follows `step`."""
+        return step % self._every == 0 or step == self._last_step
+
+    def run(self, engine: Engine, step: int) -> float:
+        """Evaluates; journals and returns the mean over the samples of all workers."""
+        began = time.perf_counter()
+        total = torch.zeros((), device=self._workers.device)
+        with engine.evaluating():
+            for batch in self._batches:
+                total += engine.evaluate({name: tensor.to(self._workers.device) for name, tensor in batch.items()})
+        losses = self._workers.gather([float(total) / len(self._batches)])
+        mean = float(losses.mean())
+        self._recorder.evaluated(step, {"eval/loss": mean, "eval/seconds": time.perf_counter() - began})
+        return mean

@@ -1,0 +1,73 @@
+"""`ortlaunch export weights RUN_DIR [--out FOLDER]`: a run's weights in plain names, from its newest checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+
+from ortlaunch.config.load import load_config
+from ortlaunch.config.schema import Config, DeepSpeedConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.registry import build_model
+from ortlaunch.trainer.checkpoint import manifest, store
+from ortlaunch.trainer.checkpoint.saver import ENGINE
+from ortlaunch.trainer.weights import FOLDER, fill_names, save_weights
+
+
+def export_weights(arguments: list[str]) -> int:
+    """Runs `ortlaunch export weights`; returns the exit code.
+
+    Raises:
+        RequestError: the folder is no run folder, or there is no complete checkpoint in it.
+    """
+    options = _parser().parse_args(arguments)
+    given: Path = options.run_dir.expanduser().absolute()
+    checkpoint = _checkpoint(given)
+    # checkpoints/step-… lies in the run folder, also where it is reached by the link `latest`.
+    run_dir = checkpoint.parents[1]
+    config = load_config(run_dir / "config.yaml")
+    out: Path = (options.out or run_dir / FOLDER).expanduser().absolute()
+    if options.out is not None and out.exists() and any(out.iterdir()):
+        raise RequestError(f"--out {out}: the folder is not empty; name one that is, or that is not there yet")
+    with contextlib.redirect_stdout(sys.stderr):
+        _export(config, checkpoint, out)
+    print(f"{out}: weights after step {store.step_of(checkpoint)}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ortlaunch export weights", description="Write a run's weights as safetensors, in the model's own names."
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="a run folder, or a checkpoint in one")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (default: weights/ in the run folder)")
+    return parser
+
+
+def _checkpoint(given: Path) -> Path:
+    if (given / manifest.NAME).is_file():
+        path = given.resolve()
+        if wrong := manifest.problems(path):
+            raise RequestError(f"{given} is damaged: {wrong[0]}")
+        return path
+    if not (given / "config.yaml").is_file():
+        raise RequestError(f"{given} is no run folder: it has no config.yaml")
+    found = store.newest(given / store.FOLDER)
+    for line in found.skipped:
+        print(f"warning: {line}", file=sys.stderr)
+    if found.path is None:
+        raise RequestError(f"{given}: there is no complete checkpoint in it (train.checkpoint_every)")
+    return found.path.resolve()
+
+
+def _export(config: Config, checkpoint: Path, out: Path) -> None:
+    if isinstance(config.trainer, DeepSpeedConfig):
+        from ortlaunch.trainer.checkpoint.deepspeed_state import read_weights
+    else:
+        from ortlaunch.trainer.checkpoint.torch_state import read_weights
+    # A user's model factory lies where the user is.
+    sys.path.insert(0, str(Path.cwd()))
+    model = build_model(config.model)
+    save_weights(fill_names(read_weights(checkpoint / ENGINE), model), model, out)

@@ -1,0 +1,85 @@
+"""Turns a lack of memory into figures and advice."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import torch
+
+from ortlaunch.config.schema import Config, DeepSpeedConfig
+from ortlaunch.errors import TrainingError
+
+_GIB = 2**30
+_SIGNS = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "Failed to allocate memory for requested buffer",
+    "bad allocation",
+)
+
+
+def explained(error: BaseException, config: Config, run_dir: Path, rank: int) -> BaseException:
+    """The error itself, or, where it is a lack of memory, one with peak figures and what to change.
+
+    On CUDA a snapshot of the allocator is left in ``memory/rank-N.pickle`` for pytorch.org/memory_viz.
+    """
+    if not is_lack_of_memory(error):
+        return error
+    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    lines = [f"out of memory: {cause}", f"peak of this worker: {_peak()}", *_advice(config)]
+    snapshot = _snapshot(run_dir, rank)
+    if snapshot is not None:
+        lines.append(f"what held the memory: {snapshot} (drop it on pytorch.org/memory_viz)")
+    explanation = TrainingError("\n".join(lines))
+    explanation.__cause__ = error
+    return explanation
+
+
+def is_lack_of_memory(error: BaseException) -> bool:
+    """Whether torch, ONNX Runtime or Python found no more memory, on the device or on the host."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    )
+
+
+def _peak() -> str:
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    if not torch.cuda.is_initialized():
+        return f"{rss:.2f} GiB resident"
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return (
+        f"{torch.cuda.max_memory_allocated() / _GIB:.2f} GiB allocated, "
+        f"{torch.cuda.max_memory_reserved() / _GIB:.2f} GiB reserved of {total / _GIB:.2f} GiB; {rss:.2f} GiB resident"
+    )
+
+
+def _advice(config: Config) -> list[str]:
+    lines = ["what helps, the cheapest first:"]
+    train = config.train
+    if train.batch_size > 1:
+        half = train.batch_size // 2
+        lines.append(
+            f"  train.batch_size={half} train.grad_accumulation={train.grad_accumulation * 2} "
+            "(the same samples in a step, half of the activations)"
+        )
+    if not getattr(train, "activation_checkpointing", True):
+        lines.append("  train.activation_checkpointing=true (recomputes activations in the backward)")
+    stage = config.trainer.zero_stage if isinstance(config.trainer, DeepSpeedConfig) else 0
+    if stage < 3:
+        after = "optimizer state", "gradients too", "parameters too"
+        lines.append(f"  trainer=deepspeed trainer.zero_stage={stage + 1} (shards {after[stage]} over the workers)")
+    return lines
+
+
+def _snapshot(run_dir: Path, rank: int) -> Path | None:
+    if not torch.cuda.is_initialized():
+        return None
+    path = run_dir / "memory" / f"rank-{rank}.pickle"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        torch.cuda.memory._dump_snapshot(str(path))
+    except (OSError, RuntimeError):
+        return None
+    return path

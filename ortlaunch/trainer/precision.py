@@ -1,0 +1,29 @@
+"""The number formats of forward and backward."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from ortlaunch.config.schema import Precision
+
+DTYPES = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
+
+
+def autocast(device_type: str, precision: Precision) -> contextlib.AbstractContextManager[Any]:
+    """What forward runs in, for weights that stay in fp32."""
+    if precision is Precision.fp32:
+        return contextlib.nullcontext()
+    return torch.autocast(device_type, dtype=DTYPES[precision])
+
+
+def cast_inputs(batch: dict[str, torch.Tensor], precision: Precision) -> dict[str, torch.Tensor]:
+    """The batch with its floating-point inputs in the format of the weights, for weights that are not in fp32."""
+    if precision is Precision.fp32:
+        return batch
+    return {
+        name: tensor.to(DTYPES[precision]) if tensor.is_floating_point() and name != "labels" else tensor
+        for name, tensor in batch.items()
+    }

@@ -1,0 +1,97 @@
+"""Requests to stop, and how the workers agree on them without waiting for each other.
+
+A signal sets a flag and no more; a file ``STOP`` in the run folder is looked for by the first worker. About once a
+second, and at most once per step, the workers exchange two numbers in the background: an all-reduce that begins at the
+end of one step is read at the end of the next, when it has long arrived. The numbers are whether somebody was asked to
+stop, and in how many steps to ask again, so that all ask at the same steps whatever their own clocks say. Log steps
+would cost no further collective, but with ``train.log_every=1000`` a request would wait longer than a scheduler does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ortlaunch.launch.plan import STOP_FILE
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SECONDS = 1.0
+_MOST_STEPS = 1000.0
+
+
+class StopRequests:
+    """This worker's view of the requests to stop the run."""
+
+    def __init__(self, run_dir: Path, group: dist.ProcessGroup, *, is_first: bool, grace_seconds: float) -> None:
+        """
+        Args:
+            run_dir: the run folder.
+            group: all workers on the CPU, for these exchanges alone.
+            is_first: whether this worker looks for the file.
+            grace_seconds: how long after a signal this process ends whatever it is doing.
+        """
+        self._file = run_dir / STOP_FILE
+        self._group = group
+        self._is_first = is_first
+        self._grace = grace_seconds
+        self._asked = False
+        self._exchange: dist.Work | None = None
+        self._numbers = torch.zeros(2)
+        self._steps_left = 1
+        self._last = time.monotonic()
+        self._steps = 0
+
+    def listen(self) -> None:
+        """Takes over the signals that ask to stop; until then they end the process."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        for number in _SIGNALS:
+            signal.signal(number, self._note)
+        # Written by the C handler, also while the main thread is inside a collective that never ends.
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._end_in_time, args=(reader,), daemon=True).start()
+
+    def agreed(self) -> bool:
+        """Whether all workers stop here; to be called by all of them at the end of every step."""
+        self._steps += 1
+        if self._exchange is not None:
+            self._exchange.wait()
+            self._exchange = None
+            if self._numbers[0] > 0:
+                return True
+            self._steps_left = int(-self._numbers[1])
+        self._steps_left -= 1
+        if self._steps_left <= 0:
+            self._ask()
+        return False
+
+    def close(self) -> None:
+        """Ends what is under way, so that the process groups can be taken down; all workers call it."""
+        if self._exchange is not None:
+            self._exchange.wait()
+            self._exchange = None
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        pace = (now - self._last) / self._steps
+        self._last, self._steps = now, 0
+        steps = min(_MOST_STEPS, max(1.0, _SECONDS / max(pace, 1e-6)))
+        asked = self._asked or (self._is_first and self._file.exists())
+        # The largest of each: one request is enough, and the soonest next exchange counts.
+        self._numbers = torch.tensor([float(asked), -float(int(steps))])
+        self._exchange = dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def _note(self, _number: int, _frame: Any) -> None:
+        self._asked = True
+
+    def _end_in_time(self, reader: int) -> None:
+        number = os.read(reader, 1)[0]
+        time.sleep(self._grace)
+        os._exit(128 + number)

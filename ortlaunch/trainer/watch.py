@@ -1,0 +1,191 @@
+"""Notices a worker that makes no progress, writes down what every worker was doing, and ends the run.
+
+Each worker counts its progress in memory; a thread of its own writes the count to ``health/rank-N.json`` in the run
+folder when it has changed. When a worker's own count stands still for too long, the thread dumps the stacks of all its
+threads to ``stacks/rank-N.txt``, looks at the counts of the others, records which of them stopped first, and ends the
+process; torchrun then ends, or starts again, the others.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from ortlaunch.errors import TrainingError
+from ortlaunch.launch import failure
+
+HEALTH, STACKS = "health", "stacks"
+_POLL_SECONDS = 0.5
+_PEERS_SECONDS = 3.0
+_Result = TypeVar("_Result")
+_WAITING = ("torch/distributed/", "torch/autograd/graph.py", "deepspeed/comm/")
+
+
+@dataclass(frozen=True)
+class Health:
+    """What one worker says of itself."""
+
+    rank: int
+    host: str
+    pid: int
+    beats: int
+    """How often it has made progress."""
+    step: int
+    """Steps that it has finished."""
+    time: float
+    """When its thread last wrote this, in seconds since the epoch."""
+
+
+class Watch:
+    """Counts a worker's progress, and ends the process when it stands still."""
+
+    def __init__(self, run_dir: Path, rank: int, workers: int, *, first_seconds: float, seconds: float) -> None:
+        """
+        Args:
+            run_dir: the run folder.
+            rank: this worker's number.
+            workers: how many there are.
+            first_seconds: how long the first step may take: export and compilation are in it.
+            seconds: how long anything may take afterwards.
+        """
+        self._run_dir = run_dir
+        self._rank = rank
+        self._workers = workers
+        self._first_seconds = first_seconds
+        self._seconds = seconds
+        self._beats = 0
+        self._step: int | None = None
+        self._moved = time.monotonic()
+        self._slow = False
+        self._done = threading.Event()
+        for folder in (HEALTH, STACKS):
+            (run_dir / folder).mkdir(exist_ok=True)
+        # An earlier attempt's.
+        (run_dir / STACKS / f"rank-{rank}.txt").unlink(missing_ok=True)
+        (run_dir / HEALTH / f"rank-{rank}.json").unlink(missing_ok=True)
+        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self._thread.start()
+
+    def beat(self) -> None:
+        """Progress within a step."""
+        self._beats += 1
+        self._moved = time.monotonic()
+
+    def step_done(self, step: int) -> None:
+        """A step is finished."""
+        self._step = step
+        self.beat()
+
+    def through(self, act: Callable[[], _Result]) -> _Result:
+        """Acts, however long it takes: what waits for a slow disk is not stuck."""
+        self._slow = True
+        try:
+            return act()
+        finally:
+            self._slow = False
+            self.beat()
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        written = -1
+        while not self._done.wait(_POLL_SECONDS):
+            with suppress(OSError):
+                # The time of the file says that this process lives; once a second is enough for that.
+                if self._beats != written or self._stands_still(_PEERS_SECONDS):
+                    written = self._beats
+                    self._write()
+            if self._stands_still(self._limit):
+                self._end()
+
+    @property
+    def _limit(self) -> float:
+        return self._first_seconds if self._step is None else self._seconds
+
+    def _stands_still(self, seconds: float) -> bool:
+        return not self._slow and time.monotonic() - self._moved > seconds
+
+    def _write(self) -> None:
+        health = Health(self._rank, socket.gethostname(), os.getpid(), self._beats, self._step or 0, time.time())
+        path = self._run_dir / HEALTH / f"rank-{self._rank}.json"
+        partial = path.with_name(f".{path.name}")
+        partial.write_text(json.dumps(asdict(health)))
+        partial.replace(path)
+
+    def _end(self) -> None:
+        stacks = self._run_dir / STACKS / f"rank-{self._rank}.txt"
+        partial = stacks.with_suffix(".partial")
+        with partial.open("w") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+        partial.replace(stacks)
+        self._write()
+        # The others notice within moments: their stacks say who waits and who is waited for.
+        time.sleep(_PEERS_SECONDS)
+        if not self._done.is_set():
+            guilty = stuck(self._run_dir, self._workers)
+            message = describe(guilty, self._limit, self._run_dir)
+            failure.record(self._run_dir, guilty.rank, TrainingError(message), host=guilty.host)
+            if guilty.host == socket.gethostname() and guilty.pid not in (0, os.getpid()):
+                # It may be past obeying, and torchrun would wait for it.
+                with suppress(OSError):
+                    os.kill(guilty.pid, signal.SIGKILL)
+            os._exit(1)
+
+
+def stuck(run_dir: Path, workers: int) -> Health:
+    """The worker that the others wait for, by what all of them wrote.
+
+    One whose process writes nothing, or no more; else the one that is furthest behind; among several the one whose
+    stack is not that of a worker waiting for others.
+    """
+    everyone = [_read(run_dir, rank) for rank in range(workers)]
+    latest = max(health.time for health in everyone)
+    silent = [health for health in everyone if latest - health.time > _PEERS_SECONDS + 2 * _POLL_SECONDS]
+    if silent:
+        return silent[0]
+    fewest = min(health.beats for health in everyone)
+    behind = [health for health in everyone if health.beats == fewest]
+    busy = [health for health in behind if not _waits(run_dir / STACKS / f"rank-{health.rank}.txt")]
+    return (busy or behind)[0]
+
+
+def _read(run_dir: Path, rank: int) -> Health:
+    try:
+        return Health(**json.loads((run_dir / HEALTH / f"rank-{rank}.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return Health(rank, "an unknown host", 0, 0, 0, 0.0)
+
+
+def describe(guilty: Health, seconds: float, run_dir: Path) -> str:
+    """What to tell the user."""
+    return (
+        f"no progress for {seconds:g} s (launcher.timeout_seconds): rank {guilty.rank} on {guilty.host} "
+        f"(process {guilty.pid}) stopped answering after step {guilty.step}; the stacks of the workers are in "
+        f"{run_dir / STACKS}"
+    )
+
+
+def _waits(stack: Path) -> bool:
+    """Whether the main thread's stack ends in a collective, or in the backward that runs one."""
+    try:
+        text = stack.read_text()
+    except OSError:
+        return False
+    main = text[text.rfind("(most recent call first):") :].splitlines()[1:4]
+    return any(part in line for line in main for part in _WAITING)

@@ -1,0 +1,112 @@
+"""A model's weights as safetensors under its own plain names: to start from, and to leave behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ortlaunch.errors import RequestError
+from ortlaunch.trainer.checkpoint.host import storage_key
+from ortlaunch.trainer.checkpoint.resume import differences, shapes_of
+
+FILE = "model.safetensors"
+FOLDER = "weights"
+"""Folder in the run folder where a run leaves its weights."""
+
+
+def load_weights(model: torch.nn.Module, path: Path) -> None:
+    """Puts stored weights into a plain model.
+
+    Args:
+        model: the model, on the CPU and not wrapped.
+        path: a safetensors file, or a folder with one or several of them.
+
+    Raises:
+        RequestError: there is no such file, or which names and shapes are not the model's.
+    """
+    from safetensors.torch import load_file
+
+    stored: dict[str, torch.Tensor] = {}
+    for file in _files(path):
+        stored |= load_file(file)
+    stored = fill_names(stored, model)
+    shapes = {name: list(value.shape) for name, value in stored.items()}
+    if lines := differences(shapes, shapes_of(model)):
+        raise RequestError(f"model.weights={path} does not fit the model:\n" + "\n".join(lines))
+    model.load_state_dict(stored, strict=False)
+
+
+def fill_names(weights: dict[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """`weights` under every name that they have in `model`: one that has several may be stored under one of them."""
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    by_key = {storage_key(value): weights[name] for name, value in state.items() if name in weights}
+    further = {
+        name: by_key[key]
+        for name, value in state.items()
+        if name not in weights and (key := storage_key(value)) in by_key
+    }
+    return weights | further
+
+
+def save_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module, folder: Path) -> None:
+    """Writes weights, as `from_pretrained` of transformers loads them where the model is one of theirs.
+
+    Args:
+        weights: every weight and buffer by its plain name, in host memory.
+        model: the plain model that they belong to; its own weights are not looked at.
+        folder: where to; what lies there under that name is replaced when the new one is complete.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    if hasattr(model, "save_pretrained"):
+        _save_pretrained(model, weights, partial)
+    else:
+        from safetensors.torch import save_file
+
+        save_file(_stored_once(weights), partial / FILE, metadata={"format": "pt"})
+    if folder.exists():
+        shutil.rmtree(folder)
+    partial.rename(folder)
+
+
+def _save_pretrained(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    # One file whatever the size, so that its name is known.
+    model.save_pretrained(folder, state_dict=dict(weights), max_shard_size="100TB")
+    # It notes the precision in which the model was trained, and would be read back in that one.
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    kinds = [str(value.dtype).removeprefix("torch.") for value in weights.values() if value.is_floating_point()]
+    if "dtype" in config and kinds:
+        config["dtype"] = kinds[0]
+        path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _stored_once(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """safetensors refuses one tensor under two names; the first stays."""
+    seen = set()
+    once = {}
+    for name, value in weights.items():
+        key = storage_key(value)
+        if key is None or key not in seen:
+            once[name] = value.contiguous()
+            seen.add(key)
+    return once
+
+
+def _files(path: Path) -> list[Path]:
+    path = path.expanduser()
+    if path.is_file():
+        return [path]
+    index = path / f"{FILE}.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text())["weight_map"].values())
+        return [path / name for name in sorted(names)]
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise RequestError(f"model.weights={path}: there is no .safetensors file in it")
+    return files

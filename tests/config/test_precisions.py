@@ -1,0 +1,41 @@
+"""The page about precision says what the rules say."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.config.precisions import Cell, cells
+from ortlaunch.config.rules import check
+from ortlaunch.config.schema import GROUPS, Config, Device
+from ortlaunch.errors import RequestError
+from tests.config.precision_table import BEGIN, END, PAGE, table
+
+
+def test_the_page_shows_the_rules() -> None:
+    shown = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    assert shown == table(), "make docs-precision writes it anew"
+
+
+@pytest.mark.parametrize("device", [Device.cpu, Device.cuda])
+def test_the_rules_apply_to_what_is_typed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortlaunch.launch.devices._present_gpus", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = to_config(compose([f"device={device.value}"]))
+    refusals = {cell: _refusal(config, cell) for cell in cells(device)}
+    assert refusals == {cell: cell.refusal for cell in refusals}
+    assert any(refusals.values())
+    assert not all(refusals.values())
+
+
+def _refusal(config: Config, cell: Cell) -> str | None:
+    trainer, _, stage = cell.trainer.partition(" ")
+    config.backend = GROUPS["backend"][cell.backend]()
+    config.trainer = GROUPS["trainer"][trainer](**({"zero_stage": int(stage)} if stage else {}))
+    config.train.precision = cell.precision
+    try:
+        check(config)
+    except RequestError as error:
+        return str(error)
+    return None

@@ -1,0 +1,50 @@
+"""Counts the faults that were tried, and prints how many the runs survived."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from tests.faults.trials import Base, make_base
+
+TRIALS = int(os.environ.get("ORTLAUNCH_FAULT_TRIALS", "1"))
+"""Of each kind of fault; `make test-faults` sets ten."""
+
+_TRIED: Counter[str] = Counter()
+_SURVIVED: Counter[str] = Counter()
+
+
+def pytest_generate_tests(metafunc):
+    """Each test that asks for a `trial` gets `TRIALS` of them; the number is its seed."""
+    if "trial" in metafunc.fixturenames:
+        metafunc.parametrize("trial", range(TRIALS))
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory) -> Base:
+    """The run that nothing disturbs."""
+    return make_base(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Counts by the test's name."""
+    outcome = yield
+    report = outcome.get_result()
+    if report.when == "call" and "trial" in getattr(item, "fixturenames", ()) and not report.skipped:
+        _TRIED[item.originalname] += 1
+        _SURVIVED[item.originalname] += report.passed
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The count."""
+    if not _TRIED:
+        return
+    terminalreporter.section("faults tried and survived")
+    for name, tried in _TRIED.items():
+        terminalreporter.write_line(
+            f"{name.removeprefix('test_').replace('_', ' '):<60} {_SURVIVED[name]:>3} of {tried}"
+        )
+    terminalreporter.write_line(f"{'all':<60} {sum(_SURVIVED.values()):>3} of {sum(_TRIED.values())}")

@@ -1,0 +1,100 @@
+"""Run under torchrun: what engines exchange between workers, and what a loss that is not finite does to their weights.
+
+Writes {case: {"collectives": [per micro-batch], "kept": .., ...}} of each rank for the test to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.config.schema import Config, Device
+from ortlaunch.registry import build_model
+from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.seeds import seed_everything
+from ortlaunch.trainer.task import Batch, make_task
+from ortlaunch.trainer.workers import Workers, join
+from ortlaunch.wrapping import wrap
+
+BAD_RANK = 1
+
+
+def main() -> None:
+    """Arguments: the file to write, then cases as NAME:OVERRIDE,OVERRIDE."""
+    workers: Workers | None = None
+    results: dict[str, dict[str, Any]] = {}
+    for case in sys.argv[2:]:
+        name, _, overrides = case.partition(":")
+        config = to_config(compose(["device=cpu", "model=mlp", "tracking=none", *overrides.split(",")]))
+        workers = workers or join(config, Device.cpu)
+        results[name] = probe(config, workers)
+    assert workers is not None
+    torch.save(results, f"{sys.argv[1]}.{workers.rank}")
+    torch.distributed.destroy_process_group()
+
+
+def probe(config: Config, workers: Workers) -> dict[str, Any]:
+    seed_everything(0)
+    model = build_model(config.model)
+    engine = wrap(model, config, workers, make_task(model, batch(workers, 0)), Path(sys.argv[1]).parent)
+    # DDP agrees on its buckets at the beginning of the second step, once.
+    for number in range(3):
+        counts = step(engine, config, workers, number)
+    moved, before = weights(engine), weights(engine)
+    engine.guard.step = 5
+    step(engine, config, workers, 5, bad=workers.rank == BAD_RANK)
+    tripped = engine.tripped
+    after_bad = weights(engine)
+    # What follows is good again, but must not be trusted: the host may learn of the bad step only later.
+    engine.guard.step = 6
+    step(engine, config, workers, 6)
+    return {
+        "collectives": counts,
+        "finite": all(bool(weight.isfinite().all()) for weight in moved),
+        "kept": all(torch.equal(*pair) for pair in zip(before, after_bad, strict=True)),
+        "kept afterwards": all(torch.equal(*pair) for pair in zip(before, weights(engine), strict=True)),
+        "tripped": tripped,
+        "read": engine.guard.read(),
+    }
+
+
+def step(engine: Engine, config: Config, workers: Workers, number: int, bad: bool = False) -> list[int]:
+    """A step; returns the collectives within each micro-batch, counted by the profiler."""
+    counts = []
+    count = config.train.grad_accumulation
+    for index in range(count):
+        given = batch(workers, number * 10 + index)
+        if bad and index == 0:
+            given["pixel_values"][0, 0, 0, 0] = float("nan")
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            engine.micro_step(given, last=index == count - 1)
+        counts.append(sum("gloo:" in event.name for event in profiler.events()))
+    engine.step()
+    return counts
+
+
+def batch(workers: Workers, number: int) -> Batch:
+    generator = torch.Generator().manual_seed(100 * number + workers.rank)
+    images = torch.randn(4, 1, 8, 8, generator=generator)
+    return {"pixel_values": images, "labels": torch.randint(0, 10, (4,), generator=generator)}
+
+
+def weights(engine: Engine) -> list[torch.Tensor]:
+    parameters = list(engine.inner.parameters())
+    whole: Any = contextlib.nullcontext()
+    if any(hasattr(parameter, "ds_id") for parameter in parameters):
+        import deepspeed
+
+        whole = deepspeed.zero.GatheredParameters(parameters)
+    with whole:
+        return [parameter.detach().clone() for parameter in parameters]
+
+
+main()

@@ -1,0 +1,157 @@
+"""The loop in whole runs: evaluation, bad losses, the same bits twice, activation checkpointing, optimizers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_GPT = ("model=gpt2_nano", "model.params.n_layer=2", "data.seq_len=64", "train.log_every=1", "train.batch_size=2")
+_RUN = (*_GPT, "train.steps=8", "tracking=none")
+# Dropout on: what evaluation, recomputation and determinism could disturb.
+_EVAL = ("train.eval_every=3", "train.eval_samples=32")
+_AGAIN = ("train.activation_checkpointing=true",)
+_SAME = ("train.deterministic=true",)
+_ZERO2 = ("trainer=deepspeed", "trainer.zero_stage=2")
+_ZERO3 = ("trainer=deepspeed", "trainer.zero_stage=3")
+
+TABLE: dict[str, tuple[str, ...]] = {
+    "eager-ddp": ("backend=eager", *_RUN),
+    "eager-ddp-eval": ("backend=eager", *_RUN, *_EVAL),
+    "eager-single-eval": ("backend=eager", "trainer=single", *_RUN, *_EVAL, "train.batch_size=4"),
+    "eager-zero3-eval": ("backend=eager", *_ZERO3, *_RUN, *_EVAL),
+    "ort-ddp": ("backend=ort", *_RUN),
+    "ort-ddp-eval": ("backend=ort", *_RUN, *_EVAL),
+    "ort-zero3-eval": ("backend=ort", *_ZERO3, *_RUN, *_EVAL),
+    "eager-ddp-recompute": ("backend=eager", *_RUN, *_AGAIN),
+    "eager-zero3": ("backend=eager", *_ZERO3, *_RUN),
+    "eager-zero3-recompute": ("backend=eager", *_ZERO3, *_RUN, *_AGAIN),
+    "ort-ddp-recompute": ("backend=ort", *_RUN, *_AGAIN),
+    "eager-ddp-same": ("backend=eager", *_RUN, *_SAME),
+    "eager-ddp-same-again": ("backend=eager", *_RUN, *_SAME),
+    "eager-zero2-same": ("backend=eager", *_ZERO2, *_RUN, *_SAME),
+    "eager-zero2-same-again": ("backend=eager", *_ZERO2, *_RUN, *_SAME),
+    "ort-ddp-same": ("backend=ort", *_RUN, *_SAME),
+    "ort-ddp-same-again": ("backend=ort", *_RUN, *_SAME),
+    "adafactor": ("backend=eager", "optimizer=adafactor", *_RUN),
+    "sgd-decayed": ("backend=eager", *_ZERO2, "optimizer=sgd", "optimizer.weight_decay=0.1", *_RUN),
+    "bf16": ("backend=eager", *_RUN, *_EVAL, "train.precision=bf16", "scheduler=cosine", "scheduler.warmup_steps=2"),
+    "fp16": ("backend=eager", *_RUN, "train.precision=fp16"),
+    "loaders": ("backend=eager", *_RUN, "data.workers=1"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(fleet_of, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    fleet = fleet_of(tmp_path_factory.mktemp("loop"), TABLE)
+    yield fleet
+    fleet.close()
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_it_trains(runs, name):
+    result = runs[name]
+    assert result.returncode == 0, result.report
+    assert result.stderr == ""
+    losses = result.losses
+    assert list(losses) == list(range(1, 9))
+    assert all(math.isfinite(loss) for loss in losses.values())
+    assert losses[8] < losses[1] - 0.1
+    assert set(result.series("train/grad_norm")) == set(losses)
+
+
+@pytest.mark.parametrize("name", ["eager-ddp", "ort-ddp"])
+def test_evaluating_changes_nothing_in_training(runs, name):
+    """Neither the data nor the random numbers of dropout, nor what counts as a steady step."""
+    result, plain = runs[f"{name}-eval"], runs[name]
+    assert list(result.series("eval/loss")) == [3, 6, 8]
+    assert plain.series("eval/loss") == {}
+    assert result.losses == plain.losses
+    assert result.series("train/grad_norm") == plain.series("train/grad_norm")
+    assert result.series("summary/steady_steps") == plain.series("summary/steady_steps") == {8: 5.0}
+    assert "step 3/8  eval loss" in result.stdout
+
+
+def test_an_evaluation_is_that_of_the_whole_model_without_dropout(runs):
+    """Eager, ORT, one worker, two, and sharded weights agree, while their dropout in training does not."""
+    expected = runs["eager-ddp-eval"].series("eval/loss")
+    # After the first steps weights differ by their dropout masks, a little.
+    for name in ("eager-single-eval", "eager-zero3-eval", "ort-ddp-eval", "ort-zero3-eval"):
+        assert runs[name].series("eval/loss") == pytest.approx(expected, abs=0.05), name
+    assert runs["eager-zero3-eval"].series("eval/loss") == pytest.approx(expected, abs=1e-4)
+
+
+def test_evaluation_takes_time_from_no_step(runs):
+    result = runs["eager-ddp-eval"]
+    begun = {event["step"]: event["t"] for event in result.events if "train/loss" in event.get("values", {})}
+    ended = {event["step"]: event["t"] for event in result.events if "eval/loss" in event.get("values", {})}
+    for step, seconds in result.series("throughput/step_seconds").items():
+        if step - 1 in ended:
+            # Journal times are whole milliseconds.
+            assert seconds <= (begun[step] - ended[step - 1]) / 1000 + 0.01
+
+
+@pytest.mark.parametrize("name", ["eager-ddp", "eager-zero3", "ort-ddp"])
+def test_recomputed_activations_are_the_same_dropout_included(runs, name):
+    assert runs[f"{name}-recompute"].losses == pytest.approx(runs[name].losses, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["eager-ddp-same", "eager-zero2-same", "ort-ddp-same"])
+def test_two_deterministic_runs_are_equal_bit_by_bit(runs, name):
+    for series in ("train/loss", "train/grad_norm"):
+        assert runs[name].series(series) == runs[f"{name}-again"].series(series), series
+
+
+def test_loader_processes_change_no_loss(runs):
+    assert runs["loaders"].losses == runs["eager-ddp"].losses
+
+
+def test_half_precision_follows_full_precision(runs):
+    assert runs["fp16"].losses == pytest.approx(runs["eager-ddp"].losses, abs=0.05)
+    assert set(runs["fp16"].series("train/loss_scale").values()) == {65536.0}
+    assert runs["eager-ddp"].series("train/loss_scale") == {}
+
+
+BAD_MODEL = '''
+import os
+import torch
+
+class Bad(torch.nn.Module):
+    """Its loss is NaN from the fifth training batch on, on the second worker."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(64, 10)
+        self.batches = 0
+
+    def forward(self, pixel_values):
+        logits = self.inner(pixel_values.flatten(1))
+        if self.training and torch.is_grad_enabled():
+            self.batches += 1
+            if self.batches == 5 and os.environ["RANK"] == "1":
+                logits = logits * float("nan")
+        return logits
+'''
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("trainer=ddp",), ("trainer=deepspeed", "trainer.zero_stage=1"), ("trainer=ddp", "train.precision=fp16")],
+)
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_and_rank(launch, tmp_path: Path, words):
+    (tmp_path / "bad.py").write_text(BAD_MODEL)
+    model = ("model=factory", "model.target=bad:Bad", "data=digits", "backend=eager", "tracking=none")
+    result = launch(tmp_path, *model, *words, "train.steps=40", "train.log_every=10")
+    assert result.returncode == 1
+    assert "the loss is not finite at step 5 on rank 1; the weights are those before it" in result.stderr
+    # At once where it costs nothing to know, at the next log step in fp16.
+    logged = [step for step in result.losses if step > 3]
+    assert logged == []
+
+
+def test_a_model_that_cannot_recompute_is_refused_with_the_way_out(launch, tmp_path: Path):
+    result = launch(tmp_path, "model=mlp", "backend=eager", "train.activation_checkpointing=true", "tracking=none")
+    assert result.returncode == 2
+    assert "train.activation_checkpointing: FeedForward has no method gradient_checkpointing_enable" in result.stderr

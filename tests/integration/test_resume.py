@@ -1,0 +1,136 @@
+"""Runs that go on from a checkpoint: bit by bit as if nothing had happened, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+# Dropout on: the generators' states count. Two samples a step on each of two workers.
+SMALL = ("model=gpt2_nano", "model.params.n_layer=2", "data.seq_len=32", "train.batch_size=2", "tracking=none")
+STEPS = (
+    "train.steps=8",
+    "train.checkpoint_every=4",
+    "train.log_every=1",
+    "scheduler=cosine",
+    "scheduler.warmup_steps=2",
+)
+
+KINDS = {
+    "single": ("backend=eager", "trainer=single"),
+    "ddp": ("backend=eager", "trainer=ddp"),
+    "ddp-ort": ("backend=ort", "trainer=ddp"),
+    # Dropout from ONNX Runtime's own generator.
+    "ddp-ort-alone": ("backend=ort", "trainer=ddp", "backend.torch_kernels=false"),
+    **{f"zero{stage}": ("backend=eager", "trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in range(4)},
+    **{f"zero{stage}-ort": ("backend=ort", "trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in (0, 2, 3)},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("resume")
+
+
+@pytest.fixture(scope="module")
+def straight(launch, folder):
+    """The undisturbed run of a kind, made once."""
+    made = {}
+
+    def make(kind):
+        if kind not in made:
+            made[kind] = launch(folder, *SMALL, *STEPS, *KINDS[kind])
+            assert made[kind].returncode == 0, made[kind].report
+        return made[kind]
+
+    return make
+
+
+def figures(result):
+    """Loss and gradient norm by step: the norm shows the state that the loss does not show yet."""
+    return {step: (loss, result.series("train/grad_norm")[step]) for step, loss in result.losses.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_and_half_is_the_whole(launch, folder, straight, kind):
+    whole = straight(kind)
+    middle = whole.run_dir / "checkpoints" / "step-00000004"
+    rest = launch(folder, *SMALL, *STEPS, *KINDS[kind], f"train.resume={middle}")
+    assert rest.returncode == 0, rest.report
+    assert figures(rest) == {step: value for step, value in figures(whole).items() if step > 4}
+    assert f"going on from {middle}" in rest.stdout
+    meta = [
+        json.loads((result.run_dir / "checkpoints" / "latest" / "run.json").read_text()) for result in (whole, rest)
+    ]
+    assert meta[0]["tokens"] == meta[1]["tokens"] == 8 * 2 * 32 * (1 if kind == "single" else 2)
+    assert meta[0]["position"] == meta[1]["position"]
+
+
+@pytest.mark.parametrize(("kind", "before", "after"), [("ddp", 2, 1), ("ddp", 2, 4), ("zero1", 2, 1), ("zero3", 2, 4)])
+def test_another_number_of_workers_goes_on_in_the_same_data(launch, folder, straight, kind, before, after):
+    """Dropout differs from worker to worker, so it is off; a global batch of 4 whoever shares it."""
+    same = (*SMALL, *STEPS, *KINDS[kind], "model.params.resid_pdrop=0", "model.params.embd_pdrop=0")
+    whole = launch(folder, *same, f"launcher.workers_per_node={before}", f"train.batch_size={4 // before}")
+    assert whole.returncode == 0, whole.report
+    middle = whole.run_dir / "checkpoints" / "step-00000004"
+    others = f"launcher.workers_per_node={after}", f"train.batch_size={4 // after}"
+    rest = launch(folder, *same, *others, f"train.resume={middle}")
+    assert rest.returncode == 0, rest.report
+    expected = {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert rest.losses.keys() == expected.keys()
+    assert rest.losses == pytest.approx(expected, abs=2e-6)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(launch, folder, straight):
+    whole = straight("ddp")
+    copy = folder / "damaged"
+    shutil.copytree(whole.run_dir / "checkpoints", copy / "checkpoints", symlinks=True)
+    damaged = next((copy / "checkpoints" / "step-00000008" / "engine" / "tensors").glob("*.distcp"))
+    data = bytearray(damaged.read_bytes())
+    data[1000] ^= 255
+    damaged.write_bytes(bytes(data))
+    rest = launch(folder, *SMALL, *STEPS, *KINDS["ddp"], f"train.resume={copy}")
+    assert rest.returncode == 0, rest.report
+    assert f"{copy / 'checkpoints' / 'step-00000008'} is damaged" in rest.stdout
+    assert damaged.name in rest.stdout
+    assert figures(rest) == {step: value for step, value in figures(whole).items() if step > 4}
+    assert damaged.read_bytes() == bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("keys", "parts"),
+    [
+        (("model.params.n_embd=64",), ("is of another model", "transformer.wte.weight", "(256, 128)", "(256, 64)")),
+        (("model.params.n_layer=1",), ("is of another model", "the model has no transformer.h.1.")),
+        (("trainer=deepspeed",), ("trainer.zero_stage=1", "ortlaunch export weights")),
+        (("data.seq_len=16",), ("250000", "500000")),
+        (("data=synthetic",), ("fingerprint", "give the same data")),
+        (("seed=1",), ("seed=0", "seed=1")),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(launch, folder, straight, keys, parts):
+    checkpoint = straight("ddp").run_dir / "checkpoints" / "step-00000004"
+    result = launch(folder, *SMALL, *STEPS, *KINDS["ddp"], f"train.resume={checkpoint}", *keys)
+    assert result.returncode == 2, result.report
+    assert all(part in result.stderr for part in (str(checkpoint), *parts)), result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_more_steps_go_on_in_the_same_folder_and_the_same_mlflow_run(launch, folder, mlflow_run):
+    """`ortlaunch resume` of a run that was stopped after 4 of 8 steps, and once more for 4 further ones."""
+    words = (*SMALL, *KINDS["ddp"], "train.log_every=1", "train.checkpoint_every=4", "tracking=mlflow")
+    whole = launch(folder, *words, "train.steps=8")
+    first = launch(folder, *words, "train.steps=4")
+    second = launch(folder, "resume", str(first.run_dir), "train.steps=8")
+    assert second.returncode == 0, second.report
+    assert second.run_dir == first.run_dir
+    assert second.losses == whole.losses
+    client, run = mlflow_run(second)
+    assert run.info.status == "FINISHED"
+    history = [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "train/loss")]
+    assert sorted(history) == sorted(whole.losses.items())
+    assert (second.run_dir / "attempts" / "1" / "config.yaml").is_file()
+    running = launch(folder, "resume", str(folder))
+    assert running.returncode == 2
+    assert "is no run folder" in running.stderr

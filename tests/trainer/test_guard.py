@@ -1,0 +1,44 @@
+"""Losses that are not finite never reach the weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ortlaunch.trainer.guard import Guard
+
+
+def backward(guard: Guard, value: float) -> float:
+    weight = torch.ones((), requires_grad=True)
+    guard.watch(weight * value).backward()
+    assert weight.grad is not None
+    return weight.grad.item()
+
+
+def test_a_finite_loss_goes_through_with_its_exact_gradient() -> None:
+    guard = Guard(torch.device("cpu"))
+    assert backward(guard, 0.1) == torch.tensor(0.1).item()
+    assert guard.read() == (0, 0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_loss_that_is_not_makes_all_gradients_nan_from_then_on(value: float) -> None:
+    guard = Guard(torch.device("cpu"))
+    guard.step = 4
+    # The gradient of this loss is finite: nothing but the guard tells the other workers.
+    weight = torch.ones((), requires_grad=True)
+    guard.watch(weight * 2.0 + value).backward()
+    assert weight.grad is not None
+    assert weight.grad.isnan()
+    guard.step = 5
+    assert backward(guard, 1.0) != backward(guard, 1.0), "NaN differs from itself"
+    assert guard.read() == (4, 0)
+
+
+def test_gradients_that_are_not_finite_are_noted_with_their_first_step() -> None:
+    guard = Guard(torch.device("cpu"))
+    for step, finite in ((1, True), (2, False), (3, True), (4, False)):
+        guard.step = step
+        guard.check_gradients(torch.tensor(finite))
+    assert guard.read() == (0, 2)
+    assert backward(guard, 1.0) != backward(guard, 1.0)

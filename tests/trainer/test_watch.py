@@ -1,0 +1,59 @@
+"""Which worker the others wait for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from ortlaunch.trainer.watch import HEALTH, STACKS, Health, stuck
+
+WAITING = """Thread 0x01 (most recent call first):
+  File "/site/torch/autograd/graph.py", line 800 in _engine_run_backward
+  File "/site/torch/_tensor.py", line 600 in backward
+"""
+BUSY = """Thread 0x01 (most recent call first):
+  File "/home/me/nets.py", line 20 in forward
+  File "/site/torch/nn/modules/module.py", line 1700 in _call_impl
+"""
+
+
+@pytest.fixture
+def say(tmp_path):
+    """Writes what a worker says of itself, and its stack."""
+    (tmp_path / HEALTH).mkdir()
+    (tmp_path / STACKS).mkdir()
+
+    def write(rank, beats, time=1000.0, stack=WAITING):
+        health = Health(rank, "node1", 100 + rank, beats, beats // 2, time)
+        (tmp_path / HEALTH / f"rank-{rank}.json").write_text(json.dumps(asdict(health)))
+        (tmp_path / STACKS / f"rank-{rank}.txt").write_text(stack)
+
+    return write
+
+
+def test_the_one_that_is_behind(tmp_path, say):
+    say(0, 40), say(1, 39), say(2, 40)
+    assert stuck(tmp_path, 3).rank == 1
+
+
+def test_the_one_that_is_not_waiting_among_those_behind(tmp_path, say):
+    say(0, 40), say(1, 40), say(2, 40, stack=BUSY)
+    assert stuck(tmp_path, 3).rank == 2
+
+
+def test_the_one_that_says_nothing_more(tmp_path, say):
+    say(0, 40, stack=BUSY), say(1, 41, time=980.0), say(2, 40)
+    assert stuck(tmp_path, 3).rank == 1
+
+
+def test_the_one_that_never_said_anything(tmp_path, say):
+    say(0, 0), say(2, 0)
+    found = stuck(tmp_path, 3)
+    assert (found.rank, found.host) == (1, "an unknown host")
+
+
+def test_what_a_larger_attempt_left_does_not_count(tmp_path, say):
+    say(0, 40), say(1, 40, stack=BUSY), say(2, 3, time=1.0)
+    assert stuck(tmp_path, 2).rank == 1
