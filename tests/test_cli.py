@@ -27,7 +27,18 @@ def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedPro
 def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
     result = run("--help", cwd=tmp_path)
     assert result.returncode == 0
-    for word in ("compare", "sync", "models", "gpt2_nano", "deepspeed", "pysource", "--multirun", "Exit codes"):
+    for word in (
+        "resume",
+        "export weights",
+        "compare",
+        "sync",
+        "models",
+        "gpt2_nano",
+        "deepspeed",
+        "pysource",
+        "--multirun",
+        "Exit codes",
+    ):
         assert word in result.stdout
 
 
@@ -47,6 +58,10 @@ def test_version(tmp_path: Path) -> None:
         (["compare", "--uri", "sqlite:///nowhere.db"], ["nowhere.db"]),
         (["sync", "nowhere"], ["nowhere"]),
         (["models", "x"], ["x"]),
+        (["resume"], ["resume", "RUN_DIR"]),
+        (["resume", "nowhere"], ["nowhere", "no run folder"]),
+        (["export"], ["export weights RUN_DIR"]),
+        (["export", "weights", "nowhere"], ["nowhere", "no run folder"]),
     ],
 )
 def test_a_wrong_request_is_one_line_and_exit_code_2_and_leaves_nothing(
