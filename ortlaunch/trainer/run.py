@@ -104,6 +104,7 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
     engine = wrap(model, config, workers, task, run_dir)
     seed_everything(config.seed + 1 + workers.rank)
     if start.path is not None:
+        engine.warm_up({name: tensor.to(workers.device) for name, tensor in first.items()})
         engine.restore(start.path / ENGINE, start.workers, run_dir / ".universal", control)
         if "rng" in start.own:
             rng.restore(start.own["rng"])
