@@ -13,6 +13,8 @@ ortlaunch: distributed PyTorch training under ORTModule, DeepSpeed and DDP, reco
 Usage:
   ortlaunch [run] [KEY=VALUE ...]     train what the composed configuration says
   ortlaunch check [KEY=VALUE ...]     find out whether the model is fit for ONNX Runtime, before a run
+  ortlaunch resume RUN_DIR [KEY=VALUE ...]   go on with a run that was stopped or has failed, in its folder
+  ortlaunch export weights RUN_DIR [--out FOLDER]   its weights as safetensors, in the model's own names
   ortlaunch compare [RUN ...]         put runs side by side (--help for its options)
   ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models
@@ -29,6 +31,7 @@ Config groups (GROUP=OPTION):
 
 Keys used most (all of them: ortlaunch --cfg job):
   train.steps  train.batch_size (per worker)  train.precision=fp32|bf16|fp16  train.log_every
+  train.checkpoint_every  train.resume=auto|never|PATH  model.weights=FOLDER  launcher.max_restarts
   data.seq_len  optimizer.lr  trainer.zero_stage  backend.fallback=error|warn  backend.threads
   device=auto|cuda|cpu  launcher.workers_per_node  launcher.dry_run=true  experiment  name  seed
   tracking.uri=http://HOST:PORT
@@ -41,7 +44,7 @@ Options:
   -sc, --shell-completion   install=bash|zsh|fish, for example: eval "$(ortlaunch -sc install=bash)"
   --hydra-help              Hydra's other options
 
-Exit codes: 0 done, 1 the training failed, 2 the request is wrong, 130 interrupted"""
+Exit codes: 0 done, 1 the training failed, 2 the request is wrong, 130 interrupted (143 by SIGTERM)"""
 
 
 def help_text() -> str:

@@ -28,6 +28,9 @@ def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
     result = run("--help", cwd=tmp_path)
     assert result.returncode == 0
     for word in (
+        "check",
+        "resume",
+        "export weights",
         "compare",
         "sync",
         "models",
@@ -57,6 +60,10 @@ def test_version(tmp_path: Path) -> None:
         (["compare", "--uri", "sqlite:///nowhere.db"], ["nowhere.db"]),
         (["sync", "nowhere"], ["nowhere"]),
         (["models", "x"], ["x"]),
+        (["resume"], ["resume", "RUN_DIR"]),
+        (["resume", "nowhere"], ["nowhere", "no run folder"]),
+        (["export"], ["export weights RUN_DIR"]),
+        (["export", "weights", "nowhere"], ["nowhere", "no run folder"]),
     ],
 )
 def test_a_wrong_request_is_one_line_and_exit_code_2_and_leaves_nothing(

@@ -89,6 +89,14 @@ class Engine(ABC):
             What writes this worker's part into `folder`, from any thread.
         """
 
+    def warm_up(self, batch: Batch) -> None:
+        """Before `restore`: does what an engine does differently in its first step, and leaves no gradients.
+
+        Args:
+            batch: any micro-batch on this worker's device.
+        """
+        return
+
     @abstractmethod
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
         """Loads what `snapshot` wrote, before the first step; all workers call it.

@@ -103,6 +103,7 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
     flops = flops_per_sample(model, task, first) if workers.is_first else None
     engine = wrap(model, config, workers, task, run_dir)
     if start.path is not None:
+        engine.warm_up({name: tensor.to(workers.device) for name, tensor in first.items()})
         engine.restore(start.path / ENGINE, start.workers, run_dir / ".universal", control)
     startup["startup/build_seconds"] = time.perf_counter() - begin
     backend = backend_run(engine, config, workers, run_dir, journal)

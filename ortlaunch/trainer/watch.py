@@ -26,6 +26,7 @@ from ortlaunch.launch import failure
 
 HEALTH, STACKS = "health", "stacks"
 _POLL_SECONDS = 0.5
+_WRITE_SECONDS = 2.0
 _PEERS_SECONDS = 3.0
 _Result = TypeVar("_Result")
 _WAITING = ("torch/distributed/", "torch/autograd/graph.py", "deepspeed/comm/")
@@ -104,12 +105,13 @@ class Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        written = -1
+        written, at = -1, 0.0
         while not self._done.wait(_POLL_SECONDS):
-            with suppress(OSError):
-                # The time of the file says that this process lives; once a second is enough for that.
-                if self._beats != written or self._stands_still(_PEERS_SECONDS):
-                    written = self._beats
+            now = time.monotonic()
+            # Seldom while there is progress; once it stands still the count is final, and the time says who lives.
+            if self._stands_still(_WRITE_SECONDS) or (self._beats != written and now - at > _WRITE_SECONDS):
+                written, at = self._beats, now
+                with suppress(OSError):
                     self._write()
             if self._stands_still(self._limit):
                 self._end()

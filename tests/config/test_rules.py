@@ -45,6 +45,11 @@ def test_the_default_configuration_is_accepted() -> None:
         ("train.eval_every", 0),
         ("train.eval_samples", 0),
         ("train.gc_every", -1),
+        ("train.checkpoint_every", 0),
+        ("train.keep_checkpoints", 1),
+        ("launcher.max_restarts", -1),
+        ("launcher.timeout_seconds", 0),
+        ("launcher.grace_seconds", 0),
     ],
 )
 def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int) -> None:
@@ -59,6 +64,8 @@ def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int
             ["trainer=deepspeed", "+trainer.config.zero_optimization.stage=3"],
             ["trainer.config.zero_optimization.stage", "trainer.zero_stage"],
         ),
+        (["train.resume=nowhere"], ["train.resume=nowhere", "auto, never"]),
+        (["model.weights=nowhere"], ["model.weights=nowhere", "no such"]),
         (["backend.blocks=GPT2Block"], ["backend.blocks=GPT2Block", "trainer.zero_stage=3"]),
         (["backend.zero3=hold"], ["backend.zero3=hold", "trainer.zero_stage=3"]),
         (["trainer=deepspeed", "trainer.zero_stage=2", "backend.zero3=hold"], ["backend.zero3=hold"]),

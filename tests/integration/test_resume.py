@@ -21,6 +21,8 @@ KINDS = {
     "single": ("backend=eager", "trainer=single"),
     "ddp": ("backend=eager", "trainer=ddp"),
     "ddp-ort": ("backend=ort", "trainer=ddp"),
+    # Where more than two add up, the order counts.
+    "ddp-3-workers": ("backend=eager", "trainer=ddp", "launcher.workers_per_node=3"),
     # Dropout from ONNX Runtime's own generator.
     "ddp-ort-alone": ("backend=ort", "trainer=ddp", "backend.torch_kernels=false"),
     **{f"zero{stage}": ("backend=eager", "trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in range(4)},
@@ -63,7 +65,7 @@ def test_half_and_half_is_the_whole(launch, folder, straight, kind):
     meta = [
         json.loads((result.run_dir / "checkpoints" / "latest" / "run.json").read_text()) for result in (whole, rest)
     ]
-    assert meta[0]["tokens"] == meta[1]["tokens"] == 8 * 2 * 32 * (1 if kind == "single" else 2)
+    assert meta[0]["tokens"] == meta[1]["tokens"] == 8 * 2 * 32 * {"single": 1, "ddp-3-workers": 3}.get(kind, 2)
     assert meta[0]["position"] == meta[1]["position"]
 
 

@@ -33,6 +33,55 @@ def test_a_signal_stops_the_run(start, folder, leftovers, mlflow_run, number, co
     assert leftovers(run_dir) == []
 
 
+SLOW = """
+import time
+from torch import nn
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out, self.calls = nn.Linear(64, 10), 0
+
+    def forward(self, pixel_values):
+        self.calls += 1
+        if self.calls > 2:
+            time.sleep(1000)
+        return self.out(pixel_values.flatten(1))
+"""
+
+
+def test_a_second_ctrl_c_stops_at_once(start, tmp_path, leftovers):
+    """The step that the first one waits for never ends."""
+    (tmp_path / "nets.py").write_text(SLOW)
+    words = ("model=factory", "model.target=nets:Slow", "data=digits", "backend=eager", "train.log_every=1")
+    running = start(tmp_path, *words, "tracking=none")
+    run_dir = running.wait_for_training()
+    running.process.send_signal(signal.SIGINT)
+    time.sleep(3)
+    assert running.process.poll() is None
+    assert leftovers(run_dir)
+    running.process.send_signal(signal.SIGINT)
+    result = running.finish(10)
+    assert result.returncode == 130, result.report
+    assert "finishing the step and writing a checkpoint (again to stop at once)" in result.stdout
+    assert result.status == "KILLED"
+    assert "ortlaunch.resumable" not in result.tags
+    assert leftovers(run_dir) == []
+
+
+def test_ctrl_c_before_the_first_step_has_nothing_to_wait_for(start, folder, leftovers):
+    running = start(folder, *LONG, "tracking=none")
+    known = set(folder.glob("runs/*/*/logs/torchrun.log"))
+    deadline = time.monotonic() + SECONDS
+    while set(folder.glob("runs/*/*/logs/torchrun.log")) <= known and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.process.send_signal(signal.SIGINT)
+    result = running.finish(SECONDS)
+    assert result.returncode == 130, result.report
+    assert result.status == "KILLED"
+    assert leftovers(result.run_dir) == []
+
+
 def test_workers_end_with_a_launcher_that_is_killed(start, folder, leftovers):
     """SIGKILL leaves the launcher no word; the kernel tells torchrun, and torchrun its workers."""
     running = start(folder, *LONG, "tracking=none")

@@ -88,6 +88,18 @@ class TorchEngine(Engine):
         rest = {"scheduler": self._scheduler.state_dict(), "scaler": self._scaler.state_dict()}
         return torch_state.snapshot(self.inner, self._optimizer, rest, folder, is_first=self._is_first)
 
+    def warm_up(self, batch: Batch) -> None:
+        # DDP forms its buckets anew after the first backward, in the order in which gradients came. Where more than two
+        # workers add up, the order in which they do follows from it: a resumed run needs the same buckets at once.
+        if self._ddp is None:
+            return
+        # Of a static graph it learns the order in the second backward only.
+        for _ in range(2):
+            with autocast(self._device_type, self._precision):
+                loss = self._task.loss(self._module, batch)
+            loss.backward()
+            self._optimizer.zero_grad(set_to_none=True)
+
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
         rest = torch_state.restore(self.inner, self._optimizer, folder, group)
         self._scheduler.load_state_dict(rest["scheduler"])
