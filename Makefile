@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 VENV26 := .venv-torch26
+WHOLE_RUNS := tests/integration tests/faults
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
@@ -14,17 +15,13 @@ run: $(INSTALLED)
 	$(BIN)/ortlaunch model=gpt2 trainer=deepspeed train.steps=10
 	$(BIN)/ortlaunch compare
 
-## test: all tests
-test: $(INSTALLED)
-	$(BIN)/python -m pytest
+## test: all tests; those that start no workers side by side on all cores, then whole runs one after the other
+test: test-quick
+	$(BIN)/python -m pytest $(WHOLE_RUNS)
 
 ## test-quick: the tests that start no workers
 test-quick: $(INSTALLED)
-	$(BIN)/python -m pytest --ignore=tests/integration
-
-## test-torch26: all tests on torch 2.6.0, which ORTModule supports without the compatibility layer, in a venv of its own
-test-torch26: $(VENV26)/.installed
-	$(VENV26)/bin/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto $(WHOLE_RUNS:%=--ignore=%)
 
 ## test-faults: ten of each kind of fault, at moments drawn with fixed seeds; prints how many the runs survived
 test-faults: $(INSTALLED)
