@@ -35,6 +35,8 @@ def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
         "sync",
         "models",
         "doctor",
+        "resume",
+        "export weights",
         "gpt2_nano",
         "deepspeed",
         "pysource",

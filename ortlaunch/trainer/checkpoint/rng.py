@@ -12,7 +12,7 @@ import torch
 def capture() -> dict[str, Any]:
     """The state of Python's, NumPy's and torch's generators, CUDA's for this worker's device included.
 
-    ONNX Runtime gives no access to its generator's state; it is seeded anew at every step, by the step's number.
+    ONNX Runtime gives no access to its generator's state; it is seeded from torch's at every run of a graph.
     """
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)
