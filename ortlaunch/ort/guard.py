@@ -8,6 +8,7 @@ the first call had them. Here such a change has the graph exported anew.
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,6 +20,15 @@ _MOST_EXPORTS = 16
 _PLAIN = (bool, int, float, str, type(None))
 
 _Names = list[tuple[torch.nn.Module, str]]
+
+
+_own: WeakKeyDictionary[torch.nn.Module, frozenset[str]] = WeakKeyDictionary()
+
+
+def note(model: torch.nn.Module) -> None:
+    """Takes down which attributes a plain model has: what DeepSpeed and others hang on it later counts their calls."""
+    for module in model.modules():
+        _own[module] = frozenset(vars(module))
 
 
 def install() -> None:
@@ -105,7 +115,9 @@ class Guard:
             (module, name)
             for module in modules
             for name, value in vars(module).items()
-            if isinstance(value, _PLAIN) and (id(module), name) not in self._ignored
+            if isinstance(value, _PLAIN)
+            and name in _own.get(module, (name,))
+            and (id(module), name) not in self._ignored
         ]
         self._values = [vars(module)[name] for module, name in self._names]
         self._tables = [table for module in modules for table in (module._parameters, module._buffers)]

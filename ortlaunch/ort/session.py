@@ -203,10 +203,11 @@ def _prepare(
         cuda_libs.require()
     ortmodule = import_ortmodule()
     # These import torch's exporter from where the compatibility layer has just put it.
-    from ortlaunch.ort import export_cache, kernels, mends, modes, symbolics
+    from ortlaunch.ort import export_cache, guard, kernels, mends, modes, symbolics
 
     torch_kernels = cfg.torch_kernels and next(model.parameters()).device.type == "cpu"
     mends.install()
+    guard.note(model)
     kernels.register_gradients()
     if torch_kernels:
         kernels.fuse_gelu(model)

@@ -72,7 +72,7 @@ def test_half_and_half_is_the_whole(launch, folder, straight, kind):
 @pytest.mark.parametrize(("kind", "before", "after"), [("ddp", 2, 1), ("ddp", 2, 4), ("zero1", 2, 1), ("zero3", 2, 4)])
 def test_another_number_of_workers_goes_on_in_the_same_data(launch, folder, straight, kind, before, after):
     """Dropout differs from worker to worker, so it is off; a global batch of 4 whoever shares it."""
-    same = (*SMALL, *STEPS, *KINDS[kind], "model.params.resid_pdrop=0", "model.params.embd_pdrop=0")
+    same = (*SMALL, *STEPS, *KINDS[kind], *(f"model.params.{kind}_pdrop=0" for kind in ("resid", "embd", "attn")))
     whole = launch(folder, *same, f"launcher.workers_per_node={before}", f"train.batch_size={4 // before}")
     assert whole.returncode == 0, whole.report
     middle = whole.run_dir / "checkpoints" / "step-00000004"
@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(launch, fo
         (("model.params.n_embd=64",), ("is of another model", "transformer.wte.weight", "(256, 128)", "(256, 64)")),
         (("model.params.n_layer=1",), ("is of another model", "the model has no transformer.h.1.")),
         (("trainer=deepspeed",), ("trainer.zero_stage=1", "ortlaunch export weights")),
-        (("data.seq_len=16",), ("250000", "500000")),
+        (("data.seq_len=16",), ("245000", "490000")),
         (("data=synthetic",), ("fingerprint", "give the same data")),
         (("seed=1",), ("seed=0", "seed=1")),
     ],

@@ -20,7 +20,9 @@ _LEVEL = "ORTMODULE_MEMORY_OPT_LEVEL"
 def gpt(dropout: float = 0.2) -> torch.nn.Module:
     torch.manual_seed(0)
     params = {"vocab_size": 32, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    return build_model(ModelConfig(name="gpt2_nano", params={**params, "resid_pdrop": dropout, "embd_pdrop": 0.0}))
+    return build_model(
+        ModelConfig(name="gpt2_nano", params={**params, "resid_pdrop": dropout, "embd_pdrop": 0.0, "attn_pdrop": 0.0})
+    )
 
 
 def losses(model: torch.nn.Module) -> list[float]:
