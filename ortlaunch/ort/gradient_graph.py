@@ -16,7 +16,7 @@ from ortlaunch.ort.aten_nodes import ATEN
 ADD_ROWS = "ortlaunch::add_embedding_gradient"
 ADD_OUTER = "ortlaunch::add_outer_gradient"
 _OURS = "ortlaunch::"
-_ALIASES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
+_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 
 
 def install() -> None:
@@ -30,44 +30,88 @@ def install() -> None:
 
 def simplify(graph: Any) -> None:
     """Rewrites the sums of two in `graph` that it can, in place."""
-    producers = {output: node for node in graph.node for output in node.output}
-    uses = Counter(name for node in graph.node for name in node.input)
-    uses.update(value.name for value in graph.output)
-    constants = _constants(graph)
-    gone = set()
-    for node in graph.node:
-        if node.op_type != "Sum" or len(node.input) != 2:
-            continue
+    view = _View(graph)
+    for node in [node for node in graph.node if node.op_type == "Sum" and len(node.input) == 2]:
         for first, second in (tuple(node.input), tuple(node.input)[::-1]):
-            # It is written into, so nobody else may look at it.
-            if not _is_fresh(first, producers, uses):
-                continue
-            other = producers.get(second)
-            if other is None:
-                continue
-            if other.op_type == "YieldOp":
-                _call(node, ADD_OUTER, [first, second])
+            if _add_rows(view, node, first, second) or _add_outer(view, node, first, second):
                 break
-            if _operator(other) == "embedding_backward" and uses[second] == 1 and _is_dense(other, constants):
-                grad, indices, _, padding, _, _ = other.input
-                _call(node, ADD_ROWS, [first, grad, indices, padding])
-                gone.add(second)
-                break
-    kept = [node for node in graph.node if not gone.intersection(node.output)]
-    if gone:
-        del graph.node[:]
-        graph.node.extend(kept)
+    view.write()
 
 
-def _is_fresh(name: str, producers: dict[str, Any], uses: Counter[str]) -> bool:
-    """Whether a tensor is one of our operators' results, used only here."""
-    while uses[name] == 1 and (node := producers.get(name)) is not None:
-        if _operator(node).startswith(_OURS):
-            return name == node.output[0]
-        if node.op_type not in _ALIASES:
-            return False
-        name = node.input[0]
-    return False
+class _View:
+    """A graph, and what is to change in it."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self.producers = {output: node for node in graph.node for output in node.output}
+        self.uses = Counter(name for node in graph.node for name in node.input)
+        self.uses.update(value.name for value in graph.output)
+        self.constants = _constants(graph)
+        self.types = {value.name: value for value in graph.value_info}
+        self.gone: set[str] = set()
+        self.following: dict[str, Any] = {}
+        """New nodes, by the output of the one that each comes after."""
+
+    def write(self) -> None:
+        """Puts the nodes that stay and the new ones into the graph."""
+        nodes = []
+        for node in self.graph.node:
+            if not self.gone.intersection(node.output):
+                nodes.append(node)
+            nodes += [self.following[name] for name in node.output if name in self.following]
+        if self.gone or self.following:
+            del self.graph.node[:]
+            self.graph.node.extend(nodes)
+
+
+def _add_rows(view: _View, node: Any, first: str, second: str) -> bool:
+    """Adds an embedding's gradient into the other summand, if it is one; returns whether it did."""
+    other = view.producers.get(second)
+    if other is None or _operator(other) != "embedding_backward" or view.uses[second] != 1:
+        return False
+    if not _is_ours_alone(view, first) or not _is_dense(other, view.constants):
+        return False
+    grad, indices, _, padding, _, _ = other.input
+    _call(node, ADD_ROWS, [first, grad, indices, padding])
+    view.gone.add(second)
+    return True
+
+
+def _add_outer(view: _View, node: Any, first: str, second: str) -> bool:
+    """Adds the gradient of an output into the other summand, if it is one; returns whether it did."""
+    outer = second
+    while (source := view.producers.get(outer)) is not None and source.op_type == "Identity":
+        outer = source.input[0]
+    if source is None or source.op_type != "YieldOp":
+        return False
+    # Before the other summand is reshaped: after it ONNX Runtime does not know who holds the memory.
+    root, last = first, None
+    while view.uses[root] == 1 and (shaped := view.producers.get(root)) is not None and shaped.op_type in _RESHAPES:
+        last = last or shaped
+        above, root = shaped, shaped.input[0]
+    if not _is_ours_alone(view, root):
+        return False
+    if last is None:
+        _call(node, ADD_OUTER, [root, outer])
+        return True
+    if root not in view.types:
+        return False
+    total = f"{root}/with_outer"
+    kind = view.graph.value_info.add()
+    kind.CopyFrom(view.types[root])
+    kind.name = total
+    above.input[0] = total
+    view.following[root] = _node(ADD_OUTER, [root, outer], [total], total)
+    last.output[0] = node.output[0]
+    node.output[0] = f"{node.output[0]}/gone"
+    view.gone.add(node.output[0])
+    return True
+
+
+def _is_ours_alone(view: _View, name: str) -> bool:
+    """Whether this is a new tensor of one of our operators that is used once, so that it may be written into."""
+    node = view.producers.get(name)
+    return view.uses[name] == 1 and node is not None and _operator(node).startswith(_OURS) and name == node.output[0]
 
 
 def _is_dense(node: Any, constants: dict[str, int]) -> bool:
@@ -95,7 +139,11 @@ def _operator(node: Any) -> str:
 
 def _call(node: Any, operator: str, inputs: list[str]) -> None:
     """Makes `node` an ATen node that calls `operator`."""
+    node.CopyFrom(_node(operator, inputs, list(node.output), node.name))
+
+
+def _node(operator: str, inputs: list[str], outputs: list[str], name: str) -> Any:
     from onnx import helper
 
     op_type, domain = ATEN
-    node.CopyFrom(helper.make_node(op_type, inputs, list(node.output), node.name, domain=domain, operator=operator))
+    return helper.make_node(op_type, inputs, outputs, name, domain=domain, operator=operator)

@@ -61,7 +61,7 @@ def train(eager: torch.nn.Module, ort: torch.nn.Module, family: Family) -> dict[
     """Trains two models alike; returns the errors of the second by part and tensor name."""
     errors: dict[str, dict[str, float]] = {}
     task = make_task(eager, family.batch(0))
-    sides = [(model, build_optimizer(model.parameters(), family.optimizer)) for model in (eager, ort)]
+    sides = [(model, build_optimizer(model, family.optimizer)) for model in (eager, ort)]
     losses: dict[str, list[torch.Tensor]] = {}
     for step in range(STEPS):
         batch = family.batch(step)

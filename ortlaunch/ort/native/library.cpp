@@ -88,7 +88,8 @@ at::Tensor add_embedding_gradient(
 // Adds the gradient that came from outside to `total` and returns it; a single zero stands for none.
 at::Tensor add_outer_gradient(at::Tensor total, const at::Tensor& outer) {
   const bool is_nothing = outer.numel() == 1 && outer.dim() == 0 && outer.item<double>() == 0.0;
-  return is_nothing ? total : total.add_(outer);
+  if (!is_nothing) total.add_(outer.numel() == total.numel() ? outer.view_as(total) : outer);
+  return total;
 }
 
 }  // namespace
