@@ -1,4 +1,4 @@
-"""Builds ORTModule's compiled ATen extension once per user and loads it from there.
+"""Builds ORTModule's compiled extensions and our own kernels once per user and loads them from there.
 
 ORTModule would compile into its own folder in site-packages, which is shared, often not writable, and not keyed by
 the torch it was compiled for. Here the result goes to a cache folder of the user, one per (Python, torch,
@@ -7,6 +7,7 @@ onnxruntime-training), under a file lock, so that workers that start together co
 
 from __future__ import annotations
 
+import hashlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -23,6 +24,8 @@ from ortlaunch.errors import RequestError
 
 _PACKAGE = "onnxruntime.training.ortmodule.torch_cpp_extensions"
 _GPU_ALLOCATOR = "torch_gpu_allocator"
+KERNELS = "ortlaunch_kernels"
+"""Our operators for the CPU, which nodes of the graph call: `ortlaunch.ort.kernels`."""
 _SOURCES = {
     "aten_op_executor": ["aten_op_executor.cc"],
     "torch_interop_utils": [
@@ -34,6 +37,7 @@ _SOURCES = {
     ],
     _GPU_ALLOCATOR: ["torch_gpu_allocator.cc"],
 }
+_OUR_SOURCES = Path(__file__).parent / "native"
 # The last one's source is a template: ORT's own build puts these in, into its file in site-packages.
 _TEMPLATE = {"___gpu_identifier___": "cuda", "___gpu_allocator_header___": "CUDACachingAllocator"}
 
@@ -53,7 +57,7 @@ def cache_dir() -> Path:
 
 
 def needed() -> list[str]:
-    """The extensions that ORTModule loads on this torch: one always, one for custom functions, one for CUDA."""
+    """What is loaded on this torch: one always, one for custom functions, one for CUDA, elsewhere our own kernels."""
     import torch
 
     from ortlaunch.ort import compat
@@ -63,6 +67,8 @@ def needed() -> list[str]:
         names.append("torch_interop_utils")
     if torch.cuda.is_available():
         names.append(_GPU_ALLOCATOR)
+    else:
+        names.append(KERNELS)
     return names
 
 
@@ -75,7 +81,7 @@ def load(name: str) -> ModuleType:
     """Loads one of ORTModule's extensions under the name by which ORTModule imports it, building it if need be.
 
     Args:
-        name: one of `needed`.
+        name: one of `needed`, except `KERNELS`.
 
     Raises:
         RequestError: there is no compiler, or the build failed.
@@ -86,6 +92,17 @@ def load(name: str) -> ModuleType:
     module = _import_library(qualified, build(name))
     sys.modules[qualified] = module
     return module
+
+
+def load_kernels() -> None:
+    """Makes our operators known to torch, building them if need be; harmless to repeat.
+
+    Raises:
+        RequestError: there is no compiler, or the build failed.
+    """
+    import torch
+
+    torch.ops.load_library(str(build(KERNELS)))
 
 
 def build(name: str) -> Path:
@@ -104,23 +121,37 @@ def build(name: str) -> Path:
 
 
 def _library(name: str) -> Path:
-    return cache_dir() / f"{name}.so"
+    return cache_dir() / (f"{name}-{_kernels_key()}.so" if name == KERNELS else f"{name}.so")
+
+
+def _kernels_key() -> str:
+    """Tells apart versions of our sources and processors: what is compiled for one need not run on another."""
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text().splitlines() if cpu_info.is_file() else []
+    instructions = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    digest = hashlib.sha256(instructions.encode())
+    for file in sorted(_OUR_SOURCES.iterdir()):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _compile(name: str, library: Path) -> None:
     from torch.utils import cpp_extension
 
-    is_cuda = name == _GPU_ALLOCATOR
-    source_folder = _ortmodule_folder() / "torch_cpp_extensions" / ("cuda" if is_cuda else "cpu") / name
+    is_cuda, is_ours = name == _GPU_ALLOCATOR, name == KERNELS
+    folder = _OUR_SOURCES
+    if not is_ours:
+        folder = _ortmodule_folder() / "torch_cpp_extensions" / ("cuda" if is_cuda else "cpu") / name
+    files = [folder / file for file in _SOURCES[name]] if not is_ours else sorted(folder.glob("*.cpp"))
     print(f"ortlaunch: compiling {name} for this torch (once, about half a minute) into {library.parent}", flush=True)
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=f".{name}-") as scratch:
         try:
             cpp_extension.load(
                 name=name,
-                sources=[str(_source(source_folder / file, Path(scratch))) for file in _SOURCES[name]],
+                sources=[str(_source(file, Path(scratch))) for file in files],
                 build_directory=scratch,
-                extra_cflags=["-O2"],
-                extra_include_paths=[str(source_folder), *(_cuda_headers() if is_cuda else ())],
+                extra_cflags=["-O3", "-march=native", "-fopenmp"] if is_ours else ["-O2"],
+                extra_include_paths=[str(folder), *(_cuda_headers() if is_cuda else ())],
                 extra_ldflags=["-lc10_cuda"] if is_cuda else [],
                 with_cuda=False,
                 is_python_module=False,

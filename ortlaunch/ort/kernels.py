@@ -1,34 +1,40 @@
-"""PyTorch's own CPU kernels inside ONNX Runtime's graph, where ONNX Runtime's are slow.
+"""PyTorch's CPU kernels and our own inside ONNX Runtime's graph, where ONNX Runtime's are slow.
 
-ONNX Runtime executes the graph; its ATen operator hands single nodes to PyTorch, forward and backward. Its own CPU
-kernels for training are slow: some run on one thread (FastGeluGrad, LayerNormalizationGrad, Dropout), attention is
-taken apart into many small operators, matrix products are slower than PyTorch's. With these, results equal eager
-PyTorch's mostly to the bit, dropout included, since it draws from PyTorch's generator. On CUDA ONNX Runtime's kernels
-are the fast ones, so none of this applies there.
+ONNX Runtime executes the graph; its ATen operator hands single nodes to operators that PyTorch knows, forward and
+backward. Its own CPU kernels for training are slow: some run on one thread (FastGeluGrad, LayerNormalizationGrad,
+Dropout), attention is taken apart into many small operators, matrix products are slower than PyTorch's. PyTorch's own
+are not the fastest either: dropout draws on one thread, attention with dropout is taken apart too. So the products are
+PyTorch's, and what lies between them our own (``native/``). Dropout takes its seeds from PyTorch's generator, which so
+governs both backends, but drops other elements than eager does. On CUDA ONNX Runtime's kernels are the fast ones, so
+none of this applies there.
+
+An ATen node passes tensors, integers and floats, no strings, and takes no booleans back. And ORT asks for the gradient
+of a node only where that of its first input is wanted, so weights come first.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
-from ortlaunch.ort import attention, operators, shapes
+from ortlaunch.ort import fused_attention, shapes
+from ortlaunch.ort.aten_nodes import ATEN, ATEN_OP, constant, none, step
 
 _OPSET = 17
-_ATEN = ("ATen", "org.pytorch.aten")
-_ATEN_OP = "org.pytorch.aten::ATen"
-_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+_MEAN = 1
+"""torch's number for the reduction to a mean."""
 _LAYER_NORM = "native_layer_norm"
 _WRITTEN_OUT_GELU = ("NewGELUActivation", "FastGELUActivation")
-DROPOUT = "ortlaunch::dropout"
-"""What an ATen node that drops out calls."""
+_DROPOUT = "ortlaunch::dropout"
+RATES = {_DROPOUT: 1, fused_attention.ATTENTION: 4, fused_attention.PACKED: 3}
+"""Operators that drop out, each with its input that is the share to drop."""
 _GELU_TANH = "ortlaunch::gelu_tanh"
 _LINEAR = "ortlaunch::linear"
 _LINEAR_BIAS = "ortlaunch::linear_bias"
 _CONV1D = "ortlaunch::conv1d"
 _CROSS_ENTROPY = "ortlaunch::cross_entropy"
+_AFFINE_LAYER_NORM = "ortlaunch::layer_norm"
 
 
 _enabled = False
@@ -74,82 +80,26 @@ def register_gradients() -> None:
     """Tells ORTModule how to differentiate the nodes that these kernels appear in; before it is constructed."""
     from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
 
-    domain, operator = _ATEN[1], _ATEN[0]
-    CustomGradientRegistry.register(domain, operator, (_ATTENTION, ""), _attention_gradient)
-    CustomGradientRegistry.register(domain, operator, (_LAYER_NORM, ""), _layer_norm_gradient)
-    CustomGradientRegistry.register(domain, operator, ("gelu", ""), _gelu_gradient)
-    CustomGradientRegistry.register(domain, operator, (_GELU_TANH, ""), _gelu_tanh_gradient)
-    CustomGradientRegistry.register(domain, operator, (DROPOUT, ""), _dropout_gradient)
-    CustomGradientRegistry.register(domain, operator, (_LINEAR, ""), _linear_gradient)
-    CustomGradientRegistry.register(domain, operator, (_LINEAR_BIAS, ""), _linear_bias_gradient)
-    CustomGradientRegistry.register(domain, operator, (_CONV1D, ""), _conv1d_gradient)
-    CustomGradientRegistry.register(domain, operator, (_CROSS_ENTROPY, ""), _cross_entropy_gradient)
-    operators.define()
+    operator, domain = ATEN
+    for name, gradient in _GRADIENTS.items():
+        CustomGradientRegistry.register(domain, operator, (name, ""), gradient)
     shapes.register()
 
 
-def _attention(
-    g: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: Any = None,
-    is_causal: Any = None,
-    scale: Any = None,
-    enable_gqa: Any = None,
-) -> Any:
-    """Attention as one node where PyTorch's CPU kernel takes it.
-
-    That is without dropout, with as many key as query heads, and with no gradient for the mask but one for the query,
-    without which ONNX Runtime would ask for none of the others.
-    """
-    from torch.onnx import symbolic_helper
-
-    dropout = symbolic_helper._maybe_get_const(dropout_p, "f")
-    grouped = enable_gqa is not None and symbolic_helper._maybe_get_const(enable_gqa, "b")
-    learnt_mask = not symbolic_helper._is_none(attn_mask) and attn_mask.requires_grad()
-    if dropout or grouped or learnt_mask or not query.requires_grad():
-        return attention.scaled_dot_product_attention(
-            g, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, drop=_dropout
-        )
-    zero = g.op("Constant", value_t=_scalar(0.0))
-    mask = _additive(g, attn_mask)
-    if not symbolic_helper._is_none(scale):
-        scale = g.op("Constant", value_t=_scalar(symbolic_helper._get_const(scale, "f", "scale")))
-    output, _ = g.op(_ATEN_OP, query, key, value, zero, is_causal, mask, scale, operator_s=_ATTENTION, outputs=2)
-    output.setType(query.type())
-    return output
-
-
-def _additive(g: Any, attn_mask: Any) -> Any:
-    """The mask as the kernel wants it: added to the scores, minus infinity where a boolean one says no."""
-    from torch.onnx import symbolic_helper
-
-    if attn_mask is None or symbolic_helper._is_none(attn_mask):
-        return _none(g)
-    if attn_mask.type().scalarType() != "Bool":
-        return attn_mask
-    yes, no = (g.op("Constant", value_t=_scalar(value)) for value in (0.0, -math.inf))
-    return g.op("Where", attn_mask, yes, no)
-
-
-def _attention_gradient() -> list[Any]:
-    return [
-        (
-            _ATEN,
-            ["GO(0)", "I(0)", "I(1)", "I(2)", "O(0)", "O(1)", "I(3)", "I(4)", "I(5)", "I(6)"],
-            ["GI(0)", "GI(1)", "GI(2)"],
-            {"operator": {"value": f"{_ATTENTION}_backward", "dtype": "string"}},
-        )
-    ]
+def _attention(g: Any, *args: Any) -> Any:
+    return fused_attention.symbolic(g, *args, drop=_dropout)
 
 
 def _layer_norm(g: Any, values: Any, shape: Any, weight: Any, bias: Any, eps: Any, _cudnn_enable: Any = None) -> Any:
     from torch.onnx import symbolic_helper
 
-    epsilon = g.op("Constant", value_t=_scalar(symbolic_helper._get_const(eps, "f", "eps")))
-    output, _, _ = g.op(_ATEN_OP, values, shape, _none(g), _none(g), epsilon, operator_s=_LAYER_NORM, outputs=3)
+    epsilon = constant(g, symbolic_helper._get_const(eps, "f", "eps"))
+    parameters = [x for x in (weight, bias) if not symbolic_helper._is_none(x) and x.requires_grad()]
+    if len(parameters) == 2:
+        output, _, _ = g.op(ATEN_OP, weight, bias, values, epsilon, operator_s=_AFFINE_LAYER_NORM, outputs=3)
+        output.setType(values.type())
+        return output
+    output, _, _ = g.op(ATEN_OP, values, shape, none(g), none(g), epsilon, operator_s=_LAYER_NORM, outputs=3)
     output.setType(values.type())
     if not symbolic_helper._is_none(weight):
         output = g.op("Mul", output, weight)
@@ -162,7 +112,7 @@ def _layer_norm_gradient() -> list[Any]:
     return [
         ("Constant", [], ["OfValues"], {"value": {"value": [True, False, False], "dtype": "bool", "is_tensor": True}}),
         (
-            _ATEN,
+            ATEN,
             ["GO(0)", "I(0)", "I(1)", "O(1)", "O(2)", "I(2)", "I(3)", "OfValues"],
             ["GI(0)", "", ""],
             {"operator": {"value": f"{_LAYER_NORM}_backward", "dtype": "string"}},
@@ -170,39 +120,44 @@ def _layer_norm_gradient() -> list[Any]:
     ]
 
 
+def _affine_layer_norm_gradient() -> list[Any]:
+    inputs = ["GO(0)", "I(0)", "I(1)", "I(2)", "O(1)", "O(2)"]
+    return [step(f"{_AFFINE_LAYER_NORM}_backward", inputs, ["GI(0)", "GI(1)", "GI(2)"])]
+
+
 def _gelu(g: Any, values: Any, approximate: Any = None) -> Any:
     from torch.onnx import symbolic_helper
 
     kind = "none" if approximate is None else symbolic_helper._maybe_get_const(approximate, "s")
     operator = _GELU_TANH if kind == "tanh" else "gelu"
-    inputs = [values] if kind == "tanh" else [values, _none(g)]
-    output = g.op(_ATEN_OP, *inputs, operator_s=operator)
+    inputs = [values] if kind == "tanh" else [values, none(g)]
+    output = g.op(ATEN_OP, *inputs, operator_s=operator)
     output.setType(values.type())
     return output
 
 
 def _gelu_gradient() -> list[Any]:
-    return [(_ATEN, ["GO(0)", "I(0)", "I(1)"], ["GI(0)"], {"operator": {"value": "gelu_backward", "dtype": "string"}})]
+    return [step("gelu_backward", ["GO(0)", "I(0)", "I(1)"], ["GI(0)"])]
 
 
 def _gelu_tanh_gradient() -> list[Any]:
-    return [(_ATEN, ["GO(0)", "I(0)"], ["GI(0)"], {"operator": {"value": f"{_GELU_TANH}_backward", "dtype": "string"}})]
+    return [step(f"{_GELU_TANH}_backward", ["GO(0)", "I(0)"], ["GI(0)"])]
 
 
 def _dropout(g: Any, values: Any, p: Any, train: Any) -> Any:
-    """Dropout as PyTorch does it on the CPU, from PyTorch's generator: its seed and saved states govern both alike."""
+    """Dropout whose seed comes from PyTorch's generator: its seed and saved states govern it."""
     from torch.onnx import symbolic_helper
 
     rate = symbolic_helper._get_const(p, "f", "p")
     if not rate or not symbolic_helper._get_const(train, "b", "train"):
         return values
-    output, _ = g.op(_ATEN_OP, values, g.op("Constant", value_t=_scalar(rate)), operator_s=DROPOUT, outputs=2)
+    output, _ = g.op(ATEN_OP, values, constant(g, rate), operator_s=_DROPOUT, outputs=2)
     output.setType(values.type())
     return output
 
 
 def _dropout_gradient() -> list[Any]:
-    return [("Mul", ["GO(0)", "O(1)"], ["GI(0)"])]
+    return [step(f"{_DROPOUT}_backward", ["GO(0)", "O(1)", "I(1)"], ["GI(0)"])]
 
 
 def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
@@ -213,24 +168,24 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
         return symbolic_opset9.linear(g, values, weight, bias)
     has_bias = bias is not None and not symbolic_helper._is_none(bias)
     inputs = [weight, bias, values] if has_bias else [weight, values]
-    return g.op(_ATEN_OP, *inputs, operator_s=_LINEAR_BIAS if has_bias else _LINEAR)
+    return g.op(ATEN_OP, *inputs, operator_s=_LINEAR_BIAS if has_bias else _LINEAR)
 
 
 def _linear_gradient() -> list[Any]:
-    return [_grad_weight("I(1)"), _node("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(1)"])]
+    return [_grad_weight("I(1)"), step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(1)"])]
 
 
 def _linear_bias_gradient() -> list[Any]:
     # A node for each input: ORT leaves out those of inputs that need no gradient.
     return [
         _grad_weight("I(2)"),
-        _node("ortlaunch::grad_bias", ["GO(0)"], ["GI(1)"]),
-        _node("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(2)"]),
+        step("ortlaunch::grad_bias", ["GO(0)"], ["GI(1)"]),
+        step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(2)"]),
     ]
 
 
 def _grad_weight(values: str) -> Any:
-    return _node("ortlaunch::linear_grad_weight", ["GO(0)", values], ["GI(0)"])
+    return step("ortlaunch::linear_grad_weight", ["GO(0)", values], ["GI(0)"])
 
 
 def _addmm(g: Any, bias: Any, values: Any, weight: Any, beta: Any, alpha: Any) -> Any:
@@ -240,14 +195,14 @@ def _addmm(g: Any, bias: Any, values: Any, weight: Any, beta: Any, alpha: Any) -
     plain = all(symbolic_helper._maybe_get_const(scale, "f") == 1.0 for scale in (beta, alpha))
     if not plain or not bias.requires_grad():
         return symbolic_opset9.addmm(g, bias, values, weight, beta, alpha)
-    return g.op(_ATEN_OP, bias, values, weight, operator_s=_CONV1D)
+    return g.op(ATEN_OP, bias, values, weight, operator_s=_CONV1D)
 
 
 def _conv1d_gradient() -> list[Any]:
     return [
-        _node("ortlaunch::grad_bias", ["GO(0)"], ["GI(0)"]),
-        _node("ortlaunch::conv1d_grad_x", ["GO(0)", "I(2)"], ["GI(1)"]),
-        _node("ortlaunch::conv1d_grad_weight", ["GO(0)", "I(1)"], ["GI(2)"]),
+        step("ortlaunch::grad_bias", ["GO(0)"], ["GI(0)"]),
+        step("ortlaunch::conv1d_grad_x", ["GO(0)", "I(2)"], ["GI(1)"]),
+        step("ortlaunch::conv1d_grad_weight", ["GO(0)", "I(1)"], ["GI(2)"]),
     ]
 
 
@@ -260,7 +215,7 @@ def _cross_entropy(
 
     usual = (
         symbolic_helper._is_none(weight)
-        and symbolic_helper._maybe_get_const(reduction, "i") == operators.MEAN
+        and symbolic_helper._maybe_get_const(reduction, "i") == _MEAN
         and symbolic_helper._maybe_get_const(label_smoothing, "f") == 0.0
         and symbolic_helper._get_tensor_rank(logits) == 2
         and target.type().scalarType() == "Long"
@@ -268,27 +223,13 @@ def _cross_entropy(
     if not usual:
         original = CustomOpSymbolicRegistry._SYMBOLICS["::cross_entropy_loss"]
         return original(g, logits, target, weight, reduction, ignore_index, label_smoothing)
-    loss, _, _ = g.op(_ATEN_OP, logits, target, ignore_index, operator_s=_CROSS_ENTROPY, outputs=3)
+    loss, _, _ = g.op(ATEN_OP, logits, target, ignore_index, operator_s=_CROSS_ENTROPY, outputs=3)
     loss.setType(logits.type().with_sizes([]))
     return loss
 
 
 def _cross_entropy_gradient() -> list[Any]:
-    return [_node(f"{_CROSS_ENTROPY}_backward", ["GO(0)", "O(1)", "O(2)", "I(1)", "I(2)"], ["GI(0)"])]
-
-
-def _node(operator: str, inputs: list[str], outputs: list[str]) -> Any:
-    return (_ATEN, inputs, outputs, {"operator": {"value": operator, "dtype": "string"}})
-
-
-def _none(g: Any) -> Any:
-    node = g.op("prim::Constant")
-    node.setType(torch._C.OptionalType.ofTensor())
-    return node
-
-
-def _scalar(value: float) -> Any:
-    return torch.tensor(value, dtype=torch.float32)
+    return [step(f"{_CROSS_ENTROPY}_backward", ["GO(0)", "I(0)", "O(1)", "O(2)", "I(1)", "I(2)"], ["GI(0)"])]
 
 
 _SYMBOLICS = {
@@ -299,4 +240,18 @@ _SYMBOLICS = {
     "aten::linear": _linear,
     "aten::addmm": _addmm,
     "aten::cross_entropy_loss": _cross_entropy,
+}
+
+_GRADIENTS = {
+    fused_attention.ATTENTION: fused_attention.gradient,
+    fused_attention.PACKED: fused_attention.packed_gradient,
+    _LAYER_NORM: _layer_norm_gradient,
+    _AFFINE_LAYER_NORM: _affine_layer_norm_gradient,
+    "gelu": _gelu_gradient,
+    _GELU_TANH: _gelu_tanh_gradient,
+    _DROPOUT: _dropout_gradient,
+    _LINEAR: _linear_gradient,
+    _LINEAR_BIAS: _linear_bias_gradient,
+    _CONV1D: _conv1d_gradient,
+    _CROSS_ENTROPY: _cross_entropy_gradient,
 }

@@ -39,7 +39,8 @@ def import_ortmodule() -> Any:
     cuda_libs.prepare()
     compat.before_import()
     for name in extension.needed():
-        extension.load(name)
+        if name != extension.KERNELS:
+            extension.load(name)
     from onnxruntime.training import ortmodule
 
     # Set because no library lies in ORTModule's own folder; ours are loaded already.
@@ -203,13 +204,15 @@ def _prepare(
         cuda_libs.require()
     ortmodule = import_ortmodule()
     # These import torch's exporter from where the compatibility layer has just put it.
-    from ortlaunch.ort import export_cache, guard, kernels, mends, modes, symbolics
+    from ortlaunch.ort import export_cache, gradient_graph, guard, kernels, mends, modes, symbolics
 
     torch_kernels = cfg.torch_kernels and next(model.parameters()).device.type == "cpu"
     mends.install()
     guard.note(model)
     kernels.register_gradients()
     if torch_kernels:
+        extension.load_kernels()
+        gradient_graph.install()
         kernels.fuse_gelu(model)
     else:
         kernels.disable()

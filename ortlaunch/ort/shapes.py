@@ -27,24 +27,47 @@ def register() -> None:
 
 
 def _set_shapes(inference: Any, node: Any, shapes: Callable[..., list[list[Any]]]) -> None:
-    from onnx import helper
+    from onnx import TensorProto, helper
     from onnxruntime.tools.symbolic_shape_infer import get_shape_from_sympy_shape
 
-    inputs = [inference._get_sympy_shape(node, index) if name else None for index, name in enumerate(node.input)]
+    inputs = [_shape_or_number(inference, node, index) if name else None for index, name in enumerate(node.input)]
     # All of these compute in the type of their first input.
     kind = inference.known_vi_[node.input[0]].type.tensor_type.elem_type
     for name, shape in zip(node.output, shapes(*inputs), strict=True):
-        info = helper.make_tensor_value_info(name, kind, get_shape_from_sympy_shape(shape))
+        is_seed = shape is _SEED
+        dims = [] if is_seed else get_shape_from_sympy_shape(shape)
+        info = helper.make_tensor_value_info(name, TensorProto.INT64 if is_seed else kind, dims)
         inference.known_vi_[name].CopyFrom(info)
 
+
+def _shape_or_number(inference: Any, node: Any, index: int) -> Any:
+    """The shape of an input, or the input itself where it is a known number."""
+    shape = inference._get_sympy_shape(node, index)
+    number = None if shape else inference._try_get_value(node, index)
+    return shape if number is None else int(number)
+
+
+_SEED: list[Any] = []
+"""The shape of a seed, an int64."""
 
 _SHAPES: dict[str, Callable[..., list[list[Any]]]] = {
     "detach_copy": lambda x: [x],
     "gelu": lambda x, _approximate: [x],
     "ortlaunch::gelu_tanh": lambda x: [x],
-    "ortlaunch::dropout": lambda x, rate: [x, x],
+    "ortlaunch::dropout": lambda x, rate: [x, _SEED],
     "ortlaunch::linear": lambda weight, x: [[*x[:-1], weight[0]]],
     "ortlaunch::linear_bias": lambda weight, bias, x: [[*x[:-1], weight[0]]],
     "ortlaunch::conv1d": lambda bias, x, weight: [[x[0], weight[1]]],
-    "ortlaunch::cross_entropy": lambda logits, target, ignore: [[], logits, []],
+    "ortlaunch::cross_entropy": lambda logits, target, ignore: [[], logits[:1], []],
+    "ortlaunch::layer_norm": lambda weight, bias, x, epsilon: [x, *[_moments(weight, x)] * 2],
+    "ortlaunch::attention": lambda q, k, v, *rest: [[*q[:3], v[3]], q[:3], _SEED],
+    "ortlaunch::attention_packed": lambda x, mask, heads, *rest: [
+        [*x[:2], heads, x[2] // (3 * heads)],
+        [x[0], heads, x[1]],
+        _SEED,
+    ],
 }
+
+
+def _moments(weight: list[Any], x: list[Any]) -> list[Any]:
+    return [*x[: len(x) - len(weight)], *[1] * len(weight)]

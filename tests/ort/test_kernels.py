@@ -1,4 +1,4 @@
-"""PyTorch's kernels in ONNX Runtime's graph: eager's numbers, dropout included, whatever is frozen."""
+"""PyTorch's kernels and ours in ONNX Runtime's graph: eager's numbers, whatever is frozen."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ class Net(torch.nn.Module):
                 return functional.gelu(hidden)
             case "gelu_tanh":
                 return functional.gelu(hidden, approximate="tanh")
-            case "dropout":
-                return functional.dropout(hidden, 0.3, self.training)
             case "cross_entropy":
                 labels = (x[..., 0].abs() * 5).long().clamp(0, 15).masked_fill(x[..., 1] > 1, -100)
                 return functional.cross_entropy(hidden.flatten(0, 1), labels.flatten())
@@ -59,7 +57,7 @@ class Net(torch.nn.Module):
 
 
 KINDS = [
-    *("linear", "conv1d", "norm", "plain_norm", "gelu", "gelu_tanh", "dropout", "cross_entropy"),
+    *("linear", "conv1d", "norm", "plain_norm", "gelu", "gelu_tanh", "cross_entropy"),
     *("attention", "causal", "bool_mask", "float_mask", "scale"),
 ]
 
@@ -126,26 +124,22 @@ def test_an_input_that_wants_a_gradient_gets_it() -> None:
     torch.testing.assert_close(x.grad, y.grad)
 
 
-def test_gpt2_with_its_dropout_trains_to_eagers_losses() -> None:
-    """Dropout draws from torch's generator: under one seed both backends drop the same."""
+def test_gpt2_trains_to_eagers_losses() -> None:
     losses = {}
     torch.manual_seed(0)
-    model = build_model(ModelConfig(name="gpt2_nano"))
-    assert model.config.resid_pdrop > 0
-    batches = torch.randint(0, 256, (5, 2, 48))
+    still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model = build_model(ModelConfig(name="gpt2_nano", params=still))
+    batches = [torch.randint(0, 256, size) for size in ((2, 48), (2, 48), (3, 70), (1, 130), (2, 48))]
     for name, candidate in (("eager", copy.deepcopy(model)), ("ort", wrapped(copy.deepcopy(model)))):
         optimizer = torch.optim.AdamW(candidate.parameters(), lr=1e-3)
-        torch.manual_seed(1)
         losses[name] = []
         for ids in batches:
-            # The first forward of an ORTModule traces the model, which draws numbers of its own.
-            torch.manual_seed(len(losses[name]))
             loss = candidate(input_ids=ids, labels=ids).loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             losses[name].append(loss.item())
-    assert losses["ort"][1:] == pytest.approx(losses["eager"][1:], abs=2e-3)
+    assert losses["ort"] == pytest.approx(losses["eager"], abs=2e-4)
 
 
 def operators_of(folder: Path) -> set[str]:
@@ -168,7 +162,7 @@ def test_they_can_be_switched_off_and_on_again(tmp_path: Path) -> None:
 
 
 def test_without_them_dropout_is_onnx_runtimes() -> None:
-    ort = wrapped(Net("dropout"), torch_kernels=False)
+    ort = wrapped(torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout(0.3)), torch_kernels=False)
     x = torch.rand(2, 5, 16)
     assert not torch.equal(ort(x), ort(x))
     ort.eval()

@@ -47,16 +47,18 @@ class TracedGraph:
 
 
 def _switch_dropout_off(graph: Any) -> None:
-    """Both forms of it: ONNX's own operator, and PyTorch's kernel in an ATen node."""
+    """Both forms of it: ONNX's own operator, and our kernels in ATen nodes."""
     from onnx import TensorProto, helper
 
-    name = "ortlaunch_dropout_off"
-    graph.initializer.append(helper.make_tensor(name, TensorProto.BOOL, [], [False]))
+    off, nothing = "ortlaunch_dropout_off", "ortlaunch_no_share"
+    graph.initializer.append(helper.make_tensor(off, TensorProto.BOOL, [], [False]))
+    graph.initializer.append(helper.make_tensor(nothing, TensorProto.FLOAT, [], [0.0]))
     for node in _nodes(graph):
+        operator = next((one.s.decode() for one in node.attribute if one.name == "operator"), "")
         if node.op_type == "Dropout" and len(node.input) > 2:
-            node.input[2] = name
-        elif any(one.name == "operator" and one.s == kernels.DROPOUT.encode() for one in node.attribute):
-            node.CopyFrom(helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name))
+            node.input[2] = off
+        elif operator in kernels.RATES:
+            node.input[kernels.RATES[operator]] = nothing
 
 
 def _nodes(graph: Any) -> Iterator[Any]:

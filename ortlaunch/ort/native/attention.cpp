@@ -1,0 +1,425 @@
+// Attention in one pass over blocks of queries whose scores stay in the cache. Kept for the backward is one number per
+// query; weights and what was dropped are computed again.
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "attention_plain.h"
+#include "memory.h"
+#include "operators.h"
+#include "vector.h"
+
+extern "C" void sgemm_(
+    const char*, const char*, const int*, const int*, const int*, const float*, const float*, const int*, const float*,
+    const int*, const float*, float*, const int*) __attribute__((weak));
+
+namespace ortlaunch {
+namespace {
+
+constexpr int64_t kQueries = 64;  // queries in one block
+const float kNever = -std::numeric_limits<float>::infinity();
+
+// c[n, m] = alpha * b[n, k] @ a + beta * c, rows `ld` apart; a is [k, m], or [m, k] where `turn_a`; b is [n, k], or
+// [k, n] where `turn_b`. That is a BLAS call, which counts columns where we count rows.
+void multiply(
+    bool turn_a, bool turn_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b,
+    int64_t ldb, float beta, float* c, int64_t ldc) {
+  if (sgemm_ != nullptr) {
+    const int sizes[] = {static_cast<int>(m), static_cast<int>(n), static_cast<int>(k)};
+    const int steps[] = {static_cast<int>(lda), static_cast<int>(ldb), static_cast<int>(ldc)};
+    sgemm_(turn_a ? "T" : "N", turn_b ? "T" : "N", sizes, sizes + 1, sizes + 2, &alpha, a, steps, b, steps + 1, &beta,
+           c, steps + 2);
+    return;
+  }
+  const auto view = [](const float* data, int64_t rows, int64_t columns, int64_t step, bool turn) {
+    return turn ? at::from_blob(const_cast<float*>(data), {columns, rows}, {1, step}, at::kFloat)
+                : at::from_blob(const_cast<float*>(data), {rows, columns}, {step, 1}, at::kFloat);
+  };
+  const at::Tensor left = turn_b ? view(b, k, n, ldb, true) : view(b, n, k, ldb, false);
+  const at::Tensor right = turn_a ? view(a, m, k, lda, true) : view(a, k, m, lda, false);
+  at::Tensor result = view(c, n, m, ldc, false);
+  at::addmm_out(result, result, left, right, beta, alpha);
+}
+
+// Where a tensor [B, H, L, E] has its numbers; those of one head's one place lie side by side.
+struct Layout {
+  int64_t batch, head, place;
+};
+
+Layout heads_first(const at::Tensor& x) { return {x.size(1) * x.size(2) * x.size(3), x.size(2) * x.size(3), x.size(3)}; }
+
+struct Problem {
+  int64_t batches, heads, shared_heads, queries, keys, size, value_size;
+  Layout query, key, value, out;
+  bool causal;
+  double scale, p;
+};
+
+// What a mask says, and how far each block of queries sees.
+class Mask {
+ public:
+  Mask(const std::optional<at::Tensor>& mask, const Problem& problem) : problem_(problem) {
+    if (!mask.has_value() || !mask->defined()) return;
+    const bool chooses = mask->scalar_type() == at::kBool || mask->scalar_type() == at::kByte;
+    mask_ = mask->expand({problem.batches, problem.heads, problem.queries, problem.keys});
+    if (!chooses) mask_ = mask_.to(at::kFloat);
+    if (mask_.stride(3) != 1 && problem.keys > 1) mask_ = mask_.contiguous();
+    if (chooses) {
+      choice_ = static_cast<const uint8_t*>(mask_.data_ptr());
+    } else {
+      added_ = mask_.data_ptr<float>();
+    }
+    find_ends();
+  }
+
+  // Keys that some of the queries from `first` to `last` may see lie before this one.
+  int64_t end(int64_t batch, int64_t head, int64_t first, int64_t last) const {
+    const int64_t causal_end = problem_.causal ? std::min(problem_.keys, last) : problem_.keys;
+    if (ends_.empty()) return causal_end;
+    const int64_t blocks = (problem_.queries + kQueries - 1) / kQueries;
+    const int64_t place = ((batch % batches_) * heads_ + head % heads_) * blocks + first / kQueries;
+    return std::min(causal_end, ends_[place]);
+  }
+
+  // Adds the mask to a row of scores that has `count` of them.
+  void apply(float* scores, int64_t batch, int64_t head, int64_t query, int64_t count) const {
+    if (problem_.causal) {
+      for (int64_t key = query + 1; key < count; ++key) scores[key] = kNever;
+    }
+    if (choice_ != nullptr) {
+      const uint8_t* choice = choice_ + offset(batch, head, query);
+      for (int64_t key = 0; key < count; ++key) scores[key] = choice[key] ? scores[key] : kNever;
+    } else if (added_ != nullptr) {
+      const float* added = added_ + offset(batch, head, query);
+      for (int64_t key = 0; key < count; ++key) scores[key] += added[key];
+    }
+  }
+
+ private:
+  int64_t offset(int64_t batch, int64_t head, int64_t query) const {
+    return batch * mask_.stride(0) + head * mask_.stride(1) + query * mask_.stride(2);
+  }
+
+  bool hides(int64_t place) const { return choice_ != nullptr ? !choice_[place] : added_[place] == kNever; }
+
+  void find_ends() {
+    batches_ = mask_.stride(0) == 0 ? 1 : problem_.batches;
+    heads_ = mask_.stride(1) == 0 ? 1 : problem_.heads;
+    const int64_t blocks = (problem_.queries + kQueries - 1) / kQueries;
+    ends_.resize(batches_ * heads_ * blocks);
+    at::parallel_for(0, static_cast<int64_t>(ends_.size()), 16, [&](int64_t begin, int64_t stop) {
+      for (int64_t place = begin; place < stop; ++place) {
+        const int64_t batch = place / (heads_ * blocks), head = place / blocks % heads_, block = place % blocks;
+        const int64_t last = std::min(problem_.queries, (block + 1) * kQueries);
+        int64_t end = 0;
+        for (int64_t query = block * kQueries; query < last; ++query) {
+          const int64_t row = offset(batch, head, query);
+          int64_t key = problem_.keys;
+          while (key > end && hides(row + key - 1)) --key;
+          end = std::max(end, key);
+        }
+        ends_[place] = end;
+      }
+    });
+  }
+
+  const Problem& problem_;
+  at::Tensor mask_;
+  const uint8_t* choice_ = nullptr;
+  const float* added_ = nullptr;
+  int64_t batches_ = 1, heads_ = 1;
+  std::vector<int64_t> ends_;
+};
+
+// A thread's own numbers, kept from call to call.
+float* scratch(int64_t count) {
+  thread_local std::vector<float> memory;
+  if (static_cast<int64_t>(memory.size()) < count) memory.resize(count);
+  return memory.data();
+}
+
+int64_t padded(int64_t count) { return (count + kBlock - 1) / kBlock * kBlock; }
+
+// Scores become weights that sum to one; returns the logarithm of the sum of their exponentials, infinite where no key
+// is seen, which gives weights of zero.
+float softmax(float* row, int64_t count, int64_t width) {
+  for (int64_t at = count; at < width; ++at) row[at] = kNever;
+  Floats most = all(kNever);
+  for (int64_t at = 0; at < width; at += kLanes) {
+    const Floats value = load(row + at);
+    most = value > most ? value : most;
+  }
+  const float top = largest(most);
+  if (top == kNever) {
+    // A NaN is no key unseen.
+    float total = 0.0f;
+    for (int64_t at = 0; at < count; ++at) total += row[at] != row[at] ? row[at] : 0.0f;
+    for (int64_t at = 0; at < width; ++at) row[at] = total;
+    return total != total ? total : std::numeric_limits<float>::infinity();
+  }
+  Floats total = Floats{};
+  for (int64_t at = 0; at < width; at += kLanes) {
+    const Floats value = exponential(load(row + at) - top);
+    store(row + at, value);
+    total += value;
+  }
+  const float share = 1.0f / sum(total);
+  for (int64_t at = 0; at < width; at += kLanes) store(row + at, load(row + at) * share);
+  return top - std::log(share);
+}
+
+void drop(float* row, int64_t width, const Noise& noise, uint64_t number) {
+  Floats factors[4];
+  for (int64_t at = 0; at < width; at += kBlock) {
+    noise.block(factors, number, static_cast<uint32_t>(at / kBlock));
+    for (int part = 0; part < 4; ++part) {
+      float* place = row + at + part * kLanes;
+      store(place, load(place) * factors[part]);
+    }
+  }
+}
+
+void run_forward(
+    const Problem& of, const Mask& mask, const float* query, const float* key, const float* value, float* out,
+    float* logarithms, const Noise& noise) {
+  at::parallel_for(0, of.batches * of.heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t batch = item / of.heads, head = item % of.heads, shared = head / (of.heads / of.shared_heads);
+      const float* q = query + batch * of.query.batch + head * of.query.head;
+      const float* k = key + batch * of.key.batch + shared * of.key.head;
+      const float* v = value + batch * of.value.batch + shared * of.value.head;
+      float* o = out + batch * of.out.batch + head * of.out.head;
+      for (int64_t first = 0; first < of.queries; first += kQueries) {
+        const int64_t last = std::min(of.queries, first + kQueries), rows = last - first;
+        const int64_t seen = mask.end(batch, head, first, last), width = padded(seen);
+        float* scores = scratch(kQueries * std::max(width, kBlock));
+        if (seen > 0) {
+          multiply(true, false, seen, rows, of.size, of.scale, k, of.key.place, q + first * of.query.place,
+                   of.query.place, 0.0f, scores, width);
+        }
+        for (int64_t row = 0; row < rows; ++row) {
+          float* line = scores + row * width;
+          mask.apply(line, batch, head, first + row, seen);
+          const int64_t number = item * of.queries + first + row;
+          logarithms[number] = softmax(line, seen, width);
+          if (of.p > 0.0) drop(line, width, noise, number);
+        }
+        if (seen > 0) {
+          multiply(false, false, of.value_size, rows, seen, 1.0f, v, of.value.place, scores, width, 0.0f,
+                   o + first * of.out.place, of.out.place);
+        } else {
+          for (int64_t row = first; row < last; ++row) std::fill_n(o + row * of.out.place, of.value_size, 0.0f);
+        }
+      }
+    }
+  });
+}
+
+float dot(const float* x, const float* y, int64_t count) {
+  Floats total = Floats{};
+  int64_t at = 0;
+  for (; at + kLanes <= count; at += kLanes) total += load(x + at) * load(y + at);
+  if (at < count) total += load_part(x + at, count - at) * load_part(y + at, count - at);
+  return sum(total);
+}
+
+// Scores become what was multiplied by the values, `slopes`, the gradient of that, becomes the gradient of the scores.
+void differentiate(
+    float* scores, float* slopes, int64_t count, int64_t width, float logarithm, float common, const Problem& of,
+    const Noise& noise, uint64_t number) {
+  for (int64_t at = count; at < width; ++at) {
+    scores[at] = kNever;
+    slopes[at] = 0.0f;
+  }
+  Floats factors[4] = {all(1.0f), all(1.0f), all(1.0f), all(1.0f)};
+  for (int64_t at = 0; at < width; at += kBlock) {
+    if (of.p > 0.0) noise.block(factors, number, static_cast<uint32_t>(at / kBlock));
+    for (int part = 0; part < 4; ++part) {
+      const int64_t place = at + part * kLanes;
+      const Floats weight = exponential(load(scores + place) - logarithm);
+      store(scores + place, weight * factors[part]);
+      store(slopes + place, weight * (load(slopes + place) * factors[part] - common));
+    }
+  }
+}
+
+struct Gradients {
+  float *query, *key, *value;
+};
+
+void run_backward(
+    const Problem& of, const Mask& mask, const float* grad, const float* query, const float* key, const float* value,
+    const float* out, const float* logarithms, const Noise& noise, const Gradients& to) {
+  const int64_t group = of.heads / of.shared_heads;
+  at::parallel_for(0, of.batches * of.shared_heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t batch = item / of.shared_heads, shared = item % of.shared_heads;
+      const float* k = key + batch * of.key.batch + shared * of.key.head;
+      const float* v = value + batch * of.value.batch + shared * of.value.head;
+      float* to_k = to.key + batch * of.key.batch + shared * of.key.head;
+      float* to_v = to.value + batch * of.value.batch + shared * of.value.head;
+      for (int64_t place = 0; place < of.keys; ++place) {
+        std::fill_n(to_k + place * of.key.place, of.size, 0.0f);
+        std::fill_n(to_v + place * of.value.place, of.value_size, 0.0f);
+      }
+      for (int64_t head = shared * group; head < (shared + 1) * group; ++head) {
+        const float* q = query + batch * of.query.batch + head * of.query.head;
+        const float* o = out + batch * of.out.batch + head * of.out.head;
+        const float* slope = grad + batch * of.out.batch + head * of.out.head;
+        float* to_q = to.query + batch * of.query.batch + head * of.query.head;
+        for (int64_t first = 0; first < of.queries; first += kQueries) {
+          const int64_t last = std::min(of.queries, first + kQueries), rows = last - first;
+          const int64_t seen = mask.end(batch, head, first, last), width = padded(seen);
+          if (seen == 0) {
+            for (int64_t row = first; row < last; ++row) std::fill_n(to_q + row * of.query.place, of.size, 0.0f);
+            continue;
+          }
+          float* scores = scratch(2 * kQueries * width);
+          float* slopes = scores + kQueries * width;
+          const float* q_rows = q + first * of.query.place;
+          const float* slope_rows = slope + first * of.out.place;
+          multiply(true, false, seen, rows, of.size, of.scale, k, of.key.place, q_rows, of.query.place, 0.0f, scores,
+                   width);
+          multiply(true, false, seen, rows, of.value_size, 1.0f, v, of.value.place, slope_rows, of.out.place, 0.0f,
+                   slopes, width);
+          for (int64_t row = 0; row < rows; ++row) {
+            float* line = scores + row * width;
+            mask.apply(line, batch, head, first + row, seen);
+            const int64_t number = (batch * of.heads + head) * of.queries + first + row;
+            const float common = dot(slope_rows + row * of.out.place, o + (first + row) * of.out.place, of.value_size);
+            differentiate(line, slopes + row * width, seen, width, logarithms[number], common, of, noise, number);
+          }
+          multiply(false, true, of.value_size, seen, rows, 1.0f, slope_rows, of.out.place, scores, width, 1.0f, to_v,
+                   of.value.place);
+          multiply(false, false, of.size, rows, seen, of.scale, k, of.key.place, slopes, width, 0.0f,
+                   to_q + first * of.query.place, of.query.place);
+          multiply(false, true, of.size, seen, rows, of.scale, q_rows, of.query.place, slopes, width, 1.0f, to_k,
+                   of.key.place);
+        }
+      }
+    }
+  });
+}
+
+double factor(std::optional<double> scale, int64_t size) {
+  return scale.has_value() ? *scale : 1.0 / std::sqrt(static_cast<double>(size));
+}
+
+Problem unpacked(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double p, bool causal, std::optional<double> scale) {
+  TORCH_CHECK(query.dim() == 4 && key.dim() == 4 && value.dim() == 4, "attention takes tensors of rank 4");
+  TORCH_CHECK(query.size(1) % key.size(1) == 0 && key.size(1) == value.size(1), "attention: heads do not divide");
+  const int64_t value_size = value.size(3), queries = query.size(2), heads = query.size(1);
+  return {query.size(0), heads, key.size(1), queries, key.size(2), query.size(3), value_size, heads_first(query),
+          heads_first(key), heads_first(value), {heads * queries * value_size, queries * value_size, value_size},
+          causal, factor(scale, query.size(3)), p};
+}
+
+Problem packed_problem(const at::Tensor& x, int64_t heads, double p, bool causal, std::optional<double> scale) {
+  TORCH_CHECK(x.dim() == 3 && x.scalar_type() == at::kFloat && x.size(2) % (3 * heads) == 0, "attention: wrong shape");
+  const int64_t length = x.size(1), size = x.size(2) / (3 * heads);
+  const Layout packed{length * x.size(2), size, x.size(2)};
+  return {x.size(0), heads, heads, length, length, size, size, packed, packed, packed,
+          {length * heads * size, size, heads * size}, causal, factor(scale, size), p};
+}
+
+// Query, key and value with one number of batches, and key and value with one number of heads, no more than the query.
+struct Aligned {
+  Aligned(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+    const int64_t batches = std::max({query.size(0), key.size(0), value.size(0)});
+    const int64_t shared = std::max(key.size(1), value.size(1));
+    const int64_t heads = std::max(query.size(1), shared);
+    this->query = query.expand({batches, heads, -1, -1}).contiguous();
+    this->key = key.expand({batches, shared, -1, -1}).contiguous();
+    this->value = value.expand({batches, shared, -1, -1}).contiguous();
+  }
+
+  at::Tensor query, key, value;
+};
+
+plain::Request request(const Problem& of, const std::optional<at::Tensor>& mask, const Noise& noise, double scale) {
+  at::Tensor factors;
+  if (of.p > 0.0) {
+    const int64_t width = padded(of.keys);
+    factors = at::ones({of.batches, of.heads, of.queries, width}, at::kFloat);
+    for (int64_t row = 0; row < of.batches * of.heads * of.queries; ++row) {
+      drop(factors.data_ptr<float>() + row * width, width, noise, row);
+    }
+    factors = factors.narrow(3, 0, of.keys);
+  }
+  return {mask, factors, of.causal, scale};
+}
+
+Noise noise_of(const at::Tensor& seed, double p) { return Noise(static_cast<uint64_t>(seed.item<int64_t>()), p); }
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
+    double p, bool causal, std::optional<double> scale) {
+  const Aligned in(query, key, value);
+  const Problem of = unpacked(in.query, in.key, in.value, p, causal, scale);
+  const at::Tensor seed = draw_seed(p);
+  if (query.scalar_type() != at::kFloat) {
+    auto [out, logarithms] =
+        plain::forward(in.query, in.key, in.value, request(of, mask, noise_of(seed, p), of.scale));
+    return {out, logarithms, seed};
+  }
+  at::Tensor out = fresh({of.batches, of.heads, of.queries, of.value_size}, at::kFloat);
+  at::Tensor logarithms = fresh({of.batches, of.heads, of.queries}, at::kFloat);
+  run_forward(of, Mask(mask, of), in.query.const_data_ptr<float>(), in.key.const_data_ptr<float>(),
+              in.value.const_data_ptr<float>(), out.data_ptr<float>(), logarithms.data_ptr<float>(), noise_of(seed, p));
+  return {out, logarithms, seed};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
+    const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& out, const at::Tensor& logarithms, const at::Tensor& seed, const std::optional<at::Tensor>& mask,
+    double p, bool causal, std::optional<double> scale) {
+  const Aligned in(query, key, value);
+  const Problem of = unpacked(in.query, in.key, in.value, p, causal, scale);
+  if (query.scalar_type() != at::kFloat) {
+    const auto [of_query, of_key, of_value] = plain::backward(
+        grad, in.query, in.key, in.value, out, logarithms, request(of, mask, noise_of(seed, p), of.scale));
+    return {at::sum_to(of_query, query.sizes()), at::sum_to(of_key, key.sizes()), at::sum_to(of_value, value.sizes())};
+  }
+  at::Tensor of_query = fresh_like(in.query), of_key = fresh_like(in.key), of_value = fresh_like(in.value);
+  run_backward(of, Mask(mask, of), grad.const_data_ptr<float>(), in.query.const_data_ptr<float>(),
+               in.key.const_data_ptr<float>(), in.value.const_data_ptr<float>(), out.const_data_ptr<float>(),
+               logarithms.const_data_ptr<float>(), noise_of(seed, p),
+               {of_query.data_ptr<float>(), of_key.data_ptr<float>(), of_value.data_ptr<float>()});
+  // Gives a tensor of the right shape back as it is.
+  return {at::sum_to(of_query, query.sizes()), at::sum_to(of_key, key.sizes()), at::sum_to(of_value, value.sizes())};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_packed(
+    const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t heads, double p, bool causal, std::optional<double> scale) {
+  const Problem of = packed_problem(x, heads, p, causal, scale);
+  const at::Tensor seed = draw_seed(p);
+  at::Tensor out = fresh({of.batches, of.queries, heads, of.size}, at::kFloat);
+  at::Tensor logarithms = fresh({of.batches, heads, of.queries}, at::kFloat);
+  const float* query = x.const_data_ptr<float>();
+  const int64_t step = heads * of.size;
+  run_forward(of, Mask(mask, of), query, query + step, query + 2 * step, out.data_ptr<float>(),
+              logarithms.data_ptr<float>(), noise_of(seed, p));
+  return {out, logarithms, seed};
+}
+
+at::Tensor attention_packed_backward(
+    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& out, const at::Tensor& logarithms,
+    const at::Tensor& seed, const std::optional<at::Tensor>& mask, int64_t heads, double p, bool causal, std::optional<double> scale) {
+  const Problem of = packed_problem(x, heads, p, causal, scale);
+  at::Tensor result = fresh_like(x);
+  const float* query = x.const_data_ptr<float>();
+  float* to = result.data_ptr<float>();
+  const int64_t step = heads * of.size;
+  run_backward(of, Mask(mask, of), grad.const_data_ptr<float>(), query, query + step, query + 2 * step,
+               out.const_data_ptr<float>(), logarithms.const_data_ptr<float>(), noise_of(seed, p),
+               {to, to + step, to + 2 * step});
+  return result;
+}
+
+}  // namespace ortlaunch

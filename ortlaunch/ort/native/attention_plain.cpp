@@ -1,0 +1,62 @@
+#include "attention_plain.h"
+
+#include <limits>
+
+namespace ortlaunch::plain {
+namespace {
+
+at::Tensor repeated(const at::Tensor& shared, const at::Tensor& query) {
+  return shared.repeat_interleave(query.size(1) / shared.size(1), 1);
+}
+
+at::Tensor summed(const at::Tensor& repeated, const at::Tensor& shared) {
+  return repeated.unflatten(1, {shared.size(1), -1}).sum(2);
+}
+
+at::Tensor scores_of(const at::Tensor& query, const at::Tensor& key, const Request& request) {
+  at::Tensor scores = at::matmul(query, key.transpose(-1, -2)) * request.scale;
+  const double never = -std::numeric_limits<double>::infinity();
+  if (request.causal) {
+    scores = scores.masked_fill(at::ones({query.size(2), key.size(2)}, at::kBool).tril().logical_not(), never);
+  }
+  if (request.mask.has_value() && request.mask->defined()) {
+    const bool chooses = request.mask->scalar_type() == at::kBool || request.mask->scalar_type() == at::kByte;
+    scores = chooses ? scores.masked_fill(request.mask->logical_not(), never) : scores + *request.mask;
+  }
+  return scores;
+}
+
+at::Tensor weights_of(const at::Tensor& scores, const at::Tensor& logarithms) {
+  // Where no key is seen the logarithm is infinite, and the weights are zero.
+  return (scores - logarithms.unsqueeze(-1)).exp();
+}
+
+at::Tensor dropped(const at::Tensor& weights, const Request& request) {
+  return request.factors.defined() ? weights * request.factors.to(weights.scalar_type()) : weights;
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> forward(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Request& request) {
+  const at::Tensor scores = scores_of(query, repeated(key, query), request);
+  at::Tensor logarithms = scores.logsumexp(-1);
+  logarithms = logarithms.masked_fill(logarithms == -std::numeric_limits<double>::infinity(),
+                                      std::numeric_limits<double>::infinity());
+  const at::Tensor weights = dropped(weights_of(scores, logarithms), request);
+  return {at::matmul(weights, repeated(value, query)), logarithms};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
+    const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& out, const at::Tensor& logarithms, const Request& request) {
+  const at::Tensor keys = repeated(key, query);
+  const at::Tensor weights = weights_of(scores_of(query, keys, request), logarithms);
+  const at::Tensor of_weights = dropped(at::matmul(grad, repeated(value, query).transpose(-1, -2)), request);
+  const at::Tensor of_scores = weights * (of_weights - (grad * out).sum(-1, true)) * request.scale;
+  return {
+      at::matmul(of_scores, keys), summed(at::matmul(of_scores.transpose(-1, -2), query), key),
+      summed(at::matmul(dropped(weights, request).transpose(-1, -2), grad), value)};
+}
+
+}  // namespace ortlaunch::plain

@@ -1,0 +1,197 @@
+// Dropout, GELU and cross-entropy.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "memory.h"
+#include "operators.h"
+#include "vector.h"
+
+namespace ortlaunch {
+namespace {
+
+constexpr int64_t kRow = 4096;     // elements that share a row of random words
+constexpr int64_t kGrain = 16384;  // elements worth a thread
+
+template <typename Body>
+void in_rows(int64_t count, const Body& body) {
+  const int64_t rows = (count + kRow - 1) / kRow;
+  at::parallel_for(0, rows, kGrain / kRow, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) body(row, row * kRow, std::min(count, (row + 1) * kRow));
+  });
+}
+
+void multiply_by_noise(const float* from, float* to, int64_t count, const Noise& noise) {
+  in_rows(count, [&](int64_t row, int64_t begin, int64_t end) {
+    Floats factors[4];
+    for (int64_t place = begin; place < end; place += kBlock) {
+      noise.block(factors, row, static_cast<uint32_t>((place - begin) / kBlock));
+      for (int part = 0; part < 4; ++part) {
+        const int64_t at = place + part * kLanes;
+        if (at + kLanes <= end) {
+          store(to + at, load(from + at) * factors[part]);
+        } else if (at < end) {
+          store_part(to + at, load_part(from + at, end - at) * factors[part], end - at);
+        }
+      }
+    }
+  });
+}
+
+template <typename Function>
+void map(const float* x, const float* y, float* to, int64_t count, const Function& function) {
+  in_rows(count, [&](int64_t, int64_t begin, int64_t end) {
+    int64_t at = begin;
+    for (; at + kLanes <= end; at += kLanes) store(to + at, function(load(x + at), load(y + at)));
+    if (at < end) {
+      store_part(to + at, function(load_part(x + at, end - at), load_part(y + at, end - at)), end - at);
+    }
+  });
+}
+
+constexpr float kRoot = 0.7978845608f;  // sqrt(2 / pi)
+constexpr float kCubic = 0.044715f;
+
+// e^-2u, so that (1 + tanh(u)) / 2 is 1 / (1 + e^-2u).
+inline Floats decay(Floats x) { return exponential((x + x * x * x * kCubic) * (-2.0f * kRoot)); }
+
+bool plain(const at::Tensor& tensor) { return tensor.scalar_type() == at::kFloat && tensor.is_contiguous(); }
+
+struct Row {
+  float largest;
+  float sum;
+};
+
+Row exponential_sum(const float* x, int64_t count) {
+  const float lowest = -std::numeric_limits<float>::infinity();
+  Floats most = all(lowest);
+  int64_t at = 0;
+  for (; at + kLanes <= count; at += kLanes) {
+    const Floats value = load(x + at);
+    most = value > most ? value : most;
+  }
+  if (at < count) {
+    const Floats value = load_part(x + at, count - at, lowest);
+    most = value > most ? value : most;
+  }
+  const float top = largest(most);
+  Floats total = Floats{};
+  for (at = 0; at + kLanes <= count; at += kLanes) total += exponential(load(x + at) - top);
+  if (at < count) total += exponential(load_part(x + at, count - at, lowest) - top);
+  return {top, sum(total)};
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& x, double p) {
+  const at::Tensor seed = draw_seed(p);
+  if (p == 0.0) return {x.clone(), seed};
+  return {dropout_backward(x, seed, p), seed};
+}
+
+at::Tensor dropout_backward(const at::Tensor& grad, const at::Tensor& seed, double p) {
+  if (p == 0.0) return grad.clone();
+  const Noise noise(static_cast<uint64_t>(seed.item<int64_t>()), p);
+  if (plain(grad)) {
+    at::Tensor result = fresh_like(grad);
+    multiply_by_noise(grad.const_data_ptr<float>(), result.data_ptr<float>(), grad.numel(), noise);
+    return result;
+  }
+  at::Tensor factors = at::ones(grad.sizes(), at::kFloat);
+  multiply_by_noise(factors.data_ptr<float>(), factors.data_ptr<float>(), factors.numel(), noise);
+  return grad * factors.to(grad.scalar_type());
+}
+
+at::Tensor gelu_tanh(const at::Tensor& x) {
+  if (!plain(x)) return at::gelu(x, "tanh");
+  at::Tensor result = fresh_like(x);
+  const float* from = x.const_data_ptr<float>();
+  map(from, from, result.data_ptr<float>(), x.numel(), [](Floats value, Floats) { return value / (1.0f + decay(value)); });
+  return result;
+}
+
+at::Tensor gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& x) {
+  if (!plain(x) || !plain(grad)) return at::gelu_backward(grad, x, "tanh");
+  at::Tensor result = fresh_like(x);
+  map(grad.const_data_ptr<float>(), x.const_data_ptr<float>(), result.data_ptr<float>(), x.numel(),
+      [](Floats slope, Floats value) {
+        const Floats power = decay(value), open = 1.0f / (1.0f + power);
+        const Floats inner = (1.0f + value * value * (3.0f * kCubic)) * (2.0f * kRoot);
+        // power * open is 1 - open without its cancellation.
+        return slope * (open + value * open * (power * open) * inner);
+      });
+  return result;
+}
+
+// Mean over the targets that are not `ignore`. Kept for the backward are one number per row and their count, not the
+// logarithms of all probabilities.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> cross_entropy(
+    const at::Tensor& x, const at::Tensor& target, int64_t ignore) {
+  if (!plain(x)) {
+    const auto [loss, total] = at::nll_loss_forward(at::log_softmax(x, -1), target, {}, at::Reduction::Mean, ignore);
+    return {loss, at::logsumexp(x, -1), total};
+  }
+  const int64_t rows = x.size(0), classes = x.size(1);
+  at::Tensor logarithms = at::empty({rows}, x.options());
+  at::Tensor losses = at::empty({rows}, x.options());
+  const float* from = x.const_data_ptr<float>();
+  const int64_t* wanted = target.const_data_ptr<int64_t>();
+  float* logarithm = logarithms.data_ptr<float>();
+  float* loss = losses.data_ptr<float>();
+  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, classes)), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      loss[row] = 0.0f;
+      logarithm[row] = 0.0f;
+      if (wanted[row] == ignore) continue;
+      TORCH_CHECK_INDEX(wanted[row] >= 0 && wanted[row] < classes, "Target ", wanted[row], " is out of bounds.");
+      const Row found = exponential_sum(from + row * classes, classes);
+      logarithm[row] = found.largest + std::log(found.sum);
+      // In this order nothing is lost where the largest is far from zero.
+      loss[row] = (found.largest - from[row * classes + wanted[row]]) + std::log(found.sum);
+    }
+  });
+  double total = 0.0;
+  int64_t counted = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    total += loss[row];
+    counted += wanted[row] != ignore;
+  }
+  return {at::scalar_tensor(total / counted, x.options()), logarithms, at::scalar_tensor(counted, x.options())};
+}
+
+at::Tensor cross_entropy_backward(
+    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& logarithms, const at::Tensor& total,
+    const at::Tensor& target, int64_t ignore) {
+  if (!plain(x)) {
+    const at::Tensor log_p = at::log_softmax(x, -1);
+    const at::Tensor of_log_p = at::nll_loss_backward(grad, log_p, target, {}, at::Reduction::Mean, ignore, total);
+    return at::_log_softmax_backward_data(of_log_p, log_p, -1, x.scalar_type());
+  }
+  const int64_t rows = x.size(0), classes = x.size(1);
+  at::Tensor result = fresh_like(x);
+  const float* from = x.const_data_ptr<float>();
+  const float* logarithm = logarithms.const_data_ptr<float>();
+  const int64_t* wanted = target.const_data_ptr<int64_t>();
+  float* to = result.data_ptr<float>();
+  const float scale = grad.item<float>() / total.item<float>();
+  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, classes)), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* source = from + row * classes;
+      float* line = to + row * classes;
+      if (wanted[row] == ignore) {
+        std::memset(line, 0, classes * sizeof(float));
+        continue;
+      }
+      int64_t at = 0;
+      for (; at + kLanes <= classes; at += kLanes) {
+        store(line + at, exponential(load(source + at) - logarithm[row]) * scale);
+      }
+      if (at < classes) {
+        store_part(line + at, exponential(load_part(source + at, classes - at) - logarithm[row]) * scale, classes - at);
+      }
+      line[wanted[row]] -= scale;
+    }
+  });
+  return result;
+}
+
+}  // namespace ortlaunch

@@ -1,0 +1,45 @@
+// The operators that nodes of ONNX Runtime's graph call. Tensors are contiguous, as ONNX Runtime's are.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <tuple>
+
+namespace ortlaunch {
+
+// A seed from torch's generator, so that torch's seed and saved states govern what is dropped; none drawn for p = 0.
+at::Tensor draw_seed(double p);
+
+std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& x, double p);
+at::Tensor dropout_backward(const at::Tensor& grad, const at::Tensor& seed, double p);
+
+at::Tensor gelu_tanh(const at::Tensor& x);
+at::Tensor gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& x);
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> cross_entropy(
+    const at::Tensor& x, const at::Tensor& target, int64_t ignore);
+at::Tensor cross_entropy_backward(
+    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& logarithms, const at::Tensor& total,
+    const at::Tensor& target, int64_t ignore);
+
+// softmax(query @ key^T * scale + mask) @ value with dropout of the weights; scale 1 / sqrt(E) where none is given.
+// Query [B, H, L, E], key and value [B, H or a divisor of it, S, E or V], B also 1 in some; mask none, boolean or added,
+// broadcast to [B, H, L, S]. A query that sees no key gets zeros.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
+    double p, bool causal, std::optional<double> scale);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
+    const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& out, const at::Tensor& logarithms, const at::Tensor& seed, const std::optional<at::Tensor>& mask,
+    double p, bool causal, std::optional<double> scale);
+
+// The same for query, key and value side by side as one projection leaves them, [B, L, 3 * heads * E]; returns
+// [B, L, heads, E].
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_packed(
+    const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t heads, double p, bool causal, std::optional<double> scale);
+at::Tensor attention_packed_backward(
+    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& out, const at::Tensor& logarithms,
+    const at::Tensor& seed, const std::optional<at::Tensor>& mask, int64_t heads, double p, bool causal, std::optional<double> scale);
+
+}  // namespace ortlaunch

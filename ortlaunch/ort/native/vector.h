@@ -1,0 +1,134 @@
+// Sixteen floats at a time in the compiler's own vector types, which it lowers to whatever the processor has.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace ortlaunch {
+
+constexpr int kLanes = 16;
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
+
+inline Floats load(const float* from) {
+  Floats value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+// The first `count` lanes; the others are `rest`.
+inline Floats load_part(const float* from, int64_t count, float rest = 0.0f) {
+  float lanes[kLanes];
+  for (float& lane : lanes) lane = rest;
+  std::memcpy(lanes, from, count * sizeof(float));
+  return load(lanes);
+}
+
+inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof(value)); }
+
+inline void store_part(float* to, Floats value, int64_t count) { std::memcpy(to, &value, count * sizeof(float)); }
+
+inline Floats all(float value) { return Floats{} + value; }
+
+inline float sum(Floats value) {
+  float total = 0.0f;
+  for (int lane = 0; lane < kLanes; ++lane) total += value[lane];
+  return total;
+}
+
+inline float largest(Floats value) {
+  float result = value[0];
+  for (int lane = 1; lane < kLanes; ++lane) result = value[lane] > result ? value[lane] : result;
+  return result;
+}
+
+// e^x to about one unit in the last place; 0 below -87, so that no denormal number appears. NaN stays NaN.
+inline Floats exponential(Floats x) {
+  const Floats bounded = x > 88.0f ? all(88.0f) : x;
+  const Floats shifter = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+  const Floats shifted = bounded * 1.44269504f + shifter;
+  const Floats power = shifted - shifter;
+  const Floats rest = (bounded - power * 0.693145752f) - power * 1.42860677e-6f;
+  Floats series = all(1.38888889e-3f);
+  series = series * rest + 8.33333333e-3f;
+  series = series * rest + 4.16666667e-2f;
+  series = series * rest + 1.66666667e-1f;
+  series = series * rest + 0.5f;
+  series = series * rest + 1.0f;
+  series = series * rest + 1.0f;
+  Ints bits, exponent;
+  std::memcpy(&bits, &series, sizeof(bits));
+  std::memcpy(&exponent, &shifted, sizeof(exponent));
+  bits += exponent << 23;
+  Floats result;
+  std::memcpy(&result, &bits, sizeof(result));
+  return x < -87.0f ? Floats{} : (x != x ? x : result);
+}
+
+// Random words that depend on nothing but a seed and a place: Threefry-4x32 with twelve rounds (Salmon et al., 2011).
+// Each call gives the 64 words of one block of one row.
+inline void random_words(Words out[4], uint64_t seed, uint64_t row, uint32_t block) {
+  const uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+  const uint32_t keys[5] = {key0, key1, 0, 0, 0x1BD11BDAu ^ key0 ^ key1};
+  const Words lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  Words a = lane + block * kLanes + keys[0];
+  Words b = Words{} + static_cast<uint32_t>(row) + keys[1];
+  Words c = Words{} + static_cast<uint32_t>(row >> 32) + keys[2];
+  Words d = Words{} + keys[3];
+#define ORTLAUNCH_MIX(x, y, bits) \
+  x += y;                         \
+  y = ((y << bits) | (y >> (32 - bits))) ^ x;
+#define ORTLAUNCH_FOUR_ROUNDS(r0, r1, r2, r3, r4, r5, r6, r7) \
+  ORTLAUNCH_MIX(a, b, r0)                                     \
+  ORTLAUNCH_MIX(c, d, r1)                                     \
+  ORTLAUNCH_MIX(a, d, r2)                                     \
+  ORTLAUNCH_MIX(c, b, r3)                                     \
+  ORTLAUNCH_MIX(a, b, r4)                                     \
+  ORTLAUNCH_MIX(c, d, r5)                                     \
+  ORTLAUNCH_MIX(a, d, r6)                                     \
+  ORTLAUNCH_MIX(c, b, r7)
+#define ORTLAUNCH_KEY(step)        \
+  a += keys[(step) % 5];           \
+  b += keys[((step) + 1) % 5];     \
+  c += keys[((step) + 2) % 5];     \
+  d += keys[((step) + 3) % 5] + (step);
+  ORTLAUNCH_FOUR_ROUNDS(10, 26, 11, 21, 13, 27, 23, 5)
+  ORTLAUNCH_KEY(1u)
+  ORTLAUNCH_FOUR_ROUNDS(6, 20, 17, 11, 25, 10, 18, 20)
+  ORTLAUNCH_KEY(2u)
+  ORTLAUNCH_FOUR_ROUNDS(10, 26, 11, 21, 13, 27, 23, 5)
+  ORTLAUNCH_KEY(3u)
+#undef ORTLAUNCH_KEY
+#undef ORTLAUNCH_FOUR_ROUNDS
+#undef ORTLAUNCH_MIX
+  out[0] = a;
+  out[1] = b;
+  out[2] = c;
+  out[3] = d;
+}
+
+// What dropout multiplies by: 0 with probability p, else 1 / (1 - p).
+struct Noise {
+  Noise(uint64_t seed, double p)
+      : seed(seed),
+        threshold(static_cast<uint32_t>(p >= 1.0 ? 4294967295.0 : p * 4294967296.0)),
+        kept(p >= 1.0 ? 0.0f : static_cast<float>(1.0 / (1.0 - p))) {}
+
+  // The 64 factors of one block of one row.
+  inline void block(Floats out[4], uint64_t row, uint32_t number) const {
+    Words words[4];
+    random_words(words, seed, row, number);
+    for (int part = 0; part < 4; ++part) out[part] = words[part] >= threshold ? all(kept) : Floats{};
+  }
+
+  uint64_t seed;
+  uint32_t threshold;
+  float kept;
+};
+
+constexpr int64_t kBlock = 4 * kLanes;
+
+}  // namespace ortlaunch
