@@ -139,7 +139,8 @@ class Guard:
 
     def _call_facts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        facts: list[Any] = [structure]
+        autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+        facts: list[Any] = [structure, autocast]
         for leaf in leaves:
             if isinstance(leaf, Tensor):
                 facts.append((leaf.dtype, leaf.dim(), self._is_training and leaf.requires_grad))
