@@ -252,7 +252,7 @@ class OrtConfig(BackendConfig):
     spinning: bool = False
     """Let idle threads of the pool spin instead of sleep."""
     torch_kernels: bool = True
-    """On the CPU, have PyTorch's kernels execute the nodes of the graph for which ONNX Runtime's are slow."""
+    """On the CPU, let kernels of PyTorch and our own execute the nodes for which ONNX Runtime's are slow."""
     blocks: str | None = None
     """With trainer.zero_stage=3: class name, or glob of module paths (model.layers.*), of the blocks that run on ONNX
     Runtime, the rest of the model in PyTorch; null finds the repeated blocks of transformers and similar models."""

@@ -38,6 +38,7 @@ _SOURCES = {
     _GPU_ALLOCATOR: ["torch_gpu_allocator.cc"],
 }
 _OUR_SOURCES = Path(__file__).parent / "native"
+_CPU_INFO = Path("/proc/cpuinfo")
 # The last one's source is a template: ORT's own build puts these in, into its file in site-packages.
 _TEMPLATE = {"___gpu_identifier___": "cuda", "___gpu_allocator_header___": "CUDACachingAllocator"}
 
@@ -126,8 +127,7 @@ def _library(name: str) -> Path:
 
 def _kernels_key() -> str:
     """Tells apart versions of our sources and processors: what is compiled for one need not run on another."""
-    cpu_info = Path("/proc/cpuinfo")
-    lines = cpu_info.read_text().splitlines() if cpu_info.is_file() else []
+    lines = _CPU_INFO.read_text().splitlines() if _CPU_INFO.is_file() else []
     instructions = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
     digest = hashlib.sha256(instructions.encode())
     for file in sorted(_OUR_SOURCES.iterdir()):

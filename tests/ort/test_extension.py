@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -54,3 +55,35 @@ def test_the_gpu_allocator_compiles_without_a_toolkit(monkeypatch, tmp_path: Pat
     addresses = {getattr(module, name)() for name in dir(module) if name.startswith("gpu_caching_allocator")}
     assert len(addresses) == 3
     assert all(addresses)
+
+
+USE_KERNELS = (
+    "import torch; from ortlaunch.ort import extension; extension.load_kernels(); extension.load_kernels(); "
+    "print(torch.ops.ortlaunch.gelu_tanh(torch.ones(3)).tolist())"
+)
+
+
+def test_our_kernels_are_built_at_first_use_and_found_after(tmp_path: Path) -> None:
+    environment = {**os.environ, "ORTLAUNCH_CACHE": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", USE_KERNELS]
+    outputs = [
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=280).stdout
+        for _ in range(2)
+    ]
+    assert ["compiling ortlaunch_kernels" in output for output in outputs] == [True, False]
+    expected = torch.nn.functional.gelu(torch.ones(3), approximate="tanh")
+    assert json.loads(outputs[1]) == pytest.approx(expected.tolist())
+
+
+def test_our_kernels_are_kept_for_each_version_and_processor(monkeypatch, tmp_path: Path) -> None:
+    sources = tmp_path / "native"
+    sources.mkdir()
+    (sources / "a.cpp").write_text("one")
+    monkeypatch.setattr(extension, "_OUR_SOURCES", sources)
+    first = extension._library(extension.KERNELS)
+    assert extension._library(extension.KERNELS) == first
+    (sources / "a.cpp").write_text("two")
+    second = extension._library(extension.KERNELS)
+    monkeypatch.setattr(extension, "_CPU_INFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text("model name: other\nflags: sse2\n")
+    assert len({first, second, extension._library(extension.KERNELS)}) == 3
