@@ -55,7 +55,8 @@ class Hidden(Net):
         self.more = [nn.Linear(2, 2)]
 """
 
-RUN = ("data=digits", "trainer=single", "train.steps=2", "tracking=none", "device=cpu")
+# With this seed the mean of the first batch has another sign than those of the next two, which the branch asks.
+RUN = ("data=digits", "trainer=single", "train.steps=2", "tracking=none", "device=cpu", "seed=1")
 CHECK = ("data=digits", "device=cpu", "--no-cost", "--format", "json")
 
 KEYS = {
