@@ -16,6 +16,8 @@ _AGAIN = ("train.activation_checkpointing=true",)
 _SAME = ("train.deterministic=true",)
 _ZERO2 = ("trainer=deepspeed", "trainer.zero_stage=2")
 _ZERO3 = ("trainer=deepspeed", "trainer.zero_stage=3")
+# Attention draws its masks in the precision that it computes in.
+_NO_DROPOUT = tuple(f"model.params.{kind}_pdrop=0" for kind in ("resid", "embd", "attn"))
 
 TABLE: dict[str, tuple[str, ...]] = {
     "eager-ddp": ("backend=eager", *_RUN),
@@ -38,7 +40,8 @@ TABLE: dict[str, tuple[str, ...]] = {
     "adafactor": ("backend=eager", "optimizer=adafactor", *_RUN),
     "sgd-decayed": ("backend=eager", *_ZERO2, "optimizer=sgd", "optimizer.weight_decay=0.1", *_RUN),
     "bf16": ("backend=eager", *_RUN, *_EVAL, "train.precision=bf16", "scheduler=cosine", "scheduler.warmup_steps=2"),
-    "fp16": ("backend=eager", *_RUN, "train.precision=fp16"),
+    "fp16": ("backend=eager", *_RUN, *_NO_DROPOUT, "train.precision=fp16"),
+    "fp32": ("backend=eager", *_RUN, *_NO_DROPOUT),
     "loaders": ("backend=eager", *_RUN, "data.workers=1"),
 }
 
@@ -109,9 +112,14 @@ def test_loader_processes_change_no_loss(runs):
 
 
 def test_half_precision_follows_full_precision(runs):
-    assert runs["fp16"].losses == pytest.approx(runs["eager-ddp"].losses, abs=0.05)
-    assert set(runs["fp16"].series("train/loss_scale").values()) == {65536.0}
-    assert runs["eager-ddp"].series("train/loss_scale") == {}
+    # A step whose scaled gradients overflow is left out and the scale halved: the weights are then a step behind.
+    assert runs["fp16"].losses == pytest.approx(runs["fp32"].losses, abs=0.3)
+    scales = list(runs["fp16"].series("train/loss_scale").values())
+    assert scales == sorted(scales, reverse=True)
+    assert set(scales) <= {65536.0, 32768.0, 16384.0}
+    if len(set(scales)) == 1:
+        assert runs["fp16"].losses == pytest.approx(runs["fp32"].losses, abs=0.05)
+    assert runs["fp32"].series("train/loss_scale") == {}
 
 
 BAD_MODEL = '''
