@@ -12,10 +12,10 @@ SHORT = ("train.log_every=5", "tracking=none")
 def test_image_models_train_on_digits(launch, tmp_path, model):
     """model=NAME alone is enough: the images come with it. The mlp on the default backend, the others on eager."""
     backend = () if model == "mlp" else ("backend=eager",)
-    learning = ("train.steps=40", "train.batch_size=32", "optimizer.lr=0.003")
+    learning = ("train.steps=40", "train.batch_size=32", "optimizer.lr=0.001")
     result = launch(tmp_path, f"model={model}", *backend, *learning, *SHORT)
     assert result.returncode == 0, result.report
-    assert result.losses[40] < 0.9 * result.losses[1]
+    assert result.losses[40] < 0.95 * result.losses[1]
     assert result.tags["ortlaunch.ort_active"] == ("false" if backend else "true")
 
 
