@@ -29,8 +29,8 @@ def export_weights(arguments: list[str]) -> int:
     run_dir = checkpoint.parents[1]
     config = load_config(run_dir / "config.yaml")
     out: Path = (options.out or run_dir / FOLDER).expanduser().absolute()
-    if options.out is not None and out.exists() and any(out.iterdir()):
-        raise RequestError(f"--out {out}: the folder is not empty; name one that is, or that is not there yet")
+    if out.exists() and any(out.iterdir()):
+        raise RequestError(f"{out} is not empty: name by --out a folder that is, or that is not there yet")
     with contextlib.redirect_stdout(sys.stderr):
         _export(config, checkpoint, out)
     print(f"{out}: weights after step {store.step_of(checkpoint)}")
@@ -58,7 +58,9 @@ def _checkpoint(given: Path) -> Path:
     for line in found.skipped:
         print(f"warning: {line}", file=sys.stderr)
     if found.path is None:
-        raise RequestError(f"{given}: there is no complete checkpoint in it (train.checkpoint_every)")
+        final = given / FOLDER
+        instead = f"; the weights at the run's end are in {final}" if final.is_dir() else ""
+        raise RequestError(f"{given}: there is no complete checkpoint in it (train.checkpoint_every){instead}")
     return found.path.resolve()
 
 

@@ -101,12 +101,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(launch, fo
     assert rest.returncode == 0, rest.report
     assert f"{copy / 'checkpoints' / 'step-00000008'} is damaged" in rest.stdout
     assert damaged.name in rest.stdout
-    expected = {step: value for step, value in figures(whole).items() if step > 4}
-    if kind == "zero3":
-        # Two equal runs of it have been seen to differ by 1e-8 in a gradient's norm, with no checkpoint in between.
-        assert figures(rest) == {step: pytest.approx(value, rel=1e-6) for step, value in expected.items()}
-    else:
-        assert figures(rest) == expected
+    assert figures(rest) == {step: value for step, value in figures(whole).items() if step > 4}
     assert damaged.read_bytes() == bytes(data)
 
 

@@ -66,6 +66,8 @@ def test_weights_are_read_by_transformers_alone(launch, folder, kind):
     assert exported.returncode == 0, exported.report
     assert "weights after step 4" in exported.stdout
     left = result.run_dir / "weights"
+    over = launch(folder, "export", "weights", str(result.run_dir))
+    assert over.returncode == 2 and f"{left} is not empty" in over.stderr
     found = read(folder, left, folder / f"out-{kind}")
     assert (left / "model.safetensors").is_file()
     assert found["same"]
@@ -89,6 +91,7 @@ def test_weights_of_another_shape_are_refused(launch, folder):
     nothing = launch(folder, "export", "weights", str(result.run_dir), "--out", str(folder / "nothing"))
     assert nothing.returncode == 2
     assert "no complete checkpoint" in nothing.stderr
+    assert f"the weights at the run's end are in {result.run_dir / 'weights'}" in nothing.stderr
 
 
 def test_a_model_of_ones_own_is_plain_safetensors(launch, folder):
