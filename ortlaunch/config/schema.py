@@ -96,7 +96,7 @@ class TrainConfig:
     """Steps between two of Python's garbage collections, which every worker then makes at the same time instead of
     at random; 0 leaves it to Python."""
     checkpoint_every: int | None = 1000
-    """Steps between two checkpoints; null writes one only when the run is asked to stop."""
+    """Steps between two checkpoints, with one of the last step; null writes one only when the run is asked to stop."""
     keep_checkpoints: int = 2
     """How many of the newest complete checkpoints stay in the run folder, beside the best one; at least 2."""
     checkpoint_async: bool = True

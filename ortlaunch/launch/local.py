@@ -70,7 +70,8 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     sent = relay.finish(config.tracking.flush_seconds) if relay is not None else None  # type: ignore[attr-defined]
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
-    display.summary(outcome.status, time.time() - started, _record(plan, config, sent, outcome))
+    ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
+    display.summary(ending, time.time() - started, _record(plan, config, sent, outcome))
     return outcome.exit_code
 
 

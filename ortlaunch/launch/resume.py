@@ -37,12 +37,15 @@ def resume(arguments: list[str]) -> int:
     if not arguments or "=" in arguments[0]:
         raise RequestError("resume: name the run folder: ortlaunch resume RUN_DIR [KEY=VALUE ...]")
     run_dir = Path(arguments[0]).expanduser().absolute()
-    config = _changed(_stored_config(run_dir), arguments[1:], run_dir)
+    stored = _stored_config(run_dir)
+    config = _changed(stored, arguments[1:], run_dir)
     check(config)
     if isinstance(config.tracking, MlflowConfig):
         config = dataclasses.replace(config, tracking=resolve_tracking(config.tracking, Path.cwd()))
-    starts = [event for event in read_events(run_dir / "journal.jsonl", 0)[0] if event["event"] == "start"]
+    events, _ = read_events(run_dir / "journal.jsonl", 0)
+    starts = [event for event in events if event["event"] == "start"]
     _check_ended(run_dir, config.launcher.grace_seconds)
+    _check_unfinished(run_dir, events, stored.train.steps, config.train.steps)
     run_id, name = _identity(run_dir, starts)
     plan = plan_in(config, run_dir, run_id, name, attempt=max(1, len(starts)))
     return run(plan, config, ["resume", *arguments])
@@ -88,6 +91,15 @@ def _check_ended(run_dir: Path, seconds: float) -> None:
     with exclusive(run_dir / WORKERS_LOCK, seconds) as free:
         if not free:
             raise RequestError(f"workers of {run_dir} are still running after {seconds:g} s: stop them first")
+
+
+def _check_unfinished(run_dir: Path, events: list[Event], done: int, wanted: int) -> None:
+    """Refuses a run that has done all that is asked of it: its last steps would be trained again."""
+    ends = [event["status"] for event in events if event["event"] == "end"]
+    if ends[-1:] == ["FINISHED"] and wanted <= done:
+        raise RequestError(
+            f"{run_dir} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
+        )
 
 
 def _identity(run_dir: Path, starts: list[Event]) -> tuple[str, str]:

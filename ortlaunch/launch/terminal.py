@@ -79,15 +79,15 @@ class Display:
             self._progress.stop()
             self._progress = None
 
-    def summary(self, status: str, seconds: float, record: list[tuple[str, str]]) -> None:
+    def summary(self, ending: str, seconds: float, record: list[tuple[str, str]]) -> None:
         """Says how the run ended, its figures, and where everything is.
 
         Args:
-            status: FINISHED, FAILED or KILLED.
+            ending: finished, failed, killed, or stopped where it was asked to and has left a checkpoint.
             seconds: wall time of the run.
             record: label and place of each thing that the run left.
         """
-        self._print(f"{status.lower()} after {seconds:.1f} s{describe_summary(self._latest)}")
+        self._print(f"{ending} after {seconds:.1f} s{describe_summary(self._latest)}")
         for label, place in record:
             self._print(f"{label + ':':<11} {place}")
 

@@ -75,7 +75,8 @@ class Boundary:
         self._report(self._saver.ended())
         stop = self._stop.agreed() and step < self._cfg.steps
         every = self._cfg.checkpoint_every
-        due = stop or (every is not None and step % every == 0)
+        # The last step too: a run that has finished can then be given more steps.
+        due = stop or (every is not None and (step % every == 0 or step == self._cfg.steps))
         # Steps whose numbers were not finite were left out, on all workers; the next log step would end the run.
         spoiled = due and self._engine.guard.read()[1] > 0
         if spoiled and stop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,18 @@ def save_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module, folde
         from safetensors.torch import save_file
 
         save_file(_stored_once(weights), partial / FILE, metadata={"format": "pt"})
+    _share(partial)
     if folder.exists():
         shutil.rmtree(folder)
     partial.rename(folder)
+
+
+def _share(folder: Path) -> None:
+    """Gives the files the mode that the user's other files have: safetensors makes them for the owner's eyes only."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in folder.iterdir():
+        path.chmod(0o666 & ~umask)
 
 
 def _save_pretrained(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> None:

@@ -141,3 +141,46 @@ def test_more_steps_go_on_in_the_same_folder_and_the_same_mlflow_run(launch, fol
     running = launch(folder, "resume", str(folder))
     assert running.returncode == 2
     assert "is no run folder" in running.stderr
+
+
+def test_a_finished_run_is_not_trained_again_but_can_be_given_more_steps(launch, folder, straight):
+    """Its last step is kept whatever ``train.checkpoint_every`` says, so nothing is computed twice."""
+    words = (*SMALL, *KINDS["ddp"], "train.log_every=1")
+    first = launch(folder, *words, "train.steps=3")
+    assert (first.run_dir / "checkpoints" / "step-00000003" / "manifest.json").is_file()
+    before = (first.run_dir / "journal.jsonl").read_bytes()
+    again = launch(folder, "resume", str(first.run_dir))
+    assert again.returncode == 2
+    assert "has finished its 3 steps" in again.stderr and "train.steps=6" in again.stderr
+    assert (first.run_dir / "journal.jsonl").read_bytes() == before
+    more = launch(folder, "resume", str(first.run_dir), "train.steps=5")
+    assert more.returncode == 0, more.report
+    assert "after step 3" in more.stdout
+    whole = launch(folder, *words, "train.steps=5", "train.checkpoint_every=null")
+    assert more.losses == whole.losses
+    assert not (whole.run_dir / "checkpoints").exists()
+
+
+def test_nothing_is_left_to_train_but_the_weights_are_still_written(launch, folder, straight):
+    """As after a loss of power between the last checkpoint and the weights."""
+    whole = straight("ddp")
+    rest = launch(folder, *SMALL, *STEPS, *KINDS["ddp"], f"train.resume={whole.run_dir}")
+    assert rest.returncode == 0, rest.report
+    assert rest.losses == {}
+    weights = "weights/model.safetensors"
+    assert (rest.run_dir / weights).read_bytes() == (whole.run_dir / weights).read_bytes()
+
+
+def test_best_is_the_checkpoint_with_the_lowest_evaluation_loss(launch, folder):
+    """With a learning rate that grows until it makes it worse, the best one is not the newest."""
+    keys = ("train.steps=8", "train.checkpoint_every=2", "train.eval_every=2", "optimizer.lr=1")
+    keys += ("scheduler.warmup_steps=100", "data.eval_fraction=0.001", "train.log_every=1")
+    result = launch(folder, *SMALL, *KINDS["ddp"], *keys)
+    assert result.returncode == 0, result.report
+    losses = result.series("eval/loss")
+    best = min(losses, key=lambda step: losses[step])
+    assert best < 8, losses
+    checkpoints = result.run_dir / "checkpoints"
+    assert (checkpoints / "best").resolve().name == f"step-{best:08d}"
+    assert (checkpoints / "latest").resolve().name == "step-00000008"
+    assert json.loads((checkpoints / "best" / "run.json").read_text())["eval_loss"] == losses[best]

@@ -69,7 +69,7 @@ def test_weights_are_read_by_transformers_alone(launch, folder, kind):
     over = launch(folder, "export", "weights", str(result.run_dir))
     assert over.returncode == 2 and f"{left} is not empty" in over.stderr
     found = read(folder, left, folder / f"out-{kind}")
-    assert (left / "model.safetensors").is_file()
+    assert (left / "model.safetensors").stat().st_mode & 0o777 == (left / "config.json").stat().st_mode & 0o777
     assert found["same"]
     assert found["dtypes"] == ["torch.float32"]
     assert not any("module." in name or "_torch_module" in name for name in found["names"])

@@ -32,7 +32,7 @@ def shown(*, terminal: bool) -> str:
     display.line("printed by the model [bold]as it is[/bold]")
     display.event({"event": "metrics", "step": 10, "values": {"summary/tokens_per_second_median": 12000.0}})
     display.stop()
-    display.summary("FINISHED", 12.34, [("run folder", "/runs/x")])
+    display.summary("finished", 12.34, [("run folder", "/runs/x")])
     return output.getvalue()
 
 

@@ -23,7 +23,7 @@ from ortlaunch.ort.check.export import Setting, check_export
 from ortlaunch.ort.check.parity import STEPS, check_parity
 from ortlaunch.ort.check.prepare import Place, built, first_batches, place
 from ortlaunch.ort.check.randomness import check_randomness
-from ortlaunch.ort.check.report import Export, Parity, Randomness, Report, Structure, to_json
+from ortlaunch.ort.check.report import Cost, Export, Parity, Randomness, Report, Structure, to_json
 from ortlaunch.ort.check.structure import check_calls, check_structure
 from ortlaunch.ort.check.verdict import verdict
 from ortlaunch.ort.find_blocks import find_blocks
@@ -63,6 +63,8 @@ def check(config: Config, folder: Path, threads: int, *, with_cost: bool) -> Rep
     fit, line = verdict(structure, *parts, cost)
     if blocks is not None and fit:
         line += f"; here as a whole, and under ZeRO 3 {blocks}, which the run checks when it starts"
+    if not with_cost:
+        cost = Cost("skipped")
     return Report(
         fit,
         line,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import defaultdict
 from pathlib import Path
 from types import FrameType
@@ -12,6 +13,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 TORCH_FOLDER = str(Path(torch.__file__).parent)
+OUR_FOLDER = str(Path(__file__).parents[1])
+"""Of what runs between a model and torch."""
 _DROPOUT = {
     *("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "native_dropout"),
     *("alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_dropout_"),
@@ -56,7 +59,7 @@ class Reference(TorchFunctionMode):
             args = tuple(0.0 if isinstance(arg, float) else arg for arg in args)
         result = func(*args, **kwargs)
         if name in _TO_PYTHON:
-            self.decisions[_asking_place()].append(repr(result))
+            self.decisions[asking_place()].append(repr(result))
         return result
 
     def _passed_on(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -76,8 +79,9 @@ class Reference(TorchFunctionMode):
         return args, kwargs | {"dropout_p": 0.0}
 
 
-def _asking_place() -> Place:
+def asking_place() -> Place:
+    """The line of the model that called into torch: the innermost frame that is neither torch's nor of this package."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((TORCH_FOLDER, __file__)):
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH_FOLDER, OUR_FOLDER, warnings.__file__)):
         frame = frame.f_back
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)

@@ -153,7 +153,7 @@ def _randomness(part: Part) -> list[str]:
 
 
 def _cost(part: Part) -> list[str]:
-    if part is None:
+    if part is None or not part["backends"]:
         return []
     lines = [f"batch of {part['batch_size']}, {part['threads']} threads"]
     for name, one in part["backends"].items():

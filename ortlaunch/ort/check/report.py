@@ -174,9 +174,9 @@ class Cost:
     """What the backends cost on this device."""
 
     status: Status
-    batch_size: int
-    threads: int
-    backends: dict[str, BackendCost]
+    batch_size: int | None = None
+    threads: int | None = None
+    backends: dict[str, BackendCost] = field(default_factory=dict)
     export_seconds: float | None = None
     pays_off_after_steps: int | None = None
     """Steps after which ONNX Runtime's export has paid for itself against eager; null: it never does."""

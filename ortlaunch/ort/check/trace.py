@@ -9,10 +9,11 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import torch
 
-from ortlaunch.ort.check.reference import Place
+from ortlaunch.ort.check.reference import OUR_FOLDER, Place, asking_place
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,32 @@ class TraceWarning:
 def trace_warnings() -> Iterator[list[TraceWarning]]:
     """Collects the TracerWarnings raised within, each place once; all warnings then go where they would have gone."""
     found: list[TraceWarning] = []
-    caught: list[warnings.WarningMessage] = []
+    caught: list[tuple[Warning | str, type[Warning], Place]] = []
+
+    def note(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        # Where a function mode of ours passes a call on, torch takes that line for the model's.
+        place = asking_place() if filename.startswith(OUR_FOLDER) else (filename, lineno)
+        caught.append((message, category, place))
+
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings():
             warnings.simplefilter("always")
+            warnings.showwarning = note
             yield found
     finally:
         kinds: dict[tuple[Place, str], None] = {}
-        for warning in caught:
-            if issubclass(warning.category, torch.jit.TracerWarning):  # type: ignore[attr-defined]
-                message = str(warning.message).strip().partition(". ")[0]
-                kinds.setdefault(((warning.filename, warning.lineno), message))
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        found.extend(TraceWarning(place, message) for place, message in kinds)
+        for message, category, place in caught:
+            if issubclass(category, torch.jit.TracerWarning):  # type: ignore[attr-defined]
+                kinds.setdefault((place, str(message).strip().partition(". ")[0]))
+            warnings.warn_explicit(message, category, *place)
+        found.extend(TraceWarning(place, text) for place, text in kinds)
 
 
 def location(place: Place) -> str:

@@ -1,0 +1,51 @@
+"""Requests to stop, between real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from ortlaunch.launch.plan import STOP_FILE
+from ortlaunch.trainer.stop import StopRequests
+
+STEPS = 4000
+
+
+def worker(rank: int, folder: str, how: str) -> None:
+    """Makes steps of a millisecond until all agree to stop; leaves the number of the step."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    stop = StopRequests(Path(folder), dist.group.WORLD, is_first=rank == 0, grace_seconds=60)
+    stop.listen()
+    for step in range(1, STEPS + 1):
+        time.sleep(0.001 * (1 + rank))
+        if step == 50 and rank == 1 and how == "signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+        if step == 50 and rank == 1 and how == "file":
+            (Path(folder) / STOP_FILE).touch()
+        if stop.agreed():
+            break
+    stop.close()
+    (Path(folder) / f"rank-{rank}").write_text(str(step))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["signal", "file", "nothing"])
+def test_all_workers_stop_at_the_same_step(tmp_path, how):
+    """Asked on one of them only; without a request nobody stops."""
+    context = mp.get_context("spawn")
+    processes = [context.Process(target=worker, args=(rank, str(tmp_path), how)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    steps = [int((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
+    assert steps[0] == steps[1]
+    assert (steps[0] == STEPS) == (how == "nothing")
+    assert steps[0] > 50
