@@ -92,7 +92,8 @@ class _Sweep:
 def _launch(tree: DictConfig, arguments: list[str]) -> int:
     from ortlaunch.config.load import to_config
     from ortlaunch.config.rules import check
-    from ortlaunch.config.schema import MlflowConfig
+    from ortlaunch.config.schema import LocalConfig, MlflowConfig
+    from ortlaunch.launch import machines
     from ortlaunch.launch.plan import make_plan
     from ortlaunch.tracking.uri import resolve_tracking
 
@@ -100,6 +101,9 @@ def _launch(tree: DictConfig, arguments: list[str]) -> int:
     check(config)
     if isinstance(config.tracking, MlflowConfig):
         config = dataclasses.replace(config, tracking=resolve_tracking(config.tracking, Path.cwd()))
+    if config.launcher.dry_run and config.launcher.nodes > 1 and isinstance(config.launcher, LocalConfig):
+        print(machines.dry_run(config.launcher, Path(config.run_root), arguments))
+        return 0
     plan = make_plan(config)
     if config.launcher.dry_run:
         print(f"# {plan.workers} workers; the run folder would be\n# {plan.run_dir}\n{plan.shell_line()}")

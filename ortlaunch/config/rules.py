@@ -6,6 +6,7 @@ Types and misspelt keys are Hydra's business while it composes; these rules see 
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ortlaunch.config.schema import (
     DeepSpeedConfig,
     Device,
     HfDataConfig,
+    LocalConfig,
     MlflowConfig,
     OrtConfig,
     OrtZero3,
@@ -47,6 +49,7 @@ def _positive_numbers(config: Config) -> None:
         "train.log_every": (config.train.log_every, 1),
         "train.steady_after": (config.train.steady_after, 0),
         "train.keep_checkpoints": (config.train.keep_checkpoints, 2),
+        "launcher.nodes": (config.launcher.nodes, 1),
         "launcher.max_restarts": (config.launcher.max_restarts, 0),
         "launcher.timeout_seconds": (config.launcher.timeout_seconds, 1),
         "launcher.grace_seconds": (config.launcher.grace_seconds, 1),
@@ -77,6 +80,35 @@ def _positive_numbers(config: Config) -> None:
     if config.train.clip_grad_norm is not None and config.train.clip_grad_norm <= 0:
         raise RequestError(
             f"train.clip_grad_norm={config.train.clip_grad_norm}: must be greater than 0; null switches clipping off"
+        )
+
+
+def _machines(config: Config) -> None:
+    launcher = config.launcher
+    if not isinstance(launcher, LocalConfig):
+        return
+    if launcher.nodes == 1:
+        if launcher.master_addr is not None or launcher.node_rank:
+            raise RequestError("launcher.master_addr and launcher.node_rank need launcher.nodes=2 or more")
+        return
+    if config.trainer.name == "single":
+        raise RequestError(f"trainer=single has one worker: leave out launcher.nodes={launcher.nodes}, or trainer=ddp")
+    if launcher.master_addr is None:
+        raise RequestError(
+            f"launcher.nodes={launcher.nodes} needs launcher.master_addr, the first machine as the others reach it "
+            "(launcher=slurm finds it by itself)"
+        )
+    if not 0 <= launcher.node_rank < launcher.nodes:
+        raise RequestError(
+            f"launcher.node_rank={launcher.node_rank}: must be at least 0 and below launcher.nodes={launcher.nodes}"
+        )
+    if launcher.run is None and launcher.node_rank and not launcher.dry_run:
+        raise RequestError(
+            "launcher.run is missing: start the first machine (launcher.node_rank=0); it prints the line for this one"
+        )
+    if launcher.run is not None and not re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", launcher.run):
+        raise RequestError(
+            f"launcher.run={launcher.run}: not of the form 20260101-120000-1a2b3c, as the first machine says"
         )
 
 
@@ -247,6 +279,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _activation_checkpointing,
     _tf32,
     _workers,
+    _machines,
     _data_path,
     _checkpoint_paths,
     _compile_mode,

@@ -386,6 +386,8 @@ class LauncherConfig:
     """What every launcher has."""
 
     name: str = MISSING
+    nodes: int = 1
+    """Machines that the run is spread over."""
     workers_per_node: int | None = None
     """Worker processes on each machine; null (auto): one per GPU, or two on a machine without GPU."""
     dry_run: bool = False
@@ -400,9 +402,17 @@ class LauncherConfig:
 
 @dataclass
 class LocalConfig(LauncherConfig):
-    """torchrun on this machine."""
+    """torchrun on this machine, or by hand on several that share the run folder."""
 
     name: str = "local"
+    node_rank: int = 0
+    """Which of the `nodes` machines this is, counted from 0; the first one keeps the record."""
+    master_addr: str | None = None
+    """Name or address of the first machine, as the others reach it."""
+    master_port: int = 29500
+    """A free port of the first machine."""
+    run: str | None = None
+    """Names the same run on all machines, <date>-<time>-<id>; the first machine chooses it and says it."""
 
 
 @dataclass

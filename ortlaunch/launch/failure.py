@@ -69,16 +69,17 @@ def is_request(run_dir: Path) -> bool:
     return any(_read(path).is_request for path in (run_dir / _FOLDER).glob("rank-*.json"))
 
 
-def first(run_dir: Path, torchrun_log: Path) -> Failure | None:
+def first(run_dir: Path, *torchrun_logs: Path) -> Failure | None:
     """The failure that came first: the others follow from it, for the rest then miss their peer.
 
     Args:
         run_dir: the run folder.
-        torchrun_log: where torchrun's output went, for workers that died without a word.
+        torchrun_logs: where each machine's torchrun wrote, for workers that died without a word.
     """
-    killed = _killed(run_dir, torchrun_log)
-    if killed is not None:
-        return killed
+    for log in torchrun_logs:
+        killed = _killed(run_dir, log)
+        if killed is not None:
+            return killed
     failures = [_read(path) for path in (run_dir / _FOLDER).glob("rank-*.json")]
     return min(failures, key=lambda failure: failure.time, default=None)
 
@@ -92,7 +93,10 @@ def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     text = torchrun_log.read_text(errors="replace") if torchrun_log.is_file() else ""
     # The last attempt's report; before it come lines about those that were started again.
     text = text.rpartition("ChildFailedError")[2]
-    killed = {int(rank): -int(code) for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)", text)}
+    entry = r"host\s*:\s*(\S+)\s+rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)"
+    found = re.findall(entry, text)
+    hosts = {int(rank): host for host, rank, _ in found}
+    killed = {int(rank): -int(code) for _, rank, code in found}
     # Those that torchrun stopped itself ended by SIGTERM; one that raised has said so. Which of several torchrun calls
     # the root cause depends on the order in which it came to look.
     candidates = [
@@ -109,4 +113,4 @@ def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     log = run_dir / "logs" / f"rank-{rank}.log"
     tail = log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:] if log.is_file() else []
     message = "\n".join([f"the worker was ended by {name}{hint}; the last lines of its log:", *tail])
-    return Failure(rank, socket.gethostname(), message, False, 0.0)
+    return Failure(rank, hosts[rank], message, False, 0.0)

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 
 from ortlaunch.config.load import save_config, to_dict
-from ortlaunch.config.schema import Config, LauncherConfig, MlflowConfig
-from ortlaunch.launch import environment, failure
+from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig, MlflowConfig
+from ortlaunch.launch import environment, failure, machines
 from ortlaunch.launch.devices import resolve_device
 from ortlaunch.launch.plan import STOPPED_FILE, LaunchPlan
 from ortlaunch.launch.processes import WorkerGroup
@@ -35,7 +35,7 @@ EXIT_DONE, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
-    """Runs the plan to its end.
+    """Runs the plan to its end; on a machine that is not the first of several, its part of it.
 
     Args:
         plan: what to run.
@@ -47,10 +47,14 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
         for SIGTERM and SIGHUP).
     """
     started = time.time()
+    if plan.node_rank > 0:
+        return _assist(plan, config, started)
     write_run_folder(plan, config, arguments)
     journal = Journal(plan.journal)
     _journal_start(journal, plan, config)
     display = Display(plan, config.train.steps, resolve_device(config.device).value)
+    for line in _lines_for_others(plan, config, arguments):
+        display.line(line)
     relay = Relay(plan.run_dir, config.tracking) if isinstance(config.tracking, MlflowConfig) else None
     with _StopFlag() as stop:
         # The workers start before any thread of this process, so that the fork copies none.
@@ -73,6 +77,34 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
     display.summary(ending, time.time() - started, _record(plan, config, sent, outcome))
     return outcome.exit_code
+
+
+def _assist(plan: LaunchPlan, config: Config, started: float) -> int:
+    """Runs the workers of a machine that is not the first: the first one keeps the record and names the outcome."""
+    machines.wait_for_first(plan.run_dir, config if plan.attempt == 0 else None)
+    display = Display(plan, config.train.steps, resolve_device(config.device).value)
+    with _StopFlag() as stop:
+        group = WorkerGroup(plan, started)
+        try:
+            display.start()
+            code = _watch(group, stop, plan, display, config.launcher)
+        finally:
+            group.kill()
+            display.stop()
+    outcome = _outcome(plan, code, stop.signal)
+    if outcome.failure is not None:
+        print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
+    display.line("the workers of this machine have ended; the first machine keeps the record")
+    return outcome.exit_code
+
+
+def _lines_for_others(plan: LaunchPlan, config: Config, arguments: list[str]) -> list[str]:
+    """What to type on the other machines, where nobody has been told yet."""
+    launcher = config.launcher
+    if not isinstance(launcher, LocalConfig) or launcher.nodes == 1 or (launcher.run is not None and not plan.attempt):
+        return []
+    lines = machines.lines_to_type(launcher, plan.run, Path(config.run_root), arguments)
+    return ["type on the other machines:", *(f"  {line}" for line in lines[1:])]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,10 +194,9 @@ def _outcome(plan: LaunchPlan, code: int, stop_signal: int | None) -> Outcome:
         return Outcome("FINISHED" if code == 0 else "KILLED", 128 + stop_signal)
     if code == 0:
         return Outcome("FINISHED", EXIT_DONE)
-    found = failure.first(plan.run_dir, plan.log_dir / "torchrun.log")
+    found = failure.first(plan.run_dir, *sorted(plan.log_dir.glob("torchrun*.log")))
     if found is None:
-        log = plan.log_dir / "torchrun.log"
-        tail = "\n".join(log.read_text(errors="replace").strip().splitlines()[-15:])
+        tail = "\n".join(plan.torchrun_log.read_text(errors="replace").strip().splitlines()[-15:])
         found = failure.Failure(0, socket.gethostname(), f"torchrun ended with {code}:\n{tail}", False, 0.0)
     return Outcome("FAILED", EXIT_REQUEST if found.is_request else EXIT_FAILED, found)
 
@@ -193,7 +224,8 @@ def _keep_attempt(plan: LaunchPlan) -> None:
     """Moves what the earlier attempt left about itself, so that nothing of it is taken for this one's."""
     kept = plan.run_dir / "attempts" / str(plan.attempt)
     kept.mkdir(parents=True, exist_ok=True)
-    for name in ("config.yaml", "overrides.yaml", "env.json", "failures", "stacks", STOPPED_FILE, "logs/torchrun.log"):
+    logs = [f"logs/{path.name}" for path in plan.log_dir.glob("torchrun*.log")]
+    for name in ("config.yaml", "overrides.yaml", "env.json", "failures", "stacks", STOPPED_FILE, *logs):
         path = plan.run_dir / name
         if path.exists():
             path.replace(kept / path.name)
@@ -221,7 +253,7 @@ def _journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
     tags = {
         "ortlaunch.backend": config.backend.name,
         "ortlaunch.trainer": config.trainer.name,
-        "ortlaunch.world_size": str(plan.workers),
+        "ortlaunch.world_size": str(plan.world_size),
         "ortlaunch.device": resolve_device(config.device).value,
         "ortlaunch.run_dir": str(plan.run_dir),
         "ortlaunch.command": " ".join(json.loads((plan.run_dir / "env.json").read_text())["command"]),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import secrets
 import shlex
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ortlaunch.config.schema import Config, DeepSpeedConfig, Device
+from ortlaunch.config.schema import Config, DeepSpeedConfig, Device, LocalConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.launch import machines
 from ortlaunch.launch.devices import resolve_device, usable_cores, visible_gpus
 
 STOP_FILE, STOPPED_FILE = "STOP", "stopped.json"
@@ -25,12 +25,13 @@ CPU_WORKERS = 2
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One run on this machine."""
+    """One run, as this machine runs its part of it."""
 
     run_dir: Path
     run_id: str
     name: str
     workers: int
+    """Workers on this machine."""
     threads: int
     """Threads of each worker: its share of the cores."""
     command: list[str]
@@ -38,6 +39,25 @@ class LaunchPlan:
     """Variables set for the workers, on top of this process's own."""
     attempt: int = 0
     """How often this run was launched before."""
+    nodes: int = 1
+    """Machines that the run is spread over."""
+    node_rank: int = 0
+    """Which of them this one is; the first keeps the record."""
+
+    @property
+    def run(self) -> str:
+        """What tells this run from all others: <date>-<time>-<id>."""
+        return "-".join([*self.run_dir.name.split("-")[:2], self.run_id])
+
+    @property
+    def world_size(self) -> int:
+        """Workers on all machines."""
+        return self.workers * self.nodes
+
+    @property
+    def torchrun_log(self) -> Path:
+        """What this machine's torchrun says."""
+        return self.log_dir / (f"torchrun-{self.node_rank}.log" if self.nodes > 1 else "torchrun.log")
 
     @property
     def log_dir(self) -> Path:
@@ -67,10 +87,13 @@ class LaunchPlan:
 
 def make_plan(config: Config) -> LaunchPlan:
     """Plans a run of `config`, whose rules hold. Decides only; writes nothing."""
-    run_id = secrets.token_hex(3)
+    chosen = config.launcher.run if isinstance(config.launcher, LocalConfig) else None
+    when, _, run_id = (chosen or machines.new_run()).rpartition("-")
     name = config.name or default_name(config)
-    folder = f"{time.strftime('%Y%m%d-%H%M%S')}-{_folder_name(name)}-{run_id}"
+    folder = f"{when}-{_folder_name(name)}-{run_id}"
     run_dir = (Path(config.run_root) / _folder_name(config.experiment) / folder).absolute()
+    if run_dir.exists() and isinstance(config.launcher, LocalConfig) and config.launcher.node_rank == 0:
+        raise RequestError(f"launcher.run={chosen}: {run_dir} is there already: go on with it by ortlaunch resume")
     return plan_in(config, run_dir, run_id, name)
 
 
@@ -86,6 +109,7 @@ def plan_in(config: Config, run_dir: Path, run_id: str, name: str, attempt: int 
     """
     device = resolve_device(config.device)
     workers = _workers(config, device)
+    launcher = config.launcher if isinstance(config.launcher, LocalConfig) else LocalConfig()
     threads = max(1, usable_cores() // workers)
     return LaunchPlan(
         run_dir=run_dir,
@@ -93,9 +117,11 @@ def plan_in(config: Config, run_dir: Path, run_id: str, name: str, attempt: int 
         name=name,
         workers=workers,
         threads=threads,
-        command=_torchrun(workers, run_id, run_dir, config.launcher.max_restarts),
-        environment=_environment(device, threads, run_dir),
+        command=_torchrun(workers, machines.rendezvous(launcher, run_id), run_dir, config.launcher.max_restarts),
+        environment=_environment(device, threads, run_dir, machines.network_interface(launcher)),
         attempt=attempt,
+        nodes=launcher.nodes,
+        node_rank=launcher.node_rank,
     )
 
 
@@ -117,32 +143,29 @@ def _workers(config: Config, device: Device) -> int:
     return min(CPU_WORKERS, usable_cores())
 
 
-def _torchrun(workers: int, run_id: str, run_dir: Path, max_restarts: int) -> list[str]:
-    # Port 0 lets the rendezvous take a free one. The address is named because a host's own name often does not resolve.
+def _torchrun(workers: int, rendezvous: list[str], run_dir: Path, max_restarts: int) -> list[str]:
     return [
         sys.executable,
         *("-m", "torch.distributed.run"),
-        "--nnodes=1",
         f"--nproc-per-node={workers}",
         "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-        "--local-addr=127.0.0.1",
-        f"--rdzv-id={run_id}",
+        *rendezvous,
         f"--max-restarts={max_restarts}",
         *("-m", "ortlaunch.worker"),
         str(run_dir),
     ]
 
 
-def _environment(device: Device, threads: int, run_dir: Path) -> dict[str, str]:
+def _environment(device: Device, threads: int, run_dir: Path, interface: str | None) -> dict[str, str]:
     variables = {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "TOKENIZERS_PARALLELISM": "false",
-        # It looks for a network card by the host's own name, which often does not resolve.
-        "GLOO_SOCKET_IFNAME": "lo",
     }
+    if interface is not None:
+        # It looks for a network card by the host's own name, which often does not resolve.
+        variables["GLOO_SOCKET_IFNAME"] = interface
     if device is Device.cpu:
         # DeepSpeed looks for an accelerator of its own where nobody says which.
         variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}

@@ -40,7 +40,7 @@ class WorkerGroup:
         self._seen: dict[int, psutil.Process] = {}
         self._remembered = 0.0
         self._lines: queue.Queue[str] = queue.Queue()
-        with open(plan.log_dir / "torchrun.log", "wb") as log:
+        with open(plan.torchrun_log, "wb") as log:
             # A session of its own: Ctrl-C reaches only the launcher, which then stops the workers in order.
             self._process = subprocess.Popen(
                 plan.command,

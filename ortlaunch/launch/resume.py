@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.config.load import first_line, load_config, to_config
 from ortlaunch.config.rules import check
-from ortlaunch.config.schema import Config, MlflowConfig
+from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.local import run
 from ortlaunch.launch.plan import WORKERS_LOCK, plan_in
@@ -38,13 +38,14 @@ def resume(arguments: list[str]) -> int:
         raise RequestError("resume: name the run folder: ortlaunch resume RUN_DIR [KEY=VALUE ...]")
     run_dir = Path(arguments[0]).expanduser().absolute()
     stored = _stored_config(run_dir)
-    config = _changed(stored, arguments[1:], run_dir)
+    config = _named(_changed(stored, arguments[1:], run_dir), run_dir)
     check(config)
     if isinstance(config.tracking, MlflowConfig):
         config = dataclasses.replace(config, tracking=resolve_tracking(config.tracking, Path.cwd()))
     events, _ = read_events(run_dir / "journal.jsonl", 0)
     starts = [event for event in events if event["event"] == "start"]
-    _check_ended(run_dir, config.launcher.grace_seconds)
+    if not isinstance(config.launcher, LocalConfig) or config.launcher.node_rank == 0:
+        _check_ended(run_dir, config.launcher.grace_seconds)
     _check_unfinished(run_dir, events, stored.train.steps, config.train.steps)
     run_id, name = _identity(run_dir, starts)
     plan = plan_in(config, run_dir, run_id, name, attempt=max(1, len(starts)))
@@ -76,6 +77,16 @@ def _changed(config: Config, overrides: list[str], run_dir: Path) -> Config:
         return to_config(OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(overrides)))  # type: ignore[arg-type]
     except OmegaConfBaseException as error:
         raise RequestError(f"resume: {first_line(error)}") from error
+
+
+def _named(config: Config, run_dir: Path) -> Config:
+    """With what several machines know the run by: the one that was started first has chosen it."""
+    if not isinstance(config.launcher, LocalConfig) or config.launcher.nodes == 1:
+        return config
+    parts = run_dir.name.split("-")
+    return dataclasses.replace(
+        config, launcher=dataclasses.replace(config.launcher, run="-".join([*parts[:2], parts[-1]]))
+    )
 
 
 def _check_ended(run_dir: Path, seconds: float) -> None:

@@ -39,7 +39,8 @@ class Display:
         """Says what starts and, on a terminal, opens the progress bar."""
         plan = self._plan
         workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''} x {plan.threads} threads"
-        self._print(f"ortlaunch: {plan.name} on {self._device}, {workers}")
+        machines = f"{plan.nodes} machines x " if plan.nodes > 1 else ""
+        self._print(f"ortlaunch: {plan.name} on {self._device}, {machines}{workers}")
         self._print(f"run folder: {plan.run_dir}")
         if self._console.is_terminal:
             self._progress = Progress(

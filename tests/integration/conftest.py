@@ -100,11 +100,11 @@ class Result:
 class Started:
     """A command that runs, in a session of its own as a terminal would give it."""
 
-    def __init__(self, cwd: Path, arguments: tuple[str, ...]) -> None:
+    def __init__(self, cwd: Path, arguments: tuple[str, ...], prefix: list[str] | None = None) -> None:
         self.cwd = cwd
         self._known = set(cwd.glob("runs/*/*"))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ortlaunch", *arguments],
+            [*(prefix or []), sys.executable, "-m", "ortlaunch", *arguments],
             cwd=cwd,
             env=_environment(),
             stdin=subprocess.DEVNULL,
@@ -198,11 +198,11 @@ def _environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def start() -> Iterator[Callable[..., Started]]:
-    """Starts ``ortlaunch ARGUMENTS...`` in a folder and returns at once."""
+    """Starts ``ortlaunch ARGUMENTS...`` in a folder and returns at once; `prefix` is put before the command."""
     begun: list[Started] = []
 
-    def begin(cwd: Path, *arguments: str) -> Started:
-        begun.append(Started(cwd, arguments))
+    def begin(cwd: Path, *arguments: str, prefix: list[str] | None = None) -> Started:
+        begun.append(Started(cwd, arguments, prefix))
         return begun[-1]
 
     yield begin
