@@ -27,6 +27,11 @@ test-quick: $(INSTALLED)
 test-faults: $(INSTALLED)
 	ORTLAUNCH_FAULT_TRIALS=10 $(BIN)/python -m pytest tests/faults
 
+## test-torch26: the same tests on torch 2.6.0, in an environment of its own
+test-torch26: $(VENV26)/.installed
+	OMP_NUM_THREADS=1 $(VENV26)/bin/python -m pytest --numprocesses=auto $(WHOLE_RUNS:%=--ignore=%)
+	$(VENV26)/bin/python -m pytest $(WHOLE_RUNS)
+
 ## check: lint, format and types
 check: $(INSTALLED)
 	$(BIN)/ruff check .
