@@ -33,9 +33,9 @@ def build_from_config(model_class: type[_Model], defaults: Mapping[str, Any], pa
         blank = config_class()
         check_fields(blank, params, model_class.__name__)
         values = {**training_fields(blank), **defaults, **params}
-        config = config_class(**values)
-        forget_missing_tokens(config, params)
-        return model_class(config)
+        # Before it is built: transformers warns of ids outside the vocabulary.
+        values |= dict.fromkeys(_missing_tokens(blank, params, values.get("vocab_size")))
+        return model_class(config_class(**values))
     except (TypeError, ValueError, StrictDataclassError) as error:
         raise RequestError(f"model.params: {model_class.__name__} cannot be built with these: {error}") from error
 
@@ -57,9 +57,14 @@ def training_fields(config: PretrainedConfig) -> dict[str, Any]:
     return {"use_cache": False} if hasattr(config, "use_cache") else {}
 
 
-def forget_missing_tokens(config: PretrainedConfig, params: Mapping[str, Any]) -> None:
-    """Drops default ids of special tokens that a smaller vocabulary does not have."""
-    for name in _SPECIAL_TOKENS:
-        token = getattr(config, name, None)
-        if name not in params and isinstance(token, int) and token >= getattr(config, "vocab_size", token + 1):
-            setattr(config, name, None)
+def _missing_tokens(config: PretrainedConfig, params: Mapping[str, Any], vocab_size: int | None) -> list[str]:
+    """Names of special tokens whose default id a vocabulary does not have.
+
+    Args:
+        config: where the defaults are.
+        params: the user's fields, which stay as they are.
+        vocab_size: of the model; None for the configuration's own.
+    """
+    size = vocab_size or getattr(config, "vocab_size", None)
+    tokens = {name: getattr(config, name, None) for name in _SPECIAL_TOKENS if name not in params}
+    return [name for name, token in tokens.items() if size and isinstance(token, int) and token >= size]

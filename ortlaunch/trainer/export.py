@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
+import warnings
 from pathlib import Path
 
 from ortlaunch.config.load import load_config
@@ -64,7 +66,18 @@ def _checkpoint(given: Path) -> Path:
     return found.path.resolve()
 
 
+def _quiet() -> None:
+    """No progress bars and no warnings of libraries about what is meant to be so: one process, and files to write."""
+    warnings.simplefilter("ignore")
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+
+
 def _export(config: Config, checkpoint: Path, out: Path) -> None:
+    # Files are read and written, on whatever machine this is.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if isinstance(config.trainer, DeepSpeedConfig):
         from ortlaunch.trainer.checkpoint.deepspeed_state import read_weights
     else:
@@ -72,4 +85,5 @@ def _export(config: Config, checkpoint: Path, out: Path) -> None:
     # A user's model factory lies where the user is.
     sys.path.insert(0, str(Path.cwd()))
     model = build_model(config.model)
+    _quiet()
     save_weights(fill_names(read_weights(checkpoint / ENGINE), model), model, out)

@@ -65,6 +65,7 @@ def test_weights_are_read_by_transformers_alone(launch, folder, kind):
     exported = launch(folder, "export", "weights", str(result.run_dir), "--out", str(folder / f"out-{kind}"))
     assert exported.returncode == 0, exported.report
     assert "weights after step 4" in exported.stdout
+    assert exported.stderr == ""
     left = result.run_dir / "weights"
     over = launch(folder, "export", "weights", str(result.run_dir))
     assert over.returncode == 2 and f"{left} is not empty" in over.stderr

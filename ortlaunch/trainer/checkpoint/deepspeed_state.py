@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import shutil
 import sys
 from pathlib import Path
@@ -139,7 +140,8 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     files = folder / _TAG
-    with contextlib.redirect_stdout(sys.stderr):
+    # It counts aloud what it reads.
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         if not any(files.glob("*optim_states.pt")):
             state = torch.load(files / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
             return {name: value.float() for name, value in state["module"].items()}
