@@ -5,7 +5,7 @@ from __future__ import annotations
 from ortlaunch.config.paths import group_options
 from ortlaunch.registry import available
 
-_GROUPS = ("model", "data", "backend", "trainer", "optimizer", "scheduler", "launcher", "tracking")
+_GROUPS = ("model", "data", "backend", "trainer", "optimizer", "scheduler", "launcher", "tracking", "profile")
 
 _TEMPLATE = """\
 ortlaunch: distributed PyTorch training under ORTModule, DeepSpeed and DDP, recorded in MLflow

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.config.load import first_line
 from ortlaunch.config.paths import conf_dir, group_options
-from ortlaunch.config.schema import GROUPS, Config, ModelConfig, open_model, register_schemas
+from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig, open_model, register_schemas
 from ortlaunch.errors import RequestError
 from ortlaunch.registry import available, unknown_model_message
 
@@ -36,6 +36,7 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     import hydra
     from hydra.errors import HydraException
 
+    _check_optional_groups(arguments)
     _register_options()
     sys.argv = [sys.argv[0], *arguments]
     # Otherwise Hydra would print what goes wrong in its own way and exit with 1.
@@ -44,6 +45,17 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
     except (HydraException, OmegaConfBaseException) as error:
         raise RequestError(explain(error)) from error
+
+
+def _check_optional_groups(arguments: list[str]) -> None:
+    """Says how a group is chosen that is not there by default; Hydra itself would fail in the midst of merging."""
+    for group in sorted(OPTIONAL_GROUPS):
+        if any(argument.startswith(f"+{group}=") for argument in arguments):
+            continue
+        for argument in arguments:
+            if argument.startswith((f"{group}=", f"{group}.")):
+                options = ", ".join(sorted(GROUPS[group]))
+                raise RequestError(f"{argument}: nothing is chosen yet: add +{group}=NAME, one of {options}")
 
 
 def compose(overrides: list[str]) -> DictConfig:
@@ -55,6 +67,7 @@ def compose(overrides: list[str]) -> DictConfig:
     import hydra
     from hydra.errors import HydraException
 
+    _check_optional_groups(overrides)
     _register_options()
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):

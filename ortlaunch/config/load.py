@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from ortlaunch.config.schema import GROUPS, Config, ModelConfig
+from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
 from ortlaunch.errors import RequestError
 
 
@@ -41,7 +41,8 @@ def load_config(path: Path) -> Config:
     assert isinstance(stored, DictConfig)
     nodes: dict[str, Any] = {"model": ModelConfig}
     for group, options in GROUPS.items():
-        nodes[group] = options[stored[group]["name"]]
+        if stored.get(group) is not None or group not in OPTIONAL_GROUPS:
+            nodes[group] = options[stored[group]["name"]]
     merged = OmegaConf.merge(
         OmegaConf.structured(Config(**{k: OmegaConf.structured(v) for k, v in nodes.items()})), stored
     )

@@ -25,6 +25,7 @@ from ortlaunch.config.schema import (
     TextConfig,
     TokenDataConfig,
     TokensConfig,
+    TorchProfileConfig,
 )
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.devices import resolve_device, visible_gpus
@@ -246,6 +247,21 @@ def _data_path(config: Config) -> None:
         raise RequestError(f"data.tokenizer={tokenizer}: no such file or folder")
 
 
+def _profile(config: Config) -> None:
+    profile = config.profile
+    if profile is None:
+        return
+    if profile.start < 0 or profile.steps < 1:
+        raise RequestError("profile.start must be at least 0 and profile.steps at least 1")
+    if profile.start + profile.steps > config.train.steps:
+        raise RequestError(
+            f"profile.start={profile.start} profile.steps={profile.steps}: the run ends at train.steps="
+            f"{config.train.steps} before that: lower profile.start"
+        )
+    if not isinstance(profile, TorchProfileConfig) and resolve_device(config.device) is not Device.cuda:
+        raise RequestError(f"+profile={profile.name} looks at the GPU: use device=cuda, or +profile=torch")
+
+
 def _checkpoint_paths(config: Config) -> None:
     resume = config.train.resume
     if resume not in ("auto", "never") and not Path(resume).expanduser().is_dir():
@@ -282,6 +298,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _machines,
     _data_path,
     _checkpoint_paths,
+    _profile,
     _compile_mode,
     _tracking,
 )

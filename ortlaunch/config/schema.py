@@ -445,6 +445,46 @@ class NoTrackingConfig(TrackingConfig):
 
 
 @dataclass
+class ProfileConfig:
+    """What every way to look into some steps has."""
+
+    name: str = MISSING
+    start: int = 10
+    """Steps of this attempt that pass before the first one that is looked into."""
+    steps: int = 3
+    """How many are."""
+
+
+@dataclass
+class TorchProfileConfig(ProfileConfig):
+    """torch's profiler: a Chrome trace and a table of operators for each profiled worker."""
+
+    name: str = "torch"
+    ranks: list[int] = field(default_factory=lambda: [0])
+    """Workers that are profiled."""
+    operators: int = 40
+    """Rows of the table."""
+    shapes: bool = False
+    """Tell operators apart by the shapes of their inputs."""
+    stacks: bool = False
+    """Record the lines of Python that called each operator."""
+
+
+@dataclass
+class MemoryProfileConfig(ProfileConfig):
+    """Every allocation on the GPU during those steps, to be dropped on pytorch.org/memory_viz."""
+
+    name: str = "memory"
+
+
+@dataclass
+class NsightProfileConfig(ProfileConfig):
+    """Named ranges for ``nsys profile --capture-range=cudaProfilerApi``, which then records those steps alone."""
+
+    name: str = "nsight"
+
+
+@dataclass
 class Config:
     """A run."""
 
@@ -465,7 +505,12 @@ class Config:
     scheduler: SchedulerConfig = MISSING
     launcher: LauncherConfig = MISSING
     tracking: TrackingConfig = MISSING
+    profile: ProfileConfig | None = None
+    """Looks into some steps; chosen by ``+profile=torch``, memory or nsight."""
 
+
+OPTIONAL_GROUPS = {"profile"}
+"""Groups of which nothing is chosen unless asked for."""
 
 GROUPS: dict[str, dict[str, type]] = {
     "data": {
@@ -482,6 +527,7 @@ GROUPS: dict[str, dict[str, type]] = {
     "scheduler": {"constant": ConstantConfig, "linear": LinearConfig, "cosine": CosineConfig},
     "launcher": {"local": LocalConfig},
     "tracking": {"mlflow": MlflowConfig, "none": NoTrackingConfig},
+    "profile": {"torch": TorchProfileConfig, "memory": MemoryProfileConfig, "nsight": NsightProfileConfig},
 }
 """Schema of each option of each typed config group."""
 

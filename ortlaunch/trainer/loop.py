@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -12,7 +13,10 @@ from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.evaluation import Evaluation
 from ortlaunch.trainer.feed import Feed
 from ortlaunch.trainer.garbage import collected_every
+from ortlaunch.trainer.profile import Profile
 from ortlaunch.trainer.recorder import Recorder
+
+_NOTHING = contextlib.nullcontext()
 
 
 def train(
@@ -25,6 +29,7 @@ def train(
     first_step_done: Callable[[], None],
     evaluation: Evaluation | None = None,
     start_step: int = 0,
+    profile: Profile | None = None,
 ) -> None:
     """Takes optimizer steps until ``cfg.steps`` are done or the run is asked to stop.
 
@@ -38,19 +43,27 @@ def train(
         first_step_done: called once, before the first step is journalled.
         evaluation: what is evaluated at some steps; None for nothing.
         start_step: steps that an earlier attempt has done.
+        profile: looks into some of the steps; None for none.
 
     Raises:
         TrainingError: a loss or gradient was not finite; the weights are those before that step.
     """
+    span = profile.span if profile is not None else _unnamed
     recorder.restart_clock()
     with collected_every(cfg.gc_every) as collect:
         for step in range(start_step + 1, cfg.steps + 1):
             engine.guard.step = step
             lr = engine.lr
-            loss = _accumulate(engine, feed, cfg.grad_accumulation, device, recorder, boundary)
-            grad_norm = engine.step()
+            if profile is not None:
+                profile.step_begins(step)
+            with span("forward and backward"):
+                loss = _accumulate(engine, feed, cfg.grad_accumulation, device, recorder, boundary)
+            with span("optimizer"):
+                grad_norm = engine.step()
             collect(step)
             recorder.step_done()
+            if profile is not None and profile.step_ends(step):
+                recorder.disturbed()
             if step == start_step + 1:
                 first_step_done()
             evaluates = evaluation is not None and evaluation.is_due(step)
@@ -63,6 +76,10 @@ def train(
             if boundary.passed(step, eval_loss):
                 return
     recorder.finish(cfg.steps)
+
+
+def _unnamed(_name: str) -> contextlib.AbstractContextManager[None]:
+    return _NOTHING
 
 
 def _accumulate(

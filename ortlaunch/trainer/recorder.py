@@ -57,6 +57,7 @@ class Recorder:
         self._clock = StepClock(workers.device)
         self._window = Window()
         self._steady = Steady()
+        self._window_disturbed = False
         self._ort_active: bool | None = None
         self._worst_ort_active = True
 
@@ -79,6 +80,11 @@ class Recorder:
         """Marks the end of an optimizer step."""
         self._clock.step_done()
         self._window.steps += 1
+
+    def disturbed(self) -> None:
+        """The last step took longer than by itself: its window is left out of the summary of the run."""
+        self._window_disturbed = True
+        self._clock.restart()
 
     def is_log_step(self, step: int) -> bool:
         """Whether `step` (counted from 1) ends a window: the first, the last, where the steady part begins, and every
@@ -115,9 +121,9 @@ class Recorder:
         )
         metrics |= dict(zip(memory, everyone[:, 4:].amax(dim=0).tolist(), strict=True))
         # A window that began after the first steps of this attempt, in which export and compilation are.
-        if step - self._window.steps >= self._start_step + self._cfg.steady_after:
+        if step - self._window.steps >= self._start_step + self._cfg.steady_after and not self._window_disturbed:
             self._steady.add(self._window, step_seconds)
-        self._window = Window()
+        self._window, self._window_disturbed = Window(), False
         if self._journal is not None:
             self._journal.metrics(step, metrics)
         # The journal's own time belongs to no step.

@@ -28,6 +28,8 @@ from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.evaluation import Evaluation
 from ortlaunch.trainer.feed import Feed, placed
 from ortlaunch.trainer.loop import train
+from ortlaunch.trainer.profile import FOLDER as PROFILE_FOLDER
+from ortlaunch.trainer.profile import make_profile
 from ortlaunch.trainer.recorder import Recorder, since
 from ortlaunch.trainer.seeds import make_deterministic, seed_everything
 from ortlaunch.trainer.stop import StopRequests
@@ -169,6 +171,7 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
         first_step_done,
         evaluation,
         start_step=start.step,
+        profile=make_profile(config.profile, start.step + 1, run_dir, workers),
     )
     boundary.finish()
     loader.close()
@@ -213,7 +216,9 @@ def _journal_start(journal: Journal, start: resume.Start, run_dir: Path, attempt
 def _leave(
     config: Config, run_dir: Path, model: torch.nn.Module, engine: Engine, boundary: Boundary, journal: Journal | None
 ) -> None:
-    """What a run leaves behind: its weights, or where it stopped."""
+    """What a run leaves behind: what was seen of its steps, its weights, or where it stopped."""
+    if journal is not None and config.profile is not None and (run_dir / PROFILE_FOLDER).is_dir():
+        journal.artifact(run_dir / PROFILE_FOLDER)
     if boundary.stopped_at is None:
         if config.train.save_weights:
             weights = engine.weights()
