@@ -91,8 +91,9 @@ def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     """A worker that torchrun saw end by a signal of its own, before torchrun stopped the others."""
     text = torchrun_log.read_text(errors="replace") if torchrun_log.is_file() else ""
     # The last attempt's report; before it come lines about those that were started again.
-    text = text.rpartition("ChildFailedError")[2]
-    killed = {int(rank): -int(code) for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)", text)}
+    text = text.rpartition("\n--- attempt ")[2].rpartition("ChildFailedError")[2]
+    report = re.findall(r"host\s*:\s*(\S+)\s+rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)", text)
+    killed = {int(rank): -int(code) for _, rank, code in report}
     # Those that torchrun stopped itself ended by SIGTERM; one that raised has said so. Which of several torchrun calls
     # the root cause depends on the order in which it came to look.
     candidates = [
@@ -109,4 +110,5 @@ def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     log = run_dir / "logs" / f"rank-{rank}.log"
     tail = log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:] if log.is_file() else []
     message = "\n".join([f"the worker was ended by {name}{hint}; the last lines of its log:", *tail])
-    return Failure(rank, socket.gethostname(), message, False, 0.0)
+    host = next(host for host, of, _ in report if int(of) == rank)
+    return Failure(rank, host, message, False, 0.0)

@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ortlaunch.config.schema import Config, DeepSpeedConfig, Device
+from ortlaunch.config.schema import Config, DeepSpeedConfig, Device, SlurmConfig
 from ortlaunch.launch.devices import resolve_device, usable_cores, visible_gpus
 
-STOP_FILE, STOPPED_FILE = "STOP", "stopped.json"
-"""Files in the run folder: the request to stop, and where the run then stopped."""
+STOP_FILE, STOPPED_FILE, DONE_FILE = "STOP", "stopped.json", "done.json"
+"""Files in the run folder: the request to stop, where the run then stopped, and that all its steps are done."""
 
 WORKERS_LOCK = ".workers.lock"
 """File in the run folder that every worker holds a shared lock on while it lives."""
@@ -25,7 +25,7 @@ CPU_WORKERS = 2
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One run on this machine."""
+    """One run."""
 
     run_dir: Path
     run_id: str
@@ -84,6 +84,10 @@ def plan_in(config: Config, run_dir: Path, run_id: str, name: str, attempt: int 
         name: what the run is called.
         attempt: how often it was launched before.
     """
+    if isinstance(config.launcher, SlurmConfig):
+        from ortlaunch.launch.slurm.plan import plan_job
+
+        return plan_job(config, run_dir, run_id, name, attempt)
     device = resolve_device(config.device)
     workers = _workers(config, device)
     threads = max(1, usable_cores() // workers)
@@ -94,7 +98,7 @@ def plan_in(config: Config, run_dir: Path, run_id: str, name: str, attempt: int 
         workers=workers,
         threads=threads,
         command=_torchrun(workers, run_id, run_dir, config.launcher.max_restarts),
-        environment=_environment(device, threads, run_dir),
+        environment=worker_environment(device, threads, run_dir),
         attempt=attempt,
     )
 
@@ -134,15 +138,17 @@ def _torchrun(workers: int, run_id: str, run_dir: Path, max_restarts: int) -> li
     ]
 
 
-def _environment(device: Device, threads: int, run_dir: Path) -> dict[str, str]:
+def worker_environment(device: Device, threads: int, run_dir: Path, nodes: int = 1) -> dict[str, str]:
+    """Variables that every worker has, on top of those of its surroundings."""
     variables = {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "TOKENIZERS_PARALLELISM": "false",
-        # It looks for a network card by the host's own name, which often does not resolve.
-        "GLOO_SOCKET_IFNAME": "lo",
     }
+    if nodes == 1:
+        # It looks for a network card by the host's own name, which often does not resolve.
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
     if device is Device.cpu:
         # DeepSpeed looks for an accelerator of its own where nobody says which.
         variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}

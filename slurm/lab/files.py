@@ -61,6 +61,8 @@ def slurm_conf(lab: Lab) -> str:
 ClusterName=lab
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={lab.base_port}
+# Jobs derive ports from their ids: those of two clusters must not meet.
+FirstJobId={lab.base_port % 10000 + 1}
 SlurmUser={lab.user}
 SlurmdUser={lab.user}
 AuthType=auth/munge

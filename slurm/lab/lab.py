@@ -152,8 +152,10 @@ def _start_accounting(lab: Lab) -> None:
     if not data.is_dir():
         _run(
             lab,
-            ["mariadb-install-db", "--no-defaults", f"--user={lab.user}", "--basedir=/usr", f"--datadir={data}"]
-            + ["--auth-root-authentication-method=normal", "--skip-test-db"],
+            [
+                *("mariadb-install-db", "--no-defaults", f"--user={lab.user}", "--basedir=/usr", f"--datadir={data}"),
+                *("--auth-root-authentication-method=normal", "--skip-test-db"),
+            ],
         )
     database = ["mariadbd", "--no-defaults", f"--user={lab.user}", f"--datadir={data}"]
     database += [f"--socket={lab.folder}/database/socket", "--bind-address=127.0.0.1", f"--port={lab.database_port}"]
@@ -234,7 +236,9 @@ def _run(lab: Lab, command: list[str]) -> None:
 
 
 def _output(lab: Lab, command: list[str]) -> str:
-    return subprocess.run(command, env=_environment(lab), capture_output=True, text=True, timeout=30, check=False).stdout
+    return subprocess.run(
+        command, env=_environment(lab), capture_output=True, text=True, timeout=30, check=False
+    ).stdout
 
 
 def _answers(port: int) -> bool:
