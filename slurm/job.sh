@@ -39,8 +39,15 @@ take_warning() {
         echo "requeue" >"$run_dir/.STOP" && mv "$run_dir/.STOP" "$run_dir/STOP"
     fi
     # Later than this SLURM ends the job for good.
-    (sleep @PATIENCE@ && kill -ALRM $$) &
+    (
+        sleep @PATIENCE@ &
+        trap 'kill $!; exit' TERM
+        wait $! && kill -ALRM $$
+    ) &
+    timer=$!
 }
+timer=""
+trap '[ -z "$timer" ] || kill "$timer"' EXIT
 trap take_warning @SIGNAL@
 trap 'signals+=" TERM"' TERM
 trap 'signals+=" LATE"' ALRM

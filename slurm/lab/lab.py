@@ -58,15 +58,15 @@ def up(lab: Lab) -> None:
         raise LabError(why)
     _write_files(lab)
     _start(lab, "munged", ["munged", "--foreground", *_munge_options(lab)])
-    _wait_for(lambda: lab.socket.is_socket(), "munged")
+    _wait_for(lab, lambda: lab.socket.is_socket(), "munged")
     if lab.accounting:
         _start_accounting(lab)
     # In the foreground, so that the number that we keep is the daemon's.
     _start(lab, "slurmctld", ["slurmctld", "-D", "-f", str(lab.conf)])
-    _wait_for(lambda: _answers(lab.base_port), "slurmctld")
+    _wait_for(lab, lambda: _answers(lab.base_port), "slurmctld")
     for node in lab.names:
         boot(lab, node)
-    _wait_for(lambda: _idle_nodes(lab) == lab.nodes, "the nodes")
+    _wait_for(lab, lambda: _idle_nodes(lab) == lab.nodes, "node1")
 
 
 def boot(lab: Lab, node: str) -> None:
@@ -162,9 +162,9 @@ def _start_accounting(lab: Lab) -> None:
     database += [f"--init-file={lab.folder}/etc/database.sql", f"--log-error={lab.folder}/log/mariadbd.log"]
     database += ["--innodb-buffer-pool-size=128M", "--innodb-flush-log-at-trx-commit=0"]
     _start(lab, "mariadbd", database)
-    _wait_for(lambda: _answers(lab.database_port), "mariadbd")
+    _wait_for(lab, lambda: _answers(lab.database_port), "mariadbd")
     _start(lab, "slurmdbd", ["slurmdbd", "-D"])
-    _wait_for(lambda: _answers(lab.accounting_port), "slurmdbd")
+    _wait_for(lab, lambda: _answers(lab.accounting_port), "slurmdbd")
     # Before slurmctld starts: it ends at once if the database does not know the cluster.
     if not _output(lab, ["sacctmgr", "--noheader", "--parsable2", "show", "cluster", "lab"]).strip():
         _run(lab, ["sacctmgr", "--quiet", "--immediate", "add", "cluster", "lab"])
@@ -247,11 +247,13 @@ def _answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _wait_for(ready: Callable[[], bool], what: str) -> None:
+def _wait_for(lab: Lab, ready: Callable[[], bool], name: str) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not ready():
         if time.monotonic() > deadline:
-            raise LabError(f"{what}: not ready after {_PATIENCE_SECONDS:g} s; see the files in log/")
+            out = lab.folder / "log" / f"{name}.out"
+            said = out.read_text(errors="replace").strip()[-500:] if out.is_file() else ""
+            raise LabError(f"{name}: not ready after {_PATIENCE_SECONDS:g} s; see {lab.folder}/log\n{said}")
         time.sleep(0.02)
 
 

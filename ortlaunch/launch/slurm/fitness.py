@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from ortlaunch.config.load import load_config
@@ -90,10 +91,10 @@ def problems(run_dir: Path) -> str:
     return "\n".join(lines)
 
 
-def attempt_token() -> str:
+def attempt_token(job: Mapping[str, str] = os.environ) -> str:
     """What tells this attempt from all others: of the job, of its restarts, and within them."""
     variables = (("SLURM_JOB_ID", ""), ("SLURM_RESTART_COUNT", "0"), ("ORTLAUNCH_ATTEMPT", "0"))
-    return "-".join(os.environ.get(name, default) for name, default in variables)
+    return "-".join(job.get(name, default) for name, default in variables)
 
 
 def _silent(answered: set[int]) -> list[str]:

@@ -153,6 +153,7 @@ def gather(run_dir: Path, code: int, signals: list[str]) -> Facts:
         stopped_by=stopped,
         asked_by=stop_word(run_dir),
         job_state=known.state if known else None,
+        is_requeued=known is not None and known.restarts > int(os.environ.get("SLURM_RESTART_COUNT", "0")),
         is_preempted=known is not None and known.is_preempted,
         crashes=past.crashes(job_id),
         max_restarts=cfg.max_restarts,
@@ -202,8 +203,7 @@ def _with_failure(run_dir: Path, verdict: Verdict, journal: Journal, signals: li
     print(f"ortlaunch: {text}", file=sys.stderr, flush=True)
     if verdict.status is not None:
         journal.failure(found.rank, found.host, found.message)
-    last = found.message.strip().splitlines()[-1] if found.message.strip() else ""
-    return dataclasses.replace(verdict, reason=f"{verdict.reason}: rank {found.rank} on {found.host}: {last}")
+    return dataclasses.replace(verdict, reason=f"{verdict.reason}: rank {found.rank} on {found.host}: {found.gist}")
 
 
 def _first_failure(run_dir: Path) -> failure.Failure | None:

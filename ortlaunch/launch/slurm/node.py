@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from ortlaunch.config.load import load_config
@@ -38,7 +39,7 @@ def train(run_dir: Path) -> None:
     os.execvpe(command[0], command, environment)
 
 
-def torchrun(config: Config, run_dir: Path, job: os._Environ[str] | dict[str, str]) -> list[str]:
+def torchrun(config: Config, run_dir: Path, job: Mapping[str, str]) -> list[str]:
     """The command for one node's workers.
 
     Args:
@@ -58,7 +59,7 @@ def torchrun(config: Config, run_dir: Path, job: os._Environ[str] | dict[str, st
         f"--nproc-per-node={workers_per_node(config)}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={job['ORTLAUNCH_HEAD']}:{job['ORTLAUNCH_PORT']}",
-        f"--rdzv-id={attempt_token()}",
+        f"--rdzv-id={attempt_token(job)}",
         # By number and not, as torchrun would, by a comparison of host names, which have many forms.
         f"--rdzv-conf=is_host={'true' if node == 0 else 'false'}",
         *_own_address(job.get("SLURMD_NODENAME", "")),

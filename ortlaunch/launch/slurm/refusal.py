@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from ortlaunch.config.schema import Config, SlurmConfig
 
-
 _BEFORE = r"^(?:sbatch: error: |sbatch: |allocation failure: |Batch job submission failed: )+"
 
 

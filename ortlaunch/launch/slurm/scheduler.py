@@ -14,8 +14,11 @@ class JobState:
     """What SLURM knows of a job."""
 
     state: str
-    """PENDING, RUNNING, CANCELLED, …; REQUEUED while it is on its way back into the queue."""
+    """PENDING, RUNNING, CANCELLED, …; COMPLETING while its processes end, whatever the reason."""
+    restarts: int
+    """How often it was queued again; counted from the moment that this is decided."""
     is_preempted: bool
+    """It has notice to leave its nodes."""
 
 
 def job_state(job_id: str) -> JobState | None:
@@ -34,8 +37,10 @@ def job_state(job_id: str) -> JobState | None:
     state = re.search(r"\bJobState=(\S+)", done.stdout)
     if done.returncode or state is None:
         return None
+    restarts = re.search(r"\bRestarts=(\d+)", done.stdout)
     preempted = re.search(r"\bPreemptTime=(\S+)", done.stdout)
-    return JobState(state[1], preempted is not None and preempted[1] != "None")
+    is_preempted = preempted is not None and preempted[1] != "None"
+    return JobState(state[1], int(restarts[1]) if restarts else 0, is_preempted)
 
 
 def is_alive(job_id: str) -> bool:

@@ -10,8 +10,6 @@ from ortlaunch.tracking.journal import Status
 REQUEUE_WORD = "requeue"
 """First word of a STOP file that the scheduler's warning has made; any other one is a person's."""
 
-_SLURM_GOES_ON = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "PREEMPTED", "NODE_FAIL", "SPECIAL_EXIT")
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -32,6 +30,8 @@ class Facts:
     """First word of a STOP file that is still there; None if there is none."""
     job_state: str | None = None
     """SLURM's word for the job; None where it was not asked or does not answer."""
+    is_requeued: bool = False
+    """SLURM has queued the job again already."""
     is_preempted: bool = False
     """SLURM has given the job notice."""
     crashes: int = 0
@@ -74,12 +74,10 @@ def judge(facts: Facts) -> Verdict:
 
 def _terminated(facts: Facts) -> Verdict:
     """Everything on the nodes got SIGTERM: SLURM, or a person by scancel, has decided something."""
-    if facts.job_state is None or facts.job_state in _SLURM_GOES_ON:
+    if facts.job_state is None or facts.is_requeued:
         return Verdict("left", "SLURM took the job off its nodes (scontrol requeue, a preemption, or a lost node)")
-    if facts.job_state == "CANCELLED":
-        return Verdict("end", "cancelled", "KILLED", 130)
-    if facts.job_state in ("TIMEOUT", "DEADLINE"):
-        return Verdict("end", "the time limit came before the warning did", "KILLED", 1)
+    if facts.job_state != "RUNNING":
+        return Verdict("end", "cancelled, or its time limit came before the warning", "KILLED", 130)
     if facts.is_preempted:
         return _warned(facts)
     return Verdict("end", "stopped by SIGTERM", "KILLED", 143)
