@@ -71,7 +71,8 @@ while :; do
         3) exit 0 ;; # Done, or ended by a person, while the job was in the queue.
         *) fail "the run cannot begin on $(hostname)" ;;
     esac
-    "${ours[@]}" relay "$run_dir" &
+    # What ends the workers must not end the relay, which has their end still to report.
+    (trap '' TERM && exec "${ours[@]}" relay "$run_dir") &
     relay=$!
     code=0
 @PREFLIGHT@
@@ -80,8 +81,8 @@ while :; do
     fi
     # One line: again, requeue, or end and an exit code.
     verdict=$("${ours[@]}" decide "$run_dir" "$code" $signals) || verdict="end 1"
-    kill "$relay" 2>/dev/null
-    wait "$relay"
+    kill -USR1 "$relay"
+    wait "$relay" || "${ours[@]}" announce "$run_dir"
     [ "$verdict" = again ] || break
     signals=${signals// UNFIT/}
     # The warning may have come after the workers had ended.

@@ -1,7 +1,7 @@
 """What a job's batch script does beside its workers: ``python -m ortlaunch.launch.slurm.job VERB RUN_DIR ...``.
 
 begin     an attempt begins: says so in the journal and prints how many there were before; 3 if there is nothing to do
-relay     sends the journal to MLflow until SIGTERM
+relay     sends the journal to MLflow until SIGUSR1
 decide    CODE [SIGNAL ...]: the workers have ended; journals how, and prints what is to be done
 refused   the job could not be queued again
 announce  sends what is in the journal, once: the run stands in MLflow while it is still in the queue
@@ -75,14 +75,14 @@ def begin(run_dir: Path) -> int:
 
 
 def relay(run_dir: Path) -> int:
-    """Sends the journal to MLflow until SIGTERM, then what is left of it for as long as the configuration says."""
+    """Sends the journal to MLflow until SIGUSR1, then what is left of it for as long as the configuration says."""
+    over = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: over.set())
     tracking = tracking_of(run_dir)
     if tracking is None:
         return 0
     from ortlaunch.tracking.relay import Relay
 
-    over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
     sender = Relay(run_dir, tracking)
     sender.start()
     over.wait()

@@ -29,7 +29,6 @@ cd '/home/a b'"'"'c"d$(touch pwned)`e`
 # $HOME ü%j\n;*' || fail "the working folder is not there on $(hostname)"
 export NASTY='a b'"'"'c"d$(touch pwned)`e`
 # $HOME ü%j\n;*'
-export ÜBER=x
 export EMPTY=''
 
 python='/opt/a b'"'"'c"d$(touch pwned)`e`
@@ -54,8 +53,15 @@ take_warning() {
         echo "requeue" >"$run_dir/.STOP" && mv "$run_dir/.STOP" "$run_dir/STOP"
     fi
     # Later than this SLURM ends the job for good.
-    (sleep 96 && kill -ALRM $$) &
+    (
+        sleep 96 &
+        trap 'kill $!; exit' TERM
+        wait $! && kill -ALRM $$
+    ) &
+    timer=$!
 }
+timer=""
+trap '[ -z "$timer" ] || kill "$timer"' EXIT
 trap take_warning USR2
 trap 'signals+=" TERM"' TERM
 trap 'signals+=" LATE"' ALRM
@@ -79,7 +85,8 @@ while :; do
         3) exit 0 ;; # Done, or ended by a person, while the job was in the queue.
         *) fail "the run cannot begin on $(hostname)" ;;
     esac
-    "${ours[@]}" relay "$run_dir" &
+    # What ends the workers must not end the relay, which has their end still to report.
+    (trap '' TERM && exec "${ours[@]}" relay "$run_dir") &
     relay=$!
     code=0
     run timeout --kill-after=5 60 "${on_each_node[@]}" "${node[@]}" preflight "$run_dir"
@@ -89,8 +96,8 @@ while :; do
     fi
     # One line: again, requeue, or end and an exit code.
     verdict=$("${ours[@]}" decide "$run_dir" "$code" $signals) || verdict="end 1"
-    kill "$relay" 2>/dev/null
-    wait "$relay"
+    kill -USR1 "$relay"
+    wait "$relay" || "${ours[@]}" announce "$run_dir"
     [ "$verdict" = again ] || break
     signals=${signals// UNFIT/}
     # The warning may have come after the workers had ended.
