@@ -123,7 +123,10 @@ def test_a_folder_with_a_nasty_name(slurm, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("launcher.partition=nowhere",), "launcher.partition=nowhere: the cluster has no such partition (there are debug"),
+        (
+            ("launcher.partition=nowhere",),
+            "launcher.partition=nowhere: the cluster has no such partition (there are debug",
+        ),
         (("launcher.nodes=3",), "no nodes of the cluster are like this: launcher.nodes=3"),
         (("launcher.gpus_per_node=9", "launcher.workers_per_node=1"), "launcher.gpus_per_node=9"),
         (("launcher.constraint=moon",), "launcher.constraint=moon"),

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 SMALL = ("model=gpt2_nano", "model.params.n_layer=2", "data.seq_len=32", "train.batch_size=2", "train.log_every=1")
 DEEPSPEED = (*SMALL, "trainer=deepspeed", "backend=ort", "train.steps=60", "launcher.grace_seconds=60")
-PLAIN = ("model=mlp", "backend=eager", "trainer=ddp", "train.steps=60", "train.log_every=1", "train.checkpoint_every=10")
+PLAIN = (
+    "model=mlp",
+    "backend=eager",
+    "trainer=ddp",
+    "train.steps=60",
+    "train.log_every=1",
+    "train.checkpoint_every=10",
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +86,7 @@ def test_a_warning_costs_no_step(slurm, folder, undisturbed, mlflow_run):
     run = mlflow_run(job)
     assert run.info.status == "FINISHED"
     assert run.data.tags["slurm.restart_count"] == "1"
-    assert "warning" in run.data.tags["ortlaunch.requeue_reason"]
+    assert "warned" in run.data.tags["ortlaunch.requeue_reason"]
     assert [event["attempts"] for event in job.events if event["event"] == "requeue"] == [1]
     log = (job.run_dir / "logs" / "rank-0.log").read_text()
     assert re.search(rf"^--- attempt 2 on node[12] at \S+, job {job.job_id}$", log, re.MULTILINE)
@@ -206,19 +210,22 @@ def test_a_preempted_run_goes_on(slurm, folder, undisturbed):
     job.wait_until(lambda: len(job.attempts) == 2, "second attempt")
     job.wait_for_end()
     assert (job.state, job.status) == ("COMPLETED", "FINISHED"), job.report
+    assert job.attempts[0]["why"] == "preempted"
     same_losses(job, reference)
     assert all(len(values) == 1 for values in job.losses.values()), "a step was made twice"
 
 
+@pytest.mark.timeout(600)
 def test_a_time_limit(slurm, folder):
     """SLURM's own clock: it looks at time limits every 30 seconds only."""
     job = slurm.submit(folder, *PLAIN, "train.steps=100000", "launcher.time=1", "launcher.grace_seconds=30")
     job.wait_until(lambda: len(job.attempts) == 2, "second attempt")
-    step = job.events[-1] and int(job.tags["ortlaunch.stopped_at_step"])
+    step = int(job.tags["ortlaunch.stopped_at_step"])
     job.wait_for_step(step + 3)
     (job.run_dir / "STOP").touch()
     job.wait_for_end()
     assert job.status == "KILLED", job.report
+    assert job.attempts[0]["why"] == "the time limit is near"
     assert f"step-{step:08d}" in job.tags["ortlaunch.resumed_from"]
     assert all(len(values) == 1 for values in job.losses.values()), "a step was made twice"
 

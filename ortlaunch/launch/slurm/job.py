@@ -25,7 +25,7 @@ from ortlaunch.launch import failure
 from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE
 from ortlaunch.launch.slurm import history
 from ortlaunch.launch.slurm.fitness import attempt_token, problems
-from ortlaunch.launch.slurm.scheduler import job_state
+from ortlaunch.launch.slurm.scheduler import job_state, own_job
 from ortlaunch.launch.slurm.verdict import REQUEUE_WORD, Facts, Verdict, judge
 from ortlaunch.tracking.journal import Journal
 
@@ -35,6 +35,8 @@ TRACKING_URI = "ORTLAUNCH_TRACKING_URI"
 _NOTHING_TO_DO = 3
 _STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}
 _MOST_LOGS = 16
+_CLOCK_SECONDS = 90
+"""SLURM looks at its clock every 30 seconds, and may send the warning a minute early."""
 
 
 def begin(run_dir: Path) -> int:
@@ -144,7 +146,7 @@ def gather(run_dir: Path, code: int, signals: list[str]) -> Facts:
     job_id, past = os.environ["SLURM_JOB_ID"], history.load(run_dir)
     stopped = _stopped_by(run_dir)
     asked = "TERM" in signals or "WARNING" in signals or stopped == "signal"
-    known = job_state(job_id) if asked else None
+    known = job_state(own_job()) if asked else None
     return Facts(
         code=code,
         signals=frozenset(signals),
@@ -154,6 +156,7 @@ def gather(run_dir: Path, code: int, signals: list[str]) -> Facts:
         asked_by=stop_word(run_dir),
         job_state=known.state if known else None,
         is_requeued=known is not None and known.restarts > int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+        is_out_of_time=known is not None and known.seconds_left < cfg.grace_seconds + _CLOCK_SECONDS,
         is_preempted=known is not None and known.is_preempted,
         crashes=past.crashes(job_id),
         max_restarts=cfg.max_restarts,

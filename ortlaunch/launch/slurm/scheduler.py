@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import time
 from dataclasses import dataclass
 
 _SECONDS = 20
@@ -19,6 +21,14 @@ class JobState:
     """How often it was queued again; counted from the moment that this is decided."""
     is_preempted: bool
     """It has notice to leave its nodes."""
+    seconds_left: float
+    """Until its time limit."""
+
+
+def own_job() -> str:
+    """The job that this process runs in, as SLURM's commands want it: the bare id of a sweep's last task means all."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"]
 
 
 def job_state(job_id: str) -> JobState | None:
@@ -33,14 +43,18 @@ def job_state(job_id: str) -> JobState | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # A sweep's id shows all its tasks, the one that was asked for among them.
     state = re.search(r"\bJobState=(\S+)", done.stdout)
     if done.returncode or state is None:
         return None
     restarts = re.search(r"\bRestarts=(\d+)", done.stdout)
     preempted = re.search(r"\bPreemptTime=(\S+)", done.stdout)
     is_preempted = preempted is not None and preempted[1] != "None"
-    return JobState(state[1], int(restarts[1]) if restarts else 0, is_preempted)
+    return JobState(state[1], int(restarts[1]) if restarts else 0, is_preempted, _seconds_left(done.stdout))
+
+
+def _seconds_left(text: str) -> float:
+    end = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", text)
+    return time.mktime(time.strptime(end[1], "%Y-%m-%dT%H:%M:%S")) - time.time() if end else float("inf")
 
 
 def is_alive(job_id: str) -> bool:

@@ -34,6 +34,8 @@ class Facts:
     """SLURM has queued the job again already."""
     is_preempted: bool = False
     """SLURM has given the job notice."""
+    is_out_of_time: bool = False
+    """Its time limit is near."""
     crashes: int = 0
     """Crashes of this job so far, without this end."""
     max_restarts: int = 0
@@ -87,7 +89,8 @@ def _warned(facts: Facts) -> Verdict:
     if facts.barren >= facts.requeue_limit:
         text = f"the run was queued again {facts.requeue_limit} times (launcher.requeue_limit) and wrote no checkpoint:"
         return Verdict("end", f"{text} lower train.checkpoint_every, or raise launcher.time", "FAILED", 1)
-    why = "preempted" if facts.is_preempted else "the time limit is near, or somebody sent the warning"
+    why = "the time limit is near" if facts.is_out_of_time else "warned by a signal to the batch shell"
+    why = "preempted" if facts.is_preempted else why
     if facts.stopped_by is None:
         why += "; the workers did not write a checkpoint in time"
     return Verdict("requeue", why)

@@ -84,7 +84,9 @@ def test_fewer_gpus_than_workers(run_dir, tmp_path, monkeypatch):
 
 
 def test_orphans_on_the_gpus_are_named(tmp_path, monkeypatch):
-    orphan = subprocess.Popen([sys.executable, "-c", "input('orphan')"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    orphan = subprocess.Popen(
+        [sys.executable, "-c", "input('orphan')"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
     try:
         nvidia_smi(tmp_path, monkeypatch, f"{orphan.pid}, 31337\n1, 5\n99999999, 7")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

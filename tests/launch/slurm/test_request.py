@@ -127,7 +127,8 @@ def test_nasty_names_arrive_as_they_are(tmp_path):
 
 def test_its_size_does_not_grow_with_the_nodes():
     sizes = {
-        nodes: len(replace(PLAIN, resources=replace(PLAIN.resources, nodes=nodes)).script()) for nodes in (2, 1000, 10000)
+        nodes: len(replace(PLAIN, resources=replace(PLAIN.resources, nodes=nodes)).script())
+        for nodes in (2, 1000, 10000)
     }
     # The number itself, three times.
     assert sizes[10000] - sizes[2] == 3 * (len("10000") - len("2"))
@@ -149,7 +150,10 @@ def test_the_head_node_is_the_first_of_a_thousand(tmp_path):
     variables = {"SLURM_JOB_ID": "100123", "SLURM_JOB_NODELIST": "rack[07,3-5]n[0001-1000]", "SLURM_CONF": str(conf)}
     script = "# Node 0" + part + 'echo "$ORTLAUNCH_HEAD $ORTLAUNCH_PORT"'
     done = subprocess.run(
-        ["bash", "-uc", f"fail() {{ exit 9; }}; {script}"], env={**os.environ, **variables}, capture_output=True, text=True
+        ["bash", "-uc", f"fail() {{ exit 9; }}; {script}"],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.split() == ["rack07n0001", str(15000 + 100123 % 15000)], done.stderr
 

@@ -28,7 +28,12 @@ def config(*overrides):
 def command(cwd, *arguments, **variables):
     environment = {**os.environ, "PYTHONPATH": str(Path(ortlaunch.__file__).parents[1]), **variables}
     return subprocess.run(
-        [sys.executable, "-m", "ortlaunch", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "ortlaunch", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -50,7 +55,9 @@ def test_without_slurm_the_way_out_is_named(tmp_path):
 
 
 def test_a_profile_gives_keys_and_the_command_line_has_the_last_word(tmp_path, monkeypatch):
-    (tmp_path / "mine.yaml").write_text("partition: fast\naccount: physics\ngpus_per_node: 4\nenv: {NCCL_DEBUG: INFO}\n")
+    (tmp_path / "mine.yaml").write_text(
+        "partition: fast\naccount: physics\ngpus_per_node: 4\nenv: {NCCL_DEBUG: INFO}\n"
+    )
     monkeypatch.setenv("ORTLAUNCH_SLURM_PROFILES", str(tmp_path))
     cfg = config("launcher/slurm_profile=mine", "launcher.partition=slow").launcher
     assert isinstance(cfg, SlurmConfig)
@@ -110,7 +117,15 @@ def test_keys_that_cannot_work(overrides, words):
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 5400), ("1:30", 90), ("1:00:00", 3600), ("2-0", 172800), ("1-2:30", 95400), ("1-0:0:5", 86405), ("x", None)],
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("1:00:00", 3600),
+        ("2-0", 172800),
+        ("1-2:30", 95400),
+        ("1-0:0:5", 86405),
+        ("x", None),
+    ],
 )
 def test_time_limits(text, seconds):
     assert slurm_seconds(text) == seconds
@@ -163,7 +178,10 @@ def test_the_loopback_card_is_named_on_one_machine_only(tmp_path):
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("sbatch: error: invalid partition specified: x\nallocation failure: Invalid partition name specified", "launcher.partition=p"),
+        (
+            "sbatch: error: invalid partition specified: x\nallocation failure: Invalid partition name specified",
+            "launcher.partition=p",
+        ),
         ("allocation failure: Invalid account or account/partition combination specified", "launcher.account=a"),
         ("allocation failure: Invalid qos specification", "launcher.qos=q"),
         ("allocation failure: Requested node configuration is not available", "launcher.nodes=2"),
@@ -172,7 +190,10 @@ def test_the_loopback_card_is_named_on_one_machine_only(tmp_path):
         ("allocation failure: Job dependency problem", "launcher.dependency"),
         ("allocation failure: Requested reservation is invalid", "launcher.reservation"),
         ("allocation failure: Requested time limit is invalid (missing or exceeds some limit)", "launcher.time"),
-        ("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)", "does not answer"),
+        (
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+            "does not answer",
+        ),
         ("sbatch: error: something new", "SLURM does not take the job: something new"),
     ],
 )

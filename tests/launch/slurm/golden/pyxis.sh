@@ -101,8 +101,10 @@ while :; do
 done
 
 if [ "$verdict" = requeue ]; then
+    # The bare id of a sweep's last task would mean all of them.
+    job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     for pause in 1 5 15 0; do
-        scontrol requeue "$SLURM_JOB_ID" && exit 0
+        scontrol requeue "${job:-$SLURM_JOB_ID}" && exit 0
         sleep "$pause"
     done
     "${ours[@]}" refused "$run_dir"
