@@ -134,9 +134,9 @@ def worker_of(job, rank):
     """A worker's process as this machine sees it; its own number for itself is the node's."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "ortlaunch.worker" in words and str(job.run_dir) in words and "torch.distributed.run" not in words:
-            if process.environ().get("RANK") == str(rank):
-                return process
+        ours = "ortlaunch.worker" in words and str(job.run_dir) in words and "torch.distributed.run" not in words
+        if ours and process.environ().get("RANK") == str(rank):
+            return process
     raise AssertionError(f"no worker {rank}")
 
 
