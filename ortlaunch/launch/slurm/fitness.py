@@ -22,6 +22,7 @@ from ortlaunch.config.schema import Config, Device, SlurmConfig
 from ortlaunch.launch.slurm.plan import workers_per_node
 
 FOLDER = "preflight"
+NO_FOLDER = 3
 _LEAST_FREE_GIB = 1.0
 _PACKAGES = ("ortlaunch", "torch", "onnxruntime-training", "onnxruntime-training-cpu", "deepspeed")
 _SHOWN = 16
@@ -31,22 +32,23 @@ def report(run_dir: Path) -> int:
     """Examines this node and leaves its file.
 
     Returns:
-        0 if it is fit.
+        0 if it is fit, 1 if it is not, `NO_FOLDER` if it cannot use the run folder and so leaves no file.
     """
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
         found = examine(run_dir)
+        code = 1 if found else 0
         verdict = "unfit" if found else "fit"
         name = f"{int(os.environ['SLURM_NODEID']):06d}-{host}.{verdict}"
         (run_dir / FOLDER).mkdir(exist_ok=True)
         (run_dir / FOLDER / name).write_text("\n".join(found))
     except OSError as error:
-        found = [f"the run folder {run_dir} cannot be used here: {error}"]
+        found, code = [f"the run folder {run_dir} cannot be used here: {error}"], NO_FOLDER
     for line in found:
         print(f"ortlaunch: {host}: {line}", file=sys.stderr, flush=True)
     for line in gpu_orphans():
         print(f"ortlaunch: {host}: warning: {line}", file=sys.stderr, flush=True)
-    return 1 if found else 0
+    return code
 
 
 def examine(run_dir: Path) -> list[str]:
@@ -67,6 +69,16 @@ def examine(run_dir: Path) -> list[str]:
         *_full_disk(run_dir),
         *_unresolved(os.environ["ORTLAUNCH_HEAD"], cfg.nodes),
     ]
+
+
+def only_silence(run_dir: Path, code: int) -> bool:
+    """Whether what failed is that nodes did not answer: others may do in their place.
+
+    Args:
+        run_dir: the run folder.
+        code: what srun ended with, the largest code of all nodes.
+    """
+    return code != NO_FOLDER and not any(path.suffix == ".unfit" for path in (run_dir / FOLDER).glob("*"))
 
 
 def problems(run_dir: Path) -> str:

@@ -24,7 +24,7 @@ from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
 from ortlaunch.launch import failure
 from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE
 from ortlaunch.launch.slurm import history
-from ortlaunch.launch.slurm.fitness import attempt_token, problems
+from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
 from ortlaunch.launch.slurm.scheduler import job_state, own_job
 from ortlaunch.launch.slurm.verdict import REQUEUE_WORD, Facts, Verdict, judge
 from ortlaunch.tracking.journal import Journal
@@ -98,12 +98,12 @@ def decide(run_dir: Path, code: int, signals: list[str]) -> int:
     """The workers have ended: journals how and prints the batch script's next step."""
     facts = gather(run_dir, code, signals)
     verdict = judge(facts)
+    journal = Journal(run_dir / "journal.jsonl")
+    if verdict.is_crash or verdict.status == "FAILED" or "LOST" in facts.signals:
+        verdict = _with_failure(run_dir, verdict, journal, facts.signals)
     past = history.load(run_dir)
     past.end(verdict.reason, is_crash=verdict.is_crash, checkpoint=newest_checkpoint(run_dir))
     history.save(run_dir, past)
-    journal = Journal(run_dir / "journal.jsonl")
-    if verdict.is_crash or verdict.status == "FAILED":
-        verdict = _with_failure(run_dir, verdict, journal, signals)
     if verdict.status is None:
         journal.requeue(verdict.reason, len(past.attempts))
         state = "running" if verdict.action == "again" else "queued"
@@ -145,12 +145,14 @@ def gather(run_dir: Path, code: int, signals: list[str]) -> Facts:
     assert isinstance(cfg, SlurmConfig)
     job_id, past = os.environ["SLURM_JOB_ID"], history.load(run_dir)
     stopped = _stopped_by(run_dir)
-    asked = "TERM" in signals or "WARNING" in signals or stopped == "signal"
-    known = job_state(own_job()) if asked else None
+    is_done = (run_dir / DONE_FILE).exists()
+    known = None if is_done else job_state(own_job())
+    if "UNFIT" in signals and only_silence(run_dir, code):
+        signals = [*signals, "LOST"]
     return Facts(
         code=code,
         signals=frozenset(signals),
-        is_done=(run_dir / DONE_FILE).exists(),
+        is_done=is_done,
         is_request=failure.is_request(run_dir),
         stopped_by=stopped,
         asked_by=stop_word(run_dir),
@@ -193,20 +195,18 @@ def _stopped_by(run_dir: Path) -> str | None:
         return None
 
 
-def _with_failure(run_dir: Path, verdict: Verdict, journal: Journal, signals: list[str]) -> Verdict:
+def _with_failure(run_dir: Path, verdict: Verdict, journal: Journal, signals: frozenset[str]) -> Verdict:
     """The verdict with the first failure's words; of a run's end they are journalled as its failure."""
-    found = _first_failure(run_dir)
-    unfit = problems(run_dir) if "UNFIT" in signals else ""
-    if found is None and not unfit:
+    unfit = problems(run_dir) if signals & {"UNFIT", "LOST"} else ""
+    # What the workers of a lost node's peers say follows from the loss.
+    found = failure.Failure(0, "the cluster", unfit, False, 0.0) if unfit else _first_failure(run_dir)
+    if found is None:
         return verdict
-    if unfit:
-        found = failure.Failure(0, "the cluster", unfit, False, 0.0)
-    assert found is not None
-    text = f"{verdict.reason}: rank {found.rank} on {found.host}: {found.message}"
-    print(f"ortlaunch: {text}", file=sys.stderr, flush=True)
+    where = "" if unfit else f"rank {found.rank} on {found.host}: "
+    print(f"ortlaunch: {verdict.reason}: {where}{found.message}", file=sys.stderr, flush=True)
     if verdict.status is not None:
         journal.failure(found.rank, found.host, found.message)
-    return dataclasses.replace(verdict, reason=f"{verdict.reason}: rank {found.rank} on {found.host}: {found.gist}")
+    return dataclasses.replace(verdict, reason=f"{verdict.reason}: {where}{found.gist}")
 
 
 def _first_failure(run_dir: Path) -> failure.Failure | None:

@@ -20,6 +20,8 @@ WARNING_SIGNAL = "USR2"
 _PATIENCE = 0.8
 """Share of the grace after which the job is queued again whether or not the workers have written their checkpoint."""
 
+_PREFLIGHT = '    roll_call\n    [ "$code" = 0 ] || signals+=" UNFIT"'
+
 _PLACEHOLDER = re.compile(r"@([A-Z_]+)@")
 _PLAIN = re.compile(r"[\w./:=,+%@^-]+", re.ASCII)
 
@@ -57,7 +59,8 @@ class JobRequest:
             "NODE": self._node(),
             "PATIENCE": str(int(cfg.grace_seconds * _PATIENCE)),
             "SIGNAL": WARNING_SIGNAL,
-            "PREFLIGHT": self._preflight(),
+            "PREFLIGHT": _PREFLIGHT if cfg.preflight else "",
+            "ROLL_CALL_SECONDS": str(cfg.preflight_seconds),
             # One node may take longer than the others to write what a run leaves, but not for ever.
             "WAIT": str(cfg.timeout_seconds),
         }
@@ -142,16 +145,6 @@ class JobRequest:
     def _mounts(self, box: ContainerConfig) -> list[str]:
         folders = dict.fromkeys(str(folder) for folder in (self.working_dir, self.run_dir))
         return [*(f"{folder}:{folder}" for folder in folders), *box.mounts]
-
-    def _preflight(self) -> str:
-        cfg = self.resources
-        if not cfg.preflight:
-            return ""
-        seconds = f"timeout --kill-after=5 {cfg.preflight_seconds}"
-        return (
-            f'    run {seconds} "${{on_each_node[@]}}" "${{node[@]}}" preflight "$run_dir"\n'
-            '    [ "$code" = 0 ] || signals+=" UNFIT"'
-        )
 
 
 def _export(name: str, value: str) -> str:

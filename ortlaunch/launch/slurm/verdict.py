@@ -18,7 +18,8 @@ class Facts:
     code: int
     """What srun ended with."""
     signals: frozenset[str] = frozenset()
-    """WARNING (the end is near), TERM, LATE (the workers used up their grace), UNFIT (the preflight failed)."""
+    """WARNING (the end is near), TERM, LATE (the workers used up their grace), UNFIT (the preflight found something),
+    LOST (a node does not answer)."""
     is_done: bool = False
     """All steps are done and everything is written."""
     is_request: bool = False
@@ -58,10 +59,15 @@ class Verdict:
     is_crash: bool = False
 
 
+_LEFT = Verdict("left", "SLURM took the job off its nodes (scontrol requeue, a preemption, or a lost node)")
+
+
 def judge(facts: Facts) -> Verdict:
     """Decides; what is done never runs again, and what a person ended stays ended."""
     if facts.is_done:
         return Verdict("end", "all steps are done", "FINISHED")
+    if facts.is_requeued:
+        return _LEFT
     if "TERM" in facts.signals or facts.stopped_by == "signal":
         return _terminated(facts)
     word = facts.stopped_by if facts.stopped_by is not None else facts.asked_by
@@ -71,13 +77,15 @@ def judge(facts: Facts) -> Verdict:
         return Verdict("end", "the request is wrong", "FAILED", 2)
     if "WARNING" in facts.signals or word == REQUEUE_WORD:
         return _warned(facts)
+    if "LOST" in facts.signals:
+        return _queued_again(facts, "lost a node")
     return _crashed(facts)
 
 
 def _terminated(facts: Facts) -> Verdict:
     """Everything on the nodes got SIGTERM: SLURM, or a person by scancel, has decided something."""
-    if facts.job_state is None or facts.is_requeued:
-        return Verdict("left", "SLURM took the job off its nodes (scontrol requeue, a preemption, or a lost node)")
+    if facts.job_state is None:
+        return _LEFT
     if facts.job_state != "RUNNING":
         return Verdict("end", "cancelled, or its time limit came before the warning", "KILLED", 130)
     if facts.is_preempted:
@@ -85,15 +93,19 @@ def _terminated(facts: Facts) -> Verdict:
     return Verdict("end", "stopped by SIGTERM", "KILLED", 143)
 
 
-def _warned(facts: Facts) -> Verdict:
+def _queued_again(facts: Facts, why: str) -> Verdict:
     if facts.barren >= facts.requeue_limit:
-        text = f"the run was queued again {facts.requeue_limit} times (launcher.requeue_limit) and wrote no checkpoint:"
-        return Verdict("end", f"{text} lower train.checkpoint_every, or raise launcher.time", "FAILED", 1)
+        text = f"{why}, for the {facts.barren}th time without a new checkpoint (launcher.requeue_limit)"
+        return Verdict("end", f"{text}: lower train.checkpoint_every, or raise launcher.time", "FAILED", 1)
+    return Verdict("requeue", why)
+
+
+def _warned(facts: Facts) -> Verdict:
     why = "the time limit is near" if facts.is_out_of_time else "warned by a signal to the batch shell"
     why = "preempted" if facts.is_preempted else why
     if facts.stopped_by is None:
         why += "; the workers did not write a checkpoint in time"
-    return Verdict("requeue", why)
+    return _queued_again(facts, why)
 
 
 def _crashed(facts: Facts) -> Verdict:

@@ -40,6 +40,9 @@ CASES = {
     "workers that end without a word": (Facts(0), "end", "FAILED"),
     "no progress between warnings": (Facts(0, WARNING, stopped_by="requeue", barren=3), "end", "FAILED"),
     "little progress between warnings": (Facts(0, WARNING, stopped_by="requeue", barren=2), "requeue", None),
+    "a lost node that SLURM has not noticed": (Facts(1, frozenset({"LOST"})), "requeue", None),
+    "a node that is lost again and again": (Facts(1, frozenset({"LOST"}), barren=3), "end", "FAILED"),
+    "SLURM requeued it in the meantime": (Facts(1, is_requeued=True, job_state="COMPLETING"), "left", None),
     "an unfit node": (Facts(1, frozenset({"UNFIT"}), max_restarts=0), "end", "FAILED"),
 }
 

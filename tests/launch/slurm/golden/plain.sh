@@ -72,6 +72,12 @@ run() {
     done
 }
 
+# Each node says whether it is fit, and one that is dead says nothing. Beside whatever else still holds the nodes.
+roll_call() {
+    rm -rf "$run_dir/preflight"
+    run env SLURM_OVERLAP=1 timeout --kill-after=5 60 "${on_each_node[@]}" "${node[@]}" preflight "$run_dir"
+}
+
 while :; do
     attempt=$("${ours[@]}" begin "$run_dir")
     case $? in
@@ -83,10 +89,17 @@ while :; do
     (trap '' TERM && exec "${ours[@]}" relay "$run_dir") &
     relay=$!
     code=0
-    run timeout --kill-after=5 60 "${on_each_node[@]}" "${node[@]}" preflight "$run_dir"
+    roll_call
     [ "$code" = 0 ] || signals+=" UNFIT"
     if [ "$code" = 0 ]; then
         run "${on_each_node[@]}" --wait=600 "${node[@]}" train "$run_dir"
+        if [ "$code" != 0 ] && [ -z "$signals" ]; then
+            # A crash, or a lost node, of which SLURM itself may hear only minutes later?
+            crash=$code
+            roll_call
+            [ "$code" = 0 ] || signals+=" LOST"
+            code=$crash
+        fi
     fi
     # One line: again, requeue, or end and an exit code.
     verdict=$("${ours[@]}" decide "$run_dir" "$code" $signals) || verdict="end 1"
@@ -94,6 +107,7 @@ while :; do
     wait "$relay" || "${ours[@]}" announce "$run_dir"
     [ "$verdict" = again ] || break
     signals=${signals// UNFIT/}
+    signals=${signals// LOST/}
     # The warning may have come after the workers had ended.
     if [[ $signals == *WARNING* ]]; then
         verdict=requeue
