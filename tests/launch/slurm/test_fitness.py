@@ -63,7 +63,7 @@ def test_a_head_that_does_not_resolve(run_dir, monkeypatch):
 
 def test_no_run_folder_here(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SLURM_NODEID", "0")
-    assert fitness.report(tmp_path / "nowhere") == 1
+    assert fitness.report(tmp_path / "nowhere") == fitness.NO_FOLDER
     assert "cannot be used here" in capsys.readouterr().err
 
 
