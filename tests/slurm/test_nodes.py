@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,11 +18,9 @@ PLAIN = ("model=mlp", "backend=eager", "trainer=ddp", "train.steps=5", "train.lo
 @contextmanager
 def inside(slurm, node, *command, undo):
     """Runs a command in a node's own view of the file system, and another one afterwards."""
-    import json
-
     identity = json.loads((slurm.lab.folder / "run" / f"{node}.json").read_text())
     (first,) = psutil.Process(identity["pid"]).children()
-    enter = ["nsenter", "--target", str(first.pid), "--mount"]
+    enter = ["nsenter", "--target", str(first.pid), "--mount", "--pid"]
     subprocess.run([*enter, *command], check=True, timeout=30)
     try:
         yield
