@@ -81,7 +81,7 @@ def ask(script: str, config: Config) -> None:
     print(f"ortlaunch: warning: {in_plain_words(done.stderr, config)}", file=sys.stderr)
 
 
-def queue(path: Path, config: Config, array: bool = False) -> tuple[str, str | None]:
+def queue(path: Path, config: Config) -> tuple[str, str | None]:
     """Queues a script.
 
     Returns:
