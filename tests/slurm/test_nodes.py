@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
+pytestmark = pytest.mark.timeout(900)
+
 PLAIN = ("model=mlp", "backend=eager", "trainer=ddp", "train.steps=5", "train.log_every=1", "tracking=none")
 
 

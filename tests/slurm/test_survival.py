@@ -9,6 +9,8 @@ import time
 import psutil
 import pytest
 
+pytestmark = pytest.mark.timeout(900)
+
 SMALL = ("model=gpt2_nano", "model.params.n_layer=2", "data.seq_len=32", "train.batch_size=2", "train.log_every=1")
 DEEPSPEED = (*SMALL, "trainer=deepspeed", "backend=ort", "train.steps=60", "launcher.grace_seconds=60")
 PLAIN = (
@@ -215,7 +217,6 @@ def test_a_preempted_run_goes_on(slurm, folder, undisturbed):
     assert all(len(values) == 1 for values in job.losses.values()), "a step was made twice"
 
 
-@pytest.mark.timeout(600)
 def test_a_time_limit(slurm, folder):
     """SLURM's own clock: it looks at time limits every 30 seconds only."""
     job = slurm.submit(folder, *PLAIN, "train.steps=100000", "launcher.time=1", "launcher.grace_seconds=30")
