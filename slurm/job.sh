@@ -64,10 +64,12 @@ run() {
     done
 }
 
-# Each node says whether it is fit, and one that is dead says nothing. Beside whatever else still holds the nodes.
+# Each node says whether it is fit, and one that is dead says nothing. Beside whatever else still holds the nodes, and all
+# of them to the end, so that none is taken for dead because another is not fit.
 roll_call() {
     rm -rf "$run_dir/preflight"
-    run env SLURM_OVERLAP=1 timeout --kill-after=5 @ROLL_CALL_SECONDS@ "${on_each_node[@]}" "${node[@]}" preflight "$run_dir"
+    run env SLURM_OVERLAP=1 timeout --kill-after=5 @ROLL_CALL_SECONDS@ \
+        "${on_each_node[@]}" --kill-on-bad-exit=0 "${node[@]}" preflight "$run_dir"
 }
 
 while :; do
@@ -83,7 +85,7 @@ while :; do
     code=0
 @PREFLIGHT@
     if [ "$code" = 0 ]; then
-        run "${on_each_node[@]}" --wait=@WAIT@ "${node[@]}" train "$run_dir"
+        run "${on_each_node[@]}" --kill-on-bad-exit=1 --wait=@WAIT@ "${node[@]}" train "$run_dir"
         if [ "$code" != 0 ] && [ -z "$signals" ]; then
             # A crash, or a lost node, of which SLURM itself may hear only minutes later?
             crash=$code
@@ -94,7 +96,7 @@ while :; do
     fi
     # One line: again, requeue, or end and an exit code.
     verdict=$("${ours[@]}" decide "$run_dir" "$code" $signals) || verdict="end 1"
-    kill -USR1 "$relay"
+    kill -USR1 "$relay" 2>/dev/null
     wait "$relay" || "${ours[@]}" announce "$run_dir"
     [ "$verdict" = again ] || break
     signals=${signals// UNFIT/}

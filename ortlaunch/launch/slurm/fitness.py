@@ -82,11 +82,9 @@ def only_silence(run_dir: Path, code: int) -> bool:
 
 
 def problems(run_dir: Path) -> str:
-    """What the nodes have found, for a person; empty if no preflight has failed."""
+    """What the nodes have found in a preflight that failed, for a person."""
     folder = run_dir / FOLDER
-    if not folder.is_dir():
-        return ""
-    names = sorted(path.name for path in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     unfit = [name for name in names if name.endswith(".unfit")]
     lines = [
         f"{name[7:].removesuffix('.unfit')}: {line}"

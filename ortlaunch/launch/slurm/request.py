@@ -125,7 +125,7 @@ class JobRequest:
         # srun takes none of these from the job: without the cores, each task would have a single one.
         words = [f"--nodes={cfg.nodes}", f"--ntasks={cfg.nodes}", "--ntasks-per-node=1"]
         words += [f"--cpus-per-task={cfg.cpus_per_node}"] if cfg.cpus_per_node else []
-        words += ["--cpu-bind=none", "--mpi=none", "--export=ALL", "--kill-on-bad-exit=1"]
+        words += ["--cpu-bind=none", "--mpi=none", "--export=ALL"]
         if cfg.container.image is not None and cfg.container.runtime is ContainerRuntime.pyxis:
             words += [f"--container-image={cfg.container.image}", f"--container-workdir={self.working_dir}"]
             words.append(f"--container-mounts={','.join(self._mounts(cfg.container))}")

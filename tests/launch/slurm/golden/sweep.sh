@@ -52,7 +52,7 @@ hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") && [ -n "$hosts" ] ||
 export ORTLAUNCH_HEAD="${hosts%%$'\n'*}"
 export ORTLAUNCH_PORT=$((15000 + SLURM_JOB_ID % 15000))
 
-on_each_node=(srun --nodes=16 --ntasks=16 --ntasks-per-node=1 --cpus-per-task=64 --cpu-bind=none --mpi=none --export=ALL --kill-on-bad-exit=1 --network=sn_single)
+on_each_node=(srun --nodes=16 --ntasks=16 --ntasks-per-node=1 --cpus-per-task=64 --cpu-bind=none --mpi=none --export=ALL --network=sn_single)
 node=(/home/ada/venv/bin/python -m ortlaunch.launch.slurm.node)
 
 # The warning comes to this shell alone; torchrun would end the workers in the midst of their checkpoint.
@@ -88,10 +88,12 @@ run() {
     done
 }
 
-# Each node says whether it is fit, and one that is dead says nothing. Beside whatever else still holds the nodes.
+# Each node says whether it is fit, and one that is dead says nothing. Beside whatever else still holds the nodes, and all
+# of them to the end, so that none is taken for dead because another is not fit.
 roll_call() {
     rm -rf "$run_dir/preflight"
-    run env SLURM_OVERLAP=1 timeout --kill-after=5 90 "${on_each_node[@]}" "${node[@]}" preflight "$run_dir"
+    run env SLURM_OVERLAP=1 timeout --kill-after=5 90 \
+        "${on_each_node[@]}" --kill-on-bad-exit=0 "${node[@]}" preflight "$run_dir"
 }
 
 while :; do
@@ -108,7 +110,7 @@ while :; do
     roll_call
     [ "$code" = 0 ] || signals+=" UNFIT"
     if [ "$code" = 0 ]; then
-        run "${on_each_node[@]}" --wait=600 "${node[@]}" train "$run_dir"
+        run "${on_each_node[@]}" --kill-on-bad-exit=1 --wait=600 "${node[@]}" train "$run_dir"
         if [ "$code" != 0 ] && [ -z "$signals" ]; then
             # A crash, or a lost node, of which SLURM itself may hear only minutes later?
             crash=$code
@@ -119,7 +121,7 @@ while :; do
     fi
     # One line: again, requeue, or end and an exit code.
     verdict=$("${ours[@]}" decide "$run_dir" "$code" $signals) || verdict="end 1"
-    kill -USR1 "$relay"
+    kill -USR1 "$relay" 2>/dev/null
     wait "$relay" || "${ours[@]}" announce "$run_dir"
     [ "$verdict" = again ] || break
     signals=${signals// UNFIT/}
