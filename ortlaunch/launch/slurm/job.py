@@ -99,7 +99,8 @@ def decide(run_dir: Path, code: int, signals: list[str]) -> int:
     facts = gather(run_dir, code, signals)
     verdict = judge(facts)
     journal = Journal(run_dir / "journal.jsonl")
-    if verdict.is_crash or verdict.status == "FAILED" or "LOST" in facts.signals:
+    lost = verdict.action == "requeue" and "LOST" in facts.signals
+    if lost or verdict.is_crash or verdict.status == "FAILED":
         verdict = _with_failure(run_dir, verdict, journal, facts.signals)
     past = history.load(run_dir)
     past.end(verdict.reason, is_crash=verdict.is_crash, checkpoint=newest_checkpoint(run_dir))
