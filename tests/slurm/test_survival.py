@@ -123,7 +123,7 @@ def test_a_lost_node(slurm, folder, undisturbed):
     job = slurm.submit(folder, *PLAIN)
     job.wait_for_step(15)
     cut(slurm.lab, "node2")
-    job.wait_until(lambda: job.state == "PENDING", "requeue")
+    job.wait_until(lambda: job.attempts[0]["ended"] is not None or job.state == "PENDING", "end of the attempt")
     boot(slurm.lab, "node2")
     job.wait_for_end()
     slurm.wait_for_nodes()

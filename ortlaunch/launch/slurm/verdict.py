@@ -83,14 +83,19 @@ def judge(facts: Facts) -> Verdict:
 
 
 def _terminated(facts: Facts) -> Verdict:
-    """Everything on the nodes got SIGTERM: SLURM, or a person by scancel, has decided something."""
+    """The workers got SIGTERM, and with TERM this script too: SLURM, or a person by scancel, has decided something."""
     if facts.job_state is None:
         return _LEFT
     if facts.job_state != "RUNNING":
         return Verdict("end", "cancelled, or its time limit came before the warning", "KILLED", 130)
     if facts.is_preempted:
         return _warned(facts)
-    return Verdict("end", "stopped by SIGTERM", "KILLED", 143)
+    if "TERM" in facts.signals:
+        return Verdict("end", "stopped by SIGTERM", "KILLED", 143)
+    # After a node's failure SLURM may deliver what it meant for the step of the same number before the requeue.
+    if facts.barren >= facts.requeue_limit:
+        return Verdict("end", f"the workers got SIGTERM {facts.barren} times without a new checkpoint", "FAILED", 1)
+    return Verdict("again", "the workers got SIGTERM, and the job goes on")
 
 
 def _queued_again(facts: Facts, why: str) -> Verdict:
