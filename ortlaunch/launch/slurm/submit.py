@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -139,7 +138,12 @@ def announce(run_dir: Path, config: Config) -> str:
     command = [sys.executable, "-m", "ortlaunch.launch.slurm.job", "announce", str(run_dir)]
     try:
         done = subprocess.run(
-            command, env=_environment(config), capture_output=True, text=True, timeout=_ANNOUNCE_SECONDS, check=False
+            command,
+            env=submission_environment(config),
+            capture_output=True,
+            text=True,
+            timeout=_ANNOUNCE_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return "(does not answer: the job will send what it has)"
@@ -152,7 +156,7 @@ def _sbatch(options: list[str], config: Config, text: str | None = None) -> subp
         return subprocess.run(
             ["sbatch", *options],
             input=text,
-            env=_environment(config),
+            env=submission_environment(config),
             capture_output=True,
             text=True,
             timeout=_SECONDS,
@@ -167,17 +171,39 @@ def _sbatch(options: list[str], config: Config, text: str | None = None) -> subp
         raise RequestError(f"sbatch did not answer within {_SECONDS} s: the controller is not well") from error
 
 
-def _environment(config: Config) -> dict[str, str]:
+def submission_environment(config: Config) -> dict[str, str]:
     """The environment that the job is given: this one, and the tracking URI where it holds a password."""
-    # What a shell inside another job has would be taken for options of this one.
-    kept = {name: value for name, value in os.environ.items() if not re.match(r"(SLURM|SBATCH|SRUN)_(?!CONF)", name)}
-    kept |= {name: os.environ[name] for name in ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT") if name in os.environ}
+    kept = {name: value for name, value in os.environ.items() if not _would_interfere(name, config)}
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     uri = getattr(config.tracking, "uri", None)
     if uri is not None and redacted(uri) != uri:
         kept["ORTLAUNCH_TRACKING_URI"] = uri
     return kept
+
+
+_OWN_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
+_DEFAULTS = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_GPUS_PER_NODE": "gpus_per_node",
+    "SBATCH_GRES": "gres",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_QOS": "qos",
+    "SBATCH_RESERVATION": "reservation",
+    "SBATCH_TIMELIMIT": "time",
+}
+"""A person's defaults for sbatch, which come before what a script says, and the keys that are to come before them."""
+
+
+def _would_interfere(name: str, config: Config) -> bool:
+    """Whether a variable of this shell would change what the script asks for."""
+    if name.startswith(("SLURM_", "SRUN_")):
+        # A shell inside another job has that job's.
+        return name not in _OWN_VARIABLES
+    if name in _DEFAULTS:
+        return getattr(config.launcher, _DEFAULTS[name]) is not None
+    return name.startswith("SBATCH_")
 
 
 def _user() -> str:

@@ -17,8 +17,9 @@ from ortlaunch.config.schema import Device, SlurmConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.plan import make_plan
 from ortlaunch.launch.slurm.node import environment_of, torchrun, torchrun_source
-from ortlaunch.launch.slurm.plan import settled
+from ortlaunch.launch.slurm.plan import request_for, settled
 from ortlaunch.launch.slurm.refusal import in_plain_words
+from ortlaunch.launch.slurm.submit import submission_environment
 
 
 def config(*overrides):
@@ -200,3 +201,29 @@ def test_the_loopback_card_is_named_on_one_machine_only(tmp_path):
 def test_refusals(said, words):
     made = config("launcher.nodes=2", "launcher.partition=p", "launcher.account=a", "launcher.qos=q")
     assert words in in_plain_words(said, made)
+
+
+def test_the_shells_own_variables_do_not_change_the_job(monkeypatch):
+    """sbatch takes its variables before the script's lines, and a shell inside a job has that job's."""
+    shell = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_CPU": "1", "SLURM_CONF": "/c", "SBATCH_NO_REQUEUE": "1"}
+    shell |= {"SBATCH_PARTITION": "slow", "SBATCH_ACCOUNT": "physics", "MINE": "x"}
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    given = submission_environment(config("launcher.partition=fast"))
+    assert {name: given.get(name) for name in shell} == {
+        "SLURM_JOB_ID": None,
+        "SLURM_MEM_PER_CPU": None,
+        "SLURM_CONF": "/c",
+        "SBATCH_NO_REQUEUE": None,
+        "SBATCH_PARTITION": None,
+        # A default that no key replaces.
+        "SBATCH_ACCOUNT": "physics",
+        "MINE": "x",
+    }
+
+
+def test_a_password_travels_in_the_environment_alone():
+    made = config("tracking.uri=https://ada:secret@example.org")
+    assert submission_environment(made)["ORTLAUNCH_TRACKING_URI"] == "https://ada:secret@example.org"
+    assert "ORTLAUNCH_TRACKING_URI" not in submission_environment(config())
+    assert "secret" not in request_for(make_plan(made), made).script()
