@@ -43,7 +43,7 @@ def meet(workers: Workers) -> Findings:
         TrainingError: they do not run the same software.
     """
     _compare(workers)
-    return Findings(*_all_reduce(workers), _slow_hosts(workers))
+    return Findings(*_all_reduce(workers), slow_hosts(_times(workers)))
 
 
 def note(findings: Findings, workers: Workers, run_dir: Path) -> None:
@@ -87,7 +87,7 @@ def _all_reduce(workers: Workers) -> tuple[float, int]:
     return share * mib * 2**20 / seconds / 1e9, mib
 
 
-def _slow_hosts(workers: Workers) -> list[str]:
+def _times(workers: Workers) -> list[tuple[str, float]]:
     size = 4096 if workers.device.type == "cuda" else 512
     matrix = torch.ones(size, size, device=workers.device)
     times = []
@@ -100,7 +100,17 @@ def _slow_hosts(workers: Workers) -> list[str]:
     everyone: list[tuple[str, float]] = [("", 0.0)] * workers.world_size
     # The best of several: a slow node is slow each time.
     dist.all_gather_object(everyone, (_host(), min(times)))
-    median = statistics.median(seconds for _, seconds in everyone)
+    return everyone
+
+
+def slow_hosts(everyone: list[tuple[str, float]]) -> list[str]:
+    """Hosts that need `_SLOW` times the median, each with its figure, the slowest of its workers counting.
+
+    Args:
+        everyone: of each worker its host and the seconds that it took for the same work.
+    """
+    # The lower one of two, so that of two nodes one can be slow.
+    median = statistics.median_low(seconds for _, seconds in everyone)
     slow: dict[str, float] = {}
     for host, seconds in everyone:
         if seconds > _SLOW * median:
