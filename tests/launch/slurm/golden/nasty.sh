@@ -55,13 +55,13 @@ take_warning() {
     # Later than this SLURM ends the job for good.
     (
         sleep 96 &
-        trap 'kill $!; exit' TERM
+        trap 'kill $! 2>/dev/null; exit' TERM
         wait $! && kill -ALRM $$
     ) &
     timer=$!
 }
 timer=""
-trap '[ -z "$timer" ] || kill "$timer"' EXIT
+trap '[ -z "$timer" ] || kill "$timer" 2>/dev/null' EXIT
 trap take_warning USR2
 trap 'signals+=" TERM"' TERM
 trap 'signals+=" LATE"' ALRM
