@@ -4,24 +4,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 VENV26 := .venv-torch26
 WHOLE_RUNS := tests/integration tests/faults
+CLUSTER_RUNS := tests/slurm
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: run test test-quick test-faults test-torch26 check bench-ort bench-checkpoint docs-families docs-precision install clean
+.PHONY: run test test-quick test-faults test-slurm test-torch26 check bench-ort bench-checkpoint docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
 	$(BIN)/ortlaunch model=gpt2 trainer=deepspeed train.steps=10
 	$(BIN)/ortlaunch compare
 
-## test: all tests; those that start no workers side by side on all cores, then whole runs one after the other
+## test: all tests but test-slurm's; those that start no workers side by side on all cores, then whole runs one after the other
 test: test-quick
 	$(BIN)/python -m pytest $(WHOLE_RUNS)
 
 ## test-quick: the tests that start no workers
 test-quick: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto $(WHOLE_RUNS:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto $(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
 
 ## test-faults: ten of each kind of fault, at moments drawn with fixed seeds; prints how many the runs survived
 test-faults: $(INSTALLED)
@@ -31,6 +32,10 @@ test-faults: $(INSTALLED)
 test-torch26: $(VENV26)/.installed
 	OMP_NUM_THREADS=1 $(VENV26)/bin/python -m pytest --numprocesses=auto $(WHOLE_RUNS:%=--ignore=%)
 	$(VENV26)/bin/python -m pytest $(WHOLE_RUNS)
+
+## test-slurm: runs on a real SLURM cluster of two nodes on this machine (root and Debian's packages: slurm/lab/README.md)
+test-slurm: $(INSTALLED)
+	$(BIN)/python -m pytest $(CLUSTER_RUNS)
 
 ## check: lint, format and types
 check: $(INSTALLED)

@@ -92,12 +92,13 @@ class _Sweep:
 def _launch(tree: DictConfig, arguments: list[str]) -> int:
     from ortlaunch.config.load import to_config
     from ortlaunch.config.rules import check
-    from ortlaunch.config.schema import LocalConfig, MlflowConfig
+    from ortlaunch.config.schema import LocalConfig, MlflowConfig, SlurmConfig
     from ortlaunch.launch import machines
     from ortlaunch.launch.plan import make_plan
+    from ortlaunch.launch.slurm.plan import settled
     from ortlaunch.tracking.uri import resolve_tracking
 
-    config = to_config(tree)
+    config = settled(to_config(tree))
     check(config)
     if isinstance(config.tracking, MlflowConfig):
         config = dataclasses.replace(config, tracking=resolve_tracking(config.tracking, Path.cwd()))
@@ -105,6 +106,10 @@ def _launch(tree: DictConfig, arguments: list[str]) -> int:
         print(machines.dry_run(config.launcher, Path(config.run_root), arguments))
         return 0
     plan = make_plan(config)
+    if isinstance(config.launcher, SlurmConfig):
+        from ortlaunch.launch.slurm.submit import submit
+
+        return submit(plan, config, arguments)
     if config.launcher.dry_run:
         print(f"# {plan.workers} workers; the run folder would be\n# {plan.run_dir}\n{plan.shell_line()}")
         return 0

@@ -22,6 +22,7 @@ Usage:
 
 Examples:
   ortlaunch model=gpt2 trainer=deepspeed
+  ortlaunch model=gpt2 trainer=deepspeed launcher=slurm launcher/slurm_profile=mycluster launcher.nodes=2
   ortlaunch model=gpt2_nano backend=eager,ort trainer=ddp,deepspeed --multirun
   ortlaunch model=factory model.target=mypackage.nets:build data=text data.path='corpus/*.txt'
   ortlaunch compare --baseline gpt2-eager-ddp
@@ -34,7 +35,7 @@ Keys used most (all of them: ortlaunch --cfg job):
   train.checkpoint_every  train.resume=auto|never|PATH  model.weights=FOLDER  launcher.max_restarts
   data.seq_len  optimizer.lr  trainer.zero_stage  backend.fallback=error|warn  backend.threads
   device=auto|cuda|cpu  launcher.workers_per_node  launcher.dry_run=true  experiment  name  seed
-  tracking.uri=http://HOST:PORT
+  tracking.uri=http://HOST:PORT  with launcher=slurm: launcher.nodes  launcher.partition  launcher.gpus_per_node
 
 Options:
   -h, --help                this page            --version             the version

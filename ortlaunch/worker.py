@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import sys
 import time
 import traceback
@@ -20,11 +21,17 @@ from ortlaunch.launch.processes import die_with_parent
 
 def main() -> None:
     """Runs this worker to its end; a failure is left in the run folder before the exit code 1. Does not return."""
+    # On a cluster torchrun ignores it and its children inherit that; the training takes it over later.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
     run_dir, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     failure.forget(run_dir, rank)
     _hold_lock(run_dir)
     output.redirect(run_dir / "logs" / f"rank-{rank}.log", to_terminal=rank == 0)
+    if os.environ.get("ORTLAUNCH_ATTEMPT", "0") != "0":
+        from ortlaunch.launch.slurm.node import header
+
+        print(header(), file=sys.stderr, flush=True)
     # A user's model factory lies where the user is; `python -m` would have put it there before torchrun.
     sys.path.insert(0, os.getcwd())
     try:
@@ -55,6 +62,7 @@ def work(run_dir: Path) -> None:
     """Builds, wraps and trains what the run folder's configuration says."""
     # Heavy imports come after the output is redirected, and are timed.
     from ortlaunch.config.load import load_config
+    from ortlaunch.config.schema import SlurmConfig
     from ortlaunch.launch.devices import resolve_device
 
     # Workers that torchrun starts again begin now and not when the run was launched.
@@ -69,6 +77,11 @@ def work(run_dir: Path) -> None:
 
     workers = join(config, resolve_device(config.device))
     times.lap("startup/rendezvous_seconds")
+    if isinstance(config.launcher, SlurmConfig) and config.launcher.preflight:
+        from ortlaunch.launch.slurm.preflight import meet, note
+
+        note(meet(workers), workers, run_dir)
+        times.lap("startup/preflight_seconds")
 
     from ortlaunch.trainer.run import train_run
 

@@ -135,6 +135,7 @@ print("HEAVY", code, sorted(heavy))
         (["--cfg", "job"], 0),
         (["models"], 0),
         (["launcher.dry_run=true"], 0),
+        (["launcher=slurm", "launcher.nodes=2", "launcher.dry_run=true"], 0),
         (["train.steps=0"], 2),
         (["model=nothing"], 2),
     ],

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from omegaconf import DictConfig
+import yaml
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.config.load import first_line
-from ortlaunch.config.paths import conf_dir, group_options
+from ortlaunch.config.paths import conf_dir, group_options, slurm_profiles
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig, open_model, register_schemas
 from ortlaunch.errors import RequestError
 from ortlaunch.registry import available, unknown_model_message
@@ -37,7 +38,7 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     from hydra.errors import HydraException
 
     _check_optional_groups(arguments)
-    _register_options()
+    _register_options(arguments)
     sys.argv = [sys.argv[0], *arguments]
     # Otherwise Hydra would print what goes wrong in its own way and exit with 1.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -68,7 +69,7 @@ def compose(overrides: list[str]) -> DictConfig:
     from hydra.errors import HydraException
 
     _check_optional_groups(overrides)
-    _register_options()
+    _register_options(overrides)
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return hydra.compose("config", overrides=overrides)
@@ -76,7 +77,7 @@ def compose(overrides: list[str]) -> DictConfig:
         raise RequestError(explain(error)) from error
 
 
-def _register_options() -> None:
+def _register_options(overrides: list[str]) -> None:
     """Tells Hydra the schema, and the models of installed packages, which have no file under ``conf/model``."""
     from hydra.core.config_store import ConfigStore
 
@@ -84,13 +85,37 @@ def _register_options() -> None:
     for name in set(available()) - set(group_options("model")):
         ConfigStore.instance().store(group="model", name=name, node=open_model(name))
 
+    _register_profiles(overrides)
+
+
+def _register_profiles(overrides: list[str]) -> None:
+    """Cluster profiles are options of a group below the launcher, and their keys are the launcher's own.
+
+    Raises:
+        RequestError: the chosen one cannot be read; another must not stop a run that does not ask for it.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(group="launcher/slurm_profile", name="none", node={}, package="launcher")
+    for name, path in slurm_profiles().items():
+        try:
+            keys = OmegaConf.load(path)
+        except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+            if f"launcher/slurm_profile={name}" in overrides:
+                raise RequestError(f"launcher/slurm_profile={name}: {path} cannot be read: {error}") from error
+            continue
+        store.store(group="launcher/slurm_profile", name=name, node=keys, package="launcher")
+
 
 def explain(error: Exception) -> str:
     """One message for an error of Hydra or OmegaConf: the key or option, and the nearest right one."""
     from hydra.errors import OverrideParseException
 
     text = str(error)
-    if option := re.search(r"Could not find '([^/']+)/([^']+)'", text):
+    if "launcher/slurm_profile" in text and "No match in the defaults list" in text:
+        return "launcher/slurm_profile: profiles belong to launcher=slurm: give that too"
+    if option := re.search(r"Could not find '([^']+)/([^/']+)'", text):
         return _unknown_option(option[1], option[2], text)
     if key := re.search(r"Key '[^']+' (?:is )?not in .*?full_key: (\S+)", text, re.DOTALL):
         return _unknown_key(key[1])

@@ -393,7 +393,7 @@ class LauncherConfig:
     dry_run: bool = False
     """Print what would be started, write and start nothing."""
     max_restarts: int = 0
-    """How often torchrun may start the workers again after one has died; they go on from the last checkpoint."""
+    """How often the workers may be started again after one has died; they go on from the last checkpoint."""
     timeout_seconds: int = 600
     """After the first step: longest time in which a worker may make no progress before the run fails."""
     grace_seconds: int = 120
@@ -413,6 +413,86 @@ class LocalConfig(LauncherConfig):
     """A free port of the first machine."""
     run: str | None = None
     """Names the same run on all machines, <date>-<time>-<id>; the first machine chooses it and says it."""
+
+
+class GpuRequest(Enum):
+    """How GPUs are asked for: `auto` takes --gpus-per-node where the cluster's SLURM knows it (19.05 and later)."""
+
+    auto = "auto"
+    gpus_per_node = "gpus_per_node"
+    gres = "gres"
+
+
+class ContainerRuntime(Enum):
+    """What runs containers on the nodes."""
+
+    pyxis = "pyxis"
+    apptainer = "apptainer"
+
+
+@dataclass
+class ContainerConfig:
+    """A container for the workers, with Python and ortlaunch inside."""
+
+    image: str | None = None
+    """Image as the runtime takes it; null runs on the nodes' own system."""
+    runtime: ContainerRuntime = ContainerRuntime.pyxis
+    mounts: list[str] = field(default_factory=list)
+    """HOST:CONTAINER paths; the working folder and the run folder are mounted under their own names anyway."""
+    python: str = "python3"
+    """The interpreter inside."""
+
+
+@dataclass
+class SlurmConfig(LauncherConfig):
+    """A job on a SLURM cluster: one task per node, each of them torchrun for the node's workers."""
+
+    name: str = "slurm"
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    reservation: str | None = None
+    constraint: str | None = None
+    """Features that every node must have, as SLURM writes them: a100&nvlink."""
+    time: str | None = None
+    """Time limit as SLURM writes it: minutes, hours:minutes:seconds or days-hours. Before it ends the run writes a
+    checkpoint and queues again, so it limits a stay on the nodes and not the run."""
+    gpus_per_node: int | None = None
+    gpu_type: str | None = None
+    """Type of the GPUs, where a cluster has several: h100."""
+    gpu_request: GpuRequest = GpuRequest.auto
+    gres: str | None = None
+    """Other generic resources of each node, as SLURM writes them."""
+    cpus_per_node: int | None = None
+    """Cores on each node, shared out to its workers."""
+    memory: str | None = None
+    """Memory of each node: 200G; 0 asks for all of it."""
+    exclusive: bool = False
+    """Share the nodes with no other job."""
+    array_limit: int | None = None
+    """How many runs of a sweep may go on at once; null leaves it to the cluster."""
+    dependency: str | None = None
+    """What to wait for, as SLURM writes it: afterok:1234."""
+    mail_user: str | None = None
+    mail_type: str | None = None
+    """When to send mail, as SLURM writes it: END,FAIL."""
+    extra: list[str] = field(default_factory=list)
+    """Further options of sbatch, one each: --nice=100."""
+    srun_extra: list[str] = field(default_factory=list)
+    """Further options of srun, one each: --network=sn_single."""
+    setup: list[str] = field(default_factory=list)
+    """Shell lines before the run on its first node: module load cuda/12.4."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Variables for the workers, on top of those of the shell that submits."""
+    python: str | None = None
+    """The interpreter on the nodes; null takes the one that submits."""
+    container: ContainerConfig = field(default_factory=ContainerConfig)
+    preflight: bool = True
+    """Before each attempt, let every node say within seconds whether it is fit for the run."""
+    preflight_seconds: int = 60
+    """How long a node may take for that before it is called dead."""
+    requeue_limit: int = 3
+    """How often in a row the run may come back from the queue without a new checkpoint before it gives up."""
 
 
 @dataclass
@@ -525,7 +605,7 @@ GROUPS: dict[str, dict[str, type]] = {
     "trainer": {"ddp": DdpConfig, "deepspeed": DeepSpeedConfig, "single": SingleConfig},
     "optimizer": {"adamw": AdamWConfig, "sgd": SgdConfig, "adafactor": AdafactorConfig},
     "scheduler": {"constant": ConstantConfig, "linear": LinearConfig, "cosine": CosineConfig},
-    "launcher": {"local": LocalConfig},
+    "launcher": {"local": LocalConfig, "slurm": SlurmConfig},
     "tracking": {"mlflow": MlflowConfig, "none": NoTrackingConfig},
     "profile": {"torch": TorchProfileConfig, "memory": MemoryProfileConfig, "nsight": NsightProfileConfig},
 }

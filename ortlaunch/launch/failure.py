@@ -20,6 +20,7 @@ from ortlaunch.errors import RequestError
 
 _TAIL_LINES = 15
 _FOLDER = "failures"
+_ENDED = "the worker was ended by"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,12 @@ class Failure:
     """The request was wrong (exit code 2) rather than the training (exit code 1)."""
     time: float
     """Seconds since the epoch."""
+
+    @property
+    def gist(self) -> str:
+        """The message in one line: how the worker was ended, or the traceback's last line."""
+        lines = self.message.strip().splitlines() or [""]
+        return lines[0].partition(";")[0] if lines[0].startswith(_ENDED) else lines[-1]
 
 
 def record(run_dir: Path, rank: int, error: BaseException, host: str | None = None) -> None:
@@ -92,11 +99,11 @@ def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     """A worker that torchrun saw end by a signal of its own, before torchrun stopped the others."""
     text = torchrun_log.read_text(errors="replace") if torchrun_log.is_file() else ""
     # The last attempt's report; before it come lines about those that were started again.
+    text = text.rpartition("--- attempt ")[2]
+    known_host = re.match(r"\d+ on (\S+) at ", text)
     text = text.rpartition("ChildFailedError")[2]
-    entry = r"host\s*:\s*(\S+)\s+rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)"
-    found = re.findall(entry, text)
-    hosts = {int(rank): host for host, rank, _ in found}
-    killed = {int(rank): -int(code) for _, rank, code in found}
+    report = re.findall(r"host\s*:\s*(\S+)\s+rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)", text)
+    killed = {int(rank): -int(code) for _, rank, code in report}
     # Those that torchrun stopped itself ended by SIGTERM; one that raised has said so. Which of several torchrun calls
     # the root cause depends on the order in which it came to look.
     candidates = [
@@ -112,5 +119,7 @@ def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     hint = " (out of memory?)" if number == signal.SIGKILL else ""
     log = run_dir / "logs" / f"rank-{rank}.log"
     tail = log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:] if log.is_file() else []
-    message = "\n".join([f"the worker was ended by {name}{hint}; the last lines of its log:", *tail])
-    return Failure(rank, hosts[rank], message, False, 0.0)
+    message = "\n".join([f"{_ENDED} {name}{hint}; the last lines of its log:", *tail])
+    # On a cluster the attempt's header has the name by which the scheduler knows the node.
+    host = known_host[1] if known_host else next(host for host, of, _ in report if int(of) == rank)
+    return Failure(rank, host, message, False, 0.0)

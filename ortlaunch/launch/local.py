@@ -21,7 +21,7 @@ from ortlaunch.config.load import save_config, to_dict
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig, MlflowConfig
 from ortlaunch.launch import environment, failure, machines
 from ortlaunch.launch.devices import resolve_device
-from ortlaunch.launch.plan import STOPPED_FILE, LaunchPlan
+from ortlaunch.launch.plan import DONE_FILE, STOPPED_FILE, LaunchPlan
 from ortlaunch.launch.processes import WorkerGroup
 from ortlaunch.launch.terminal import Display
 from ortlaunch.tracking.journal import Journal, read_events
@@ -50,8 +50,9 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     if plan.node_rank > 0:
         return _assist(plan, config, started)
     write_run_folder(plan, config, arguments)
+    _write_identity(plan.run_dir)
     journal = Journal(plan.journal)
-    _journal_start(journal, plan, config)
+    journal_start(journal, plan, config)
     display = Display(plan, config.train.steps, resolve_device(config.device).value)
     for line in _lines_for_others(plan, config, arguments):
         display.line(line)
@@ -211,21 +212,25 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) -> 
     OmegaConf.save(OmegaConf.create(arguments), plan.run_dir / "overrides.yaml")
     record = environment.describe(arguments) | {"torchrun": shlex.join(plan.command), "set": plan.environment}
     (plan.run_dir / "env.json").write_text(json.dumps(record, indent=2) + "\n")
-    # Lets `ortlaunch sync` tell a run that goes on from one whose launcher was killed.
+
+
+def _write_identity(run_dir: Path) -> None:
+    """Lets `ortlaunch sync` tell a run that goes on from one whose launcher was killed."""
     identity = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "start_ticks": start_ticks(os.getpid()),
     }
-    (plan.run_dir / "launcher.json").write_text(json.dumps(identity) + "\n")
+    (run_dir / "launcher.json").write_text(json.dumps(identity) + "\n")
 
 
 def _keep_attempt(plan: LaunchPlan) -> None:
     """Moves what the earlier attempt left about itself, so that nothing of it is taken for this one's."""
     kept = plan.run_dir / "attempts" / str(plan.attempt)
     kept.mkdir(parents=True, exist_ok=True)
+    written = ("config.yaml", "overrides.yaml", "env.json", "sbatch.sh", "job.json")
     logs = [f"logs/{path.name}" for path in plan.log_dir.glob("torchrun*.log")]
-    for name in ("config.yaml", "overrides.yaml", "env.json", "failures", "stacks", STOPPED_FILE, *logs):
+    for name in (*written, "failures", "stacks", STOPPED_FILE, DONE_FILE, *logs):
         path = plan.run_dir / name
         if path.exists():
             path.replace(kept / path.name)
@@ -246,7 +251,8 @@ def _public(config: Config) -> Config:
     return dataclasses.replace(config, tracking=tracking)
 
 
-def _journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
+def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
+    """Journals what the run is."""
     journal.start(config.experiment, plan.name, plan.run_id)
     journal.params(to_dict(_public(config)))
     git = environment.git_state()

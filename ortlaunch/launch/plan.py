@@ -8,13 +8,13 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ortlaunch.config.schema import Config, DeepSpeedConfig, Device, LocalConfig
+from ortlaunch.config.schema import Config, DeepSpeedConfig, Device, LocalConfig, SlurmConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch import machines
 from ortlaunch.launch.devices import resolve_device, usable_cores, visible_gpus
 
-STOP_FILE, STOPPED_FILE = "STOP", "stopped.json"
-"""Files in the run folder: the request to stop, and where the run then stopped."""
+STOP_FILE, STOPPED_FILE, DONE_FILE = "STOP", "stopped.json", "done.json"
+"""Files in the run folder: the request to stop, where the run then stopped, and that all its steps are done."""
 
 WORKERS_LOCK = ".workers.lock"
 """File in the run folder that every worker holds a shared lock on while it lives."""
@@ -25,13 +25,13 @@ CPU_WORKERS = 2
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One run, as this machine runs its part of it."""
+    """One run, as this machine runs its part of it; on SLURM, as each node does."""
 
     run_dir: Path
     run_id: str
     name: str
     workers: int
-    """Workers on this machine."""
+    """Workers on each machine."""
     threads: int
     """Threads of each worker: its share of the cores."""
     command: list[str]
@@ -107,6 +107,10 @@ def plan_in(config: Config, run_dir: Path, run_id: str, name: str, attempt: int 
         name: what the run is called.
         attempt: how often it was launched before.
     """
+    if isinstance(config.launcher, SlurmConfig):
+        from ortlaunch.launch.slurm.plan import plan_job
+
+        return plan_job(config, run_dir, run_id, name, attempt)
     device = resolve_device(config.device)
     workers = _workers(config, device)
     launcher = config.launcher if isinstance(config.launcher, LocalConfig) else LocalConfig()
@@ -118,7 +122,7 @@ def plan_in(config: Config, run_dir: Path, run_id: str, name: str, attempt: int 
         workers=workers,
         threads=threads,
         command=_torchrun(workers, machines.rendezvous(launcher, run_id), run_dir, config.launcher.max_restarts),
-        environment=_environment(device, threads, run_dir, machines.network_interface(launcher)),
+        environment=worker_environment(device, threads, run_dir, machines.network_interface(launcher)),
         attempt=attempt,
         nodes=launcher.nodes,
         node_rank=launcher.node_rank,
@@ -156,7 +160,15 @@ def _torchrun(workers: int, rendezvous: list[str], run_dir: Path, max_restarts: 
     ]
 
 
-def _environment(device: Device, threads: int, run_dir: Path, interface: str | None) -> dict[str, str]:
+def worker_environment(device: Device, threads: int, run_dir: Path, interface: str | None) -> dict[str, str]:
+    """Variables that every worker has, on top of those of its surroundings.
+
+    Args:
+        device: what the workers compute on.
+        threads: of each worker.
+        run_dir: the run folder.
+        interface: the network interface that they talk over; None leaves it to them.
+    """
     variables = {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",

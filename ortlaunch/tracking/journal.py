@@ -62,6 +62,10 @@ class Journal:
         """
         self._append("rewind", step=int(step), reason=reason)
 
+    def requeue(self, reason: str, attempts: int) -> None:
+        """The workers have ended and will be started again, the `attempts`-th time being over; `reason` says why."""
+        self._append("requeue", reason=reason, attempts=int(attempts))
+
     def artifact(self, path: Path, artifact_path: str = "") -> None:
         """A file or folder to keep with the run; `artifact_path` is the folder it goes to there."""
         folder = self.path.parent.resolve()
@@ -206,6 +210,7 @@ _SHAPES: dict[str, Callable[[Event], bool]] = {
     "tags": _has_texts,
     "metrics": _has_points,
     "rewind": lambda event: type(event["step"]) is int and event["step"] >= 0 and _texts("reason")(event),
+    "requeue": lambda event: type(event["attempts"]) is int and _texts("reason")(event),
     "artifact": _texts("path", "artifact_path"),
     "failure": lambda event: type(event["rank"]) is int and _texts("host", "message")(event),
     "end": lambda event: event["status"] in ("FINISHED", "FAILED", "KILLED"),

@@ -139,6 +139,10 @@ def end_if_dead(run_dir: Path) -> str:
 
 
 def _may_live(run_dir: Path, quiet_seconds: float) -> bool:
+    if (job := _slurm_job(run_dir)) is not None:
+        from ortlaunch.launch.slurm.scheduler import is_alive as job_is_alive
+
+        return job_is_alive(job) or quiet_seconds < _QUIET_SECONDS
     try:
         launcher = json.loads((run_dir / "launcher.json").read_text())
         host, pid, start_ticks = launcher["host"], int(launcher["pid"]), int(launcher["start_ticks"])
@@ -147,6 +151,13 @@ def _may_live(run_dir: Path, quiet_seconds: float) -> bool:
     if host != socket.gethostname():
         return quiet_seconds < _QUIET_ELSEWHERE_SECONDS
     return is_alive(pid, start_ticks) or quiet_seconds < _QUIET_SECONDS
+
+
+def _slurm_job(run_dir: Path) -> str | None:
+    try:
+        return str(json.loads((run_dir / "job.json").read_text())["job_id"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:

@@ -105,6 +105,8 @@ class Translator:
             elif kind == "rewind":
                 # Its steps come again, and `_fresh` lets each (key, step) through once.
                 self.notes.append(f"training goes on after step {event['step']}: {event['reason']}")
+            elif kind == "requeue":
+                self.notes.append(f"attempt {event['attempts']} is over and another follows: {event['reason']}")
             elif kind == "artifact":
                 operations.append(Artifact(event["path"], event["artifact_path"]))
             elif kind == "failure":

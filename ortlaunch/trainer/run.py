@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ortlaunch.config.schema import Config
 from ortlaunch.data import build_loader
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.plan import STOP_FILE, STOPPED_FILE
+from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE
 from ortlaunch.metrics.flops import flops_per_sample, peak_flops
 from ortlaunch.registry import build_model
 from ortlaunch.tracking.journal import Journal
@@ -73,7 +73,8 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
     journal = Journal(run_dir / "journal.jsonl") if workers.is_first else None
     # Apart from each other too: one is used by the thread that writes checkpoints.
     writers, control = separate_group(config), separate_group(config)
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    # Of torchrun, and of the scheduler.
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + int(os.environ.get("ORTLAUNCH_ATTEMPT", "0"))
     start = resume.find(config, run_dir, workers, control, attempt=attempt)
     loader = build_loader(
         config.data,
@@ -224,8 +225,27 @@ def _leave(
             weights = engine.weights()
             if journal is not None:
                 save_weights(weights, model, run_dir / FOLDER)
+        if journal is not None:
+            # Whoever would start the run again looks for it.
+            _write(run_dir / DONE_FILE, {"step": config.train.steps})
     elif journal is not None:
         checkpoint = run_dir / store.FOLDER / store.name_of(boundary.stopped_at)
-        (run_dir / STOPPED_FILE).write_text(json.dumps({"step": boundary.stopped_at, "checkpoint": str(checkpoint)}))
+        reason = _stop_reason(run_dir / STOP_FILE)
+        where = {"step": boundary.stopped_at, "checkpoint": str(checkpoint), "reason": reason}
+        _write(run_dir / STOPPED_FILE, where)
         (run_dir / STOP_FILE).unlink(missing_ok=True)
         journal.tags({"ortlaunch.resumable": "true", "ortlaunch.stopped_at_step": str(boundary.stopped_at)})
+
+
+def _stop_reason(file: Path) -> str:
+    """First word of the STOP file, which says whose will it is; `signal` where there is none."""
+    try:
+        return next(iter(file.read_text(errors="replace").split()), "")
+    except OSError:
+        return "signal"
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(json.dumps(content) + "\n")
+    partial.replace(path)

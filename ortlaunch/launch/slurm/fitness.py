@@ -1,0 +1,203 @@
+"""Whether a node is fit for the run: looked at by each node for itself, within seconds, before anything heavy starts.
+
+Each node leaves one file, ``preflight/NUMBER-HOST.fit`` or ``.unfit``. Where all is well nobody reads them: srun's exit
+code says so. Otherwise their names tell which nodes did not answer, and only those of unfit nodes are opened.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from ortlaunch.config.load import load_config
+from ortlaunch.config.schema import Config, Device, SlurmConfig
+from ortlaunch.launch.slurm.plan import workers_per_node
+
+FOLDER = "preflight"
+NO_FOLDER = 3
+_LEAST_FREE_GIB = 1.0
+_PACKAGES = ("ortlaunch", "torch", "onnxruntime-training", "onnxruntime-training-cpu", "deepspeed")
+_SHOWN = 16
+
+
+def report(run_dir: Path) -> int:
+    """Examines this node and leaves its file.
+
+    Returns:
+        0 if it is fit, 1 if it is not, `NO_FOLDER` if it cannot use the run folder and so leaves no file.
+    """
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    try:
+        found = examine(run_dir)
+        code = 1 if found else 0
+        verdict = "unfit" if found else "fit"
+        name = f"{int(os.environ['SLURM_NODEID']):06d}-{host}.{verdict}"
+        (run_dir / FOLDER).mkdir(exist_ok=True)
+        (run_dir / FOLDER / name).write_text("\n".join(found))
+    except OSError as error:
+        found, code = [f"the run folder {run_dir} cannot be used here: {error}"], NO_FOLDER
+    for line in found:
+        print(f"ortlaunch: {host}: {line}", file=sys.stderr, flush=True)
+    for line in gpu_orphans():
+        print(f"ortlaunch: {host}: warning: {line}", file=sys.stderr, flush=True)
+    return code
+
+
+def examine(run_dir: Path) -> list[str]:
+    """What makes this node unfit, one line each.
+
+    Raises:
+        OSError: the run folder is not here.
+    """
+    config = load_config(run_dir / "config.yaml")
+    recorded = json.loads((run_dir / "env.json").read_text())
+    cfg = config.launcher
+    assert isinstance(cfg, SlurmConfig)
+    same_system = cfg.container.image is None and cfg.python is None
+    return [
+        *_other_folder(run_dir),
+        *(_other_versions(recorded["packages"]) if same_system else []),
+        *_missing_gpus(config),
+        *_full_disk(run_dir),
+        *_unresolved(os.environ["ORTLAUNCH_HEAD"], cfg.nodes),
+    ]
+
+
+def only_silence(run_dir: Path, code: int) -> bool:
+    """Whether what failed is that nodes did not answer: others may do in their place.
+
+    Args:
+        run_dir: the run folder.
+        code: what srun ended with, the largest code of all nodes.
+    """
+    return code != NO_FOLDER and not any(path.suffix == ".unfit" for path in (run_dir / FOLDER).glob("*"))
+
+
+def problems(run_dir: Path) -> str:
+    """What the nodes have found in a preflight that failed, for a person."""
+    folder = run_dir / FOLDER
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    unfit = [name for name in names if name.endswith(".unfit")]
+    lines = [
+        f"{name[7:].removesuffix('.unfit')}: {line}"
+        for name in unfit[:_SHOWN]
+        for line in (folder / name).read_text().splitlines()
+    ]
+    silent = _silent({int(name[:6]) for name in names if re.match(r"\d{6}-", name)})
+    if silent:
+        more = f" and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else ""
+        lines.append(
+            f"{', '.join(silent[:_SHOWN])}{more}: did not answer within launcher.preflight_seconds, or could not use "
+            "the run folder (logs/slurm.log)"
+        )
+    return "\n".join(lines)
+
+
+def attempt_token(job: Mapping[str, str] = os.environ) -> str:
+    """What tells this attempt from all others: of the job, of its restarts, and within them."""
+    variables = (("SLURM_JOB_ID", ""), ("SLURM_RESTART_COUNT", "0"), ("ORTLAUNCH_ATTEMPT", "0"))
+    return "-".join(job.get(name, default) for name, default in variables)
+
+
+def _silent(answered: set[int]) -> list[str]:
+    """Names of the job's nodes that left no file."""
+    node_list = os.environ.get("SLURM_JOB_NODELIST", "")
+    done = subprocess.run(["scontrol", "show", "hostnames", node_list], capture_output=True, text=True, check=False)
+    return [name for number, name in enumerate(done.stdout.split()) if number not in answered]
+
+
+def _other_folder(run_dir: Path) -> list[str]:
+    """The batch script's node has written this attempt's token; a folder of the same name elsewhere lacks it."""
+    token = run_dir / "preflight.token"
+    if token.is_file() and token.read_text() == attempt_token():
+        return []
+    return [f"{run_dir} is not the run folder that the first node sees: run_root must lie on a file system they share"]
+
+
+def _other_versions(recorded: dict[str, str]) -> list[str]:
+    lines = []
+    for package in _PACKAGES:
+        try:
+            here = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            here = "none"
+        there = recorded.get(package, "none")
+        if here != there:
+            lines.append(f"{package} {here} is installed here, and {there} where the run was submitted")
+    return lines
+
+
+def _missing_gpus(config: Config) -> list[str]:
+    if config.device is not Device.cuda:
+        return []
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [f"nvidia-smi does not answer: {error}"]
+    seen = sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        seen = min(seen, len([entry for entry in visible.split(",") if entry.strip()]))
+    wanted = workers_per_node(config)
+    return [] if seen >= wanted else [f"{seen} GPU(s) to be seen, and {wanted} workers want one each"]
+
+
+def _full_disk(run_dir: Path) -> list[str]:
+    free = shutil.disk_usage(run_dir).free / 2**30
+    return [] if free >= _LEAST_FREE_GIB else [f"only {free:.2f} GiB are free in {run_dir}"]
+
+
+def _unresolved(head: str, nodes: int) -> list[str]:
+    try:
+        there = _addresses(head)
+    except OSError as error:
+        return [f"the name of the first node, {head}, does not resolve here: {error}"]
+    if nodes == 1:
+        return []
+    own = socket.gethostname()
+    try:
+        here = _addresses(own)
+    except OSError:
+        here = set()
+    if "GLOO_SOCKET_IFNAME" in os.environ or not all(address.startswith("127.") for address in here):
+        return []
+    if all(address.startswith("127.") for address in there):
+        return []  # All nodes are on one machine.
+    return [
+        f"its own name {own} is {', '.join(sorted(here)) or 'nothing'}, where other nodes cannot reach it: "
+        "name the network card that joins the nodes, +launcher.env.GLOO_SOCKET_IFNAME=eth0 (ip -brief address)"
+    ]
+
+
+def _addresses(name: str) -> set[str]:
+    return {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET)}
+
+
+def gpu_orphans() -> list[str]:
+    """Processes of this user that hold memory of this job's GPUs before the run has begun: an earlier run's, mostly."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not visible or shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", f"--id={visible}"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = []
+    for pid, memory in re.findall(r"^(\d+), *(\d+)", done.stdout, re.MULTILINE):
+        process = Path("/proc") / pid
+        try:
+            if process.stat().st_uid == os.getuid():
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                lines.append(f"process {pid} of yours holds {memory} MiB of this job's GPUs: {command[:120]}")
+        except OSError:
+            continue
+    return lines

@@ -1,0 +1,92 @@
+"""What a SLURM job will be: its workers, and the request for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from ortlaunch.config.schema import Config, Device, GpuRequest, SlurmConfig
+from ortlaunch.launch.plan import CPU_WORKERS, LaunchPlan
+from ortlaunch.launch.slurm.request import JobRequest
+
+_CARRIED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HF_HOME", "XDG_CACHE_HOME")
+"""Variables that a run must find on the nodes as they were at submission, written into the script. The others, secrets
+among them, travel with the job and stand in no file."""
+
+_GPUS_PER_NODE_SINCE = (19, 5)
+
+
+def settled(config: Config) -> Config:
+    """The configuration with its device decided: by what the job asks for, not by what the login node has."""
+    cfg = config.launcher
+    if not isinstance(cfg, SlurmConfig) or config.device is not Device.auto:
+        return config
+    asks = bool(cfg.gpus_per_node) or re.search(r"(?:^|,)(?:gres[:/])?gpu\b", cfg.gres or "") is not None
+    return dataclasses.replace(config, device=Device.cuda if asks else Device.cpu)
+
+
+def workers_per_node(config: Config) -> int:
+    """Workers on each node: one per GPU, or two on a node without GPUs, unless told otherwise."""
+    cfg = config.launcher
+    assert isinstance(cfg, SlurmConfig)
+    if config.trainer.name == "single":
+        return 1
+    if cfg.workers_per_node is not None:
+        return cfg.workers_per_node
+    if config.device is Device.cuda:
+        return cfg.gpus_per_node or 1
+    return min(CPU_WORKERS, cfg.cpus_per_node or CPU_WORKERS)
+
+
+def plan_job(config: Config, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
+    """Plans a job; as `ortlaunch.launch.plan.plan_in`, whose arguments these are."""
+    return LaunchPlan(
+        run_dir=run_dir,
+        run_id=run_id,
+        name=name,
+        workers=workers_per_node(config),
+        # The node's own cores count, and only the node knows them where the job does not say.
+        threads=max(1, (config.launcher.cpus_per_node or 1) // workers_per_node(config)),  # type: ignore[attr-defined]
+        command=["sbatch", "--parsable", "--export=ALL", str(run_dir / "sbatch.sh")],
+        attempt=attempt,
+        nodes=config.launcher.nodes,
+    )
+
+
+def request_for(plan: LaunchPlan, config: Config, tasks: int | None = None, folder: Path | None = None) -> JobRequest:
+    """The request for a planned job.
+
+    Args:
+        plan: the plan; of a sweep that of its first run.
+        config: the configuration, its device settled.
+        tasks: number of runs of a sweep, which must differ in nothing that the job asks for; None for one run.
+        folder: the sweep's folder.
+    """
+    cfg = config.launcher
+    assert isinstance(cfg, SlurmConfig)
+    carried = {name: os.environ[name] for name in _CARRIED if name in os.environ}
+    return JobRequest(
+        name=plan.name,
+        run_dir=folder or plan.run_dir,
+        working_dir=Path.cwd(),
+        python=cfg.python or sys.executable,
+        resources=cfg,
+        gpu_request=cfg.gpu_request if cfg.gpu_request is not GpuRequest.auto else known_gpu_request(),
+        environment=carried | cfg.env,
+        tasks=tasks,
+    )
+
+
+def known_gpu_request() -> GpuRequest:
+    """How this cluster takes GPUs, by the version of its commands; the newer way where there are none."""
+    if shutil.which("sinfo") is None:
+        return GpuRequest.gpus_per_node
+    done = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, timeout=20, check=False)
+    version = re.search(r"(\d+)\.(\d+)", done.stdout)
+    known = version is None or (int(version[1]), int(version[2])) >= _GPUS_PER_NODE_SINCE
+    return GpuRequest.gpus_per_node if known else GpuRequest.gres

@@ -1,0 +1,123 @@
+"""SLURM's refusals in plain words: which key it is about, and what there is instead."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+
+from ortlaunch.config.schema import Config, SlurmConfig
+
+_BEFORE = r"^(?:sbatch: error: |sbatch: |allocation failure: |Batch job submission failed: )+"
+
+
+def is_final(said: str) -> bool:
+    """Whether a refusal of ``sbatch --test-only`` would be one of sbatch too.
+
+    It also refuses what merely has to wait for nodes that are down or drained, and says then what it says of nodes that
+    do not exist. So where some nodes are out of service, sbatch itself has the word.
+    """
+    return "Requested node configuration is not available" not in said or not _listed("%D", "down,drain,fail,maint")
+
+
+def in_plain_words(said: str, config: Config) -> str:
+    """One message for what sbatch said.
+
+    Args:
+        said: its standard error.
+        config: the configuration that asked for it.
+    """
+    cfg = config.launcher
+    assert isinstance(cfg, SlurmConfig)
+    lines = [line.strip() for line in said.strip().splitlines() if line.strip()]
+    bare = [re.sub(_BEFORE, "", line) for line in lines]
+    quoted = bare[-1] if bare else "no reason given"
+    for pattern, explain in _WORDS:
+        if re.search(pattern, said, re.IGNORECASE):
+            return f"{explain(cfg)} (SLURM: {quoted})"
+    return f"SLURM does not take the job: {'; '.join(bare) or quoted}"
+
+
+def _partition(cfg: SlurmConfig) -> str:
+    return f"launcher.partition={cfg.partition}: the cluster has no such partition{_there_are('%R')}"
+
+
+def _account(cfg: SlurmConfig) -> str:
+    return f"launcher.account={cfg.account}: not an account of yours in this partition (sacctmgr show associations)"
+
+
+def _qos(cfg: SlurmConfig) -> str:
+    return f"launcher.qos={cfg.qos}: not a quality of service that you may use (sacctmgr show qos)"
+
+
+def _nodes(cfg: SlurmConfig) -> str:
+    asked = {
+        "launcher.nodes": cfg.nodes,
+        "launcher.cpus_per_node": cfg.cpus_per_node,
+        "launcher.gpus_per_node": cfg.gpus_per_node,
+        "launcher.gpu_type": cfg.gpu_type,
+        "launcher.memory": cfg.memory,
+        "launcher.constraint": cfg.constraint,
+    }
+    wanted = " ".join(f"{key}={value}" for key, value in asked.items() if value is not None)
+    return f"no nodes of the cluster are like this: {wanted} (sinfo -N -o '%N %P %c %m %G %f' shows what they have)"
+
+
+def _time(cfg: SlurmConfig) -> str:
+    return f"launcher.time={cfg.time}: more than the partition allows{_there_are('%R %l', 'limits: ')}"
+
+
+def _feature(cfg: SlurmConfig) -> str:
+    return f"launcher.constraint={cfg.constraint}: no node has these features{_there_are('%f')}"
+
+
+def _gres(cfg: SlurmConfig) -> str:
+    text = f"launcher.gpus_per_node={cfg.gpus_per_node} launcher.gpu_type={cfg.gpu_type} launcher.gres={cfg.gres}"
+    return f"{text}: the cluster has no such resource{_there_are('%G')}; or it wants launcher.gpu_request=gres"
+
+
+def _dependency(cfg: SlurmConfig) -> str:
+    return f"launcher.dependency={cfg.dependency}: no such job, or not as SLURM writes it (afterok:1234)"
+
+
+def _reservation(cfg: SlurmConfig) -> str:
+    return f"launcher.reservation={cfg.reservation}: there is no such reservation, or it is not for you"
+
+
+def _limits(cfg: SlurmConfig) -> str:
+    return "the job is over a limit of your account, partition or quality of service (sacctmgr show associations)"
+
+
+def _controller(cfg: SlurmConfig) -> str:
+    return "SLURM's controller does not answer: try again later; nothing was submitted"
+
+
+_WORDS: tuple[tuple[str, Callable[[SlurmConfig], str]], ...] = (
+    (r"invalid partition", _partition),
+    (r"invalid account", _account),
+    (r"invalid qos", _qos),
+    (r"time limit", _time),
+    (r"invalid feature", _feature),
+    (r"generic resource", _gres),
+    (r"dependency problem|invalid --dependency", _dependency),
+    (r"reservation is invalid|invalid reservation", _reservation),
+    (r"node configuration is not available|node count|more processors|memory required", _nodes),
+    (r"violates accounting|limit", _limits),
+    (r"unable to contact|socket timed out|connection refused|communication", _controller),
+)
+
+
+def _there_are(format: str, word: str = "there are ") -> str:
+    found = _listed(format)
+    return f" ({word}{', '.join(found)})" if found else ""
+
+
+def _listed(format: str, states: str | None = None) -> list[str]:
+    """What sinfo lists, in one call; empty where it does not answer."""
+    command = ["sinfo", "--noheader", f"--format={format}", *([f"--states={states}"] if states else [])]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = {line.strip() for line in done.stdout.splitlines()} - {"", "(null)", "0"}
+    return sorted(lines)

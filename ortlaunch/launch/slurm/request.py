@@ -1,0 +1,163 @@
+"""A SLURM job as a typed request, and the script that it becomes.
+
+Nothing is asked of the cluster or the file system here: the same request gives the same text, which is what
+``launcher.dry_run=true`` shows and what is submitted. Its size does not depend on the number of nodes.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ortlaunch.config.paths import slurm_template
+from ortlaunch.config.schema import ContainerConfig, ContainerRuntime, GpuRequest, SlurmConfig
+
+WARNING_SIGNAL = "USR2"
+"""What SLURM sends to the batch shell before it ends the job; not USR1, which NCCL takes for itself."""
+
+_PATIENCE = 0.8
+"""Share of the grace after which the job is queued again whether or not the workers have written their checkpoint."""
+
+_PREFLIGHT = '    roll_call\n    [ "$code" = 0 ] || signals+=" UNFIT"'
+
+_PLACEHOLDER = re.compile(r"@([A-Z_]+)@")
+_PLAIN = re.compile(r"[\w./:=,+%@^-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """Everything that the script of a job depends on."""
+
+    name: str
+    run_dir: Path
+    """The run folder; of a sweep the folder whose ``tasks/N`` names the run folder of task N."""
+    working_dir: Path
+    """Where the user's own modules are found."""
+    python: str
+    """The interpreter on the nodes, outside of any container."""
+    resources: SlurmConfig
+    gpu_request: GpuRequest
+    """How this cluster takes GPUs; not `auto`."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables for the whole job, by name."""
+    tasks: int | None = None
+    """Number of runs of a sweep; None for one run."""
+
+    def script(self) -> str:
+        """The text that sbatch gets."""
+        cfg = self.resources
+        values = {
+            "DIRECTIVES": "\n".join(f"#SBATCH {line}" for line in self._directives()),
+            "RUN_DIR": self._run_dir(),
+            "WORKING_DIR": shlex.quote(str(self.working_dir)),
+            "ENVIRONMENT": "\n".join(_export(name, value) for name, value in self.environment.items()),
+            "SETUP": "\n".join(cfg.setup),
+            "PYTHON": shlex.quote(self.python),
+            "SRUN": self._srun(),
+            "NODE": self._node(),
+            "PATIENCE": str(int(cfg.grace_seconds * _PATIENCE)),
+            "SIGNAL": WARNING_SIGNAL,
+            "PREFLIGHT": _PREFLIGHT if cfg.preflight else "",
+            "ROLL_CALL_SECONDS": str(cfg.preflight_seconds),
+            # One node may take longer than the others to write what a run leaves, but not for ever.
+            "WAIT": str(cfg.timeout_seconds),
+        }
+        text = _PLACEHOLDER.sub(lambda found: values[found[1]], slurm_template().read_text(encoding="utf-8"))
+        # Lines that had nothing to say.
+        return re.sub(r"\n{3,}", "\n\n", text)
+
+    def _directives(self) -> list[str]:
+        cfg = self.resources
+        options: list[tuple[str, str | int | None]] = [
+            ("--job-name", _one_line(self.name)),
+            ("--output", self._output()),
+            ("--open-mode", "append"),
+            ("--nodes", cfg.nodes),
+            ("--ntasks-per-node", 1),
+            ("--cpus-per-task", cfg.cpus_per_node),
+            *self._gpus(),
+            ("--mem", cfg.memory),
+            ("--time", cfg.time),
+            ("--partition", cfg.partition),
+            ("--account", cfg.account),
+            ("--qos", cfg.qos),
+            ("--reservation", cfg.reservation),
+            ("--constraint", cfg.constraint),
+            ("--dependency", cfg.dependency),
+            ("--mail-user", cfg.mail_user),
+            ("--mail-type", cfg.mail_type),
+            ("--signal", f"B:{WARNING_SIGNAL}@{cfg.grace_seconds}"),
+        ]
+        lines = [f"{name}={_directive_value(str(value))}" for name, value in options if value is not None]
+        lines += ["--requeue"] + (["--exclusive"] if cfg.exclusive else [])
+        if cfg.dependency is not None:
+            # Otherwise a job that waits for one that has failed waits for ever.
+            lines.append("--kill-on-invalid-dep=yes")
+        if self.tasks is not None:
+            limit = f"%{cfg.array_limit}" if cfg.array_limit else ""
+            lines.append(f"--array=0-{self.tasks - 1}{limit}")
+        return [*lines, *cfg.extra]
+
+    def _gpus(self) -> list[tuple[str, str | None]]:
+        cfg = self.resources
+        kind = f"{cfg.gpu_type}:" if cfg.gpu_type else ""
+        gpus = f"{kind}{cfg.gpus_per_node}" if cfg.gpus_per_node else None
+        if self.gpu_request is GpuRequest.gres:
+            both = [part for part in (f"gpu:{gpus}" if gpus else None, cfg.gres) if part]
+            return [("--gres", ",".join(both) or None)]
+        return [("--gpus-per-node", gpus), ("--gres", cfg.gres)]
+
+    def _run_dir(self) -> str:
+        if self.tasks is None:
+            return shlex.quote(str(self.run_dir))
+        return f'$(cat {shlex.quote(str(self.run_dir / "tasks"))}/"$SLURM_ARRAY_TASK_ID")'
+
+    def _output(self) -> str:
+        """Where the script's first words go; all that follow go to the run folder in any case."""
+        path = str(self.run_dir / "logs" / "slurm.log" if self.tasks is None else self.run_dir / "slurm-%a.log")
+        # SLURM has no way to write these in a file pattern.
+        return "/dev/null" if re.search(r"[\n\r\\]|%(?!a\.log$)", path) else path
+
+    def _srun(self) -> str:
+        cfg = self.resources
+        # srun takes none of these from the job: without the cores, each task would have a single one.
+        words = [f"--nodes={cfg.nodes}", f"--ntasks={cfg.nodes}", "--ntasks-per-node=1"]
+        words += [f"--cpus-per-task={cfg.cpus_per_node}"] if cfg.cpus_per_node else []
+        words += ["--cpu-bind=none", "--mpi=none", "--export=ALL"]
+        if cfg.container.image is not None and cfg.container.runtime is ContainerRuntime.pyxis:
+            words += [f"--container-image={cfg.container.image}", f"--container-workdir={self.working_dir}"]
+            words.append(f"--container-mounts={','.join(self._mounts(cfg.container))}")
+        return shlex.join([*words, *cfg.srun_extra])
+
+    def _node(self) -> str:
+        box = self.resources.container
+        ours = ["-m", "ortlaunch.launch.slurm.node"]
+        if box.image is None:
+            return shlex.join([self.python, *ours])
+        if box.runtime is ContainerRuntime.pyxis:
+            return shlex.join([box.python, *ours])
+        binds = ["--bind", ",".join(self._mounts(box)), "--pwd", str(self.working_dir)]
+        nv = ["--nv"] if self.resources.gpus_per_node else []
+        return shlex.join(["apptainer", "exec", *nv, *binds, box.image, box.python, *ours])
+
+    def _mounts(self, box: ContainerConfig) -> list[str]:
+        folders = dict.fromkeys(str(folder) for folder in (self.working_dir, self.run_dir))
+        return [*(f"{folder}:{folder}" for folder in folders), *box.mounts]
+
+
+def _export(name: str, value: str) -> str:
+    return f"export {name}={shlex.quote(value)}"
+
+
+def _directive_value(value: str) -> str:
+    """A value as sbatch reads it in an ``#SBATCH`` line: between double quotes, with backslashes before these."""
+    if _PLAIN.fullmatch(value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _one_line(text: str) -> str:
+    """A job's name is for the eye; a directive ends with its line."""
+    return re.sub(r"[\x00-\x1f\x7f]+", " ", text)

@@ -1,0 +1,120 @@
+"""What becomes of a job whose workers have ended: decided from what is known, in one place and without side effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ortlaunch.tracking.journal import Status
+
+REQUEUE_WORD = "requeue"
+"""First word of a STOP file that the scheduler's warning has made; any other one is a person's."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the batch script, the run folder and SLURM tell."""
+
+    code: int
+    """What srun ended with."""
+    signals: frozenset[str] = frozenset()
+    """WARNING (the end is near), TERM, LATE (the workers used up their grace), UNFIT (the preflight found something),
+    LOST (a node does not answer)."""
+    is_done: bool = False
+    """All steps are done and everything is written."""
+    is_request: bool = False
+    """A worker found the request wrong."""
+    stopped_by: str | None = None
+    """Why the workers stopped together after a checkpoint: the STOP file's first word, or `signal`; None: they did
+    not."""
+    asked_by: str | None = None
+    """First word of a STOP file that is still there; None if there is none."""
+    job_state: str | None = None
+    """SLURM's word for the job; None where it was not asked or does not answer."""
+    is_requeued: bool = False
+    """SLURM has queued the job again already."""
+    is_preempted: bool = False
+    """SLURM has given the job notice."""
+    is_out_of_time: bool = False
+    """Its time limit is near."""
+    crashes: int = 0
+    """Crashes of this job so far, without this end."""
+    max_restarts: int = 0
+    barren: int = 0
+    """How often in a row, this end included, the run left the nodes without a new checkpoint."""
+    requeue_limit: int = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do."""
+
+    action: Literal["end", "again", "requeue", "left"]
+    """`again`: start the workers again on these nodes. `requeue`: give the nodes back and queue again. `left`: SLURM
+    queues the job by itself."""
+    reason: str
+    status: Status | None = None
+    """How the run ended; None while it goes on."""
+    code: int = 0
+    is_crash: bool = False
+
+
+_LEFT = Verdict("left", "SLURM took the job off its nodes (scontrol requeue, a preemption, or a lost node)")
+
+
+def judge(facts: Facts) -> Verdict:
+    """Decides; what is done never runs again, and what a person ended stays ended."""
+    if facts.is_done:
+        return Verdict("end", "all steps are done", "FINISHED")
+    if facts.is_requeued:
+        return _LEFT
+    if "TERM" in facts.signals or facts.stopped_by == "signal":
+        return _terminated(facts)
+    word = facts.stopped_by if facts.stopped_by is not None else facts.asked_by
+    if word is not None and word != REQUEUE_WORD:
+        return Verdict("end", "stopped on request", "KILLED", 130)
+    if facts.is_request:
+        return Verdict("end", "the request is wrong", "FAILED", 2)
+    if "WARNING" in facts.signals or word == REQUEUE_WORD:
+        return _warned(facts)
+    if "LOST" in facts.signals:
+        return _queued_again(facts, "lost a node")
+    return _crashed(facts)
+
+
+def _terminated(facts: Facts) -> Verdict:
+    """The workers got SIGTERM, and with TERM this script too: SLURM, or a person by scancel, has decided something."""
+    if facts.job_state is None:
+        return _LEFT
+    if facts.job_state != "RUNNING":
+        return Verdict("end", "cancelled, or its time limit came before the warning", "KILLED", 130)
+    if facts.is_preempted:
+        return _warned(facts)
+    if "TERM" in facts.signals:
+        return Verdict("end", "stopped by SIGTERM", "KILLED", 143)
+    # After a node's failure SLURM may deliver what it meant for the step of the same number before the requeue.
+    if facts.barren >= facts.requeue_limit:
+        return Verdict("end", f"the workers got SIGTERM {facts.barren} times without a new checkpoint", "FAILED", 1)
+    return Verdict("again", "the workers got SIGTERM, and the job goes on")
+
+
+def _queued_again(facts: Facts, why: str) -> Verdict:
+    if facts.barren >= facts.requeue_limit:
+        text = f"{why}, for the {facts.barren}th time without a new checkpoint (launcher.requeue_limit)"
+        return Verdict("end", f"{text}: lower train.checkpoint_every, or raise launcher.time", "FAILED", 1)
+    return Verdict("requeue", why)
+
+
+def _warned(facts: Facts) -> Verdict:
+    why = "the time limit is near" if facts.is_out_of_time else "warned by a signal to the batch shell"
+    why = "preempted" if facts.is_preempted else why
+    if facts.stopped_by is None:
+        why += "; the workers did not write a checkpoint in time"
+    return _queued_again(facts, why)
+
+
+def _crashed(facts: Facts) -> Verdict:
+    what = "not fit to run" if "UNFIT" in facts.signals else f"crashed (srun ended with {facts.code})"
+    if facts.crashes < facts.max_restarts:
+        return Verdict("again", what, is_crash=True)
+    return Verdict("end", what, "FAILED", 1, is_crash=True)

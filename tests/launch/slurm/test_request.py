@@ -1,0 +1,179 @@
+"""The script of a job, letter by letter, and what bash and sbatch make of nasty names in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.config.schema import ContainerConfig, ContainerRuntime, GpuRequest, SlurmConfig
+from ortlaunch.launch.slurm.request import JobRequest
+
+GOLDEN = Path(__file__).parent / "golden"
+NASTY = "a b'c\"d$(touch pwned)`e`\n# $HOME ü%j\\n;*"
+
+PLAIN = JobRequest(
+    name="gpt2-ort-ddp",
+    run_dir=Path("/data/runs/default/20260101-120000-gpt2-ort-ddp-abc123"),
+    working_dir=Path("/home/ada/project"),
+    python="/home/ada/venv/bin/python",
+    resources=SlurmConfig(nodes=2, partition="gpu", gpus_per_node=4, time="1:00:00"),
+    gpu_request=GpuRequest.gpus_per_node,
+    environment={"PATH": "/home/ada/venv/bin:/usr/bin:/bin"},
+)
+EVERYTHING = replace(
+    PLAIN,
+    resources=SlurmConfig(
+        nodes=16,
+        partition="gpu,long",
+        account="physics",
+        qos="high",
+        reservation="winter school",
+        constraint="a100&nvlink",
+        time="2-12",
+        gpus_per_node=8,
+        gpu_type="a100",
+        gres="nvme:1",
+        cpus_per_node=64,
+        memory="0",
+        exclusive=True,
+        array_limit=4,
+        dependency="afterok:1:2",
+        mail_user="ada@example.org",
+        mail_type="END,FAIL",
+        extra=["--nice=100", "--comment='a # comment'"],
+        srun_extra=["--network=sn_single"],
+        setup=["module purge", "module load cuda/12.4  # the driver's"],
+        grace_seconds=300,
+        preflight_seconds=90,
+    ),
+    gpu_request=GpuRequest.gres,
+)
+NASTY_NAMES = replace(
+    PLAIN,
+    name=NASTY,
+    run_dir=Path(f"/data/{NASTY}/run"),
+    working_dir=Path(f"/home/{NASTY}"),
+    python=f"/opt/{NASTY}/python",
+    environment={"NASTY": NASTY, "EMPTY": ""},
+)
+BOX = ContainerConfig(image="nvcr.io#nvidia/pytorch:24.05", mounts=["/scratch:/scratch"])
+REQUESTS = {
+    "plain": PLAIN,
+    "everything": EVERYTHING,
+    "nasty": NASTY_NAMES,
+    "sweep": replace(EVERYTHING, run_dir=Path("/data/my sweeps/one"), tasks=20),
+    "pyxis": replace(PLAIN, resources=replace(PLAIN.resources, container=BOX, preflight=False)),
+    "apptainer": replace(
+        PLAIN,
+        resources=replace(
+            PLAIN.resources, container=replace(BOX, image="/images/a b.sif", runtime=ContainerRuntime.apptainer)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_golden(name):
+    """``UPDATE_GOLDEN=1`` writes the files anew; look at the difference before it is committed."""
+    script = REQUESTS[name].script()
+    file = GOLDEN / f"{name}.sh"
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        file.write_text(script, encoding="utf-8")
+    assert script == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_bash_understands_it(name, tmp_path):
+    script = tmp_path / "script.sh"
+    script.write_text(REQUESTS[name].script())
+    done = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_placeholder_is_left():
+    for request in REQUESTS.values():
+        assert not re.search(r"@[A-Z_]+@", request.script().replace("@grace", ""))
+
+
+def test_nasty_names_arrive_as_they_are(tmp_path):
+    """The script up to its first command of SLURM's, run by a real bash in a real folder of that name."""
+    run_dir, home = tmp_path / "runs" / NASTY.replace("/", "_") / "run", tmp_path / NASTY.replace("/", "_")
+    (run_dir / "logs").mkdir(parents=True)
+    home.mkdir()
+    request = replace(NASTY_NAMES, run_dir=run_dir, working_dir=home, environment={"NASTY": NASTY, "EMPTY": ""})
+    head = request.script().partition("hosts=$(")[0]
+    report = 'printf "%s\\0" "$PWD" "$NASTY" "${EMPTY-unset}" "$run_dir" "$python" >"$REPORT"'
+    script = tmp_path / "script.sh"
+    script.write_text(head + report)
+    variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1", "REPORT": str(tmp_path / "report")}
+    subprocess.run(["bash", script], env={**os.environ, **variables}, check=True, cwd="/")
+    assert (tmp_path / "report").read_text().split("\0")[:-1] == [
+        str(home),
+        NASTY,
+        "",
+        str(run_dir),
+        f"/opt/{NASTY}/python",
+    ]
+    assert not list(tmp_path.rglob("pwned"))
+    assert "--- job 1" in (run_dir / "logs" / "slurm.log").read_text()
+
+
+def test_its_size_does_not_grow_with_the_nodes():
+    sizes = {
+        nodes: len(replace(PLAIN, resources=replace(PLAIN.resources, nodes=nodes)).script())
+        for nodes in (2, 1000, 10000)
+    }
+    # The number itself, three times.
+    assert sizes[10000] - sizes[2] == 3 * (len("10000") - len("2"))
+
+
+def test_one_line_directives():
+    """A line break in a directive would begin another line of the script."""
+    directives = [line for line in NASTY_NAMES.script().splitlines() if line.startswith("#SBATCH")]
+    assert len(directives) == len([line for line in PLAIN.script().splitlines() if line.startswith("#SBATCH")])
+    assert "#SBATCH --output=/dev/null" in directives
+
+
+def test_the_head_node_is_the_first_of_a_thousand(tmp_path):
+    if shutil.which("scontrol") is None:
+        pytest.skip("needs SLURM's scontrol")
+    part = PLAIN.script().partition("# Node 0")[2].partition("on_each_node")[0]
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nNodeName=n[0001-1000]\nPartitionName=p Nodes=ALL\n")
+    variables = {"SLURM_JOB_ID": "100123", "SLURM_JOB_NODELIST": "rack[07,3-5]n[0001-1000]", "SLURM_CONF": str(conf)}
+    script = "# Node 0" + part + 'echo "$ORTLAUNCH_HEAD $ORTLAUNCH_PORT"'
+    done = subprocess.run(
+        ["bash", "-uc", f"fail() {{ exit 9; }}; {script}"],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["rack07n0001", str(15000 + 100123 % 15000)], done.stderr
+
+
+@pytest.mark.parametrize("answer", ["exit 1", "exit 0"])
+def test_an_unreadable_node_list_ends_the_job(tmp_path, answer):
+    """Each node would otherwise make a run of its own."""
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{answer}\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    run_dir = tmp_path / "run"
+    (run_dir / "logs").mkdir(parents=True)
+    request = replace(PLAIN, run_dir=run_dir, working_dir=tmp_path, environment={})
+    variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", request.script()], env={**os.environ, **variables}, timeout=30)
+    assert done.returncode == 1
+    assert "scontrol does not tell the nodes of n[1-2]" in (run_dir / "logs" / "slurm.log").read_text()
+
+
+def test_containers_see_the_folders():
+    words = shlex.split(re.search(r"on_each_node=\((.*)\)", REQUESTS["pyxis"].script())[1])
+    mounts = next(word for word in words if word.startswith("--container-mounts="))
+    assert f"{PLAIN.run_dir}:{PLAIN.run_dir}" in mounts
+    assert "/scratch:/scratch" in mounts

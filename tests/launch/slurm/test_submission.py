@@ -1,0 +1,229 @@
+"""launcher=slurm on the command line: dry runs, profiles, and keys that cannot work; no cluster needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ortlaunch
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import load_config, save_config, to_config
+from ortlaunch.config.rules import check, slurm_seconds
+from ortlaunch.config.schema import Device, SlurmConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.launch.plan import make_plan
+from ortlaunch.launch.slurm.node import environment_of, torchrun, torchrun_source
+from ortlaunch.launch.slurm.plan import request_for, settled
+from ortlaunch.launch.slurm.refusal import in_plain_words
+from ortlaunch.launch.slurm.submit import submission_environment
+
+
+def config(*overrides):
+    return settled(to_config(compose(["launcher=slurm", *overrides])))
+
+
+def command(cwd, *arguments, **variables):
+    environment = {**os.environ, "PYTHONPATH": str(Path(ortlaunch.__file__).parents[1]), **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "ortlaunch", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
+    # No SLURM on this PATH.
+    done = command(tmp_path, "launcher=slurm", "launcher.nodes=3", "launcher.dry_run=true", PATH="/usr/bin/nowhere")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=gpt2_nano-ort-ddp\n")
+    assert "#SBATCH --nodes=3\n" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_slurm_the_way_out_is_named(tmp_path):
+    done = command(tmp_path, "launcher=slurm", PATH="/usr/bin/nowhere")
+    assert done.returncode == 2
+    assert "there is no sbatch on the PATH" in done.stderr
+    assert "launcher.dry_run=true" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_gives_keys_and_the_command_line_has_the_last_word(tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text(
+        "partition: fast\naccount: physics\ngpus_per_node: 4\nenv: {NCCL_DEBUG: INFO}\n"
+    )
+    monkeypatch.setenv("ORTLAUNCH_SLURM_PROFILES", str(tmp_path))
+    cfg = config("launcher/slurm_profile=mine", "launcher.partition=slow").launcher
+    assert isinstance(cfg, SlurmConfig)
+    assert (cfg.partition, cfg.account, cfg.gpus_per_node, cfg.env) == ("slow", "physics", 4, {"NCCL_DEBUG": "INFO"})
+
+
+def test_a_profile_of_the_users_own_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "ortlaunch" / "slurm" / "profiles"
+    folder.mkdir(parents=True)
+    (folder / "example.yaml").write_text("partition: own\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert config("launcher/slurm_profile=example").launcher.partition == "own"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["launcher=slurm", "launcher/slurm_profile=nowhere"], "there are .*example.*none"),
+        (["launcher/slurm_profile=lab"], "profiles belong to launcher=slurm"),
+        (["launcher=slurm", "launcher/slurm_profile=misspelt"], "partion"),
+        (["launcher=slurm", "launcher/slurm_profile=broken"], "broken.yaml cannot be read"),
+    ],
+)
+def test_profiles_that_do_not_work(tmp_path, monkeypatch, overrides, words):
+    (tmp_path / "misspelt.yaml").write_text("partion: gpu\n")
+    (tmp_path / "broken.yaml").write_text("partition: [gpu\n")
+    monkeypatch.setenv("ORTLAUNCH_SLURM_PROFILES", str(tmp_path))
+    if "misspelt" not in overrides[-1]:
+        (tmp_path / "misspelt.yaml").unlink()
+    if "broken" not in overrides[-1]:
+        (tmp_path / "broken.yaml").unlink()
+    with pytest.raises(RequestError, match=words):
+        compose(overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["launcher.nodes=0"], r"launcher\.nodes=0: must be at least 1"),
+        (["trainer=single", "launcher.nodes=2"], "trainer=single runs one worker"),
+        (["device=cuda"], r"give launcher\.gpus_per_node=N"),
+        (["launcher.gpus_per_node=2", "launcher.workers_per_node=4"], "more than launcher.gpus_per_node=2"),
+        (["launcher.gpus_per_node=2", "launcher.gres='gpu:2'"], "give only one"),
+        (["launcher.time=soon"], "must be as SLURM writes it"),
+        (["launcher.time=3"], "last launcher.grace_seconds=120"),
+        (['launcher.extra=["--array=1-3"]'], "--array would be in ortlaunch's way"),
+        (['launcher.extra=["nice"]'], "no option on one line"),
+        (["+launcher.env.A-B=1"], r"launcher\.env\.A-B: not the name of a variable"),
+        (["launcher.partition=''"], "must be one line and not empty"),
+        (["launcher.preflight_seconds=0"], "must be at least 1"),
+    ],
+)
+def test_keys_that_cannot_work(overrides, words):
+    with pytest.raises(RequestError, match=words):
+        check(config(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("1:00:00", 3600),
+        ("2-0", 172800),
+        ("1-2:30", 95400),
+        ("1-0:0:5", 86405),
+        ("x", None),
+    ],
+)
+def test_time_limits(text, seconds):
+    assert slurm_seconds(text) == seconds
+
+
+def test_the_device_is_what_the_job_asks_for():
+    assert config().device is Device.cpu
+    assert config("launcher.gpus_per_node=4").device is Device.cuda
+    assert config("launcher.gres='gpu:a100:4'").device is Device.cuda
+    assert config("launcher.gpus_per_node=4", "device=cpu").device is Device.cpu
+
+
+def test_workers_are_those_of_all_nodes():
+    assert make_plan(config("launcher.nodes=4", "launcher.gpus_per_node=8")).world_size == 32
+    assert make_plan(config("launcher.nodes=4")).world_size == 8
+    assert make_plan(config("launcher.nodes=1", "trainer=single")).world_size == 1
+
+
+def test_a_stored_configuration_is_read_back(tmp_path):
+    made = config("launcher/slurm_profile=example", "launcher.container.image=x")
+    save_config(made, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == made
+
+
+def test_torchrun_on_each_node(tmp_path):
+    made = config("launcher.nodes=3", "launcher.workers_per_node=2")
+    job = {"SLURM_NODEID": "0", "SLURM_JOB_ID": "7", "ORTLAUNCH_ATTEMPT": "1", "SLURM_RESTART_COUNT": "2"}
+    job |= {"ORTLAUNCH_HEAD": "n1", "ORTLAUNCH_PORT": "15007", "SLURMD_NODENAME": "localhost"}
+    words = torchrun(made, tmp_path, job)
+    expected = {"--nnodes=3", "--nproc-per-node=2", "--rdzv-endpoint=n1:15007", "--rdzv-id=7-2-1", "--max-restarts=0"}
+    assert expected | {"--rdzv-conf=is_host=true", "--local-addr=localhost"} <= set(words)
+    assert "--rdzv-conf=is_host=false" in torchrun(made, tmp_path, job | {"SLURM_NODEID": "1"})
+
+
+def test_torchruns_options_are_those_of_its_own_help():
+    help_text = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--help"], capture_output=True, text=True, timeout=120
+    ).stdout
+    for option in ("--signals-to-handle", "--shutdown-timeout"):
+        assert (option in torchrun_source()) == (option in help_text)
+
+
+def test_the_loopback_card_is_named_on_one_machine_only(tmp_path):
+    assert environment_of(config("launcher.nodes=1"), tmp_path)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in environment_of(config("launcher.nodes=2"), tmp_path)
+    own = config("launcher.nodes=1", "+launcher.env.GLOO_SOCKET_IFNAME=ib0")
+    assert environment_of(own, tmp_path)["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "sbatch: error: invalid partition specified: x\nallocation failure: Invalid partition name specified",
+            "launcher.partition=p",
+        ),
+        ("allocation failure: Invalid account or account/partition combination specified", "launcher.account=a"),
+        ("allocation failure: Invalid qos specification", "launcher.qos=q"),
+        ("allocation failure: Requested node configuration is not available", "launcher.nodes=2"),
+        ("allocation failure: Invalid feature specification", "launcher.constraint"),
+        ("sbatch: error: Invalid generic resource (gres) specification", "launcher.gpu_request=gres"),
+        ("allocation failure: Job dependency problem", "launcher.dependency"),
+        ("allocation failure: Requested reservation is invalid", "launcher.reservation"),
+        ("allocation failure: Requested time limit is invalid (missing or exceeds some limit)", "launcher.time"),
+        (
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+            "does not answer",
+        ),
+        ("sbatch: error: something new", "SLURM does not take the job: something new"),
+    ],
+)
+def test_refusals(said, words):
+    made = config("launcher.nodes=2", "launcher.partition=p", "launcher.account=a", "launcher.qos=q")
+    assert words in in_plain_words(said, made)
+
+
+def test_the_shells_own_variables_do_not_change_the_job(monkeypatch):
+    """sbatch takes its variables before the script's lines, and a shell inside a job has that job's."""
+    shell = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_CPU": "1", "SLURM_CONF": "/c", "SBATCH_NO_REQUEUE": "1"}
+    shell |= {"SBATCH_PARTITION": "slow", "SBATCH_ACCOUNT": "physics", "MINE": "x"}
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    given = submission_environment(config("launcher.partition=fast"))
+    assert {name: given.get(name) for name in shell} == {
+        "SLURM_JOB_ID": None,
+        "SLURM_MEM_PER_CPU": None,
+        "SLURM_CONF": "/c",
+        "SBATCH_NO_REQUEUE": None,
+        "SBATCH_PARTITION": None,
+        # A default that no key replaces.
+        "SBATCH_ACCOUNT": "physics",
+        "MINE": "x",
+    }
+
+
+def test_a_password_travels_in_the_environment_alone():
+    made = config("tracking.uri=https://ada:secret@example.org")
+    assert submission_environment(made)["ORTLAUNCH_TRACKING_URI"] == "https://ada:secret@example.org"
+    assert "ORTLAUNCH_TRACKING_URI" not in submission_environment(config())
+    assert "secret" not in request_for(make_plan(made), made).script()
