@@ -120,9 +120,38 @@ def _resume(arguments: list[str]) -> int:
     return resume(arguments)
 
 
+def _jobs(arguments: list[str]) -> int:
+    from ortlaunch.launch.follow.jobs import jobs
+
+    return jobs(arguments)
+
+
+def _status(arguments: list[str]) -> int:
+    from ortlaunch.launch.follow.status import status
+
+    return status(arguments)
+
+
+def _logs(arguments: list[str]) -> int:
+    from ortlaunch.launch.follow.logs import logs
+
+    return logs(arguments)
+
+
+def _cancel(arguments: list[str]) -> int:
+    from ortlaunch.launch.follow.cancel import cancel
+
+    return cancel(arguments)
+
+
 def _export(arguments: list[str]) -> int:
+    if arguments[:1] in (["-h"], ["--help"]):
+        from ortlaunch.usage import EXPORT_HELP
+
+        print(EXPORT_HELP)
+        return 0
     if arguments[:1] != ["weights"]:
-        raise RequestError("export: say what to export: ortlaunch export weights RUN_DIR [--out FOLDER]")
+        raise RequestError("export: say what to export: ortlaunch export weights RUN [--out FOLDER]")
     from ortlaunch.trainer.export import export_weights
 
     return export_weights(arguments[1:])
@@ -148,8 +177,11 @@ def _sync(arguments: list[str]) -> int:
 
 
 def _models(arguments: list[str]) -> int:
-    from ortlaunch.usage import models_text
+    from ortlaunch.usage import MODELS_HELP, models_text
 
+    if {"-h", "--help"} & set(arguments):
+        print(MODELS_HELP)
+        return 0
     if arguments and arguments != ["--available"]:
         raise RequestError(f"ortlaunch models takes no {arguments[0]}")
     print(models_text())
@@ -175,6 +207,10 @@ def _tracking_defaults() -> tuple[str, str]:
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "check": _check,
+    "jobs": _jobs,
+    "status": _status,
+    "logs": _logs,
+    "cancel": _cancel,
     "resume": _resume,
     "export": _export,
     "compare": _compare,

@@ -21,6 +21,7 @@ from ortlaunch.config.load import save_config, to_dict
 from ortlaunch.config.schema import Config, LauncherConfig, MlflowConfig
 from ortlaunch.launch import environment, failure
 from ortlaunch.launch.devices import resolve_device
+from ortlaunch.launch.follow.roots import note_root
 from ortlaunch.launch.plan import DONE_FILE, STOPPED_FILE, LaunchPlan
 from ortlaunch.launch.processes import WorkerGroup
 from ortlaunch.launch.terminal import Display
@@ -180,6 +181,7 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) -> 
     OmegaConf.save(OmegaConf.create(arguments), plan.run_dir / "overrides.yaml")
     record = environment.describe(arguments) | {"torchrun": shlex.join(plan.command), "set": plan.environment}
     (plan.run_dir / "env.json").write_text(json.dumps(record, indent=2) + "\n")
+    note_root(plan.run_dir.parents[1])
 
 
 def _write_identity(run_dir: Path) -> None:
@@ -189,7 +191,8 @@ def _write_identity(run_dir: Path) -> None:
         "host": socket.gethostname(),
         "start_ticks": start_ticks(os.getpid()),
     }
-    (run_dir / "launcher.json").write_text(json.dumps(identity) + "\n")
+    (run_dir / "launcher.json").write_text(json.dumps(identity) + "
+")
 
 
 def _keep_attempt(plan: LaunchPlan) -> None:

@@ -69,8 +69,8 @@ def make_plan(config: Config) -> LaunchPlan:
     """Plans a run of `config`, whose rules hold. Decides only; writes nothing."""
     run_id = secrets.token_hex(3)
     name = config.name or default_name(config)
-    folder = f"{time.strftime('%Y%m%d-%H%M%S')}-{_folder_name(name)}-{run_id}"
-    run_dir = (Path(config.run_root) / _folder_name(config.experiment) / folder).absolute()
+    folder = f"{time.strftime('%Y%m%d-%H%M%S')}-{folder_name(name)}-{run_id}"
+    run_dir = (Path(config.run_root) / folder_name(config.experiment) / folder).absolute()
     return plan_in(config, run_dir, run_id, name)
 
 
@@ -162,5 +162,6 @@ def worker_environment(device: Device, threads: int, run_dir: Path, nodes: int =
     return variables
 
 
-def _folder_name(name: str) -> str:
+def folder_name(name: str) -> str:
+    """A name as a part of a folder's name."""
     return re.sub(r"[^\w.+=-]+", "_", name)

@@ -14,6 +14,7 @@ from ortlaunch.config.load import first_line, load_config, to_config
 from ortlaunch.config.rules import check
 from ortlaunch.config.schema import Config, MlflowConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.launch.follow.find import find_run
 from ortlaunch.launch.local import run
 from ortlaunch.launch.plan import WORKERS_LOCK, plan_in
 from ortlaunch.tracking.journal import Event, read_events
@@ -21,22 +22,38 @@ from ortlaunch.tracking.store import exclusive
 from ortlaunch.tracking.sync import is_alive
 from ortlaunch.tracking.uri import resolve_tracking
 
+_HELP = """\
+usage: ortlaunch resume RUN [KEY=VALUE ...]
+
+Go on with a run that was stopped, was killed or has failed: in its folder, as the same MLflow run, from its newest
+complete checkpoint. RUN is its run folder, its short id, its name, or its job id (ortlaunch jobs lists them).
+
+  KEY=VALUE    a key to change, such as train.steps=2000 or launcher.time=4:00:00; what the run is made of (model,
+               data, backend, trainer, optimizer, scheduler) stays
+
+Exit codes are those of a run: 0 done, 1 the training failed, 2 the request is wrong, 130 interrupted"""
+
 
 def resume(arguments: list[str]) -> int:
     """Runs `ortlaunch resume`.
 
     Args:
-        arguments: the command line after the verb: a run folder, then keys to change.
+        arguments: the command line after the verb: a run, then keys to change.
 
     Returns:
         The exit code of the run.
 
     Raises:
-        RequestError: there is no such run, it is still going on, or a key is wrong.
+        RequestError: there is no such run or several, it is still going on, or a key is wrong.
     """
+    if {"-h", "--help"} & set(arguments):
+        print(_HELP)
+        return 0
     if not arguments or "=" in arguments[0]:
-        raise RequestError("resume: name the run folder: ortlaunch resume RUN_DIR [KEY=VALUE ...]")
-    run_dir = Path(arguments[0]).expanduser().absolute()
+        raise RequestError(
+            "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
+        )
+    run_dir = find_run(arguments[0]).path
     config = _changed(_stored_config(run_dir), arguments[1:], run_dir)
     check(config)
     if isinstance(config.tracking, MlflowConfig):

@@ -1,0 +1,205 @@
+"""`ortlaunch cancel RUN`: ends a run, with a checkpoint unless it is to end at once, and says what became of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ortlaunch.errors import RequestError
+from ortlaunch.launch.follow.find import HELP, find_run
+from ortlaunch.launch.follow.record import STATE_TAG, Record
+from ortlaunch.launch.follow.rows import Row
+from ortlaunch.launch.follow.state import State
+from ortlaunch.launch.follow.status import look
+from ortlaunch.launch.plan import STOP_FILE
+from ortlaunch.tracking.journal import Journal
+from ortlaunch.tracking.sync import is_alive
+
+EXIT_GOES_ON = 1
+
+_POLL_SECONDS = 0.3
+_QUEUE_POLL_SECONDS = 1.5
+_KILL_SECONDS = 30.0
+_PARTING_SECONDS = 75.0
+"""Beyond the grace for the checkpoint: the record's way to MLflow at the end of a run."""
+_SEND_SECONDS = 60.0
+_SCANCEL_SECONDS = 15.0
+_WAITS = (State.QUEUED, State.PENDING, State.REQUEUED, State.PREEMPTED)
+
+
+def cancel(arguments: list[str]) -> int:
+    """Runs `ortlaunch cancel`.
+
+    Args:
+        arguments: the command line after the verb.
+
+    Returns:
+        0 if no run goes on any more, 1 if one still does.
+
+    Raises:
+        RequestError: no run is meant or several are, or it cannot be reached from here.
+    """
+    options = _parser().parse_args(arguments)
+    folders = [find_run(asked) for asked in options.run]
+    goes_on = False
+    for folder in folders:
+        row, record = look(folder)
+        if row.is_over:
+            print(f"{_name(row)} is over already: {_words(row)}", flush=True)
+            continue
+        seconds = options.wait if options.wait is not None else _grace(folder.path) + _PARTING_SECONDS
+        over = _cancel_job(row, record, options.now, seconds) if row.job_id else _cancel_here(record, options, seconds)
+        row, _ = look(folder)
+        print(_verdict(row, over=over), flush=True)
+        goes_on |= not over
+    return EXIT_GOES_ON if goes_on else 0
+
+
+def _cancel_here(record: Record, options: argparse.Namespace, seconds: float) -> bool:
+    """Ends a run that a launcher on some machine started; returns whether it is over."""
+    launcher = record.launcher or {}
+    if launcher.get("host") != socket.gethostname():
+        if options.now:
+            raise RequestError(f"{record.run_id} runs on {launcher.get('host')}: cancel it there to end it at once")
+        _ask_to_stop(record.folder.path)
+        return _wait(lambda: look(record.folder)[0].is_over, seconds)
+    pid, ticks = int(launcher["pid"]), int(launcher["start_ticks"])
+    _ask_to_stop(record.folder.path)
+    # The launcher does as on Ctrl-C: it ends at once what has made no step yet, and what takes longer than its grace.
+    _signal(pid, ticks)
+    if options.now:
+        time.sleep(1.0)
+        _signal(pid, ticks)
+    return _wait(lambda: not is_alive(pid, ticks), seconds)
+
+
+def _cancel_job(row: Row, record: Record, now: bool, seconds: float) -> bool:
+    """Ends a run of SLURM; returns whether it is over."""
+    assert row.job_id is not None
+    run_dir = record.folder.path
+    if row.state not in _WAITS:
+        # Also before scancel: the batch script reads it and starts nothing again.
+        _ask_to_stop(run_dir)
+    if now or row.state in _WAITS or record.step is None:
+        _scancel(row.job_id)
+        seconds = _KILL_SECONDS
+    over = _wait(lambda: look(record.folder)[0].is_over, seconds, _QUEUE_POLL_SECONDS)
+    if over and (ended := look(record.folder))[1].ended is None:
+        _end_in_journal(ended[1])
+    return over
+
+
+def _ask_to_stop(run_dir: Path) -> None:
+    partial = run_dir / f".{STOP_FILE}.{os.getpid()}"
+    try:
+        partial.write_text("cancel\n")
+        partial.replace(run_dir / STOP_FILE)
+    except OSError as error:
+        raise RequestError(f"the run cannot be asked to stop: {error}") from error
+
+
+def _signal(pid: int, ticks: int) -> None:
+    try:
+        if is_alive(pid, ticks):
+            os.kill(pid, signal.SIGINT)
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        raise RequestError(f"process {pid} belongs to another user: ask them to cancel the run") from None
+
+
+def _scancel(job_id: str) -> None:
+    if shutil.which("scancel") is None:
+        raise RequestError(f"scancel is not installed on this machine: cancel job {job_id} from where it was submitted")
+    try:
+        result = subprocess.run(
+            ["scancel", job_id], capture_output=True, text=True, timeout=_SCANCEL_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise RequestError(f"scancel {job_id} gave no answer within {_SCANCEL_SECONDS:g} s") from None
+    if result.returncode:
+        raise RequestError(f"scancel {job_id}: {' '.join(result.stderr.split())}")
+
+
+def _end_in_journal(record: Record) -> None:
+    """Says of a run, whose job is gone, that it is over: nothing on the nodes can any more."""
+    journal = Journal(record.folder.path / "journal.jsonl")
+    journal.tags({STATE_TAG: "stopped"})
+    journal.end("KILLED")
+    journal.close()
+    if not re.search(r"^tracking:\n(?:  .*\n)*?  name: mlflow$", _config(record.folder.path), re.MULTILINE):
+        return
+    # A process of its own: this one does not import mlflow.
+    command = [sys.executable, "-m", "ortlaunch", "sync", str(record.folder.path)]
+    try:
+        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=_SEND_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"MLflow does not know it yet: ortlaunch sync {record.folder.path}", file=sys.stderr)
+
+
+def _wait(is_over: Callable[[], bool], seconds: float, pause: float = _POLL_SECONDS) -> bool:
+    deadline = time.monotonic() + seconds
+    while not is_over():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+    return True
+
+
+def _grace(run_dir: Path) -> float:
+    match = re.search(r"^  grace_seconds: (\d+)$", _config(run_dir), re.MULTILINE)
+    return float(match[1]) if match else 120.0
+
+
+def _config(run_dir: Path) -> str:
+    try:
+        return (run_dir / "config.yaml").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _verdict(row: Row, *, over: bool) -> str:
+    if not over:
+        harder = f"ortlaunch cancel {row.run_id} --now"
+        return f"{_name(row)} still goes on: {_words(row)}. At once, without a checkpoint: {harder}"
+    if row.state is State.FINISHED:
+        return f"{_name(row)} had made its last step before it could be stopped: finished"
+    if row.state is State.STOPPED:
+        return f"{_name(row)} stopped {row.reason} with a checkpoint. Go on with: ortlaunch resume {row.run_id}"
+    if row.checkpoint:
+        kept = f"its newest checkpoint is {row.checkpoint}. Go on with: ortlaunch resume {row.run_id}"
+        return f"{_name(row)} was ended; {kept}"
+    return f"{_name(row)} was ended; it has left no checkpoint"
+
+
+def _name(row: Row) -> str:
+    return f"{row.name} ({row.run_id}{f', job {row.job_id}' if row.job_id else ''})"
+
+
+def _words(row: Row) -> str:
+    return row.state.value + (f", {row.reason}" if row.reason else "")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ortlaunch cancel",
+        description="End runs. Each finishes its step and writes a checkpoint first, from which resume goes on.",
+    )
+    parser.add_argument("run", metavar="RUN", nargs="+", help=HELP)
+    parser.add_argument("--now", action="store_true", help="end it at once, without a checkpoint")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        metavar="SECONDS",
+        help="longest wait for its end (default: launcher.grace_seconds + 75)",
+    )
+    return parser
