@@ -35,7 +35,7 @@ def jobs(arguments: list[str]) -> int:
     roots = [_root(folder) for folder in options.root] or known_roots()
     folders = scan(roots)
     chosen = _of_experiment(folders, options.experiment) if options.experiment else folders
-    survey = Survey(chosen)
+    survey = Survey(folders)
     rows = _rows(survey, chosen, options)
     survey.close()
     if options.json:
@@ -47,7 +47,7 @@ def jobs(arguments: list[str]) -> int:
 
 def _rows(survey: Survey, folders: list[RunFolder], options: argparse.Namespace) -> list[Row]:
     if not options.state:
-        return survey.rows(folders) if options.all else survey.newest(options.last)
+        return survey.rows(folders) if options.all else survey.newest(folders, options.last)
     wanted = {State(state) for state in options.state}
     rows = [row for row in survey.rows(folders) if row.state in wanted]
     return rows if options.all else rows[: options.last]

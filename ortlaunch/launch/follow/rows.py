@@ -68,7 +68,7 @@ class Survey:
     def __init__(self, folders: list[RunFolder], max_age: float = query.FRESH_SECONDS) -> None:
         """
         Args:
-            folders: all run folders there are to look at.
+            folders: all run folders that are known.
             max_age: oldest answer of SLURM to go by, in seconds.
         """
         self._folders = folders
@@ -83,12 +83,12 @@ class Survey:
             self._queue = query.queue(self._max_age)
         return self._queue
 
-    def newest(self, last: int) -> list[Row]:
-        """All runs that are not over, and the newest of the others: `last` rows, or more where more go on."""
-        active = {folder.path for folder in self._folders if self._may_be_active(folder)}
-        others = [folder for folder in self._folders if folder.path not in active]
+    def newest(self, folders: list[RunFolder], last: int) -> list[Row]:
+        """Of these, all runs that are not over and the newest of the others: `last` rows, or more where more go on."""
+        active = {folder.path for folder in folders if self._may_be_active(folder)}
+        others = [folder for folder in folders if folder.path not in active]
         chosen = active | {folder.path for folder in others[: max(0, last - len(active))]}
-        return self.rows(folder for folder in self._folders if folder.path in chosen)
+        return self.rows(folder for folder in folders if folder.path in chosen)
 
     def rows(self, folders: Iterable[RunFolder]) -> list[Row]:
         """One row for each of these run folders, in their order."""
