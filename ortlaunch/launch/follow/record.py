@@ -222,6 +222,8 @@ def _take(event: Event, record: Record) -> None:
         _take_step(event, record)
     elif kind == "rewind":
         record.step = event["step"]
+    elif kind == "requeue":
+        record.tags[REASON_TAG] = event["reason"]
     elif kind == "failure":
         said = [line.strip() for line in event["message"].splitlines() if line.strip()]
         record.failure = record.failure or f"rank {event['rank']} on {event['host']}: {said[-1] if said else ''}"
