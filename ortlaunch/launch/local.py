@@ -191,8 +191,7 @@ def _write_identity(run_dir: Path) -> None:
         "host": socket.gethostname(),
         "start_ticks": start_ticks(os.getpid()),
     }
-    (run_dir / "launcher.json").write_text(json.dumps(identity) + "
-")
+    (run_dir / "launcher.json").write_text(json.dumps(identity) + "\n")
 
 
 def _keep_attempt(plan: LaunchPlan) -> None:
