@@ -12,11 +12,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.config.load import first_line, load_config, to_config
 from ortlaunch.config.rules import check
-from ortlaunch.config.schema import Config, MlflowConfig
+from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.follow.find import find_run
+from ortlaunch.launch.follow.folders import folder_at
+from ortlaunch.launch.follow.state import State
+from ortlaunch.launch.follow.status import look
 from ortlaunch.launch.local import run
 from ortlaunch.launch.plan import WORKERS_LOCK, plan_in
+from ortlaunch.launch.slurm.plan import settled
+from ortlaunch.launch.slurm.submit import submit
 from ortlaunch.tracking.journal import Event, read_events
 from ortlaunch.tracking.store import exclusive
 from ortlaunch.tracking.sync import is_alive
@@ -54,7 +59,7 @@ def resume(arguments: list[str]) -> int:
             "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
         )
     run_dir = find_run(arguments[0]).path
-    config = _changed(_stored_config(run_dir), arguments[1:], run_dir)
+    config = settled(_changed(_stored_config(run_dir), arguments[1:], run_dir))
     check(config)
     if isinstance(config.tracking, MlflowConfig):
         config = dataclasses.replace(config, tracking=resolve_tracking(config.tracking, Path.cwd()))
@@ -62,6 +67,8 @@ def resume(arguments: list[str]) -> int:
     _check_ended(run_dir, config.launcher.grace_seconds)
     run_id, name = _identity(run_dir, starts)
     plan = plan_in(config, run_dir, run_id, name, attempt=max(1, len(starts)))
+    if isinstance(config.launcher, SlurmConfig):
+        return submit(plan, config, ["resume", *arguments])
     return run(plan, config, ["resume", *arguments])
 
 
@@ -93,7 +100,12 @@ def _changed(config: Config, overrides: list[str], run_dir: Path) -> Config:
 
 
 def _check_ended(run_dir: Path, seconds: float) -> None:
-    """Waits for workers that are still writing their last checkpoint; refuses a run whose launcher lives."""
+    """Waits for workers that are still writing their last checkpoint; refuses a run whose launcher or job lives."""
+    if (run_dir / "job.json").is_file():
+        row, _ = look(folder_at(run_dir))
+        # What SLURM cannot be asked about is left to the workers' lock.
+        if not row.is_over and row.state is not State.UNKNOWN:
+            raise RequestError(f"{run_dir} is {row.state.value} as job {row.job_id}: ortlaunch cancel {row.run_id}")
     try:
         launcher = json.loads((run_dir / "launcher.json").read_text())
         here = launcher["host"] == socket.gethostname()

@@ -30,10 +30,10 @@ sys.path.insert(0, str(LAB.parent))
 import lab  # noqa: E402
 
 
-@pytest.fixture(scope="module", params=[17100, 17200], ids=["plain", "accounting"])
+@pytest.fixture(scope="module", params=[17400, 17500], ids=["plain", "accounting"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[bool]:
     """A cluster for these tests alone, without slurmdbd and with it; yields whether it has it."""
-    accounting = request.param == 17200
+    accounting = request.param == 17500
     if problem := lab.missing(accounting=accounting):
         if os.environ.get("CI"):
             pytest.fail(problem)
@@ -42,15 +42,14 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[bool]:
     folder = Path(tempfile.mkdtemp(prefix="follow-lab-"))
     folder.chmod(0o755)
     words = ["--base-port", str(request.param), *(["--accounting"] if accounting else [])]
-    subprocess.run([sys.executable, LAB, "up", folder, *words], check=True, timeout=60)
-    before = os.environ.get("SLURM_CONF")
-    os.environ["SLURM_CONF"] = str(folder / "etc" / "slurm.conf")
-    yield accounting
-    del os.environ["SLURM_CONF"]
-    if before is not None:
-        os.environ["SLURM_CONF"] = before
-    subprocess.run([sys.executable, LAB, "down", folder], check=True, timeout=60)
-    shutil.rmtree(folder)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SLURM_CONF", str(folder / "etc" / "slurm.conf"))
+        try:
+            subprocess.run([sys.executable, LAB, "up", folder, *words], check=True, timeout=60)
+            yield accounting
+        finally:
+            subprocess.run([sys.executable, LAB, "down", folder], check=True, timeout=60)
+            shutil.rmtree(folder)
 
 
 @pytest.fixture
