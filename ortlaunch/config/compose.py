@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -45,6 +46,27 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
     except (HydraException, OmegaConfBaseException) as error:
         raise RequestError(explain(error)) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class MultirunTask:
+    """One combination of a ``--multirun``."""
+
+    folder: Path
+    """The sweep's folder."""
+    overrides: list[str]
+    """What makes this combination."""
+
+
+def multirun_task() -> MultirunTask | None:
+    """The combination that Hydra is composing now; None without ``--multirun``."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return None
+    hydra = HydraConfig.get()
+    return MultirunTask(Path(hydra.sweep.dir).absolute(), list(hydra.overrides.task))
 
 
 def compose(overrides: list[str]) -> DictConfig:

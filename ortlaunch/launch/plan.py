@@ -9,9 +9,13 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ortlaunch.config.schema import Config, DeepSpeedConfig, Device, SlurmConfig
 from ortlaunch.launch.devices import resolve_device, usable_cores, visible_gpus
+
+if TYPE_CHECKING:
+    from ortlaunch.launch.sweep import SweepTask
 
 STOP_FILE, STOPPED_FILE, DONE_FILE = "STOP", "stopped.json", "done.json"
 """Files in the run folder: the request to stop, where the run then stopped, and that all its steps are done."""
@@ -38,6 +42,8 @@ class LaunchPlan:
     """Variables set for the workers, on top of this process's own."""
     attempt: int = 0
     """How often this run was launched before."""
+    sweep: SweepTask | None = None
+    """Its place in a sweep."""
 
     @property
     def log_dir(self) -> Path:

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.follow.find import HELP, find_run
+from ortlaunch.launch.follow.find import HELP, find_runs
 from ortlaunch.launch.follow.record import STATE_TAG, Record
 from ortlaunch.launch.follow.rows import Row
 from ortlaunch.launch.follow.state import State
 from ortlaunch.launch.follow.status import look
 from ortlaunch.launch.plan import STOP_FILE
+from ortlaunch.launch.sweep import note_end
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.sync import is_alive
 
@@ -49,7 +50,7 @@ def cancel(arguments: list[str]) -> int:
         RequestError: no run is meant or several are, or it cannot be reached from here.
     """
     options = _parser().parse_args(arguments)
-    folders = [find_run(asked) for asked in options.run]
+    folders = [folder for asked in options.run for folder in find_runs(asked)]
     goes_on = False
     for folder in folders:
         row, record = look(folder)
@@ -136,10 +137,12 @@ def _end_in_journal(record: Record) -> None:
     journal.tags({STATE_TAG: "stopped"})
     journal.end("KILLED")
     journal.close()
+    over = note_end(record.folder.path, "KILLED")
     if not re.search(r"^tracking:\n(?:  .*\n)*?  name: mlflow$", _config(record.folder.path), re.MULTILINE):
         return
     # A process of its own: this one does not import mlflow.
-    command = [sys.executable, "-m", "ortlaunch", "sync", str(record.folder.path)]
+    folders = [str(folder) for folder in (record.folder.path, over) if folder is not None]
+    command = [sys.executable, "-m", "ortlaunch", "sync", *folders]
     try:
         subprocess.run(command, stdout=subprocess.DEVNULL, timeout=_SEND_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -194,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="ortlaunch cancel",
         description="End runs. Each finishes its step and writes a checkpoint first, from which resume goes on.",
     )
-    parser.add_argument("run", metavar="RUN", nargs="+", help=HELP)
+    parser.add_argument("run", metavar="RUN", nargs="+", help=f"{HELP}; or a sweep, for all of its runs")
     parser.add_argument("--now", action="store_true", help="end it at once, without a checkpoint")
     parser.add_argument(
         "--wait",

@@ -11,6 +11,7 @@ from ortlaunch.launch.follow.folders import RunFolder, folder_at, scan
 from ortlaunch.launch.follow.roots import known_roots
 from ortlaunch.launch.follow.rows import Survey
 from ortlaunch.launch.plan import folder_name
+from ortlaunch.launch.sweep import find_sweep, runs_of
 
 HELP = "run folder, its short id, its name, or a job id"
 
@@ -40,6 +41,18 @@ def find_run(asked: str, roots: list[Path] | None = None) -> RunFolder:
     listed = "\n".join(f"  {folder.run_id}  {folder.time}  {folder.path}" for folder in meant[:_LISTED])
     more = f"\n  and {len(meant) - _LISTED} older ones" if len(meant) > _LISTED else ""
     raise RequestError(f"{asked} means {len(meant)} runs: name one by its id or its folder\n{listed}{more}")
+
+
+def find_runs(asked: str) -> list[RunFolder]:
+    """The runs that a user names: those of a sweep, where its folder, name, id or array is named, or the one run.
+
+    Raises:
+        RequestError: As `find_run`.
+    """
+    sweep = find_sweep(asked, known_roots())
+    if sweep is not None:
+        return [folder_at(run) for run in runs_of(sweep) or [] if run.is_dir()]
+    return [find_run(asked)]
 
 
 def _meant(asked: str, folders: list[RunFolder]) -> list[RunFolder]:

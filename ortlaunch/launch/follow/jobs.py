@@ -12,6 +12,7 @@ from ortlaunch.launch.follow.folders import RunFolder, scan
 from ortlaunch.launch.follow.roots import known_roots
 from ortlaunch.launch.follow.rows import Row, Survey
 from ortlaunch.launch.follow.state import State
+from ortlaunch.launch.sweep import find_sweep, runs_of
 
 _DESCRIPTION = """\
 List runs, the newest first: all that go on or wait, and of the others as many as fill --last rows.
@@ -35,6 +36,8 @@ def jobs(arguments: list[str]) -> int:
     roots = [_root(folder) for folder in options.root] or known_roots()
     folders = scan(roots)
     chosen = _of_experiment(folders, options.experiment) if options.experiment else folders
+    if options.sweep:
+        chosen = _of_sweep(chosen, options.sweep, roots)
     survey = Survey(folders)
     rows = _rows(survey, chosen, options)
     survey.close()
@@ -76,6 +79,14 @@ def _of_experiment(folders: list[RunFolder], experiment: str) -> list[RunFolder]
     return chosen
 
 
+def _of_sweep(folders: list[RunFolder], asked: str, roots: list[Path]) -> list[RunFolder]:
+    sweep = find_sweep(asked, roots)
+    if sweep is None:
+        raise RequestError(f"there is no sweep {asked}: give its folder, its name, its id or its array's job id")
+    runs = set(runs_of(sweep) or [])
+    return [folder for folder in folders if folder.path in runs]
+
+
 def _root(text: str) -> Path:
     root = Path(text).expanduser().absolute()
     if not root.is_dir():
@@ -94,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         "--state", action="append", choices=states, metavar="STATE", help="only runs in this state; may be repeated"
     )
     parser.add_argument("--experiment", metavar="NAME", help="only runs of this experiment")
+    parser.add_argument("--sweep", metavar="SWEEP", help="only runs of this sweep: folder, name, id or array job")
     parser.add_argument(
         "--root", action="append", default=[], metavar="FOLDER", help="look below this run root only; may be repeated"
     )

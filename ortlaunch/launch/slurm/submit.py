@@ -139,7 +139,12 @@ def announce(run_dir: Path, config: Config) -> str:
     command = [sys.executable, "-m", "ortlaunch.launch.slurm.job", "announce", str(run_dir)]
     try:
         done = subprocess.run(
-            command, env=_environment(config), capture_output=True, text=True, timeout=_ANNOUNCE_SECONDS, check=False
+            command,
+            env=submission_environment(config),
+            capture_output=True,
+            text=True,
+            timeout=_ANNOUNCE_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return "(does not answer: the job will send what it has)"
@@ -152,7 +157,7 @@ def _sbatch(options: list[str], config: Config, text: str | None = None) -> subp
         return subprocess.run(
             ["sbatch", *options],
             input=text,
-            env=_environment(config),
+            env=submission_environment(config),
             capture_output=True,
             text=True,
             timeout=_SECONDS,
@@ -167,7 +172,7 @@ def _sbatch(options: list[str], config: Config, text: str | None = None) -> subp
         raise RequestError(f"sbatch did not answer within {_SECONDS} s: the controller is not well") from error
 
 
-def _environment(config: Config) -> dict[str, str]:
+def submission_environment(config: Config) -> dict[str, str]:
     """The environment that the job is given: this one, and the tracking URI where it holds a password."""
     # What a shell inside another job has would be taken for options of this one.
     kept = {name: value for name, value in os.environ.items() if not re.match(r"(SLURM|SBATCH|SRUN)_(?!CONF)", name)}
