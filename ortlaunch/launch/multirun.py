@@ -9,11 +9,13 @@ from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.local import public, run, write_identity
-from ortlaunch.launch.plan import LaunchPlan, make_plan
-from ortlaunch.launch.sweep import Sweep, SweepTask, create, end, marks_of, swept_name
+from ortlaunch.launch.plan import LaunchPlan, default_name, make_plan
+from ortlaunch.launch.sweep import Sweep, SweepTask, create, end, marks_of, run_name, swept_keys, swept_name
 from ortlaunch.tracking.relay import Relay
 
 EXIT_INTERRUPTED = 128
+_IN_NAME = ("name", "model", "backend", "trainer", "trainer.zero_stage")
+"""Keys that a run's own name shows already."""
 
 
 class Multirun:
@@ -29,6 +31,7 @@ class Multirun:
         self._arguments = arguments
         self._planned: list[tuple[LaunchPlan, Config, list[str]]] = []
         self._sweep: Sweep | None = None
+        self._name = ""
 
     @property
     def has_run(self) -> bool:
@@ -45,6 +48,9 @@ class Multirun:
         Returns:
             The exit code of the run; 0 for one that is kept.
         """
+        if not self._planned:
+            self._name = swept_name(self._arguments, config.name)
+        config = dataclasses.replace(config, name=self._name_of(config, overrides))
         task = SweepTask(self._folder, len(self._planned))
         plan = dataclasses.replace(make_plan(config), sweep=task)
         self._planned.append((plan, config, overrides))
@@ -76,7 +82,7 @@ class Multirun:
             _check_alike([one for _, one, _ in self._planned])
             from ortlaunch.launch.slurm.array import submit_array
 
-            return submit_array(self._created, self._folder, self._planned)
+            return submit_array(self._name, self._created, self._folder, self._planned)
         if self._sweep is not None:
             self._sweep.write([planned.run_dir for planned, _, _ in self._planned], complete=True)
             stopped = {"KILLED"} if code >= EXIT_INTERRUPTED else {"FAILED"} if code else set()
@@ -85,11 +91,15 @@ class Multirun:
             print(f"sweep:      {self._folder}\ncompare:    ortlaunch compare --sweep {self._folder}")
         return code
 
+    def _name_of(self, config: Config, overrides: list[str]) -> str:
+        shown = _IN_NAME if config.name is None else ("name",)
+        keys = [key for key in swept_keys(self._arguments) if key not in shown]
+        return run_name(config.name or default_name(config), keys, overrides)
+
     def _created(self) -> Sweep:
         config = self._planned[0][1]
-        name = swept_name(self._arguments, config.name)
         tracking = to_dict(public(config))["tracking"]
-        return create(self._folder, name, config.experiment, tracking, ["ortlaunch", *self._arguments])
+        return create(self._folder, self._name, config.experiment, tracking, ["ortlaunch", *self._arguments])
 
 
 def send(folder: Path, config: Config) -> None:

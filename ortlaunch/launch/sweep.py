@@ -91,11 +91,25 @@ def create(folder: Path, name: str, experiment: str, tracking: dict[str, Any], c
 
 def swept_name(overrides: list[str], name: str | None) -> str:
     """A name for a sweep from what it varies, such as ``sweep-backend-optimizer.lr``."""
-    if name is not None:
-        return f"sweep-{name}"
+    return f"sweep-{name}" if name is not None else "-".join(["sweep", *swept_keys(overrides)])
+
+
+def swept_keys(overrides: list[str]) -> list[str]:
+    """The keys that the command line of a sweep gives several values."""
     pairs = [override.partition("=") for override in overrides]
-    keys = [key.lstrip("+~") for key, _, value in pairs if any(mark in value for mark in _SWEPT)]
-    return "-".join(["sweep", *keys])
+    return [key.lstrip("+~") for key, _, value in pairs if any(mark in value for mark in _SWEPT)]
+
+
+def run_name(name: str, keys: list[str], overrides: list[str]) -> str:
+    """A run's name with what tells it apart in its sweep: ``gpt2-ort-ddp-lr=0.001``.
+
+    Args:
+        name: its name without.
+        keys: keys that the sweep varies and its name does not show.
+        overrides: those that make this run.
+    """
+    values = dict(override.lstrip("+~").split("=", 1) for override in overrides if "=" in override)
+    return "-".join([name, *(f"{key.rpartition('.')[2]}={values[key]}" for key in keys if key in values)])
 
 
 def join(run_dir: Path, task: SweepTask) -> None:

@@ -67,7 +67,7 @@ def _show(rows: list[Row], known: int, survey: Survey) -> None:
         print("no runs" if not known else "no such runs")
     if rows and len(rows) < known:
         print(f"{len(rows)} of {known} runs (--all shows the others)")
-    if any(row.job_id for row in rows) and survey.queue.problem:
+    if any(row.job_id and not row.is_over for row in rows) and survey.queue.problem:
         print(f"ortlaunch: SLURM cannot be asked: {survey.queue.problem}", file=sys.stderr)
 
 

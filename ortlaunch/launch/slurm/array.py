@@ -27,10 +27,11 @@ _ANNOUNCE_SECONDS = 120
 Planned = list[tuple[LaunchPlan, Config, list[str]]]
 
 
-def submit_array(create: Callable[[], Sweep], folder: Path, planned: Planned) -> int:
+def submit_array(name: str, create: Callable[[], Sweep], folder: Path, planned: Planned) -> int:
     """Submits planned runs as one array, or shows its script where ``launcher.dry_run=true``.
 
     Args:
+        name: what the sweep is called.
         create: makes the sweep's folder.
         folder: that folder.
         planned: plan, configuration and overrides of each run; their launchers are the same.
@@ -42,7 +43,7 @@ def submit_array(create: Callable[[], Sweep], folder: Path, planned: Planned) ->
         RequestError: the cluster does not take it.
     """
     plan, config, _ = planned[0]
-    named = dataclasses.replace(plan, name=config.name or f"sweep of {len(planned)}")
+    named = dataclasses.replace(plan, name=name)
     script = request_for(named, config, tasks=len(planned), folder=folder).script()
     if config.launcher.dry_run:
         print(script, end="")

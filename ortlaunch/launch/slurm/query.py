@@ -137,7 +137,7 @@ def _asked(command: list[str], parse: Callable[[str], dict[str, Job]]) -> Queue:
     except OSError as error:
         return Queue(problem=f"{command[0]}: {error}")
     if result.returncode:
-        said = " ".join(result.stderr.split()) or f"exit code {result.returncode}"
+        said = next(reversed(result.stderr.strip().splitlines()), f"exit code {result.returncode}")
         return Queue(problem=said if said.startswith(command[0]) else f"{command[0]}: {said}")
     return Queue(parse(result.stdout))
 
