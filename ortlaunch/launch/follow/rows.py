@@ -184,8 +184,10 @@ def _row(record: Record, standing: Standing, job: query.Job | None) -> Row:
 
 
 def _elapsed(record: Record, job: query.Job | None, *, runs: bool, is_active: bool) -> float | None:
-    if is_active and job is not None:
-        return job.elapsed if runs else None
+    if is_active and not runs:
+        return None
+    if runs and job is not None:
+        return job.elapsed
     if record.began is None or record.last is None:
         return None
     end = time.time() * 1000 if runs else record.last
