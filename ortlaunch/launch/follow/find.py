@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.follow.folders import RunFolder, folder_at, scan
-from ortlaunch.launch.follow.roots import known_roots
+from ortlaunch.launch.follow.roots import RUN_ROOT, known_roots
 from ortlaunch.launch.follow.rows import Survey
 from ortlaunch.launch.plan import folder_name
 from ortlaunch.launch.sweep import find_sweep, runs_of
@@ -34,6 +34,9 @@ def find_run(asked: str, roots: list[Path] | None = None) -> RunFolder:
         return folder_at(Path(asked))
     folders = scan(known_roots() if roots is None else roots)
     meant = _meant(asked, folders)
+    here = RUN_ROOT.absolute()
+    # What lies where the user is comes before what they have elsewhere under the same name.
+    meant = [folder for folder in meant if folder.path.is_relative_to(here)] or meant
     if len(meant) == 1:
         return meant[0]
     if not meant:

@@ -227,6 +227,8 @@ def _by_scheduler(record: Record, job: Job) -> Standing:
         return Standing(State.STOPPED, f"at step {record.stopped_step}")
     if job.state in _ENDS:
         return Standing(*_ENDS[job.state])
+    if job.state == "CANCELLED" and job.reason.startswith("DependencyNeverSatisfied"):
+        return Standing(State.KILLED, "the run it waited for did not finish")
     if job.state == "CANCELLED":
         return Standing(State.KILLED, "cancelled" if record.step is not None else "cancelled before it began")
     why = words_for(job.reason) if job.reason not in ("", "None", "NonZeroExitCode") else "see logs/slurm.log"

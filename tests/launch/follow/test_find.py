@@ -10,6 +10,7 @@ from ortlaunch.errors import RequestError
 from ortlaunch.launch.follow.find import find_run
 from ortlaunch.launch.follow.roots import known_roots, note_root
 from ortlaunch.launch.follow.rows import Survey
+from tests.launch.follow.conftest import Maker
 
 
 def job(number: int, task: int | None = None) -> dict[str, object]:
@@ -78,6 +79,15 @@ def test_a_run_is_found_from_another_folder(make_run, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert known_roots() == [make_run.root]
     assert find_run("abc123").path == run_dir
+
+
+def test_the_runs_of_this_folder_come_first(make_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, here = make_run("same"), Maker(tmp_path / "here" / "runs")("same")
+    note_root(make_run.root)
+    monkeypatch.chdir(tmp_path / "here")
+    assert find_run("same").path == here
+    here.rename(tmp_path / "moved")
+    assert find_run("same").path == there
 
 
 def test_roots_that_are_gone_are_forgotten(make_run, tmp_path: Path) -> None:
