@@ -124,7 +124,7 @@ def test_a_sweep_is_one_array_under_one_parent(slurm, folder):
     assert sorted(row["name"] for row in rows) == [f"mlp-eager-ddp-lr=0.00{number}" for number in (1, 2, 3)]
     for row in rows:
         assert runs[row["run_dir"]].data.tags["mlflow.parentRunId"] == parent.info.run_id
-        assert runs[row["run_dir"]].data.tags["ortlaunch.state"] == "queued"
+    assert runs[rows[0]["run_dir"]].data.tags["ortlaunch.state"] == "queued"
     assert parent.info.status == "RUNNING"
 
     wait_for_rows(slurm, folder, lambda rows: all(r["state"] == "finished" for r in rows), "--sweep", array)
@@ -150,7 +150,7 @@ def test_a_sweep_is_cancelled_as_a_whole(slurm, folder):
     wait_for_rows(slurm, folder, lambda rows: any((r["step"] or 0) > 3 for r in rows), "--sweep", array)
     ortlaunch(slurm, folder, "cancel", "sweep-endless")
     rows = rows_of(slurm, folder, "--sweep", array)
-    assert sorted(row["state"] for row in rows) == ["killed", "killed", "stopped"]
+    assert [row["state"] for row in rows] == ["killed", "killed", "stopped"]
     deadline = time.monotonic() + 60
     while {run.info.status for run in mlflow_runs(folder).values() if _belongs(run, sweep)} != {"KILLED"}:
         assert time.monotonic() < deadline

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -16,7 +17,8 @@ from pathlib import Path
 
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.follow.find import HELP, find_runs
-from ortlaunch.launch.follow.record import STATE_TAG, Record
+from ortlaunch.launch.follow.folders import RunFolder
+from ortlaunch.launch.follow.record import STATE_TAG, Record, read_record
 from ortlaunch.launch.follow.rows import Row
 from ortlaunch.launch.follow.state import State
 from ortlaunch.launch.follow.status import look
@@ -29,11 +31,11 @@ EXIT_GOES_ON = 1
 
 _POLL_SECONDS = 0.3
 _QUEUE_POLL_SECONDS = 1.5
-_KILL_SECONDS = 30.0
 _PARTING_SECONDS = 75.0
 """Beyond the grace for the checkpoint: the record's way to MLflow at the end of a run."""
 _SEND_SECONDS = 60.0
 _SCANCEL_SECONDS = 15.0
+_MOST_AT_ONCE = 500
 _WAITS = (State.QUEUED, State.PENDING, State.REQUEUED, State.PREEMPTED)
 
 
@@ -50,53 +52,78 @@ def cancel(arguments: list[str]) -> int:
         RequestError: no run is meant or several are, or it cannot be reached from here.
     """
     options = _parser().parse_args(arguments)
-    folders = [folder for asked in options.run for folder in find_runs(asked)]
-    goes_on = False
-    for folder in folders:
-        row, record = look(folder)
+    looked = [look(folder) for asked in options.run for folder in find_runs(asked)]
+    for row, _ in looked:
         if row.is_over:
             print(f"{_name(row)} is over already: {_words(row)}", flush=True)
-            continue
-        seconds = options.wait if options.wait is not None else _grace(folder.path) + _PARTING_SECONDS
-        over = _cancel_job(row, record, options.now, seconds) if row.job_id else _cancel_here(record, options, seconds)
-        row, _ = look(folder)
-        print(_verdict(row, over=over), flush=True)
+    going = [(row, record) for row, record in looked if not row.is_over]
+    waiting = [row.job_id for row, _ in going if row.job_id and row.state in _WAITS]
+    # First of all, so that none of them takes the nodes that the others leave.
+    _scancel(waiting)
+    steps = [_ask_to_end(row, record, now=options.now) for row, record in going]
+    goes_on, unsent, begun = False, list[Path](), time.monotonic()
+    for (row, record), is_over in zip(going, steps, strict=True):
+        seconds = options.wait if options.wait is not None else _grace(record.folder.path) + _PARTING_SECONDS
+        over = _wait(is_over, begun + seconds, _QUEUE_POLL_SECONDS if row.job_id else _POLL_SECONDS)
+        if over and row.job_id:
+            unsent += _see_to_the_end(record.folder)
+        print(_verdict(look(record.folder)[0], over=over), flush=True)
         goes_on |= not over
+    _send(unsent)
     return EXIT_GOES_ON if goes_on else 0
 
 
-def _cancel_here(record: Record, options: argparse.Namespace, seconds: float) -> bool:
-    """Ends a run that a launcher on some machine started; returns whether it is over."""
+def _ask_to_end(row: Row, record: Record, *, now: bool) -> Callable[[], bool]:
+    """Asks a run to end, or ends it; returns what tells whether it has."""
+    return _end_job(row, record, now) if row.job_id else _end_here(record, now)
+
+
+def _end_here(record: Record, now: bool) -> Callable[[], bool]:
+    """A run that a launcher on some machine started."""
     launcher = record.launcher or {}
     if launcher.get("host") != socket.gethostname():
-        if options.now:
+        if now:
             raise RequestError(f"{record.run_id} runs on {launcher.get('host')}: cancel it there to end it at once")
         _ask_to_stop(record.folder.path)
-        return _wait(lambda: look(record.folder)[0].is_over, seconds)
+        return lambda: look(record.folder)[0].is_over
     pid, ticks = int(launcher["pid"]), int(launcher["start_ticks"])
     _ask_to_stop(record.folder.path)
     # The launcher does as on Ctrl-C: it ends at once what has made no step yet, and what takes longer than its grace.
     _signal(pid, ticks)
-    if options.now:
+    if now:
         time.sleep(1.0)
         _signal(pid, ticks)
-    return _wait(lambda: not is_alive(pid, ticks), seconds)
+    return lambda: not is_alive(pid, ticks)
 
 
-def _cancel_job(row: Row, record: Record, now: bool, seconds: float) -> bool:
-    """Ends a run of SLURM; returns whether it is over."""
+def _end_job(row: Row, record: Record, now: bool) -> Callable[[], bool]:
+    """A run of SLURM."""
     assert row.job_id is not None
-    run_dir = record.folder.path
     if row.state not in _WAITS:
         # Also before scancel: the batch script reads it and starts nothing again.
-        _ask_to_stop(run_dir)
-    if now or row.state in _WAITS or record.step is None:
-        _scancel(row.job_id)
-        seconds = _KILL_SECONDS
-    over = _wait(lambda: look(record.folder)[0].is_over, seconds, _QUEUE_POLL_SECONDS)
-    if over and (ended := look(record.folder))[1].ended is None:
-        _end_in_journal(ended[1])
-    return over
+        _ask_to_stop(record.folder.path)
+        if now or record.step is None:
+            _scancel([row.job_id])
+    return lambda: _has_ended(look(record.folder)[0])
+
+
+def _has_ended(row: Row) -> bool:
+    """SLURM forgets a task of an array at once that is cancelled before it began."""
+    return row.is_over or row.state in (State.KILLED, State.UNKNOWN)
+
+
+def _see_to_the_end(folder: RunFolder) -> list[Path]:
+    """Says in the journal that a run is over whose job could not say so itself; returns the folders to send."""
+    if read_record(folder).ended is not None:
+        return []
+    journal = Journal(folder.path / "journal.jsonl")
+    journal.tags({STATE_TAG: "stopped"})
+    journal.end("KILLED")
+    journal.close()
+    over = note_end(folder.path, "KILLED")
+    if not re.search(r"^tracking:\n(?:  .*\n)*?  name: mlflow$", _config(folder.path), re.MULTILINE):
+        return []
+    return [folder.path, *([over] if over is not None else [])]
 
 
 def _ask_to_stop(run_dir: Path) -> None:
@@ -118,39 +145,35 @@ def _signal(pid: int, ticks: int) -> None:
         raise RequestError(f"process {pid} belongs to another user: ask them to cancel the run") from None
 
 
-def _scancel(job_id: str) -> None:
-    if shutil.which("scancel") is None:
-        raise RequestError(f"scancel is not installed on this machine: cancel job {job_id} from where it was submitted")
-    try:
-        result = subprocess.run(
-            ["scancel", job_id], capture_output=True, text=True, timeout=_SCANCEL_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise RequestError(f"scancel {job_id} gave no answer within {_SCANCEL_SECONDS:g} s") from None
-    if result.returncode:
-        raise RequestError(f"scancel {job_id}: {' '.join(result.stderr.split())}")
-
-
-def _end_in_journal(record: Record) -> None:
-    """Says of a run, whose job is gone, that it is over: nothing on the nodes can any more."""
-    journal = Journal(record.folder.path / "journal.jsonl")
-    journal.tags({STATE_TAG: "stopped"})
-    journal.end("KILLED")
-    journal.close()
-    over = note_end(record.folder.path, "KILLED")
-    if not re.search(r"^tracking:\n(?:  .*\n)*?  name: mlflow$", _config(record.folder.path), re.MULTILINE):
+def _scancel(job_ids: list[str]) -> None:
+    if not job_ids:
         return
-    # A process of its own: this one does not import mlflow.
-    folders = [str(folder) for folder in (record.folder.path, over) if folder is not None]
-    command = [sys.executable, "-m", "ortlaunch", "sync", *folders]
+    if shutil.which("scancel") is None:
+        raise RequestError(f"scancel is not installed here: cancel job {job_ids[0]} from where it was submitted")
+    for start in range(0, len(job_ids), _MOST_AT_ONCE):
+        part = job_ids[start : start + _MOST_AT_ONCE]
+        try:
+            result = subprocess.run(
+                ["scancel", *part], capture_output=True, text=True, timeout=_SCANCEL_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise RequestError(f"scancel {part[0]} gave no answer within {_SCANCEL_SECONDS:g} s") from None
+        if result.returncode:
+            raise RequestError(f"scancel {part[0]}: {' '.join(result.stderr.split())}")
+
+
+def _send(folders: list[Path]) -> None:
+    """Tells MLflow, in a process of its own: this one does not import mlflow."""
+    if not folders:
+        return
+    command = [sys.executable, "-m", "ortlaunch", "sync", *map(str, folders)]
     try:
         subprocess.run(command, stdout=subprocess.DEVNULL, timeout=_SEND_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        print(f"MLflow does not know it yet: ortlaunch sync {record.folder.path}", file=sys.stderr)
+        print(f"MLflow does not know all of it yet: {shlex.join(command[2:])}", file=sys.stderr)
 
 
-def _wait(is_over: Callable[[], bool], seconds: float, pause: float = _POLL_SECONDS) -> bool:
-    deadline = time.monotonic() + seconds
+def _wait(is_over: Callable[[], bool], deadline: float, pause: float) -> bool:
     while not is_over():
         if time.monotonic() > deadline:
             return False

@@ -208,7 +208,9 @@ def _take(event: Event, record: Record) -> None:
     kind, record.last = event["event"], event["t"]
     if kind == "start":
         record.name, record.experiment, record.run_id = event["name"], event["experiment"], event["run_id"]
-        record.ended, record.failure, record.began = None, "", event["t"]
+        record.ended, record.failure = None, ""
+        # A job only waits from here on.
+        record.began = event["t"] if record.job is None else None
     elif kind == "params":
         steps = event["values"].get(STEPS_KEY, "")
         record.steps = int(steps) if steps.isdecimal() else record.steps

@@ -83,6 +83,12 @@ class Survey:
             self._queue = query.queue(self._max_age)
         return self._queue
 
+    def _learn(self, job: dict[str, Any] | None) -> None:
+        """Asks SLURM anew if a job was submitted after its answer."""
+        submitted = (job or {}).get("submitted")
+        if isinstance(submitted, float) and submitted >= self.queue.asked > 0:
+            self._queue = query.queue(0)
+
     def newest(self, folders: list[RunFolder], last: int) -> list[Row]:
         """Of these, all runs that are not over and the newest of the others: `last` rows, or more where more go on."""
         active = {folder.path for folder in folders if self._may_be_active(folder)}
@@ -138,12 +144,15 @@ class Survey:
             return False
         job = read_json(folder.path / "job.json")
         launcher = None if job else read_json(folder.path / "launcher.json")
+        self._learn(job)
         if may_be_active(job_key(job), launcher, lambda: self.queue):
             return True
         self._index(folder).put(folder, job_key(job), None)
         return False
 
     def _judged(self, records: list[Record]) -> list[tuple[Record, Standing, query.Job | None]]:
+        for record in records:
+            self._learn(record.job)
         asked = {r.job_id for r in records if r.job_id and r.ended is None and self.queue.find(r.job_id) is None}
         accounts = query.accounted((key for key in asked if key), self._max_age)
         judged = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ortlaunch.launch.follow.record import REASON_TAG, Record
+from ortlaunch.launch.follow.record import REASON_TAG, STATE_TAG, Record
 from ortlaunch.launch.slurm.query import Job, Queue
 from ortlaunch.tracking.sync import is_alive
 
@@ -194,7 +194,10 @@ def _of_job(record: Record, queue: Queue, accounts: Queue) -> Standing:
         return Standing(State.UNKNOWN if record.step else State.QUEUED, queue.problem, is_over=False)
     if record.stopped_step is not None:
         return Standing(State.STOPPED, f"at step {record.stopped_step}")
-    return Standing(State.UNKNOWN, f"SLURM no longer knows job {record.job_id}", is_over=False)
+    gone = f"SLURM no longer knows job {record.job_id}"
+    # Its batch script would have said that it began.
+    began = STATE_TAG not in record.tags or record.tags[STATE_TAG] != "queued"
+    return Standing(State.UNKNOWN, gone, is_over=False) if began else Standing(State.KILLED, gone, is_over=False)
 
 
 def _waiting(record: Record, job: Job) -> Standing:

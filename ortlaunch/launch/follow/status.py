@@ -80,9 +80,14 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
         ("checkpoint", row.checkpoint),
         ("mlflow run", _mlflow(record.folder.path) or ""),
         ("failure", record.failure if row.state is State.FAILED and record.failure != row.reason else ""),
+        ("untold", f"MLflow takes it for running: ortlaunch sync {row.run_dir}" if _is_untold(row, record) else ""),
         *_advice(row),
     ]
     return [(label, text) for label, text in lines if text]
+
+
+def _is_untold(row: Row, record: Record) -> bool:
+    return row.is_over and record.ended is None and _mlflow(record.folder.path) is not None
 
 
 def _where(row: Row) -> str:

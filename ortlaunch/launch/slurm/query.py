@@ -7,6 +7,7 @@ said is then unknown, and the rest works.
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 import hashlib
 import json
@@ -67,6 +68,8 @@ class Queue:
     jobs: dict[str, Job] = field(default_factory=dict)
     problem: str = ""
     """Why SLURM could not be asked; empty where it was."""
+    asked: float = 0.0
+    """When, in seconds since the epoch."""
 
     def find(self, job_id: str) -> Job | None:
         """The job with this id; an array's task also by its own number."""
@@ -192,8 +195,9 @@ def _cached(name: str, max_age: float, ask: Callable[[], Queue]) -> Queue:
     path = user_cache() / "slurm" / f"{name}-{cluster}.json"
     if max_age > 0 and (kept := _read(path, max_age)) is not None:
         return kept
-    answer = ask()
-    content = {"time": time.time(), "problem": answer.problem, "jobs": [asdict(job) for job in answer.jobs.values()]}
+    begun = time.time()
+    answer = dataclasses.replace(ask(), asked=begun)
+    content = {"time": begun, "problem": answer.problem, "jobs": [asdict(job) for job in answer.jobs.values()]}
     replace_text(path, json.dumps(content))
     return answer
 
@@ -206,4 +210,4 @@ def _read(path: Any, max_age: float) -> Queue | None:
         jobs = [Job(**job) for job in content["jobs"]]
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return Queue({job.job_id: job for job in jobs}, content["problem"])
+    return Queue({job.job_id: job for job in jobs}, content["problem"], content["time"])
