@@ -83,8 +83,8 @@ def _of_sweep(folders: list[RunFolder], asked: str, roots: list[Path]) -> list[R
     sweep = find_sweep(asked, roots)
     if sweep is None:
         raise RequestError(f"there is no sweep {asked}: give its folder, its name, its id or its array's job id")
-    runs = set(runs_of(sweep) or [])
-    return [folder for folder in folders if folder.path in runs]
+    known = {folder.path: folder for folder in folders}
+    return [known[run] for run in runs_of(sweep) or [] if run in known]
 
 
 def _root(text: str) -> Path:
