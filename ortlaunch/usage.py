@@ -19,7 +19,7 @@ Usage:
   ortlaunch cancel RUN [--now]        end it, with a checkpoint unless at once
   ortlaunch resume RUN [KEY=VALUE ...]   go on with a run that was stopped or has failed, in its folder
   ortlaunch export weights RUN [--out FOLDER]   its weights as safetensors, in the model's own names
-  ortlaunch compare [RUN ...]         put runs side by side (--help for its options)
+  ortlaunch compare [RUN ...]         put runs side by side; --sweep SWEEP those of a --multirun
   ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models
   ortlaunch doctor [--json]           what this environment has, and what mends what it lacks
@@ -30,6 +30,8 @@ Examples:
   ortlaunch model=gpt2 trainer=deepspeed launcher=slurm launcher/slurm_profile=mycluster launcher.nodes=2
   ortlaunch model=gpt2_nano backend=eager,ort trainer=ddp,deepspeed --multirun
   ortlaunch model=factory model.target=mypackage.nets:build data=text data.path='corpus/*.txt'
+  ortlaunch model=gpt2 launcher=slurm optimizer.lr=1e-4,3e-4,1e-3 launcher.array_limit=2 --multirun
+  ortlaunch model=gpt2 +after=1a2b3c
   ortlaunch compare --baseline gpt2-eager-ddp
 
 Config groups (GROUP=OPTION):
@@ -45,7 +47,9 @@ Keys used most (all of them: ortlaunch --cfg job):
 Options:
   -h, --help                this page            --version             the version
   -c, --cfg job             print the composed configuration and stop (--resolve resolves it)
-  -m, --multirun            run every combination of comma-separated values, one after the other
+  -m, --multirun            run every combination of comma-separated values: here one after the other, with
+                            launcher=slurm as one array of jobs
+      +after=RUN            begin when that run has finished
   -cd, --config-dir DIR     add a folder of your own configuration files
   -sc, --shell-completion   install=bash|zsh|fish, for example: eval "$(ortlaunch -sc install=bash)"
   --hydra-help              Hydra's other options
