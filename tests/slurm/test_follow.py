@@ -24,7 +24,9 @@ from ortlaunch.tracking.journal import Journal
 from tests.launch.follow.conftest import Maker
 
 LAB = Path(__file__).resolve().parents[2] / "slurm" / "lab" / "lab.py"
-SECONDS = 60
+SECONDS = 120
+
+pytestmark = pytest.mark.timeout(600)
 
 sys.path.insert(0, str(LAB.parent))
 import lab  # noqa: E402

@@ -13,7 +13,9 @@ import pytest
 PLAIN = ("model=mlp", "backend=eager", "trainer=ddp", "train.log_every=1", "launcher.preflight=false")
 ENDLESS = (*PLAIN, "train.steps=100000")
 SMALL = ("launcher=slurm", "launcher.workers_per_node=1", *PLAIN)
-PATIENCE = 200
+PATIENCE = 400
+
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

@@ -75,10 +75,10 @@ def _of_job(asked: str, folders: list[RunFolder]) -> dict[Path, RunFolder]:
     """Runs of a job; the number of an array means all of its tasks."""
     survey = Survey(folders)
     jobs = survey.job_ids()
-    found = {f.path: f for f in folders if jobs.get(f.path) == asked or jobs.get(f.path, "").split("_")[0] == asked}
+    found = {f.path: f for f in folders if asked in (jobs.get(f.place), jobs.get(f.place, "").partition("_")[0])}
     if not found and (job := survey.queue.find(asked)) is not None:
         # The number that a task of an array was given when it started.
-        found = {folder.path: folder for folder in folders if jobs.get(folder.path) == job.job_id}
+        found = {folder.path: folder for folder in folders if jobs.get(folder.place) == job.job_id}
     return found
 
 

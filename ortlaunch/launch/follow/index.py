@@ -40,12 +40,12 @@ class Index:
 
     def get(self, folder: RunFolder) -> Entry | None:
         """What is known of a run that is over; None where it must be looked at."""
-        entry = self._entries.get(str(folder.path))
+        entry = self._entries.get(folder.place)
         return entry if entry is not None and entry.changed == folder.changed else None
 
     def put(self, folder: RunFolder, job_id: str | None, row: dict[str, Any] | None) -> None:
         """Keeps what was found of a run that is over."""
-        self._entries[str(folder.path)] = Entry(folder.changed, job_id, row)
+        self._entries[folder.place] = Entry(folder.changed, job_id, row)
         self._changed = True
 
     def save(self, folders: list[RunFolder]) -> None:
@@ -56,7 +56,7 @@ class Index:
         """
         if not self._changed:
             return
-        present = {str(folder.path) for folder in folders}
+        present = {folder.place for folder in folders}
         kept = {path: entry for path, entry in self._entries.items() if path in present}
         replace_text(self._file, json.dumps({path: [e.changed, e.job_id, e.row] for path, e in kept.items()}))
 

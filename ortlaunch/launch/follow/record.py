@@ -100,10 +100,11 @@ def read_record(folder: RunFolder) -> Record:
     return record
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path | str) -> dict[str, Any] | None:
     """A JSON object from a file; None where there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            content = json.loads(file.read())
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None

@@ -91,59 +91,59 @@ class Survey:
 
     def newest(self, folders: list[RunFolder], last: int) -> list[Row]:
         """Of these, all runs that are not over and the newest of the others: `last` rows, or more where more go on."""
-        active = {folder.path for folder in folders if self._may_be_active(folder)}
-        others = [folder for folder in folders if folder.path not in active]
-        chosen = active | {folder.path for folder in others[: max(0, last - len(active))]}
-        return self.rows(folder for folder in folders if folder.path in chosen)
+        active = {folder.place for folder in folders if self._may_be_active(folder)}
+        others = [folder for folder in folders if folder.place not in active]
+        chosen = active | {folder.place for folder in others[: max(0, last - len(active))]}
+        return self.rows(folder for folder in folders if folder.place in chosen)
 
     def rows(self, folders: Iterable[RunFolder]) -> list[Row]:
         """One row for each of these run folders, in their order."""
-        known: dict[Path, Row] = {}
+        known: dict[str, Row] = {}
         records: list[Record] = []
         folders = list(folders)
         for folder in folders:
             entry = self._index(folder).get(folder)
             if entry is not None and entry.row is not None:
-                known[folder.path] = _row_from(entry.row)
+                known[folder.place] = _row_from(entry.row)
             else:
                 records.append(read_record(folder))
         for record, standing, job in self._judged(records):
-            row = known[record.folder.path] = _row(record, standing, job)
+            row = known[record.folder.place] = _row(record, standing, job)
             if standing.is_over:
                 self._index(record.folder).put(record.folder, record.job_id, row.as_dict())
-        return [known[folder.path] for folder in folders]
+        return [known[folder.place] for folder in folders]
 
     def row_of(self, record: Record) -> Row:
         """The row of a run whose folder was read already."""
         ((_, standing, job),) = self._judged([record])
         return _row(record, standing, job)
 
-    def job_ids(self) -> dict[Path, str]:
+    def job_ids(self) -> dict[str, str]:
         """The job of each run folder that has one."""
         found = {}
         for folder in self._folders:
             entry = self._index(folder).get(folder)
-            key = entry.job_id if entry is not None else job_key(read_json(folder.path / "job.json"))
+            key = entry.job_id if entry is not None else job_key(read_json(f"{folder.place}/job.json"))
             if key is not None:
-                found[folder.path] = key
+                found[folder.place] = key
         return found
 
     def close(self) -> None:
         """Keeps what was found for the next time."""
         for root, index in self._indexes.items():
-            index.save([folder for folder in self._folders if folder.path.parents[1] == root])
+            index.save([folder for folder in self._folders if folder.root == root])
 
     def _index(self, folder: RunFolder) -> Index:
-        root = folder.path.parents[1]
-        if root not in self._indexes:
-            self._indexes[root] = Index(root)
-        return self._indexes[root]
+        index = self._indexes.get(folder.root)
+        if index is None:
+            index = self._indexes[folder.root] = Index(folder.root)
+        return index
 
     def _may_be_active(self, folder: RunFolder) -> bool:
         if self._index(folder).get(folder) is not None:
             return False
-        job = read_json(folder.path / "job.json")
-        launcher = None if job else read_json(folder.path / "launcher.json")
+        job = read_json(f"{folder.place}/job.json")
+        launcher = None if job else read_json(f"{folder.place}/launcher.json")
         self._learn(job)
         if may_be_active(job_key(job), launcher, lambda: self.queue):
             return True
