@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: run test test-quick test-faults test-slurm test-torch26 check bench-ort bench-checkpoint docs-families docs-precision install clean
+.PHONY: bench-jobs run test test-quick test-faults test-slurm test-torch26 check bench-ort bench-checkpoint docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -50,6 +50,10 @@ bench-ort: $(INSTALLED)
 ## bench-checkpoint: how long training stands still for a checkpoint, asynchronous over synchronous
 bench-checkpoint: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_checkpoint
+
+## bench-jobs: how long ortlaunch jobs takes with 10,000 finished runs
+bench-jobs: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.bench_jobs
 
 ## docs-families: measure the model families under ORT with this torch, and write them into docs/ort-families.md
 docs-families: $(INSTALLED)

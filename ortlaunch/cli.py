@@ -15,6 +15,9 @@ from ortlaunch.errors import RequestError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from ortlaunch.config.schema import Config
+    from ortlaunch.launch.multirun import Multirun
+
 EXIT_REQUEST, EXIT_INTERRUPTED = 2, 130
 
 
@@ -61,40 +64,82 @@ def _run(arguments: list[str]) -> int:
         return 0
     from ortlaunch.config.compose import run_with_hydra
 
-    sweep = _Sweep(arguments)
-    run_with_hydra(arguments, sweep)
-    if sweep.error is not None:
-        raise sweep.error
-    return sweep.code
+    words, after = _split_after(arguments)
+    launches = _Launches(arguments, after)
+    run_with_hydra(words, launches)
+    return launches.close()
 
 
-class _Sweep:
+class _Launches:
     """Launches each combination that Hydra composes; one alone without ``--multirun``.
 
     The first that fails ends the sweep: what failed once would mostly fail again, on machines that cost money. Errors
     are kept for the caller, because Hydra would put words of its own before them.
     """
 
-    def __init__(self, arguments: list[str]) -> None:
-        self.code = 0
-        self.error: RequestError | None = None
+    def __init__(self, arguments: list[str], after: list[str]) -> None:
+        self._after = after
+        self._code = 0
+        self._error: RequestError | None = None
         self._arguments = arguments
+        self._multirun: Multirun | None = None
 
     def __call__(self, tree: DictConfig) -> None:
-        if self.code or self.error is not None:
+        if self._code or self._error is not None:
             return
         try:
-            self.code = _launch(tree, self._arguments)
+            self._code = self._launch(_after(_config(tree), self._after))
         except RequestError as error:
-            self.error = error
+            self._error = error
+
+    def close(self) -> int:
+        """What remains when all combinations are known; returns the exit code of the whole."""
+        if self._multirun is not None and (self._error is None or self._multirun.has_run):
+            self._code = self._multirun.close(self._code or (EXIT_REQUEST if self._error else 0))
+        if self._error is not None:
+            raise self._error
+        return self._code
+
+    def _launch(self, config: Config) -> int:
+        from ortlaunch.config.compose import multirun_task
+
+        task = multirun_task()
+        if task is None:
+            return _launch(config, self._arguments)
+        if self._multirun is None:
+            from ortlaunch.launch.multirun import Multirun
+
+            self._multirun = Multirun(task.folder, self._arguments)
+        return self._multirun.take(config, task.overrides)
 
 
-def _launch(tree: DictConfig, arguments: list[str]) -> int:
+def _split_after(arguments: list[str]) -> tuple[list[str], list[str]]:
+    if not any(argument.startswith("+after=") for argument in arguments):
+        return arguments, []
+    from ortlaunch.launch.follow.after import split_after
+
+    return split_after(arguments)
+
+
+def _after(config: Config, names: list[str]) -> Config:
+    """Makes a run come after others: its job waits for theirs, or this command does."""
+    from ortlaunch.config.schema import SlurmConfig
+    from ortlaunch.launch.follow.after import dependency, wait_for
+
+    if not names:
+        return config
+    if isinstance(config.launcher, SlurmConfig):
+        waits = dependency(names, config.launcher.dependency)
+        return dataclasses.replace(config, launcher=dataclasses.replace(config.launcher, dependency=waits))
+    if not config.launcher.dry_run:
+        wait_for(names)
+    return config
+
+
+def _config(tree: DictConfig) -> Config:
     from ortlaunch.config.load import to_config
     from ortlaunch.config.rules import check
-    from ortlaunch.config.schema import LocalConfig, MlflowConfig, SlurmConfig
-    from ortlaunch.launch import machines
-    from ortlaunch.launch.plan import make_plan
+    from ortlaunch.config.schema import MlflowConfig
     from ortlaunch.launch.slurm.plan import settled
     from ortlaunch.tracking.uri import resolve_tracking
 
@@ -102,6 +147,14 @@ def _launch(tree: DictConfig, arguments: list[str]) -> int:
     check(config)
     if isinstance(config.tracking, MlflowConfig):
         config = dataclasses.replace(config, tracking=resolve_tracking(config.tracking, Path.cwd()))
+    return config
+
+
+def _launch(config: Config, arguments: list[str]) -> int:
+    from ortlaunch.config.schema import LocalConfig, SlurmConfig
+    from ortlaunch.launch import machines
+    from ortlaunch.launch.plan import make_plan
+
     if config.launcher.dry_run and config.launcher.nodes > 1 and isinstance(config.launcher, LocalConfig):
         print(machines.dry_run(config.launcher, Path(config.run_root), arguments))
         return 0
@@ -124,9 +177,38 @@ def _resume(arguments: list[str]) -> int:
     return resume(arguments)
 
 
+def _jobs(arguments: list[str]) -> int:
+    from ortlaunch.launch.follow.jobs import jobs
+
+    return jobs(arguments)
+
+
+def _status(arguments: list[str]) -> int:
+    from ortlaunch.launch.follow.status import status
+
+    return status(arguments)
+
+
+def _logs(arguments: list[str]) -> int:
+    from ortlaunch.launch.follow.logs import logs
+
+    return logs(arguments)
+
+
+def _cancel(arguments: list[str]) -> int:
+    from ortlaunch.launch.follow.cancel import cancel
+
+    return cancel(arguments)
+
+
 def _export(arguments: list[str]) -> int:
+    if arguments[:1] in (["-h"], ["--help"]):
+        from ortlaunch.usage import EXPORT_HELP
+
+        print(EXPORT_HELP)
+        return 0
     if arguments[:1] != ["weights"]:
-        raise RequestError("export: say what to export: ortlaunch export weights RUN_DIR [--out FOLDER]")
+        raise RequestError("export: say what to export: ortlaunch export weights RUN [--out FOLDER]")
     from ortlaunch.trainer.export import export_weights
 
     return export_weights(arguments[1:])
@@ -152,8 +234,11 @@ def _sync(arguments: list[str]) -> int:
 
 
 def _models(arguments: list[str]) -> int:
-    from ortlaunch.usage import models_text
+    from ortlaunch.usage import MODELS_HELP, models_text
 
+    if {"-h", "--help"} & set(arguments):
+        print(MODELS_HELP)
+        return 0
     if arguments and arguments != ["--available"]:
         raise RequestError(f"ortlaunch models takes no {arguments[0]}")
     print(models_text())
@@ -179,6 +264,10 @@ def _tracking_defaults() -> tuple[str, str]:
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "check": _check,
+    "jobs": _jobs,
+    "status": _status,
+    "logs": _logs,
+    "cancel": _cancel,
     "resume": _resume,
     "export": _export,
     "compare": _compare,

@@ -13,18 +13,25 @@ ortlaunch: distributed PyTorch training under ORTModule, DeepSpeed and DDP, reco
 Usage:
   ortlaunch [run] [KEY=VALUE ...]     train what the composed configuration says
   ortlaunch check [KEY=VALUE ...]     find out whether the model is fit for ONNX Runtime, before a run
-  ortlaunch resume RUN_DIR [KEY=VALUE ...]   go on with a run that was stopped or has failed, in its folder
-  ortlaunch export weights RUN_DIR [--out FOLDER]   its weights as safetensors, in the model's own names
-  ortlaunch compare [RUN ...]         put runs side by side (--help for its options)
+  ortlaunch jobs                      list runs: their state, step, throughput, loss, time left
+  ortlaunch status RUN                all about one run
+  ortlaunch logs RUN [-f]             what its workers printed, over all attempts
+  ortlaunch cancel RUN [--now]        end it, with a checkpoint unless at once
+  ortlaunch resume RUN [KEY=VALUE ...]   go on with a run that was stopped or has failed, in its folder
+  ortlaunch export weights RUN [--out FOLDER]   its weights as safetensors, in the model's own names
+  ortlaunch compare [RUN ...]         put runs side by side; --sweep SWEEP those of a --multirun
   ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models
   ortlaunch doctor [--json]           what this environment has, and what mends what it lacks
+RUN is a run folder, its short id, its name, or a job id. Every command has a --help of its own.
 
 Examples:
   ortlaunch model=gpt2 trainer=deepspeed
   ortlaunch model=gpt2 trainer=deepspeed launcher=slurm launcher/slurm_profile=mycluster launcher.nodes=2
   ortlaunch model=gpt2_nano backend=eager,ort trainer=ddp,deepspeed --multirun
   ortlaunch model=factory model.target=mypackage.nets:build data=text data.path='corpus/*.txt'
+  ortlaunch model=gpt2 launcher=slurm optimizer.lr=1e-4,3e-4,1e-3 launcher.array_limit=2 --multirun
+  ortlaunch model=gpt2 +after=1a2b3c
   ortlaunch compare --baseline gpt2-eager-ddp
 
 Config groups (GROUP=OPTION):
@@ -40,12 +47,26 @@ Keys used most (all of them: ortlaunch --cfg job):
 Options:
   -h, --help                this page            --version             the version
   -c, --cfg job             print the composed configuration and stop (--resolve resolves it)
-  -m, --multirun            run every combination of comma-separated values, one after the other
+  -m, --multirun            run every combination of comma-separated values: here one after the other, with
+                            launcher=slurm as one array of jobs
+      +after=RUN            begin when that run has finished
   -cd, --config-dir DIR     add a folder of your own configuration files
   -sc, --shell-completion   install=bash|zsh|fish, for example: eval "$(ortlaunch -sc install=bash)"
   --hydra-help              Hydra's other options
 
 Exit codes: 0 done, 1 the training failed, 2 the request is wrong, 130 interrupted (143 by SIGTERM)"""
+
+
+EXPORT_HELP = """\
+usage: ortlaunch export weights RUN [--out FOLDER]
+
+Write a run's weights as safetensors, in the model's own names, from its newest checkpoint.
+All options: ortlaunch export weights --help"""
+
+MODELS_HELP = """\
+usage: ortlaunch models
+
+List the models that model=NAME takes, those of installed packages among them: name, inputs, and a line about each."""
 
 
 def help_text() -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ortlaunch
+from ortlaunch import cli
 
 
 def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -29,6 +30,10 @@ def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
     assert result.returncode == 0
     for word in (
         "check",
+        "jobs",
+        "status RUN",
+        "logs RUN",
+        "cancel RUN",
         "resume",
         "export weights",
         "compare",
@@ -44,6 +49,13 @@ def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
         "Exit codes",
     ):
         assert word in result.stdout
+
+
+@pytest.mark.parametrize("verb", [verb for verb in cli.VERBS if verb != "run"])
+def test_every_verb_has_a_help_of_its_own(tmp_path: Path, verb: str) -> None:
+    result = run(verb, "--help", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert f"ortlaunch {verb}" in " ".join(result.stdout.split()), result.stdout
 
 
 def test_version(tmp_path: Path) -> None:
@@ -63,8 +75,12 @@ def test_version(tmp_path: Path) -> None:
         (["sync", "nowhere"], ["nowhere"]),
         (["models", "x"], ["x"]),
         (["resume"], ["resume", "RUN_DIR"]),
+        (["jobs", "--experiment", "nowhere"], ["nowhere"]),
+        (["status", "nowhere"], ["nowhere", "no run folder"]),
+        (["logs", "nowhere"], ["nowhere", "no run folder"]),
+        (["cancel", "nowhere"], ["nowhere", "no run folder"]),
         (["resume", "nowhere"], ["nowhere", "no run folder"]),
-        (["export"], ["export weights RUN_DIR"]),
+        (["export"], ["export weights RUN"]),
         (["export", "weights", "nowhere"], ["nowhere", "no run folder"]),
     ],
 )
@@ -134,6 +150,12 @@ print("HEAVY", code, sorted(heavy))
         (["--help"], 0),
         (["--cfg", "job"], 0),
         (["models"], 0),
+        (["jobs"], 0),
+        (["status", "nothing"], 2),
+        (["logs", "nothing"], 2),
+        (["cancel", "nothing"], 2),
+        (["resume", "nothing"], 2),
+        (["resume", "--help"], 0),
         (["launcher.dry_run=true"], 0),
         (["launcher=slurm", "launcher.nodes=2", "launcher.dry_run=true"], 0),
         (["train.steps=0"], 2),

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -57,6 +58,27 @@ def _check_optional_groups(arguments: list[str]) -> None:
             if argument.startswith((f"{group}=", f"{group}.")):
                 options = ", ".join(sorted(GROUPS[group]))
                 raise RequestError(f"{argument}: nothing is chosen yet: add +{group}=NAME, one of {options}")
+
+
+@dataclasses.dataclass(frozen=True)
+class MultirunTask:
+    """One combination of a ``--multirun``."""
+
+    folder: Path
+    """The sweep's folder."""
+    overrides: list[str]
+    """What makes this combination."""
+
+
+def multirun_task() -> MultirunTask | None:
+    """The combination that Hydra is composing now; None without ``--multirun``."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return None
+    hydra = HydraConfig.get()
+    return MultirunTask(Path(hydra.sweep.dir).absolute(), list(hydra.overrides.task))
 
 
 def compose(overrides: list[str]) -> DictConfig:

@@ -19,8 +19,9 @@ from omegaconf import OmegaConf
 
 from ortlaunch.config.load import save_config, to_dict
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig, MlflowConfig
-from ortlaunch.launch import environment, failure, machines
+from ortlaunch.launch import environment, failure, machines, sweep
 from ortlaunch.launch.devices import resolve_device
+from ortlaunch.launch.follow.roots import note_root
 from ortlaunch.launch.plan import DONE_FILE, STOPPED_FILE, LaunchPlan
 from ortlaunch.launch.processes import WorkerGroup
 from ortlaunch.launch.terminal import Display
@@ -50,7 +51,7 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     if plan.node_rank > 0:
         return _assist(plan, config, started)
     write_run_folder(plan, config, arguments)
-    _write_identity(plan.run_dir)
+    write_identity(plan.run_dir)
     journal = Journal(plan.journal)
     journal_start(journal, plan, config)
     display = Display(plan, config.train.steps, resolve_device(config.device).value)
@@ -72,7 +73,10 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     if outcome.failure is not None and not outcome.failure.is_request:
         journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
     journal.end(outcome.status)
+    sweep_over = sweep.note_end(plan.run_dir, outcome.status)
     sent = relay.finish(config.tracking.flush_seconds) if relay is not None else None  # type: ignore[attr-defined]
+    if sweep_over is not None and isinstance(config.tracking, MlflowConfig):
+        Relay(sweep_over, config.tracking).finish(config.tracking.flush_seconds)
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
     ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
@@ -208,14 +212,17 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) -> 
     if plan.attempt:
         _keep_attempt(plan)
     arguments = [redacted(argument) for argument in arguments]
-    save_config(_public(config), plan.run_dir / "config.yaml")
+    save_config(public(config), plan.run_dir / "config.yaml")
     OmegaConf.save(OmegaConf.create(arguments), plan.run_dir / "overrides.yaml")
     record = environment.describe(arguments) | {"torchrun": shlex.join(plan.command), "set": plan.environment}
     (plan.run_dir / "env.json").write_text(json.dumps(record, indent=2) + "\n")
+    if plan.sweep is not None:
+        sweep.join(plan.run_dir, plan.sweep)
+    note_root(plan.run_dir.parents[1])
 
 
-def _write_identity(run_dir: Path) -> None:
-    """Lets `ortlaunch sync` tell a run that goes on from one whose launcher was killed."""
+def write_identity(run_dir: Path) -> None:
+    """Says which process launches a run, so that one whose launcher was killed is told from one that goes on."""
     identity = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -243,7 +250,7 @@ def start_ticks(pid: int) -> int:
     return int(stat.rpartition(")")[2].split()[19])
 
 
-def _public(config: Config) -> Config:
+def public(config: Config) -> Config:
     """The configuration without the credentials that a tracking URI may carry."""
     if not isinstance(config.tracking, MlflowConfig):
         return config
@@ -254,7 +261,7 @@ def _public(config: Config) -> Config:
 def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
     """Journals what the run is."""
     journal.start(config.experiment, plan.name, plan.run_id)
-    journal.params(to_dict(_public(config)))
+    journal.params(to_dict(public(config)))
     git = environment.git_state()
     tags = {
         "ortlaunch.backend": config.backend.name,
@@ -266,7 +273,7 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
     }
     if git is not None:
         tags |= {"ortlaunch.git_commit": git["commit"], "ortlaunch.git_dirty": str(git["dirty"]).lower()}
-    journal.tags(tags)
+    journal.tags(tags | sweep.tags_of(plan.run_dir))
     for name in ("config.yaml", "overrides.yaml", "env.json"):
         journal.artifact(plan.run_dir / name, "ortlaunch")
 

@@ -7,11 +7,15 @@ import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ortlaunch.config.schema import Config, DeepSpeedConfig, Device, LocalConfig, SlurmConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch import machines
 from ortlaunch.launch.devices import resolve_device, usable_cores, visible_gpus
+
+if TYPE_CHECKING:
+    from ortlaunch.launch.sweep import SweepTask
 
 STOP_FILE, STOPPED_FILE, DONE_FILE = "STOP", "stopped.json", "done.json"
 """Files in the run folder: the request to stop, where the run then stopped, and that all its steps are done."""
@@ -43,6 +47,8 @@ class LaunchPlan:
     """Machines that the run is spread over."""
     node_rank: int = 0
     """Which of them this one is; the first keeps the record."""
+    sweep: SweepTask | None = None
+    """Its place in a sweep."""
 
     @property
     def run(self) -> str:
@@ -90,8 +96,8 @@ def make_plan(config: Config) -> LaunchPlan:
     chosen = config.launcher.run if isinstance(config.launcher, LocalConfig) else None
     when, _, run_id = (chosen or machines.new_run()).rpartition("-")
     name = config.name or default_name(config)
-    folder = f"{when}-{_folder_name(name)}-{run_id}"
-    run_dir = (Path(config.run_root) / _folder_name(config.experiment) / folder).absolute()
+    folder = f"{when}-{folder_name(name)}-{run_id}"
+    run_dir = (Path(config.run_root) / folder_name(config.experiment) / folder).absolute()
     if run_dir.exists() and isinstance(config.launcher, LocalConfig) and config.launcher.node_rank == 0:
         raise RequestError(f"launcher.run={chosen}: {run_dir} is there already: go on with it by ortlaunch resume")
     return plan_in(config, run_dir, run_id, name)
@@ -191,5 +197,6 @@ def worker_environment(device: Device, threads: int, run_dir: Path, interface: s
     return variables
 
 
-def _folder_name(name: str) -> str:
+def folder_name(name: str) -> str:
+    """A name as a part of a folder's name."""
     return re.sub(r"[^\w.+=-]+", "_", name)

@@ -12,33 +12,55 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.config.load import first_line, load_config, to_config
 from ortlaunch.config.rules import check
-from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig
+from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig, SlurmConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.launch.follow.find import find_run
+from ortlaunch.launch.follow.folders import folder_at
+from ortlaunch.launch.follow.state import State
+from ortlaunch.launch.follow.status import look
 from ortlaunch.launch.local import run
 from ortlaunch.launch.plan import WORKERS_LOCK, plan_in
+from ortlaunch.launch.slurm.plan import settled
+from ortlaunch.launch.slurm.submit import submit
 from ortlaunch.tracking.journal import Event, read_events
 from ortlaunch.tracking.store import exclusive
 from ortlaunch.tracking.sync import is_alive
 from ortlaunch.tracking.uri import resolve_tracking
+
+_HELP = """\
+usage: ortlaunch resume RUN [KEY=VALUE ...]
+
+Go on with a run that was stopped, was killed or has failed: in its folder, as the same MLflow run, from its newest
+complete checkpoint. RUN is its run folder, its short id, its name, or its job id (ortlaunch jobs lists them).
+
+  KEY=VALUE    a key to change, such as train.steps=2000 or launcher.time=4:00:00; what the run is made of (model,
+               data, backend, trainer, optimizer, scheduler) stays
+
+Exit codes are those of a run: 0 done, 1 the training failed, 2 the request is wrong, 130 interrupted"""
 
 
 def resume(arguments: list[str]) -> int:
     """Runs `ortlaunch resume`.
 
     Args:
-        arguments: the command line after the verb: a run folder, then keys to change.
+        arguments: the command line after the verb: a run, then keys to change.
 
     Returns:
         The exit code of the run.
 
     Raises:
-        RequestError: there is no such run, it is still going on, or a key is wrong.
+        RequestError: there is no such run or several, it is still going on, or a key is wrong.
     """
+    if {"-h", "--help"} & set(arguments):
+        print(_HELP)
+        return 0
     if not arguments or "=" in arguments[0]:
-        raise RequestError("resume: name the run folder: ortlaunch resume RUN_DIR [KEY=VALUE ...]")
-    run_dir = Path(arguments[0]).expanduser().absolute()
+        raise RequestError(
+            "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
+        )
+    run_dir = find_run(arguments[0]).path
     stored = _stored_config(run_dir)
-    config = _named(_changed(stored, arguments[1:], run_dir), run_dir)
+    config = settled(_named(_changed(stored, arguments[1:], run_dir), run_dir))
     check(config)
     if isinstance(config.tracking, MlflowConfig):
         config = dataclasses.replace(config, tracking=resolve_tracking(config.tracking, Path.cwd()))
@@ -49,6 +71,8 @@ def resume(arguments: list[str]) -> int:
     _check_unfinished(run_dir, events, stored.train.steps, config.train.steps)
     run_id, name = _identity(run_dir, starts)
     plan = plan_in(config, run_dir, run_id, name, attempt=max(1, len(starts)))
+    if isinstance(config.launcher, SlurmConfig):
+        return submit(plan, config, ["resume", *arguments])
     return run(plan, config, ["resume", *arguments])
 
 
@@ -90,7 +114,12 @@ def _named(config: Config, run_dir: Path) -> Config:
 
 
 def _check_ended(run_dir: Path, seconds: float) -> None:
-    """Waits for workers that are still writing their last checkpoint; refuses a run whose launcher lives."""
+    """Waits for workers that are still writing their last checkpoint; refuses a run whose launcher or job lives."""
+    if (run_dir / "job.json").is_file():
+        row, _ = look(folder_at(run_dir))
+        # What SLURM cannot be asked about is left to the workers' lock.
+        if not row.is_over and row.state is not State.UNKNOWN:
+            raise RequestError(f"{run_dir} is {row.state.value} as job {row.job_id}: ortlaunch cancel {row.run_id}")
     try:
         launcher = json.loads((run_dir / "launcher.json").read_text())
         here = launcher["host"] == socket.gethostname()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.errors import RequestError
-from ortlaunch.tracking.sink import RUN_ID_TAG
+from ortlaunch.tracking.sink import KIND_TAG, RUN_ID_TAG
 from ortlaunch.tracking.store import quoted
 
 if TYPE_CHECKING:
@@ -48,9 +48,42 @@ def experiment_ids(client: MlflowClient, name: str | None) -> list[str]:
 
 
 def latest_runs(client: MlflowClient, ids: list[str], last: int) -> list[Run]:
-    """The `last` runs that started last, the oldest of them first."""
-    runs = list(client.search_runs(ids, max_results=last, order_by=["attributes.start_time DESC"]))
-    return runs[::-1]
+    """The `last` runs that started last, the oldest of them first; runs that only stand for a sweep are left out."""
+    runs: list[Run] = []
+    token = None
+    while len(runs) < last:
+        page = client.search_runs(ids, max_results=last, order_by=["attributes.start_time DESC"], page_token=token)
+        runs += [run for run in page if run.data.tags.get(KIND_TAG) != "sweep"]
+        token = page.token
+        if not token:
+            break
+    return runs[:last][::-1]
+
+
+def sweep_runs(client: MlflowClient, ids: list[str], asked: str) -> list[Run]:
+    """The runs of a sweep in the order of their numbers.
+
+    Args:
+        client: The store.
+        ids: Experiments to look in.
+        asked: The sweep, as `find_run` takes runs: its folder, its name, or its run id.
+
+    Raises:
+        RequestError: If there is no such sweep, or MLflow knows no run of it.
+    """
+    parent = find_run(client, ids, asked).info.run_id
+    runs: list[Run] = []
+    token = None
+    while True:
+        literal = f"tags.`mlflow.parentRunId` = {quoted(parent)}"
+        page = client.search_runs(ids, literal, max_results=_PAGE, page_token=token)
+        runs += page
+        token = page.token
+        if not token:
+            break
+    if not runs:
+        raise RequestError(f"{asked} is no sweep that MLflow knows a run of")
+    return sorted(runs, key=lambda run: (int(run.data.tags.get("ortlaunch.sweep_task", "0")), run.info.start_time or 0))
 
 
 def find_run(client: MlflowClient, ids: list[str], asked: str) -> Run:

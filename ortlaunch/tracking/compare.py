@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
-from ortlaunch.tracking.choose import experiment_ids, find_run, latest_runs
+from ortlaunch.tracking.choose import experiment_ids, find_run, latest_runs, sweep_runs
 from ortlaunch.tracking.store import open_client
 from ortlaunch.tracking.uri import check_uri, redacted, resolve_tracking, scrubbed, sqlite_path
 
@@ -75,7 +75,9 @@ class Comparison:
     warnings: list[str] = field(default_factory=list)
 
 
-def collect(uri: str, experiment: str | None, runs: list[str], last: int, baseline: str | None) -> Comparison:
+def collect(
+    uri: str, experiment: str | None, runs: list[str], last: int, baseline: str | None, sweep: str | None = None
+) -> Comparison:
     """Reads runs from MLflow and compares them.
 
     Args:
@@ -84,6 +86,7 @@ def collect(uri: str, experiment: str | None, runs: list[str], last: int, baseli
         runs: The runs in the order of the rows; empty for the `last` ones of the experiment.
         last: How many runs, where `runs` names none.
         baseline: The run that the speed-up refers to; None for the first one.
+        sweep: A sweep whose runs are compared, beside `runs`.
 
     Raises:
         RequestError: If the store, the experiment or a run does not exist, or the store cannot be read.
@@ -91,7 +94,8 @@ def collect(uri: str, experiment: str | None, runs: list[str], last: int, baseli
     check_uri(uri)
     _check_database(uri)
     try:
-        return _collected(open_client(uri, _TIMEOUT_SECONDS), redacted(uri), experiment, runs, last, baseline)
+        client = open_client(uri, _TIMEOUT_SECONDS)
+        return _collected(client, redacted(uri), experiment, runs, last, baseline, sweep)
     except RequestError as error:
         raise RequestError(f"{redacted(uri)}: {error}") from None
     except Exception as error:
@@ -100,10 +104,20 @@ def collect(uri: str, experiment: str | None, runs: list[str], last: int, baseli
 
 
 def _collected(
-    client: MlflowClient, uri: str, experiment: str | None, runs: list[str], last: int, baseline: str | None
+    client: MlflowClient,
+    uri: str,
+    experiment: str | None,
+    runs: list[str],
+    last: int,
+    baseline: str | None,
+    sweep: str | None,
 ) -> Comparison:
     ids = experiment_ids(client, experiment)
-    chosen = [find_run(client, ids, asked) for asked in runs] if runs else latest_runs(client, ids, last)
+    chosen = [find_run(client, ids, asked) for asked in runs]
+    if sweep is not None:
+        chosen += sweep_runs(client, ids, sweep)
+    elif not runs:
+        chosen = latest_runs(client, ids, last)
     if not chosen:
         raise RequestError(f"there are no runs in the experiment {experiment!r}" if experiment else "there are no runs")
     reference = find_run(client, ids, baseline) if baseline else chosen[0]
@@ -204,8 +218,8 @@ def main(args: list[str], default_uri: str, default_experiment: str) -> int:
     options = _parser(default_experiment).parse_args(args)
     check_uri(options.uri or default_uri, "--uri" if options.uri else "tracking.uri")
     uri = resolve_tracking(MlflowConfig(uri=options.uri or default_uri), Path.cwd()).uri
-    experiment = options.experiment or (None if options.run else default_experiment)
-    comparison = collect(uri, experiment, options.run, options.last, options.baseline)
+    experiment = options.experiment or (None if options.run or options.sweep else default_experiment)
+    comparison = collect(uri, experiment, options.run, options.last, options.baseline, options.sweep)
     render(comparison, options.format, Console())
     return 0
 
@@ -215,6 +229,7 @@ def _parser(default_experiment: str) -> argparse.ArgumentParser:
         prog="ortlaunch compare", description="Compare throughput, memory and loss of runs in MLflow."
     )
     parser.add_argument("run", nargs="*", metavar="RUN", help="run folder, run id or its beginning, or run name")
+    parser.add_argument("--sweep", metavar="SWEEP", help="all runs of a sweep: its folder, its name or its run id")
     parser.add_argument("--experiment", metavar="NAME", help=f"default without RUN: {default_experiment}")
     parser.add_argument("--uri", help="tracking URI to read from")
     parser.add_argument("--last", type=_positive, default=10, metavar="N", help="without RUN: the last N runs")

@@ -154,7 +154,7 @@ def read_chunk(path: Path, offset: int, limit: int | None = None) -> Chunk:
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            event = _decoded(line) if line.strip() else None
+            event = decoded(line) if line.strip() else None
             if event is not None:
                 chunk.events.append(event)
             elif line.strip():
@@ -179,7 +179,7 @@ def read_events(path: Path, offset: int) -> tuple[list[Event], int]:
     return chunk.events, chunk.offset
 
 
-def _decoded(line: bytes) -> Event | None:
+def decoded(line: bytes) -> Event | None:
     """The event of a line, with its metrics as floats; None if it is not one."""
     try:
         event = json.loads(line)

@@ -71,12 +71,12 @@ def _print_table(comparison: Comparison, console: Console) -> None:
     if console.is_terminal and sum(column.least_width + 1 for column in columns) <= console.width:
         console.print(table)
     else:
-        _print_in_full_width(table, console)
+        print_in_full_width(table, console)
     for line in _footnotes(comparison):
         console.print(Text(line), soft_wrap=not console.is_terminal)
 
 
-def _print_in_full_width(table: Table, console: Console) -> None:
+def print_in_full_width(table: Table, console: Console) -> None:
     """Lets no line end early: what reads a pipe has no width, and a narrow terminal wraps by itself."""
     unlimited = console.options.update(width=_NO_LIMIT)
     width = Measurement.get(console, unlimited, table).maximum
@@ -85,20 +85,20 @@ def _print_in_full_width(table: Table, console: Console) -> None:
 
 
 def _footnotes(comparison: Comparison) -> list[str]:
-    marked = [f"{_MARK} {_printable(warning)}" for warning in comparison.warnings]
+    marked = [f"{_MARK} {printable(warning)}" for warning in comparison.warnings]
     return [f"speed-up against {_baseline_name(comparison)}", *marked]
 
 
 def _baseline_name(comparison: Comparison) -> str:
     base = next(row for row in comparison.rows if row.run_id == comparison.baseline_id)
-    return f"{_printable(base.name)} ({base.run_id[:8]})"
+    return f"{printable(base.name)} ({base.run_id[:8]})"
 
 
 def _columns(comparison: Comparison) -> list[_Column]:
     """The columns of the table; those of a rate that no run needs are left out."""
     rows = comparison.rows
     columns = [
-        _Column("run", [_printable(row.name) + (f" {_MARK}" if row.suspect else "") for row in rows], folds=True),
+        _Column("run", [printable(row.name) + (f" {_MARK}" if row.suspect else "") for row in rows], folds=True),
         _Column("id", [row.run_id[:8] for row in rows]),
         _Column("model", [_word(row.model) for row in rows], folds=True),
         _Column("backend", [_word(row.backend) for row in rows]),
@@ -130,10 +130,10 @@ def _cells(columns: list[_Column]) -> Iterator[tuple[str, ...]]:
 def _word(value: str | bool | None) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return _MISSING if value is None else _printable(value)
+    return _MISSING if value is None else printable(value)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Names come from a shared server: none may steer the terminal."""
     return "".join(char if char.isprintable() else "?" for char in text)
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 RUN_ID_TAG = "ortlaunch.run_id"
+SWEEP_TAG = "ortlaunch.sweep"
+"""The folder of the sweep that a run belongs to."""
+KIND_TAG = "ortlaunch.kind"
+"""`sweep` on the parent run of a sweep, which trains nothing itself."""
 _POINTS_PER_CALL = 1000
 _VALUES_PER_CALL = 100
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
@@ -170,12 +174,22 @@ class MlflowSink:
     def _send_tags(self, values: dict[str, str]) -> None:
         from mlflow.entities import RunTag
 
+        values = values | self._parent(values)
         for part in _parts([RunTag(key, value) for key, value in values.items()], _VALUES_PER_CALL):
             self._send_or_split(
                 part,
                 lambda some: self._client.log_batch(self._run_id, tags=some),
                 lambda tag: f"the tag {tag.key!r}",
             )
+
+    def _parent(self, values: dict[str, str]) -> dict[str, str]:
+        """The tag that puts a run under its sweep's, where the tags name a sweep."""
+        if SWEEP_TAG not in values:
+            return {}
+        from ortlaunch.tracking.parent import PARENT_TAG, parent_id
+
+        parent = parent_id(Path(values[SWEEP_TAG]), self._cfg)
+        return {} if parent is None else {PARENT_TAG: parent}
 
     def _send_or_split(
         self, items: Sequence[Item], send: Callable[[Sequence[Item]], object], describe: Callable[[Item], str]

@@ -12,6 +12,7 @@ from typing import Any
 
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.launch.sweep import note_end, task_of
 from ortlaunch.tracking.journal import Journal, read_events
 from ortlaunch.tracking.relay import RelayResult, sync
 from ortlaunch.tracking.store import exclusive
@@ -47,6 +48,11 @@ def sync_main(args: list[str], run_root: Path = Path("runs")) -> int:
         result = sync(run_dir, cfg)
         complete &= result.sent
         print(_line(run_dir, result, note), flush=True)
+    for run_dir, cfg in plans:
+        # The end of its last run has ended a sweep.
+        if (task := task_of(run_dir)) is not None and task.folder.is_dir() and task.folder not in run_dirs:
+            complete &= sync(task.folder, cfg).sent
+            run_dirs.append(task.folder)
     return 0 if complete else 1
 
 
@@ -133,6 +139,7 @@ def end_if_dead(run_dir: Path) -> str:
             writer = Journal(journal)
             writer.end("KILLED", at=events[-1]["t"])
             writer.close()
+            note_end(run_dir, "KILLED")
         except OSError as error:
             return f"was killed, which cannot be journalled: {error}"
         return "was killed"

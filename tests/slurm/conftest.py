@@ -187,7 +187,7 @@ def quiet_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "slurm" in request.fixturenames:
         slurm = request.getfixturevalue("slurm")
-        jobs = slurm("squeue", "-h", "-o", "%i").split()
+        jobs = slurm("squeue", "-h", "-r", "-o", "%i").split()
         if jobs:
             slurm("scancel", "--full", "--signal=KILL", *jobs)
             slurm("scancel", *jobs)

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
-from ortlaunch.launch import failure
+from ortlaunch.launch import failure, sweep
 from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE
 from ortlaunch.launch.slurm import history
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
 from ortlaunch.launch.slurm.scheduler import job_state, own_job
 from ortlaunch.launch.slurm.verdict import REQUEUE_WORD, Facts, Verdict, judge
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.tracking.journal import Journal, Status
 
 TRACKING_URI = "ORTLAUNCH_TRACKING_URI"
 """Variable with the tracking URI where it holds a password, which stands in no file."""
@@ -49,6 +49,7 @@ def begin(run_dir: Path) -> int:
         journal.tags({"ortlaunch.state": "stopped"})
         journal.end("KILLED")
         _send(run_dir)
+        _note_end(run_dir, "KILLED")
         print("ortlaunch: the run was asked to stop while it was in the queue", file=sys.stderr)
         return _NOTHING_TO_DO
     # What the attempt before has left about itself.
@@ -118,6 +119,7 @@ def decide(run_dir: Path, code: int, signals: list[str]) -> int:
     else:
         journal.tags({"ortlaunch.state": _STATES[verdict.status]})
         journal.end(verdict.status)
+        _note_end(run_dir, verdict.status)
     print(f"ortlaunch: {verdict.action}: {verdict.reason}", file=sys.stderr, flush=True)
     # A job that SLURM has taken off its nodes already is queued by SLURM.
     print({"again": "again", "requeue": "requeue", "left": "end 0", "end": f"end {verdict.code}"}[verdict.action])
@@ -130,6 +132,7 @@ def refused(run_dir: Path) -> int:
     text = "scontrol requeue was refused: the cluster does not let jobs queue again; go on with ortlaunch resume"
     journal.tags({"ortlaunch.state": "stopped", "ortlaunch.requeue_reason": text})
     journal.end("KILLED")
+    _note_end(run_dir, "KILLED")
     print(f"ortlaunch: {text} {run_dir}", file=sys.stderr)
     return _send(run_dir)
 
@@ -214,6 +217,15 @@ def _first_failure(run_dir: Path) -> failure.Failure | None:
     logs = sorted((run_dir / "logs").glob("torchrun-*.log"), key=lambda path: path.stat().st_mtime)
     found = [one for log in logs[:_MOST_LOGS] if (one := failure.first(run_dir, log)) is not None]
     return min(found, key=lambda one: one.time, default=None)
+
+
+def _note_end(run_dir: Path, status: Status) -> None:
+    """Of the last run of a sweep: the sweep has ended too."""
+    over = sweep.note_end(run_dir, status)
+    if over is not None:
+        from ortlaunch.launch.slurm.announce import send
+
+        send(over)
 
 
 def _send(run_dir: Path) -> int:

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 
 _SECONDS = 20
+_ALIVE = ("PENDING", "RUNNING", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPENDED")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,35 @@ def own_job() -> str:
 
 def job_state(job_id: str) -> JobState | None:
     """Asks the controller; None if it does not answer or does not know the job (any more)."""
+    shown = _shown(job_id)
+    if not shown:
+        return None
+    # A sweep's number shows all its tasks, and is that of its last one too.
+    text = next((line for line in shown if line.startswith(f"JobId={job_id} ")), shown[0])
+    restarts = re.search(r"\bRestarts=(\d+)", text)
+    preempted = re.search(r"\bPreemptTime=(\S+)", text)
+    is_preempted = preempted is not None and preempted[1] != "None"
+    return JobState(_state(text), int(restarts[1]) if restarts else 0, is_preempted, _seconds_left(text))
+
+
+def is_alive(job_id: str) -> bool:
+    """Whether a job, or any task of a sweep, waits or runs; one that SLURM cannot be asked about may."""
+    shown = _shown(job_id)
+    return not shown or any(_state(text) in _ALIVE for text in shown)
+
+
+def _seconds_left(text: str) -> float:
+    end = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", text)
+    return time.mktime(time.strptime(end[1], "%Y-%m-%dT%H:%M:%S")) - time.time() if end else float("inf")
+
+
+def _state(text: str) -> str:
+    found = re.search(r"\bJobState=(\S+)", text)
+    return found[1] if found else ""
+
+
+def _shown(job_id: str) -> list[str]:
+    """What the controller shows of a job, a line for each task; empty if it does not answer or know it."""
     try:
         done = subprocess.run(
             ["scontrol", "show", "job", "--oneliner", job_id],
@@ -42,22 +72,5 @@ def job_state(job_id: str) -> JobState | None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    state = re.search(r"\bJobState=(\S+)", done.stdout)
-    if done.returncode or state is None:
-        return None
-    restarts = re.search(r"\bRestarts=(\d+)", done.stdout)
-    preempted = re.search(r"\bPreemptTime=(\S+)", done.stdout)
-    is_preempted = preempted is not None and preempted[1] != "None"
-    return JobState(state[1], int(restarts[1]) if restarts else 0, is_preempted, _seconds_left(done.stdout))
-
-
-def _seconds_left(text: str) -> float:
-    end = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", text)
-    return time.mktime(time.strptime(end[1], "%Y-%m-%dT%H:%M:%S")) - time.time() if end else float("inf")
-
-
-def is_alive(job_id: str) -> bool:
-    """Whether a job waits or runs; one that SLURM cannot be asked about may."""
-    known = job_state(job_id)
-    return known is None or known.state in ("PENDING", "RUNNING", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPENDED")
+        return []
+    return [line for line in done.stdout.splitlines() if "JobState=" in line] if done.returncode == 0 else []

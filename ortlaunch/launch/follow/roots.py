@@ -1,0 +1,54 @@
+"""Where a user's runs lie: the folders that runs were started in, noted once each in the user's cache."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+RUN_ROOT = Path("runs")
+"""Run root of a run that names no other, below the folder where it was started."""
+
+_MOST = 50
+
+
+def user_cache() -> Path:
+    """The user's folder for what can be made again: ``$ORTLAUNCH_CACHE``, else below ``$XDG_CACHE_HOME``."""
+    named = os.environ.get("ORTLAUNCH_CACHE")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ortlaunch"
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file of the cache in one step; a cache that cannot be written is none."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def known_roots() -> list[Path]:
+    """Run roots to look in: the one of this folder, then those where this user has started runs, newest first."""
+    here = RUN_ROOT.absolute()
+    return [root for root in dict.fromkeys([here, *_noted()]) if root.is_dir()]
+
+
+def note_root(root: Path) -> None:
+    """Remembers a run root, so that its runs are found from any folder."""
+    noted = _noted()
+    if noted[:1] == [root]:
+        return
+    kept = [other for other in noted if other != root and other.is_dir()]
+    replace_text(_file(), "".join(f"{one}\n" for one in [root, *kept][:_MOST]))
+
+
+def _noted() -> list[Path]:
+    try:
+        lines = _file().read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return []
+    return [Path(line) for line in lines if line]
+
+
+def _file() -> Path:
+    return user_cache() / "run-roots"

@@ -1,0 +1,213 @@
+"""What SLURM knows of this user's jobs: one squeue for all of them, one sacct for those that squeue has forgotten.
+
+Both answers are kept for some seconds in the user's cache, so that a person who asks every second, or a hundred
+terminals, cost the controller no more than one who asks once. Without slurmdbd there is no sacct; what it would have
+said is then unknown, and the rest works.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ortlaunch.launch.follow.roots import replace_text, user_cache
+
+FRESH_SECONDS = 5.0
+"""How long an answer is good for."""
+
+_TIMEOUT_SECONDS = 15
+_MOST_ASKED = 500
+_LONGEST_SECONDS = 200 * 86400.0
+"""SLURM shows a job without a limit as one of 365 days."""
+
+# The path comes last: it alone may hold the separator.
+_QUEUE_FIELDS = (
+    *("JobID", "ArrayJobID", "ArrayTaskID", "State", "RestartCnt", "NumNodes", "TimeUsed", "TimeLeft", "StartTime"),
+    *("NodeList", "Reason", "Command"),
+)
+_ACCOUNT_FIELDS = ("JobID", "State", "NNodes", "ElapsedRaw", "NodeList")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job, or one task of an array, as SLURM sees it."""
+
+    job_id: str
+    """``120``, or ``120_3`` for a task of an array."""
+    state: str
+    """SLURM's own word, such as PENDING."""
+    reason: str = ""
+    nodes: int = 0
+    node_list: str = ""
+    restarts: int = 0
+    elapsed: float | None = None
+    """Seconds since this start."""
+    left: float | None = None
+    """Seconds to the time limit; None without one."""
+    starts: str = ""
+    """When SLURM expects a pending job to start, as it writes times; empty where it does not say."""
+    command: str = ""
+    own_id: str = ""
+    """The number that an array's task has of its own once it has started."""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """An answer: jobs by their id."""
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+    problem: str = ""
+    """Why SLURM could not be asked; empty where it was."""
+    asked: float = 0.0
+    """When, in seconds since the epoch."""
+
+    def find(self, job_id: str) -> Job | None:
+        """The job with this id; an array's task also by its own number."""
+        if job_id in self.jobs:
+            return self.jobs[job_id]
+        return next((job for job in self.jobs.values() if job.own_id == job_id), None)
+
+
+def queue(max_age: float = FRESH_SECONDS) -> Queue:
+    """This user's jobs in every state that the controller still remembers.
+
+    Args:
+        max_age: oldest answer to take from the cache, in seconds; 0 asks anew.
+    """
+    if shutil.which("squeue") is None:
+        return Queue(problem="squeue is not installed on this machine")
+    user = _user()
+    layout = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
+    command = ["squeue", "--noheader", "--array", "--user", user, "--states", "all", "--Format", layout]
+    return _cached(f"queue-{user}", max_age, lambda: _asked(command, _queued))
+
+
+def accounted(job_ids: Iterable[str], max_age: float = FRESH_SECONDS) -> Queue:
+    """What the accounting database says about jobs that the controller has forgotten.
+
+    Args:
+        job_ids: ids as `Job.job_id` has them.
+        max_age: as for `queue`.
+    """
+    asked = sorted(set(job_ids))[:_MOST_ASKED]
+    if not asked:
+        return Queue()
+    if shutil.which("sacct") is None:
+        return Queue(problem="sacct is not installed on this machine")
+    listed = ",".join(asked)
+    # Without a start, sacct leaves out what ended before midnight.
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", "--starttime=1970-01-01", "--jobs", listed]
+    command += ["--format", ",".join(_ACCOUNT_FIELDS)]
+    key = hashlib.sha256(listed.encode()).hexdigest()[:16]
+    return _cached(f"accounted-{key}", max_age, lambda: _asked(command, _accounted))
+
+
+def seconds_of(text: str) -> float | None:
+    """Seconds of a time span as SLURM writes it, ``[D-][HH:]MM:SS``; None for one without end or unknown."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _asked(command: list[str], parse: Callable[[str], dict[str, Job]]) -> Queue:
+    # Other locales and formats of a user's own would change the answer's form.
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SACCT_", "SLURM_TIME_FORMAT"))}
+    try:
+        result = subprocess.run(
+            command, env=clean, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Queue(problem=f"{command[0]} gave no answer within {_TIMEOUT_SECONDS} s")
+    except OSError as error:
+        return Queue(problem=f"{command[0]}: {error}")
+    if result.returncode:
+        said = next(reversed(result.stderr.strip().splitlines()), f"exit code {result.returncode}")
+        return Queue(problem=said if said.startswith(command[0]) else f"{command[0]}: {said}")
+    return Queue(parse(result.stdout))
+
+
+def _queued(text: str) -> dict[str, Job]:
+    jobs = {}
+    for line in text.splitlines():
+        values = dict(zip(_QUEUE_FIELDS, line.rstrip("\n").split("|", len(_QUEUE_FIELDS) - 1), strict=False))
+        if len(values) < len(_QUEUE_FIELDS):
+            continue
+        is_task = values["ArrayTaskID"].isdecimal()
+        job_id = f"{values['ArrayJobID']}_{values['ArrayTaskID']}" if is_task else values["JobID"]
+        left = seconds_of(values["TimeLeft"])
+        jobs[job_id] = Job(
+            job_id=job_id,
+            state=values["State"],
+            reason="" if values["Reason"] == "None" else values["Reason"],
+            nodes=_number(values["NumNodes"]),
+            node_list=values["NodeList"],
+            restarts=_number(values["RestartCnt"]),
+            elapsed=seconds_of(values["TimeUsed"]),
+            left=left if left is not None and left < _LONGEST_SECONDS else None,
+            starts="" if values["StartTime"] in ("N/A", "Unknown") else values["StartTime"],
+            command=values["Command"].rstrip("|"),
+            own_id=values["JobID"] if is_task else "",
+        )
+    return jobs
+
+
+def _accounted(text: str) -> dict[str, Job]:
+    jobs = {}
+    for line in text.splitlines():
+        job_id, state, nodes, elapsed, node_list = [*line.split("|"), "", "", "", ""][:5]
+        # "CANCELLED by 1000"; a job that was requeued keeps its id, and its last row comes last.
+        jobs[job_id] = Job(
+            job_id=job_id,
+            state=state.partition(" ")[0],
+            nodes=_number(nodes),
+            node_list=node_list,
+            elapsed=float(elapsed) if elapsed.isdecimal() else None,
+        )
+    return jobs
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _cached(name: str, max_age: float, ask: Callable[[], Queue]) -> Queue:
+    # Another configuration file is another cluster.
+    cluster = hashlib.sha256(os.environ.get("SLURM_CONF", "").encode()).hexdigest()[:8]
+    path = user_cache() / "slurm" / f"{name}-{cluster}.json"
+    if max_age > 0 and (kept := _read(path, max_age)) is not None:
+        return kept
+    begun = time.time()
+    answer = dataclasses.replace(ask(), asked=begun)
+    content = {"time": begun, "problem": answer.problem, "jobs": [asdict(job) for job in answer.jobs.values()]}
+    replace_text(path, json.dumps(content))
+    return answer
+
+
+def _read(path: Any, max_age: float) -> Queue | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not 0 <= time.time() - content["time"] < max_age:
+            return None
+        jobs = [Job(**job) for job in content["jobs"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return Queue({job.job_id: job for job in jobs}, content["problem"], content["time"])

@@ -1,0 +1,79 @@
+"""A run that is found, looked at, stopped and gone on with from another terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+
+LONG = ("model=mlp", "backend=eager", "train.steps=100000", "train.log_every=20")
+
+
+def the_run(launch, folder):
+    """The newest run as `ortlaunch jobs` has it."""
+    return json.loads(launch(folder, "jobs", "--json", "--root", "runs").stdout)[0]
+
+
+def test_cancel_leaves_a_checkpoint_from_which_the_run_goes_on(start, launch, tmp_path, leftovers, mlflow_run):
+    running = start(tmp_path, *LONG, "name=to be stopped")
+    run_dir = running.wait_for_training()
+    row = the_run(launch, tmp_path)
+    assert (row["state"], row["name"], row["steps"]) == ("running", "to be stopped", 100000)
+    assert row["step"] >= 1
+    assert "step 1  loss" in launch(tmp_path, "logs", row["run_id"], "--log", "steps").stdout
+
+    cancelled = launch(tmp_path, "cancel", "to be stopped")
+    assert cancelled.returncode == 0, cancelled.report
+    assert f"ortlaunch resume {row['run_id']}" in cancelled.stdout
+    # cancel has waited for the launcher's end, and for that of the workers with it.
+    assert running.process.poll() is not None
+    assert leftovers(run_dir) == []
+    result = running.finish()
+    assert (result.returncode, result.status) == (130, "KILLED"), result.report
+    assert mlflow_run(result)[1].info.status == "KILLED"
+    stopped = the_run(launch, tmp_path)
+    assert stopped["state"] == "stopped"
+    assert stopped["checkpoint"] == f"step-{stopped['step']:08d}"
+
+    again = launch(tmp_path, "resume", row["run_id"], f"train.steps={stopped['step'] + 5}")
+    assert again.returncode == 0, again.report
+    finished = the_run(launch, tmp_path)
+    assert (finished["state"], finished["step"]) == ("finished", stopped["step"] + 5)
+    assert "is over already: finished" in launch(tmp_path, "cancel", row["run_id"]).stdout
+
+
+def test_cancel_at_once_waits_for_no_step(start, launch, tmp_path, leftovers):
+    """Neither for one that never ends."""
+    (tmp_path / "nets.py").write_text(STUCK)
+    words = ("model=factory", "model.target=nets:Stuck", "data=digits", "backend=eager", "train.log_every=1")
+    running = start(tmp_path, *words, "tracking=none")
+    run_dir = running.wait_for_training()
+    run_id = run_dir.name[-6:]
+    patient = launch(tmp_path, "cancel", run_id, "--wait", "2")
+    assert patient.returncode == 1
+    assert f"ortlaunch cancel {run_id} --now" in patient.stdout
+    assert the_run(launch, tmp_path)["state"] == "stopping"
+    begin = time.monotonic()
+    cancelled = launch(tmp_path, "cancel", run_id, "--now")
+    assert cancelled.returncode == 0, cancelled.report
+    assert time.monotonic() - begin < 20
+    assert "no checkpoint" in cancelled.stdout
+    assert running.finish(10).status == "KILLED"
+    assert the_run(launch, tmp_path)["state"] == "killed"
+    assert leftovers(run_dir) == []
+
+
+STUCK = """
+import time
+from torch import nn
+
+class Stuck(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out, self.calls = nn.Linear(64, 10), 0
+
+    def forward(self, pixel_values):
+        self.calls += 1
+        if self.calls > 2:
+            time.sleep(1000)
+        return self.out(pixel_values.flatten(1))
+"""

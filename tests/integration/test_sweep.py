@@ -1,0 +1,47 @@
+"""A sweep on this machine: its runs under one parent in MLflow, which ends as they ended."""
+
+from __future__ import annotations
+
+import json
+
+SMALL = ("model=mlp", "backend=eager", "trainer=single", "train.steps=4", "train.log_every=1")
+
+
+def mlflow_runs(folder):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder}/mlruns.db")
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    return {run.info.run_name: run for run in runs}
+
+
+def test_runs_of_a_sweep_stand_under_one_parent(launch, tmp_path):
+    result = launch(tmp_path, *SMALL, "optimizer.lr=0.01,0.02", "--multirun")
+    assert result.returncode == 0, result.report
+    runs = mlflow_runs(tmp_path)
+    parent = runs.pop("sweep-optimizer.lr")
+    assert parent.info.status == "FINISHED"
+    assert sorted(runs) == ["mlp-eager-single-lr=0.01", "mlp-eager-single-lr=0.02"]
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
+    assert [run.data.params["optimizer.lr"] for _, run in sorted(runs.items())] == ["0.01", "0.02"]
+    compared = json.loads(launch(tmp_path, "compare", "--sweep", "sweep-optimizer.lr", "--format", "json").stdout)
+    assert [run["run"] for run in compared["runs"]] == ["mlp-eager-single-lr=0.01", "mlp-eager-single-lr=0.02"]
+
+
+def test_the_first_failure_ends_the_sweep_and_its_parent(launch, tmp_path):
+    # The second learning rate is no number that a step survives.
+    result = launch(tmp_path, *SMALL, "optimizer=sgd", "train.clip_grad_norm=null", "optimizer.lr=0.01,1e30,0.02", "-m")
+    assert result.returncode == 1, result.report
+    runs = mlflow_runs(tmp_path)
+    assert {name: run.info.status for name, run in runs.items()} == {
+        "sweep-optimizer.lr": "FAILED",
+        "mlp-eager-single-lr=0.01": "FINISHED",
+        "mlp-eager-single-lr=1e+30": "FAILED",
+    }
+
+
+def test_a_sweep_that_does_not_compose_leaves_nothing(launch, tmp_path):
+    result = launch(tmp_path, *SMALL, "train.steps=0,4", "-m")
+    assert result.returncode == 2
+    assert "train.steps=0" in result.stderr
+    assert not list(tmp_path.glob("runs/*/*/journal.jsonl"))

@@ -1,0 +1,57 @@
+"""`+after=RUN` on this machine, and what it says to SLURM."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from ortlaunch.errors import RequestError
+from ortlaunch.launch.follow.after import dependency, split_after, wait_for
+from ortlaunch.tracking.journal import Journal
+
+
+def test_the_word_is_no_key_of_the_configuration() -> None:
+    words, runs = split_after(["model=mlp", "+after=one,two", "train.steps=5", "+after=three"])
+    assert words == ["model=mlp", "train.steps=5"]
+    assert runs == ["one", "two", "three"]
+
+
+def test_a_run_that_has_finished_is_not_waited_for(make_run) -> None:
+    make_run("done")
+    wait_for(["done"])
+    assert dependency(["done"], None) is None
+    assert dependency(["done"], "singleton") == "singleton"
+
+
+def test_this_command_waits_for_a_run_that_goes_on(make_run, alive, capsys) -> None:
+    run_dir = make_run("going", end=None, launcher=alive)
+    ended = []
+
+    def end() -> None:
+        time.sleep(1)
+        ended.append(time.monotonic())
+        Journal(run_dir / "journal.jsonl").end("FINISHED")
+
+    ender = threading.Thread(target=end)
+    ender.start()
+    wait_for(["going"])
+    assert time.monotonic() > ended[0]
+    ender.join()
+    assert capsys.readouterr().out == "waiting for going (000001)\n"
+
+
+@pytest.mark.parametrize("status", ["FAILED", "KILLED"])
+def test_nothing_comes_after_a_run_that_did_not_finish(make_run, status: str) -> None:
+    make_run("broken", end=status)
+    with pytest.raises(RequestError, match=f"broken .* is {status.lower()}.*ortlaunch resume"):
+        wait_for(["broken"])
+    with pytest.raises(RequestError, match="broken"):
+        dependency(["broken"], None)
+
+
+def test_slurm_cannot_wait_for_what_is_no_job(make_run, alive) -> None:
+    make_run("here", end=None, launcher=alive)
+    with pytest.raises(RequestError, match="not as a job"):
+        dependency(["here"], None)

@@ -1,0 +1,226 @@
+"""`ortlaunch jobs` and `status`: states of local runs, and how few files it takes to know them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ortlaunch.launch.follow.find import find_run
+from ortlaunch.launch.follow.folders import scan
+from ortlaunch.launch.follow.jobs import jobs
+from ortlaunch.launch.follow.record import read_record
+from ortlaunch.launch.follow.rows import Survey
+from ortlaunch.launch.follow.status import look, status
+from ortlaunch.launch.follow.table import render, span
+from ortlaunch.tracking.journal import Journal
+
+
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert jobs([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_states_of_local_runs(make_run, alive, capsys) -> None:
+    elsewhere = {"pid": 1, "host": "another-host", "start_ticks": 1}
+    make_run("finished")
+    make_run("failed", end="FAILED")
+    make_run("killed", end="KILLED")
+    make_run("gone", end=None)
+    make_run("running", end=None, launcher=alive)
+    make_run("starting", end=None, step=None, launcher=alive)
+    (make_run("stopping", end=None, launcher=alive) / "STOP").write_text("cancel\n")
+    (make_run("stopped", step=40, end="KILLED") / "stopped.json").write_text('{"step": 42, "checkpoint": "x"}')
+    make_run("remote", end=None, launcher=elsewhere)
+    make_run("over there", launcher=elsewhere)
+    rows = {row["name"]: row for row in listed(capsys)}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "finished": "finished",
+        "failed": "failed",
+        "killed": "killed",
+        "gone": "killed",
+        "running": "running",
+        "starting": "running",
+        "stopping": "stopping",
+        "stopped": "stopped",
+        "remote": "running",
+        "over there": "finished",
+    }
+    assert rows["gone"]["reason"] == "its launcher is gone"
+    assert rows["starting"]["reason"] == "starting"
+    assert (rows["stopped"]["step"], rows["stopped"]["reason"]) == (42, "at step 42")
+    assert [name for name, row in rows.items() if not row["is_over"]] == ["remote", "stopping", "starting", "running"]
+
+
+def test_a_row_has_the_figures_of_the_last_log_step(make_run, alive, capsys) -> None:
+    make_run(steps=300, step=100, end=None, launcher=alive)
+    (row,) = listed(capsys)
+    assert (row["step"], row["steps"], row["last_loss"], row["tokens_per_second"]) == (100, 300, 2.5, 1234.5)
+    assert row["left_seconds"] == 200 * 0.5
+    assert 0 <= row["elapsed_seconds"] < 60
+
+
+def test_the_first_workers_sign_of_life_is_newer_than_the_journal(make_run, alive, capsys) -> None:
+    run_dir = make_run(steps=300, step=100, end=None, launcher=alive)
+    (run_dir / "health").mkdir()
+    (run_dir / "health" / "rank-0.json").write_text(json.dumps({"step": 107, "time": time.time() + 1}))
+    assert listed(capsys)[0]["step"] == 107
+
+
+def test_a_run_launched_again_is_no_longer_what_it_was(make_run, alive, capsys) -> None:
+    run_dir = make_run(end="FAILED")
+    assert listed(capsys)[0]["state"] == "failed"
+    (run_dir / "launcher.json").unlink()
+    (run_dir / "launcher.json").write_text(json.dumps(alive))
+    journal = Journal(run_dir / "journal.jsonl")
+    journal.start("default", "gpt2-ort-ddp", "000001")
+    assert listed(capsys)[0]["state"] == "running"
+
+
+def test_a_running_run_is_shown_however_old_it_is(make_run, alive, capsys) -> None:
+    make_run("old", end=None, launcher=alive)
+    for _ in range(5):
+        make_run("new")
+    assert [row["name"] for row in listed(capsys, "--last", "2")] == ["new", "old"]
+    assert len(listed(capsys, "--all")) == 6
+
+
+def test_runs_are_chosen_by_state_and_experiment(make_run, capsys) -> None:
+    make_run("a", experiment="one", end="FAILED")
+    make_run("b", experiment="two", end="FAILED")
+    make_run("c", experiment="two")
+    assert [row["name"] for row in listed(capsys, "--state", "failed")] == ["b", "a"]
+    assert [row["name"] for row in listed(capsys, "--experiment", "two")] == ["c", "b"]
+    assert [row["name"] for row in listed(capsys, "--experiment", "two", "--state", "failed")] == ["b"]
+    # The index of the whole root survives a look at a part of it.
+    assert len(listed(capsys)) == 3
+
+
+def test_the_end_of_a_long_journal_is_enough(make_run) -> None:
+    run_dir = make_run(step=5, end=None)
+    journal = Journal(run_dir / "journal.jsonl")
+    for step in range(6, 5000):
+        journal.metrics(step, {"train/loss": 1.0 + step, "throughput/step_seconds": 0.25})
+    journal.metrics(5000, {"checkpoint/write_seconds": 1.0})
+    with (run_dir / "journal.jsonl").open("a") as file:
+        file.write('{"event": "metrics", "t": 1, "step": 9999, "val')  # A line that is being written.
+    record = read_record(find_run(str(run_dir)))
+    assert (record.step, record.loss, record.ended) == (4999, 5000.0, None)
+
+
+class Opened:
+    """Counts the files that are opened below a folder, by name."""
+
+    def __init__(self) -> None:
+        self.folder: str | None = None
+        self.counts: Counter[str] = Counter()
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and self.folder and str(arguments[0]).startswith(self.folder):
+            self.counts[Path(str(arguments[0])).name] += 1
+
+
+OPENED = Opened()
+
+
+def test_runs_that_are_not_shown_cost_next_to_nothing(make_run, alive, capsys) -> None:
+    """No journal is read of a run that is not shown, and the second time no file of a run that is over."""
+    for _ in range(300):
+        make_run()
+    make_run("running", end=None, launcher=alive)
+    opened = []
+    for _ in range(2):
+        OPENED.counts.clear()
+        OPENED.folder = str(make_run.root)
+        assert len(listed(capsys, "--last", "20")) == 20
+        OPENED.folder = None
+        opened.append(OPENED.counts.copy())
+    assert opened[0]["journal.jsonl"] == 20
+    assert opened[0]["launcher.json"] >= 301
+    assert opened[1]["journal.jsonl"] == opened[1]["config.yaml"] == 1
+    assert sum(opened[1].values()) < 10, opened[1]
+
+
+def test_a_broken_index_is_made_anew(make_run, tmp_path: Path, capsys) -> None:
+    make_run()
+    first = listed(capsys)
+    (index,) = (tmp_path / "cache" / "jobs").iterdir()
+    index.write_text('{"x": 1')
+    assert listed(capsys) == first
+
+
+def test_a_broken_folder_is_a_row_too(make_run, capsys) -> None:
+    run_dir = make_run()
+    for name in ("launcher.json", "config.yaml", "journal.jsonl"):
+        (run_dir / name).write_bytes(b"\xff\x00 nonsense")
+    (row,) = listed(capsys)
+    assert (row["state"], row["run_id"], row["step"]) == ("unknown", "000001", None)
+
+
+def test_the_table_shows_what_there_is(make_run, alive, capsys) -> None:
+    make_run("gpt2", steps=7300, step=100, end=None, launcher=alive)
+    make_run("evil\x1b[31m\nname")
+    jobs([])
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    header, _, *lines = text.splitlines()
+    assert header.split() == ["id", "name", "state", "step", "tokens/s", "loss", "elapsed", "left"]
+    assert "100/7300" in lines[1]
+    assert "1h00m" in lines[1]
+    assert len(lines) == 2
+
+
+def test_the_table_fits_a_terminal_of_100_columns(make_run, alive) -> None:
+    make_run("a-name-that-is-rather-long-for-a-run-of-a-model", end=None, launcher=alive)
+    make_run("b", end="FAILED")
+    folders = scan([make_run.root])
+    out = io.StringIO()
+    render(Survey(folders).rows(folders), Console(file=out, width=100, force_terminal=True, color_system=None))
+    assert max(len(line) for line in out.getvalue().splitlines()) <= 100
+
+
+def test_status_says_why_and_what_to_do(make_run, capsys) -> None:
+    run_dir = make_run("gpt2", step=40, end=None)
+    journal = Journal(run_dir / "journal.jsonl")
+    journal.failure(3, "node7", "Traceback\n  x\nValueError: bad things")
+    journal.end("FAILED")
+    (run_dir / "checkpoints" / "step-00000030").mkdir(parents=True)
+    (run_dir / "checkpoints" / "step-00000030" / "manifest.json").write_text("{}")
+    (run_dir / "checkpoints" / "step-00000040").mkdir()  # Not complete.
+    assert status(["gpt2"]) == 0
+    text = capsys.readouterr().out
+    assert "failed: rank 3 on node7: ValueError: bad things" in text
+    assert "ortlaunch resume 000001" in text
+    assert "step-00000030" in text
+    status(["gpt2", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert (document["state"], document["step"], document["checkpoint"]) == ("failed", 40, "step-00000030")
+
+
+def test_values_that_are_no_numbers_stay_valid_json(make_run, capsys) -> None:
+    run_dir = make_run(end=None)
+    journal = Journal(run_dir / "journal.jsonl")
+    journal.metrics(101, {"train/loss": float("nan"), "throughput/tokens_per_second": float("inf")})
+    journal.end("FAILED")
+    for _ in range(2):  # The second time from the index.
+        (row,) = listed(capsys)
+        assert (row["last_loss"], row["tokens_per_second"]) == ("nan", "inf")
+    assert look(find_run(str(run_dir)))[0].last_loss != 0
+    jobs([])
+    assert "nan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0s"), (59.4, "59s"), (61, "1m01s"), (3600, "1h00m"), (90061, "1d01h"), (None, ""), (float("inf"), "")],
+)
+def test_lengths_of_time(seconds: float | None, text: str) -> None:
+    assert span(seconds) == text

@@ -1,0 +1,119 @@
+"""A sweep's runs and the run under which they stand in MLflow, whoever sends what first."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.launch.sweep import SweepTask, create, find_sweep, join, note_end, run_name, swept_name, tags_of
+from ortlaunch.tracking.compare import collect
+from ortlaunch.tracking.journal import Journal
+from ortlaunch.tracking.relay import sync
+
+
+@pytest.fixture
+def sweep_of(tmp_path: Path, request: pytest.FixtureRequest):
+    """Makes a sweep with runs that have begun, none of it sent."""
+
+    def make(runs: int):
+        experiment = request.node.name
+        root = tmp_path / "runs" / experiment
+        sweep = create(root / "multirun-20260101-000000", "sweep-x", experiment, {"name": "none"}, ["ortlaunch"])
+        folders = []
+        for number in range(runs):
+            run_dir = root / f"20260101-000000-run-{number:06x}"
+            run_dir.mkdir()
+            join(run_dir, SweepTask(sweep.folder, number))
+            journal = Journal(run_dir / "journal.jsonl")
+            journal.start(experiment, f"run-{number}", f"{number:06x}")
+            journal.tags(tags_of(run_dir))
+            journal.metrics(1, {"train/loss": 1.0, "summary/tokens_per_second_median": 100.0 + number})
+            folders.append(run_dir)
+        sweep.write(folders, complete=True)
+        return sweep, folders
+
+    return make
+
+
+def statuses(sweep: Any) -> list[str]:
+    events = [json.loads(line) for line in sweep.journal.read_text().splitlines()]
+    return [event["status"] for event in events if event["event"] == "end"]
+
+
+def test_runs_stand_under_one_parent_though_none_was_sent_before(sweep_of, store: MlflowConfig, client) -> None:
+    sweep, folders = sweep_of(4)
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda folder: sync(folder, store), folders))
+    assert [result.message for result in results] == [""] * 4
+    runs = [client(store.uri).get_run(result.mlflow_run_id) for result in results]
+    (parent,) = {run.data.tags["mlflow.parentRunId"] for run in runs}
+    parent_run = client(store.uri).get_run(parent)
+    assert (parent_run.info.run_name, parent_run.info.status) == ("sweep-x", "RUNNING")
+    assert sync(sweep.folder, store).mlflow_run_id == parent
+
+
+def test_the_last_run_ends_the_sweep_as_its_runs_ended(sweep_of, store: MlflowConfig, client) -> None:
+    sweep, (first, second, third) = sweep_of(3)
+    assert note_end(first, "FINISHED") is None
+    assert note_end(second, "FAILED") is None
+    assert statuses(sweep) == []
+    assert note_end(third, "FINISHED") == sweep.folder
+    assert statuses(sweep) == ["FAILED"]
+    result = sync(sweep.folder, store)
+    assert client(store.uri).get_run(result.mlflow_run_id).info.status == "FAILED"
+    # The run that failed is gone on with.
+    assert note_end(second, "FINISHED") == sweep.folder
+    sync(sweep.folder, store)
+    assert client(store.uri).get_run(result.mlflow_run_id).info.status == "FINISHED"
+
+
+def test_no_sweep_ends_before_all_its_runs_are_known(sweep_of) -> None:
+    sweep, (only,) = sweep_of(1)
+    sweep.write([only], complete=False)
+    assert note_end(only, "FINISHED") is None
+    assert statuses(sweep) == []
+
+
+def test_a_run_whose_sweeps_folder_is_gone_stands_alone(sweep_of, store: MlflowConfig, client, tmp_path: Path) -> None:
+    sweep, (only,) = sweep_of(1)
+    sweep.folder.rename(tmp_path / "elsewhere")
+    assert note_end(only, "FINISHED") is None
+    result = sync(only, store)
+    assert result.sent
+    assert "mlflow.parentRunId" not in client(store.uri).get_run(result.mlflow_run_id).data.tags
+
+
+def test_compare_shows_the_runs_of_a_sweep_and_never_its_parent(sweep_of, store: MlflowConfig, request) -> None:
+    sweep, folders = sweep_of(3)
+    for folder in [*reversed(folders), sweep.folder]:
+        sync(folder, store)
+    names = ["run-0", "run-1", "run-2"]
+    for asked in (str(sweep.folder), "sweep-x", sweep.run_id):
+        rows = collect(store.uri, request.node.name, [], 10, None, asked).rows
+        assert [row.name for row in rows] == names, asked
+    latest = collect(store.uri, request.node.name, [], 3, None).rows
+    assert sorted(row.name for row in latest) == names
+    with pytest.raises(RequestError, match="run-0 is no sweep"):
+        collect(store.uri, request.node.name, [], 10, None, "run-0")
+
+
+def test_a_sweep_is_found_by_its_names(sweep_of, tmp_path: Path) -> None:
+    sweep, _ = sweep_of(1)
+    (sweep.folder / "job.json").write_text('{"job_id": "77"}')
+    for asked in (str(sweep.folder), sweep.folder.name, "sweep-x", sweep.run_id, "77"):
+        assert find_sweep(asked, [tmp_path / "runs"]) == sweep.folder, asked
+    assert find_sweep("78", [tmp_path / "runs"]) is None
+
+
+def test_names_say_what_a_sweep_varies() -> None:
+    words = ["model=mlp,gpt2", "optimizer.lr=0.1,0.2", "train.steps=5", "seed=range(1,3)", "-m"]
+    assert swept_name(words, None) == "sweep-model-optimizer.lr-seed"
+    assert swept_name(words, "mine") == "sweep-mine"
+    made = ["model=mlp", "optimizer.lr=0.2", "train.steps=5", "seed=1"]
+    assert run_name("mlp-ort-ddp", ["optimizer.lr", "seed"], made) == "mlp-ort-ddp-lr=0.2-seed=1"
