@@ -116,11 +116,9 @@ def _resume(arguments: list[str]) -> int:
 
 
 def _export(arguments: list[str]) -> int:
-    if arguments[:1] != ["weights"]:
-        raise RequestError("export: say what to export: ortlaunch export weights RUN_DIR [--out FOLDER]")
-    from ortlaunch.trainer.export import export_weights
+    from ortlaunch.export.command import main
 
-    return export_weights(arguments[1:])
+    return main(arguments)
 
 
 def _compare(arguments: list[str]) -> int:

@@ -1,0 +1,113 @@
+"""`ortlaunch export WHAT`: which export, its page of help, and what it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ortlaunch.errors import RequestError
+
+
+@dataclass(frozen=True)
+class _Verb:
+    summary: str
+    help: str
+    run: Callable[[list[str]], int]
+
+
+_CONFIGURED = """\
+  model=… data=…         as for a run (ortlaunch --help); with from_run they are the run's
+  from_run=RUN           a run folder, or a checkpoint in one: its model and data, and the weights it has left last
+  from_weights=DIR       safetensors in the model's own names; without either the weights are fresh
+  out=DIR                where to; a folder that exists is left alone
+  --force                replace the export that out=DIR holds"""
+
+_ONNX = f"""\
+ortlaunch export onnx: the forward of a model in train mode as one ONNX file, parameters under their own names
+
+Usage:
+  ortlaunch export onnx [model=…] [from_run=RUN | from_weights=DIR] out=DIR [KEY=VALUE ...]
+
+{_CONFIGURED}
+  loss=own               labels go in, too, and the model's own loss comes out
+  --external-data        weights in a file beside the graph; above 1 GB they always are
+
+Nothing is folded, dropout and BatchNorm stay in train mode. Before the folder appears, the graph has been checked by
+onnx.checker and run beside PyTorch: batches of several sizes, and other weights put in under the same names.
+Exit codes: 0 done, 2 the request is wrong or the model cannot be exported"""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs `ortlaunch export`.
+
+    Args:
+        arguments: the command line after ``export``.
+
+    Raises:
+        RequestError: the request is wrong, or what is asked for cannot be exported.
+    """
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(_page())
+        return 0
+    if not arguments or arguments[0] not in _VERBS:
+        named = f"{arguments[0]}: no such export. " if arguments else ""
+        raise RequestError(
+            f"export: {named}Say what to export: ortlaunch export {' | '.join(_VERBS)} (ortlaunch export --help); "
+            "a run's weights: ortlaunch export weights RUN_DIR [--out FOLDER]"
+        )
+    verb = _VERBS[arguments[0]]
+    if verb.help and {"-h", "--help"} & set(arguments[1:]):
+        print(verb.help)
+        return 0
+    with _libraries_quiet():
+        return verb.run(arguments[1:])
+
+
+@contextlib.contextmanager
+def _libraries_quiet() -> Iterator[None]:
+    """Keeps what libraries say while they are imported, or of a model's configuration, from the terminal."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # onnxruntime-training imports DeepSpeed where it is installed, which would look for GPUs and tell of it.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    yield
+
+
+def _page() -> str:
+    width = max(map(len, _VERBS))
+    lines = [f"  ortlaunch export {name:<{width}}  {verb.summary}" for name, verb in _VERBS.items()]
+    return "\n".join(["ortlaunch export: what a run has trained, for others to use", "", *lines, "", _EACH])
+
+
+_EACH = "Each has a page of its own: ortlaunch export NAME --help"
+
+
+def _onnx(arguments: list[str]) -> int:
+    from ortlaunch.export.request import parse
+
+    keys = ("from_run", "from_weights", "out", "loss")
+    request = parse("onnx", arguments, keys, {"force": False, "external-data": False})
+    from ortlaunch.export.folder import check_free
+
+    check_free(request.out, force=request.has("force"))
+    from ortlaunch.export.onnx_file import export_onnx
+    from ortlaunch.export.say import said
+
+    with contextlib.redirect_stdout(sys.stderr):
+        record = export_onnx(request)
+    print(said(request.out, record))
+    return 0
+
+
+def _weights(arguments: list[str]) -> int:
+    from ortlaunch.trainer.export import export_weights
+
+    return export_weights(arguments)
+
+
+_VERBS: dict[str, _Verb] = {
+    "weights": _Verb("its weights as safetensors, in the model's own names", "", _weights),
+    "onnx": _Verb("the forward as it trains, one ONNX file", _ONNX, _onnx),
+}

@@ -1,0 +1,43 @@
+"""What an export prints when it is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ortlaunch.export.record import Port, Record
+
+
+def said(out: Path, record: Record) -> str:
+    """The folder, its files and what was proven, a line each."""
+    lines = [f"{out}: {record.kind} of {record.weights}"]
+    lines += [f"  {name:<28} {size:>12,} bytes" for name, size in record.files.items()]
+    lines.append(f"  in   {', '.join(map(_port, record.inputs))}")
+    lines.append(f"  out  {', '.join(map(_port, record.outputs))}")
+    lines.append(
+        f"  IR version {record.ir_version}, opset {record.opset}" + (f", loss {record.loss}" if record.loss else "")
+    )
+    return "\n".join([*lines, *(f"  {line}" for line in _findings(record))])
+
+
+def _port(port: Port) -> str:
+    return f"{port.name} {port.dtype}[{', '.join(map(str, port.shape))}]"
+
+
+def _findings(record: Record) -> list[str]:
+    found = record.findings
+    lines = []
+    if found.get("parameters"):
+        lines.append(
+            f"{found['parameters']} parameters under their own names, none folded: other weights put in are used"
+        )
+    if found.get("unused_parameters"):
+        lines.append(f"left out, as the forward does not use them: {', '.join(found['unused_parameters'])}")
+    if found.get("dropout"):
+        rates = sorted({round(rate, 6) for rate in found["dropout"]})
+        lines.append(f"{len(found['dropout'])} dropouts active (rate {', '.join(f'{rate:g}' for rate in rates)})")
+    if found.get("batch_norms"):
+        lines.append(f"{found['batch_norms']} BatchNorms on the batch's own statistics")
+    if found.get("shapes"):
+        shapes = ", ".join("x".join(map(str, shape)) for shape in found["shapes"])
+        lines.append(f"equal to PyTorch on {shapes}: largest relative error {found['largest_error']:.1e}")
+    return lines
