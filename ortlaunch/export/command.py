@@ -39,6 +39,25 @@ Nothing is folded, dropout and BatchNorm stay in train mode. Before the folder a
 onnx.checker and run beside PyTorch: batches of several sizes, and other weights put in under the same names.
 Exit codes: 0 done, 2 the request is wrong or the model cannot be exported"""
 
+_ARTIFACTS = f"""\
+ortlaunch export artifacts: the forward, and the training, eval and optimizer models and the checkpoint with which
+ONNX Runtime trains it on a phone or an edge box
+
+Usage:
+  ortlaunch export artifacts [model=…] [from_run=RUN | from_weights=DIR] out=DIR [KEY=VALUE ...]
+
+{_CONFIGURED}
+  loss=NAME              own (the model's), cross_entropy, mse or bce; without it what a run trains with
+  optimizer=adamw|sgd    and optimizer.weight_decay …; sgd needs optimizer.momentum=0, a device's has none
+  trainable='GLOB,…'     parameters to train, such as 'classifier.*'; the others are frozen
+  frozen='GLOB,…'        parameters to freeze among these
+  --prefix NAME          begins the names of the files
+  --nominal-checkpoint   also a checkpoint of names and shapes alone, for a device that gets its weights elsewhere
+  --external-data        as for export onnx
+
+The weight decay of adamw is on every trainable parameter, as optimizer.decay_bias_and_norm=true has it in a run.
+Exit codes: 0 done, 2 the request is wrong or the model cannot be exported"""
+
 
 def main(arguments: list[str]) -> int:
     """Runs `ortlaunch export`.
@@ -101,6 +120,24 @@ def _onnx(arguments: list[str]) -> int:
     return 0
 
 
+def _artifacts(arguments: list[str]) -> int:
+    from ortlaunch.export.request import parse
+
+    keys = ("from_run", "from_weights", "out", "loss", "trainable", "frozen")
+    flags = {"force": False, "external-data": False, "prefix": True, "nominal-checkpoint": False}
+    request = parse("artifacts", arguments, keys, flags)
+    from ortlaunch.export.folder import check_free
+
+    check_free(request.out, force=request.has("force"))
+    from ortlaunch.export.artifacts import export_artifacts
+    from ortlaunch.export.say import said
+
+    with contextlib.redirect_stdout(sys.stderr):
+        record = export_artifacts(request)
+    print(said(request.out, record))
+    return 0
+
+
 def _weights(arguments: list[str]) -> int:
     from ortlaunch.trainer.export import export_weights
 
@@ -110,4 +147,5 @@ def _weights(arguments: list[str]) -> int:
 _VERBS: dict[str, _Verb] = {
     "weights": _Verb("its weights as safetensors, in the model's own names", "", _weights),
     "onnx": _Verb("the forward as it trains, one ONNX file", _ONNX, _onnx),
+    "artifacts": _Verb("all with which ONNX Runtime trains it on a device", _ARTIFACTS, _artifacts),
 }

@@ -58,6 +58,12 @@ def save(model: ModelProto, path: Path, *, external_bytes: int = EXTERNAL_BYTES)
     onnx.checker.check_model(str(path), full_check=False)
 
 
+def save_unchecked(model: ModelProto, path: Path) -> None:
+    """Writes a graph in versions that ONNX Runtime 1.19.2 reads; its own operators are unknown to onnx.checker."""
+    model.ir_version = min(model.ir_version, IR_VERSION)
+    onnx.save(model, str(path))
+
+
 def opset(model: ModelProto) -> int:
     """The version of ONNX's own operators."""
     return next(int(one.version) for one in model.opset_import if one.domain in _STANDARD)

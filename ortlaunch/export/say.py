@@ -25,7 +25,7 @@ def _port(port: Port) -> str:
 
 def _findings(record: Record) -> list[str]:
     found = record.findings
-    lines = []
+    lines = _training(record)
     if found.get("parameters"):
         lines.append(
             f"{found['parameters']} parameters under their own names, none folded: other weights put in are used"
@@ -40,4 +40,16 @@ def _findings(record: Record) -> list[str]:
     if found.get("shapes"):
         shapes = ", ".join("x".join(map(str, shape)) for shape in found["shapes"])
         lines.append(f"equal to PyTorch on {shapes}: largest relative error {found['largest_error']:.1e}")
+    return lines
+
+
+def _training(record: Record) -> list[str]:
+    if record.kind != "artifacts":
+        return []
+    optimizer = ", ".join(f"{key} {value:g}" for key, value in record.optimizer.items() if key != "name")
+    count = len(record.trainable)
+    parameters = sum(1 for name in record.frozen if not any(name == kept for kept in record.statistics.values()))
+    lines = [f"trains {count} parameters, {parameters} frozen; {record.optimizer['name']} ({optimizer})"]
+    if record.statistics:
+        lines.append(f"{len(record.statistics)} running statistics of BatchNorm leave each step as outputs NAME.next")
     return lines
