@@ -7,8 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ortlaunch.errors import RequestError
+
+if TYPE_CHECKING:
+    from ortlaunch.export.record import Record
+    from ortlaunch.export.request import Request
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,19 @@ Usage:
 The weight decay of adamw is on every trainable parameter, as optimizer.decay_bias_and_norm=true has it in a run.
 Exit codes: 0 done, 2 the request is wrong or the model cannot be exported"""
 
+_INFERENCE = f"""\
+ortlaunch export inference: the model in eval mode as one ONNX file, what is constant in it folded
+
+Usage:
+  ortlaunch export inference [model=…] [from_run=RUN | from_weights=DIR] out=DIR [KEY=VALUE ...]
+
+{_CONFIGURED}
+  --quantize             also model.int8.onnx, weights in 8 bits and activations quantized as they come
+  --external-data        as for export onnx
+
+Before the folder appears, the file has been run in ONNX Runtime beside PyTorch on batches of several sizes.
+Exit codes: 0 done, 2 the request is wrong or the model cannot be exported"""
+
 
 def main(arguments: list[str]) -> int:
     """Runs `ortlaunch export`.
@@ -104,41 +122,62 @@ _EACH = "Each has a page of its own: ortlaunch export NAME --help"
 
 
 def _onnx(arguments: list[str]) -> int:
-    from ortlaunch.export.request import parse
-
-    keys = ("from_run", "from_weights", "out", "loss")
-    request = parse("onnx", arguments, keys, {"force": False, "external-data": False})
-    from ortlaunch.export.folder import check_free
-
-    check_free(request.out, force=request.has("force"))
-    from ortlaunch.export.onnx_file import export_onnx
-    from ortlaunch.export.say import said
-
-    with contextlib.redirect_stdout(sys.stderr):
-        record = export_onnx(request)
-    print(said(request.out, record))
-    return 0
+    return _export("onnx", arguments, ("from_run", "from_weights", "out", "loss"), {"external-data": False})
 
 
 def _artifacts(arguments: list[str]) -> int:
+    keys = ("from_run", "from_weights", "out", "loss", "trainable", "frozen")
+    flags = {"external-data": False, "prefix": True, "nominal-checkpoint": False}
+    return _export("artifacts", arguments, keys, flags)
+
+
+def _inference(arguments: list[str]) -> int:
+    return _export(
+        "inference", arguments, ("from_run", "from_weights", "out"), {"external-data": False, "quantize": False}
+    )
+
+
+def _export(verb: str, arguments: list[str], keys: tuple[str, ...], flags: dict[str, bool]) -> int:
+    """One export into a folder, and its line in the run that the weights are of."""
+    from ortlaunch.export.folder import check_free
     from ortlaunch.export.request import parse
 
-    keys = ("from_run", "from_weights", "out", "loss", "trainable", "frozen")
-    flags = {"force": False, "external-data": False, "prefix": True, "nominal-checkpoint": False}
-    request = parse("artifacts", arguments, keys, flags)
-    from ortlaunch.export.folder import check_free
-
+    request = parse(verb, arguments, keys, {**flags, "force": False})
+    # Before the libraries are imported, which takes seconds.
     check_free(request.out, force=request.has("force"))
-    from ortlaunch.export.artifacts import export_artifacts
     from ortlaunch.export.say import said
+    from ortlaunch.export.tracking import log_to_run
 
     with contextlib.redirect_stdout(sys.stderr):
-        record = export_artifacts(request)
+        record = _maker(verb)(request)
     print(said(request.out, record))
+    if request.from_run is not None:
+        print(log_to_run(request.from_run, request.out, "export"))
     return 0
 
 
+def _maker(verb: str) -> Callable[[Request], Record]:
+    if verb == "onnx":
+        from ortlaunch.export.onnx_file import export_onnx as make
+    elif verb == "artifacts":
+        from ortlaunch.export.artifacts import export_artifacts as make
+    else:
+        from ortlaunch.export.inference import export_for_inference as make
+    return make
+
+
+def _verify(arguments: list[str]) -> int:
+    from ortlaunch.export.verify_command import main as verify
+
+    return verify(arguments)
+
+
 def _weights(arguments: list[str]) -> int:
+    from ortlaunch.export.weights import FLAG
+    from ortlaunch.export.weights import main as from_artifacts
+
+    if any(word == FLAG or word.startswith(f"{FLAG}=") for word in arguments):
+        return from_artifacts(arguments)
     from ortlaunch.trainer.export import export_weights
 
     return export_weights(arguments)
@@ -148,4 +187,6 @@ _VERBS: dict[str, _Verb] = {
     "weights": _Verb("its weights as safetensors, in the model's own names", "", _weights),
     "onnx": _Verb("the forward as it trains, one ONNX file", _ONNX, _onnx),
     "artifacts": _Verb("all with which ONNX Runtime trains it on a device", _ARTIFACTS, _artifacts),
+    "verify": _Verb("train such artifacts beside PyTorch, and compare", "", _verify),
+    "inference": _Verb("the model in eval mode for servers, plain and quantized", _INFERENCE, _inference),
 }

@@ -40,6 +40,11 @@ def _findings(record: Record) -> list[str]:
     if found.get("shapes"):
         shapes = ", ".join("x".join(map(str, shape)) for shape in found["shapes"])
         lines.append(f"equal to PyTorch on {shapes}: largest relative error {found['largest_error']:.1e}")
+    if quantized := found.get("quantized"):
+        lines.append(
+            f"quantized: off by {quantized['largest_error']:.1%} of the largest output at most, the same choice in "
+            f"{quantized['same_choice']:.1%}"
+        )
     return lines
 
 

@@ -1,8 +1,9 @@
 """BatchNorm's running statistics on a device: outputs of the training model that say what they become.
 
-ONNX Runtime's training leaves them as they were exported. The graph knows the new values; here they become further
-outputs, which whoever trains puts into the checkpoint after each step. ONNX moves the variance by the batch's own, and
-PyTorch by the estimate for what it was drawn from, which is larger by n / (n - 1): the outputs are PyTorch's.
+ONNX Runtime's training writes over them in place, in an order of its own and with the batch's own variance, where
+PyTorch takes the estimate for what the batch was drawn from, which is larger by n / (n - 1). Here BatchNorm gets
+nothing to move, its outputs are the batch's statistics, and further outputs of the graph are what PyTorch's would be:
+whoever trains puts them into the checkpoint after each step.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from ortlaunch.export import graph
 
 SUFFIX = ".next"
 """Appended to a parameter's name: the output that it becomes after a step."""
+_NONE = ".none"
+"""Appended to a parameter's name: what BatchNorm gets in its place in the training model."""
 
 
 def add_outputs(model: ModelProto) -> dict[str, str]:
@@ -30,36 +33,53 @@ def add_outputs(model: ModelProto) -> dict[str, str]:
         mean, variance = node.input[3], node.input[4]
         if mean not in there or variance not in there:
             continue
-        added = [helper.make_node("Identity", [node.output[1]], [mean + SUFFIX], name=mean + SUFFIX)]
-        added += _unbiased(node, variance, int(there[variance].dims[0]), model)
-        model.graph.node.extend(added)
-        for name in (mean, variance):
-            model.graph.value_info.append(
-                helper.make_tensor_value_info(name + SUFFIX, TensorProto.FLOAT, list(there[name].dims))
-            )
+        channels = int(there[mean].dims[0])
+        kept = graph.attribute(node, "momentum", 0.9)
+        for position, name in ((3, mean), (4, variance)):
+            zeros = np.zeros(channels, np.float32)
+            model.graph.initializer.append(numpy_helper.from_array(zeros, name + _NONE))
+            node.input[position] = name + _NONE
             statistics[name + SUFFIX] = name
+            info = helper.make_tensor_value_info(name + SUFFIX, TensorProto.FLOAT, [channels])
+            model.graph.value_info.append(info)
+        _set_momentum(node, 0.0)
+        factor = _bessel(node, variance, channels, model)
+        model.graph.node.extend(_mixed(mean, node.output[1], kept, None, model))
+        model.graph.node.extend([*factor, *_mixed(variance, node.output[2], kept, f"{variance}.factor", model)])
     return statistics
 
 
-def _unbiased(node: NodeProto, variance: str, channels: int, model: ModelProto) -> list[NodeProto]:
-    """``kept + (moved - kept) * n / (n - 1)`` where `kept` is the momentum's share of the old variance."""
-    momentum = graph.attribute(node, "momentum", 0.9)
+def _set_momentum(node: NodeProto, value: float) -> None:
+    kept = [one for one in node.attribute if one.name != "momentum"]
+    attributes = [*kept, helper.make_attribute("momentum", value)]
+    copies = [type(one).FromString(one.SerializeToString()) for one in attributes]
+    del node.attribute[:]
+    node.attribute.extend(copies)
 
-    def name(part: str) -> str:
-        return f"{variance}.{part}"
 
-    constants = {"momentum": np.float32(momentum), "channels": np.int64(channels), "one": np.float32(1.0)}
-    model.graph.initializer.extend(numpy_helper.from_array(value, name(key)) for key, value in constants.items())
+def _mixed(name: str, batch: str, kept: float, factor: str | None, model: ModelProto) -> list[NodeProto]:
+    """``name * kept + batch * factor * (1 - kept)``."""
+    for part, value in (("old_share", kept), ("new_share", 1.0 - kept)):
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(value), f"{name}.{part}"))
+    steps = [("Mul", [batch, factor], f"{name}.scaled")] if factor else []
+    steps += [
+        ("Mul", [name, f"{name}.old_share"], f"{name}.old"),
+        ("Mul", [f"{name}.scaled" if factor else batch, f"{name}.new_share"], f"{name}.new"),
+        ("Add", [f"{name}.old", f"{name}.new"], name + SUFFIX),
+    ]
+    return [helper.make_node(kind, inputs, [output], name=output) for kind, inputs, output in steps]
+
+
+def _bessel(node: NodeProto, name: str, channels: int, model: ModelProto) -> list[NodeProto]:
+    """``n / (n - 1)`` for n values of each channel."""
+    constants = {"channels": np.int64(channels), "one": np.float32(1.0)}
+    model.graph.initializer.extend(numpy_helper.from_array(value, f"{name}.{key}") for key, value in constants.items())
     steps = [
-        ("Size", [node.input[0]], name("size")),
-        ("Div", [name("size"), name("channels")], name("count")),
-        ("Cast", [name("count")], name("n")),
-        ("Sub", [name("n"), name("one")], name("less")),
-        ("Div", [name("n"), name("less")], name("factor")),
-        ("Mul", [variance, name("momentum")], name("kept")),
-        ("Sub", [node.output[2], name("kept")], name("moved")),
-        ("Mul", [name("moved"), name("factor")], name("scaled")),
-        ("Add", [name("kept"), name("scaled")], variance + SUFFIX),
+        ("Size", [node.input[0]], f"{name}.size"),
+        ("Div", [f"{name}.size", f"{name}.channels"], f"{name}.count"),
+        ("Cast", [f"{name}.count"], f"{name}.n"),
+        ("Sub", [f"{name}.n", f"{name}.one"], f"{name}.less"),
+        ("Div", [f"{name}.n", f"{name}.less"], f"{name}.factor"),
     ]
     made = [helper.make_node(kind, inputs, [output], name=output) for kind, inputs, output in steps]
     made[2].attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
@@ -67,17 +87,20 @@ def _unbiased(node: NodeProto, variance: str, channels: int, model: ModelProto) 
 
 
 def forget_outputs(model: ModelProto, statistics: dict[str, str]) -> None:
-    """Takes the outputs out of an eval model, in place, and with them all that only they needed.
+    """Undoes it in an eval model, in place: BatchNorm computes with the running statistics and moves nothing.
 
-    In eval mode a BatchNormalization must have one output, and moves nothing.
+    In eval mode a BatchNormalization must have one output; ONNX Runtime's own artifacts leave it three and cannot be
+    loaded.
     """
     kept = [one for one in model.graph.output if one.name not in statistics]
     del model.graph.output[:]
     model.graph.output.extend(kept)
-    _drop_unread(model)
     for node in model.graph.node:
-        if node.op_type == "BatchNormalization" and not graph.attribute(node, "training_mode", 0):
+        if node.op_type == "BatchNormalization":
+            for position in (3, 4):
+                node.input[position] = node.input[position].removesuffix(_NONE)
             del node.output[1:]
+    _drop_unread(model)
 
 
 def _drop_unread(model: ModelProto) -> None:
@@ -86,8 +109,11 @@ def _drop_unread(model: ModelProto) -> None:
         read = outputs | {name for node in graph.nodes(model) for name in node.input}
         kept = [node for node in model.graph.node if any(name in read for name in node.output)]
         if len(kept) == len(model.graph.node):
-            return
+            break
         # Taken first: what a message holds is gone once it is cleared.
         copies = [NodeProto.FromString(node.SerializeToString()) for node in kept]
         del model.graph.node[:]
         model.graph.node.extend(copies)
+    constants = [TensorProto.FromString(one.SerializeToString()) for one in model.graph.initializer if one.name in read]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(constants)

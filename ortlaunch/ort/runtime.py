@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy
 import onnxruntime
 import torch
 
@@ -34,13 +36,8 @@ class Graph:
         """The outputs by name for a batch, of which it takes what it has inputs for."""
         feed = {name: batch[name].detach().numpy() for name in self.inputs}
         values = self._session.run(None, feed)
-        return {name: torch.from_numpy(value) for name, value in zip(self.outputs, map(_array, values), strict=True)}
-
-
-def _array(value: object) -> object:
-    import numpy
-
-    return numpy.asarray(value)
+        tensors = [torch.from_numpy(numpy.asarray(value)) for value in values]
+        return dict(zip(self.outputs, tensors, strict=True))
 
 
 def quantize(path: Path, quantized: Path) -> None:
@@ -52,5 +49,10 @@ def quantize(path: Path, quantized: Path) -> None:
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # ONNX Runtime's ConvInteger takes unsigned weights alone on the CPU.
-    quantize_dynamic(str(path), str(quantized), weight_type=QuantType.QUInt8)
+    # It recommends a preparation that folding has made already.
+    logging.disable(logging.WARNING)
+    try:
+        # ONNX Runtime's ConvInteger takes unsigned weights alone on the CPU.
+        quantize_dynamic(str(path), str(quantized), weight_type=QuantType.QUInt8)
+    finally:
+        logging.disable(logging.NOTSET)
