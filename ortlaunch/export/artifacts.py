@@ -80,9 +80,10 @@ def _prefix(request: Request) -> str:
 
 def _facts(cfg: OptimizerConfig) -> dict[str, float | str]:
     if isinstance(cfg, AdamWConfig):
-        decay = {"weight_decay": cfg.weight_decay}
-        return {"name": cfg.name, "lr": cfg.lr, "beta1": cfg.beta1, "beta2": cfg.beta2, "eps": cfg.eps} | decay
-    return {"name": cfg.name, "lr": cfg.lr}
+        names: tuple[str, ...] = ("name", "lr", "beta1", "beta2", "eps", "weight_decay")
+    else:
+        names = ("name", "lr")
+    return {name: getattr(cfg, name) for name in names}
 
 
 def _shares(exported: Exported, request: Request) -> tuple[list[str], list[str]]:

@@ -79,6 +79,11 @@ def value(tensor: TensorProto) -> Array:
     return numpy_helper.to_array(tensor)
 
 
+def constant(number: float, name: str, dtype: str = "float32") -> TensorProto:
+    """A number as an initializer."""
+    return numpy_helper.from_array(np.array(number, dtype), name)
+
+
 def set_values(model: ModelProto, values: dict[str, Array]) -> None:
     """Replaces the values of initializers, in place."""
     for tensor in model.graph.initializer:
@@ -136,7 +141,7 @@ def without_dropout(model: ModelProto) -> ModelProto:
         if len(node.input) > position:
             node.input[position] = name
     if found:
-        copied.graph.initializer.append(numpy_helper.from_array(np.float32(0.0), name))
+        copied.graph.initializer.append(constant(0.0, name))
     return copied
 
 

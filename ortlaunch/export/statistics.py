@@ -60,7 +60,7 @@ def _set_momentum(node: NodeProto, value: float) -> None:
 def _mixed(name: str, batch: str, kept: float, factor: str | None, model: ModelProto) -> list[NodeProto]:
     """``name * kept + batch * factor * (1 - kept)``."""
     for part, value in (("old_share", kept), ("new_share", 1.0 - kept)):
-        model.graph.initializer.append(numpy_helper.from_array(np.float32(value), f"{name}.{part}"))
+        model.graph.initializer.append(graph.constant(value, f"{name}.{part}"))
     steps = [("Mul", [batch, factor], f"{name}.scaled")] if factor else []
     steps += [
         ("Mul", [name, f"{name}.old_share"], f"{name}.old"),
@@ -72,8 +72,8 @@ def _mixed(name: str, batch: str, kept: float, factor: str | None, model: ModelP
 
 def _bessel(node: NodeProto, name: str, channels: int, model: ModelProto) -> list[NodeProto]:
     """``n / (n - 1)`` for n values of each channel."""
-    constants = {"channels": np.int64(channels), "one": np.float32(1.0)}
-    model.graph.initializer.extend(numpy_helper.from_array(value, f"{name}.{key}") for key, value in constants.items())
+    model.graph.initializer.append(graph.constant(channels, f"{name}.channels", "int64"))
+    model.graph.initializer.append(graph.constant(1.0, f"{name}.one"))
     steps = [
         ("Size", [node.input[0]], f"{name}.size"),
         ("Div", [f"{name}.size", f"{name}.channels"], f"{name}.count"),
