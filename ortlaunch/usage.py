@@ -15,6 +15,8 @@ Usage:
   ortlaunch check [KEY=VALUE ...]     find out whether the model is fit for ONNX Runtime, before a run
   ortlaunch resume RUN_DIR [KEY=VALUE ...]   go on with a run that was stopped or has failed, in its folder
   ortlaunch export weights RUN_DIR [--out FOLDER]   its weights as safetensors, in the model's own names
+  ortlaunch export onnx|artifacts|inference [KEY=VALUE ...] out=DIR   ONNX: as it trains, to train on a device, to serve
+  ortlaunch export verify DIR         train a device's artifacts beside PyTorch (ortlaunch export --help)
   ortlaunch compare [RUN ...]         put runs side by side (--help for its options)
   ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models

@@ -67,9 +67,8 @@ def export_inference(model: torch.nn.Module, forward: Forward, batch: Batch, pat
 
 def _export(model: torch.nn.Module, forward: Forward, batch: Batch, path: Path, **arguments: Any) -> list[TraceWarning]:
     compat.before_import()
-    symbolics.register()
     inputs = forward.feed(batch)
-    with untouched(model), _flat(model, forward), _quietly(), trace_warnings() as warned:
+    with untouched(model), _flat(model, forward), _standard_symbolics(), _quietly(), trace_warnings() as warned:
         try:
             torch.onnx.export(
                 model,
@@ -109,6 +108,32 @@ def _flat(model: torch.nn.Module, forward: Forward) -> Iterator[None]:
             del model.forward
         else:
             model.forward = own
+
+
+@contextlib.contextmanager
+def _standard_symbolics() -> Iterator[None]:
+    """Within it, the exporter has those of ours that ONNX's own operators make, and none that ORTModule has put in.
+
+    An ORTModule in the same process leaves its own behind, with operators that no plain runtime has.
+    """
+    from torch.onnx._internal import registration  # type: ignore[attr-defined]
+
+    groups = registration.registry._registry
+    before = {name: dict(group._functions._overrides) for name, group in groups.items()}
+    _put(groups, {})
+    symbolics.register()
+    try:
+        yield
+    finally:
+        _put(groups, before)
+
+
+def _put(groups: Any, overrides: dict[str, dict[int, Any]]) -> None:
+    for name, group in groups.items():
+        for opset in list(group._functions._overrides):
+            group.remove_custom(opset)
+        for opset, function in overrides.get(name, {}).items():
+            group.add_custom(function, opset)
 
 
 @contextlib.contextmanager

@@ -93,9 +93,14 @@ def set_values(model: ModelProto, values: dict[str, Array]) -> None:
 
 
 def rename(model: ModelProto, names: dict[str, str]) -> None:
-    """Gives initializers, and whatever reads them, other names, in place."""
+    """Gives initializers, and whatever reads them, other names, in place; of those that share one the first stays."""
+    kept: dict[str, TensorProto] = {}
     for tensor in model.graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
+        kept.setdefault(tensor.name, TensorProto.FromString(tensor.SerializeToString()))
+    if names:
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(kept.values())
     for node in nodes(model):
         for position, name in enumerate(node.input):
             node.input[position] = names.get(name, name)
@@ -142,6 +147,22 @@ def without_dropout(model: ModelProto) -> ModelProto:
             node.input[position] = name
     if found:
         copied.graph.initializer.append(constant(0.0, name))
+    return copied
+
+
+def with_statistics(model: ModelProto) -> ModelProto:
+    """A copy in which what BatchNorms make of their running statistics are outputs, too.
+
+    ONNX Runtime 1.19.2 computes a BatchNormalization in train mode of fewer than 16 channels wrongly, and more so each
+    time, where nobody reads its statistics.
+    """
+    copied = ModelProto()
+    copied.CopyFrom(model)
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization":
+            copied.graph.output.extend(
+                onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in node.output[1:]
+            )
     return copied
 
 

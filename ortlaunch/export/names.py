@@ -49,7 +49,8 @@ def settle(model: torch.nn.Module, forward: Forward, batch: Batch, exported: Mod
     """
     aliases = aliases_of(model)
     there = graph.initializers(exported)
-    graph.rename(exported, {name: first for name, first in aliases.items() if name in there and first not in there})
+    # The exporter may keep a tied weight once under any of its names, or several times: they would train apart.
+    graph.rename(exported, {name: first for name, first in aliases.items() if name in there})
     there = graph.initializers(exported)
     parameters = {name: tensor for name, tensor in model.named_parameters() if name not in aliases}
     missing = [name for name in parameters if name not in there]

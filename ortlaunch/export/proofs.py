@@ -99,7 +99,7 @@ def prove_training(
             f"the export has {len(found.dropout)} active dropouts, and the model has {counting.count} in train mode"
         )
     found.batch_norms = _batch_norms(model, exported)
-    quiet = graph.without_dropout(exported)
+    quiet = graph.with_statistics(graph.without_dropout(exported))
     _compare_trials(found, model, forward, _trials(batches), Graph(quiet.SerializeToString()), warned)
     with _other_weights(model, names):
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -190,9 +190,10 @@ def _batch_norms(model: torch.nn.Module, exported: ModelProto) -> int:
 
 @contextlib.contextmanager
 def _other_weights(model: torch.nn.Module, names: Names) -> Iterator[None]:
-    """Within it, the tensors that the graph has too are others: a graph with one folded away would not follow."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    chosen = [tensors[name] for name in (*names.parameters, *names.buffers) if tensors[name].is_floating_point()]
+    """Within it, all parameters are others, and the graph's buffers: a graph with one folded away would not follow."""
+    buffers = dict(model.named_buffers())
+    tensors = [*model.parameters(), *(buffers[name] for name in names.buffers)]
+    chosen = [tensor for tensor in tensors if tensor.is_floating_point()]
     before = [tensor.detach().clone() for tensor in chosen]
     generator = torch.Generator().manual_seed(0)
     try:

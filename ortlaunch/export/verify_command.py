@@ -77,7 +77,7 @@ def page(folder: Path, found: Verdict) -> str:
         f"a step differs by {found.loss_difference:.1e} at most",
         f"  weights    differ by {found.weight_difference:.1e} at most after it ({found.weight})",
         f"  frozen     {'unchanged' if found.frozen_unchanged else 'CHANGED'}",
-        f"  eval loss  of the trained checkpoint in PyTorch differs by {found.eval_loss_difference:.1e} on a fresh batch",
+        f"  eval loss  on a fresh batch, the checkpoint in PyTorch, differs by {found.eval_loss_difference:.1e}",
         f"  inference  outputs of the model that the device exports differ by {found.inference_error:.1e} (relative)",
     ]
     if found.dropout_active is not None:
