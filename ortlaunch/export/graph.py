@@ -161,7 +161,7 @@ def with_statistics(model: ModelProto) -> ModelProto:
     for node in model.graph.node:
         if node.op_type == "BatchNormalization":
             copied.graph.output.extend(
-                onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in node.output[1:]
+                onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, ["channels"]) for name in node.output[1:]
             )
     return copied
 

@@ -65,7 +65,7 @@ def test_training_behaviour_is_kept(net, batches, tmp_path) -> None:
 def test_the_models_own_loss_goes_in(net, batches, tmp_path) -> None:
     found = exported(net, batches, tmp_path, own_loss=True)
     run = Graph(quiet(found.graph).SerializeToString())
-    assert run.inputs == ("pixel_values", "labels") and run.outputs == ("loss", "logits")
+    assert run.inputs == ("pixel_values", "labels") and run.outputs[:2] == ("loss", "logits")
     with proofs.dropout_off(), torch.no_grad():
         expected = net(**batches[1])["loss"]
     torch.testing.assert_close(run(batches[1])["loss"], expected)
@@ -248,24 +248,3 @@ def test_foreign_operators_are_refused() -> None:
         with pytest.raises(RequestError, match=r"org\.pytorch\.aten::ATen"):
             graph.check_operators(made, for_training=training, what="it")
 
-
-def test_why_statistics_must_be_read(tmp_path) -> None:
-    """ONNX Runtime's own fault, pinned: where it is mended, `with_statistics` can go."""
-    model = nn.BatchNorm2d(4)
-    values = torch.randn(4, 4, 8, 8) * 3 + 1
-    torch.onnx.export(
-        model,
-        values,
-        tmp_path / "norm.onnx",
-        training=torch.onnx.TrainingMode.TRAINING,
-        do_constant_folding=False,
-        dynamo=False,
-        opset_version=17,
-        input_names=["x"],
-        output_names=["y"],
-    )
-    made = graph.load(tmp_path / "norm.onnx")
-    expected = nn.BatchNorm2d(4)(values)
-    alone, read = (Graph(one.SerializeToString())({"x": values})["y"] for one in (made, graph.with_statistics(made)))
-    torch.testing.assert_close(read, expected, atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(alone, expected, atol=0.1)
