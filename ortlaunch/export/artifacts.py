@@ -17,6 +17,7 @@ from ortlaunch.export.forward import LABELS, LOGITS, LOSS, untouched
 from ortlaunch.export.onnx_file import MODEL, Exported, export, leave, record_of
 from ortlaunch.export.record import Record
 from ortlaunch.export.request import Request
+from ortlaunch.export.shapes import note_shapes
 from ortlaunch.export.source import open_source
 from ortlaunch.ort import artifacts
 from ortlaunch.ort.artifacts import CHECKPOINT, EVAL, NOMINAL, OPTIMIZER, TRAINING, Plan, Trainer
@@ -122,6 +123,7 @@ def _generate(
     """
     model = ModelProto()
     model.CopyFrom(exported.graph)
+    note_shapes(model, exported.forward, exported.source.batches[0])
     moving = statistics.add_outputs(model)
     plan = Plan(
         record.trainable,
