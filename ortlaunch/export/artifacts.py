@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
+import tempfile
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -13,16 +14,20 @@ from ortlaunch.config.schema import AdamWConfig, OptimizerConfig, SgdConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.export import graph, losses, statistics
 from ortlaunch.export.folder import written
-from ortlaunch.export.forward import LABELS, LOGITS, LOSS, untouched
+from ortlaunch.export.forward import LABELS, LOGITS, LOSS, shorter, untouched
 from ortlaunch.export.onnx_file import MODEL, Exported, export, leave, record_of
 from ortlaunch.export.record import Record
 from ortlaunch.export.request import Request
 from ortlaunch.export.shapes import note_shapes
+from ortlaunch.export.sides import Beside, Device, fed_of
 from ortlaunch.export.source import open_source
 from ortlaunch.ort import artifacts
-from ortlaunch.ort.artifacts import CHECKPOINT, EVAL, NOMINAL, OPTIMIZER, TRAINING, Plan, Trainer
+from ortlaunch.ort.artifacts import EVAL, NOMINAL, OPTIMIZER, TRAINING, Plan
+from ortlaunch.ort.check.compare import compare
+from ortlaunch.ort.check.nested import NamedTensors
 
-_LABELS_INPUT = {"mse": "target", "bce": "target"}
+_GRADIENT_TOLERANCE = 1e-3
+"""Largest error of a gradient over its largest value; families of models show 1e-6 to 1e-5."""
 
 
 def export_artifacts(request: Request) -> Record:
@@ -49,7 +54,7 @@ def export_artifacts(request: Request) -> Record:
         record.trainable, record.frozen = trainable, frozen
         record.optimizer = _facts(optimizer)
         record.statistics = _generate(exported, record, optimizer, folder, nominal=request.has("nominal-checkpoint"))
-        _try(folder, record, exported, logits)
+        _try(folder, record, exported, optimizer)
         leave(record, exported, folder, external=request.has("external-data"))
     return record
 
@@ -148,26 +153,42 @@ def _generate(
     return moving
 
 
-def _try(folder: Path, record: Record, exported: Exported, logits: torch.Tensor | None) -> None:
-    """Loads the artifacts as a device does and runs each of them once: what cannot be loaded is not left behind.
+def _try(folder: Path, record: Record, exported: Exported, optimizer: OptimizerConfig) -> None:
+    """Loads the artifacts as a device does, compares their gradients with PyTorch's, and makes a step.
 
     Raises:
-        RequestError: ONNX Runtime does not take them.
+        RequestError: ONNX Runtime does not take them, or computes other gradients.
     """
-    batch = exported.source.batches[0]
-    labels = batch[LABELS]
-    if logits is not None and record.loss is not None:
-        labels = losses.target(record.loss, logits, labels)
-    given = [one.numpy() for name, one in batch.items() if name in exported.forward.inputs and name != LABELS]
-    try:
-        checkpoint = artifacts.Checkpoint(folder / f"{record.prefix}{CHECKPOINT}")
-        trainer = Trainer(folder, record.prefix, checkpoint, record.statistics)
-        trainer.evaluate(*given, labels.numpy())
-        trainer.step(*given, labels.numpy())
-    except RequestError:
-        raise
-    except Exception as error:
-        raise RequestError(f"ONNX Runtime does not take the artifacts that it has made: {error}") from error
-    if (folder / f"{record.prefix}{NOMINAL}").exists():
-        artifacts.Checkpoint(folder / f"{record.prefix}{NOMINAL}")
-    record.findings |= {"step_tried": True, **dataclasses.asdict(exported.proofs)}
+    model, batches = exported.source.model, exported.source.batches
+    before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    trials = [batches[0], shorter(shorter(batches[1], 0), 1)]
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            device = Device(folder, record, Path(scratch))
+            side = Beside(model, record, optimizer)
+            for batch in trials:
+                fed = fed_of(record, model, batch)
+                _compare_gradients(record, device.gradients(fed), side.gradients(fed))
+            fed = fed_of(record, model, batches[0])
+            device.step(fed)
+            device.evaluate(fed)
+            if (folder / f"{record.prefix}{NOMINAL}").exists():
+                artifacts.Checkpoint(folder / f"{record.prefix}{NOMINAL}")
+        except RequestError:
+            raise
+        except Exception as error:
+            raise RequestError(f"ONNX Runtime does not take the artifacts that it has made: {error}") from error
+        finally:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(before[name])
+
+
+def _compare_gradients(record: Record, actual: NamedTensors, expected: NamedTensors) -> None:
+    found = compare(actual, expected)
+    worst = max((one.error if one.error is not None else math.inf for one in found.differing), default=0.0)
+    record.findings["gradient_error"] = max(found.largest_error, worst, record.findings.get("gradient_error", 0.0))
+    if worst > _GRADIENT_TOLERANCE:
+        names = ", ".join(one.name for one in found.differing[:3])
+        raise RequestError(
+            f"ONNX Runtime's gradients of this model are not PyTorch's: {names} off by {worst:.1e} of its largest value"
+        )

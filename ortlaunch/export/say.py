@@ -55,6 +55,7 @@ def _training(record: Record) -> list[str]:
     count = len(record.trainable)
     parameters = sum(1 for name in record.frozen if not any(name == kept for kept in record.statistics.values()))
     lines = [f"trains {count} parameters, {parameters} frozen; {record.optimizer['name']} ({optimizer})"]
+    lines.append(f"gradients equal PyTorch's: largest relative error {record.findings['gradient_error']:.1e}")
     if record.statistics:
         lines.append(f"{len(record.statistics)} running statistics of BatchNorm leave each step as outputs NAME.next")
     return lines

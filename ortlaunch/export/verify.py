@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import statistics
 import tempfile
 import time
@@ -15,15 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ortlaunch.config.schema import AdamWConfig, Config
 from ortlaunch.errors import RequestError
-from ortlaunch.export import graph, losses
-from ortlaunch.export.forward import LABELS, LOGITS, Forward, find_forward, untouched
-from ortlaunch.export.proofs import dropout_off, largest_error
-from ortlaunch.export.record import Record
+from ortlaunch.export.proofs import largest_error
 from ortlaunch.export.restore import load_into, open_artifacts, state_dict
+from ortlaunch.export.sides import Beside, Device, Fed, fed_of
 from ortlaunch.export.source import built
-from ortlaunch.ort.artifacts import CHECKPOINT, TRAINING, Checkpoint, Trainer
+from ortlaunch.ort.artifacts import CHECKPOINT, Checkpoint
 from ortlaunch.ort.check.prepare import first_batches
 from ortlaunch.ort.runtime import Graph
 from ortlaunch.trainer.task import Batch
@@ -84,10 +80,10 @@ def verify(folder: Path, *, steps: int, batch_size: int) -> Verdict:
     found = Verdict(steps=steps, batch_size=batch_size, data=config.data.name, optimizer=record.optimizer)
     found.loss, found.files, found.threads = str(record.loss), record.files, torch.get_num_threads()
     with tempfile.TemporaryDirectory() as scratch:
-        device = _Device(folder, record, Path(scratch))
-        found.dropout_active = device.drops(_fed(record, model, batches[0]))
-        side = _Beside(model, record, config)
-        _train(found, device, side, [_fed(record, model, batch) for batch in batches[:steps]])
+        device = Device(folder, record, Path(scratch))
+        found.dropout_active = device.drops(fed_of(record, model, batches[0]))
+        side = Beside(model, record, config.optimizer)
+        _train(found, device, side, [fed_of(record, model, batch) for batch in batches[:steps]])
         _compare_weights(found, device.checkpoint.values(), side)
         _compare_trained(found, device, side, batches[steps], Path(scratch))
     found.problems = list(_problems(found))
@@ -95,132 +91,7 @@ def verify(folder: Path, *, steps: int, batch_size: int) -> Verdict:
     return found
 
 
-@dataclass(frozen=True)
-class _Fed:
-    """A batch as both sides take it."""
-
-    inputs: Batch
-    labels: torch.Tensor
-
-
-def _fed(record: Record, model: torch.nn.Module, batch: Batch) -> _Fed:
-    names = [port.name for port in record.inputs if port.name != LABELS]
-    labels = batch[LABELS]
-    if record.loss in ("mse", "bce"):
-        with untouched(model), torch.no_grad():
-            forward = find_forward(model, batch, with_labels=False)
-            labels = losses.target(record.loss, forward(model, batch)[LOGITS], labels)
-    return _Fed({name: batch[name] for name in names}, labels)
-
-
-class _Device:
-    """The artifacts, trained in a folder of their own with dropout off."""
-
-    def __init__(self, folder: Path, record: Record, scratch: Path) -> None:
-        self._folder = folder
-        self._record = record
-        quiet = graph.without_dropout(graph.load(folder / f"{record.prefix}{TRAINING}"))
-        graph.save_unchecked(quiet, scratch / TRAINING)
-        self.checkpoint = self._fresh(scratch)
-        self._trainer = self._trainer_of(self.checkpoint, scratch / TRAINING)
-        self._trainer.set_learning_rate(record.optimizer["lr"])
-        self._scratch = scratch
-
-    def _fresh(self, scratch: Path) -> Checkpoint:
-        name = f"{self._record.prefix}{CHECKPOINT}"
-        path = scratch / name
-        for file in self._folder.glob(f"{name}*"):
-            shutil.copy(file, scratch / file.name)
-        return Checkpoint(path)
-
-    def _trainer_of(self, checkpoint: Checkpoint, training: Path | None) -> Trainer:
-        record = self._record
-        return Trainer(
-            self._folder,
-            record.prefix,
-            checkpoint,
-            record.statistics,
-            training=training,
-            threads=torch.get_num_threads(),
-        )
-
-    def drops(self, fed: _Fed) -> bool | None:
-        """Whether two passes of the artifacts as they are over one batch differ; None without dropout in them."""
-        if not self._record.findings.get("dropout"):
-            return None
-        trainer = self._trainer_of(self._fresh(self._scratch), None)
-        return trainer.loss(*_arrays(fed)) != trainer.loss(*_arrays(fed))
-
-    def step(self, fed: _Fed) -> float:
-        """One step; the loss before it."""
-        return self._trainer.step(*_arrays(fed))
-
-    def evaluate(self, fed: _Fed) -> float:
-        """The loss in eval mode."""
-        return self._trainer.evaluate(*_arrays(fed))
-
-    def export(self, path: Path, outputs: list[str]) -> None:
-        """Writes the trained model for inference."""
-        self._trainer.export(path, outputs)
-
-
-def _arrays(fed: _Fed) -> list[np.ndarray[Any, Any]]:
-    return [tensor.numpy() for tensor in (*fed.inputs.values(), fed.labels)]
-
-
-class _Beside:
-    """The same in PyTorch, in train mode with dropout off."""
-
-    def __init__(self, model: torch.nn.Module, record: Record, config: Config) -> None:
-        self.model = model.train()
-        self._record = record
-        trainable = set(record.trainable)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in trainable)
-        chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        cfg = config.optimizer
-        if isinstance(cfg, AdamWConfig):
-            betas = (cfg.beta1, cfg.beta2)
-            self._optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-                chosen, lr=cfg.lr, betas=betas, eps=cfg.eps, weight_decay=cfg.weight_decay
-            )
-        else:
-            self._optimizer = torch.optim.SGD(chosen, lr=cfg.lr)
-        self._forward: Forward | None = None
-
-    def loss(self, fed: _Fed) -> torch.Tensor:
-        """The loss in the mode that the model is in."""
-        outputs = self._outputs(fed)
-        return losses.in_pytorch(str(self._record.loss), outputs, fed.labels)
-
-    def _outputs(self, fed: _Fed) -> dict[str, torch.Tensor]:
-        batch = fed.inputs | ({LABELS: fed.labels} if self._record.loss == "own" else {})
-        if self._forward is None:
-            self._forward = find_forward(self.model, batch, with_labels=self._record.loss == "own")
-        # Not by `named_tensors`, which detaches.
-        raw = self._forward.task.outputs(self.model, batch)
-        return _attached(raw)
-
-    def step(self, fed: _Fed) -> float:
-        """One step; the loss before it."""
-        with dropout_off():
-            loss = self.loss(fed)
-        self._optimizer.zero_grad()
-        loss.backward()
-        self._optimizer.step()
-        return float(loss.detach())
-
-
-def _attached(outputs: Any) -> dict[str, torch.Tensor]:
-    """A model's outputs by name, with their gradients."""
-    if isinstance(outputs, torch.Tensor):
-        return {"loss" if outputs.dim() == 0 else LOGITS: outputs}
-    if isinstance(outputs, tuple | list):
-        return {"loss" if outputs[0].dim() == 0 else LOGITS: outputs[0]}
-    return {str(name): tensor for name, tensor in outputs.items() if isinstance(tensor, torch.Tensor)}
-
-
-def _train(found: Verdict, device: _Device, side: _Beside, batches: list[_Fed]) -> None:
+def _train(found: Verdict, device: Device, side: Beside, batches: list[Fed]) -> None:
     seconds: tuple[list[float], list[float]] = ([], [])
     for fed in batches:
         pair = [_timed(step, fed, times) for step, times in zip((device.step, side.step), seconds, strict=True)]
@@ -230,14 +101,14 @@ def _train(found: Verdict, device: _Device, side: _Beside, batches: list[_Fed]) 
     found.step_seconds, found.pytorch_step_seconds = (statistics.median(times[len(times) // 4 :]) for times in seconds)
 
 
-def _timed(step: Callable[[_Fed], float], fed: _Fed, seconds: list[float]) -> float:
+def _timed(step: Callable[[Fed], float], fed: Fed, seconds: list[float]) -> float:
     begin = time.perf_counter()
     loss = step(fed)
     seconds.append(time.perf_counter() - begin)
     return loss
 
 
-def _compare_weights(found: Verdict, values: dict[str, np.ndarray[Any, Any]], side: _Beside) -> None:
+def _compare_weights(found: Verdict, values: dict[str, np.ndarray[Any, Any]], side: Beside) -> None:
     tensors = {**dict(side.model.named_parameters()), **dict(side.model.named_buffers())}
     found.weight_difference = 0.0
     for name, value in values.items():
@@ -246,9 +117,9 @@ def _compare_weights(found: Verdict, values: dict[str, np.ndarray[Any, Any]], si
             found.weight_difference, found.weight = difference, name
 
 
-def _compare_trained(found: Verdict, device: _Device, side: _Beside, fresh: Batch, scratch: Path) -> None:
+def _compare_trained(found: Verdict, device: Device, side: Beside, fresh: Batch, scratch: Path) -> None:
     """The trained checkpoint in PyTorch, and the inference model that the device exports, in eval mode."""
-    record, folder = device._record, device._folder
+    record, folder = device.record, device.folder
     device.checkpoint.save(scratch / "trained")
     model = side.model
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -260,12 +131,12 @@ def _compare_trained(found: Verdict, device: _Device, side: _Beside, fresh: Batc
     now = trained.values()
     found.frozen_unchanged = all(np.array_equal(first[name], now[name]) for name in frozen)
     model.eval()
-    fed = _fed(record, model, fresh)
+    fed = fed_of(record, model, fresh)
     outputs = [port.name for port in record.outputs if port.name != "loss"]
     device.export(scratch / "inference.onnx", outputs)
     with torch.no_grad():
         found.eval_loss_difference = abs(device.evaluate(fed) - float(side.loss(fed)))
-        expected = {name: tensor for name, tensor in side._outputs(fed).items() if name in outputs}
+        expected = {name: tensor for name, tensor in side.outputs(fed).items() if name in outputs}
     actual = Graph(scratch / "inference.onnx")(fed.inputs)
     found.inference_error, _, differs = largest_error(actual, expected)
     if differs:

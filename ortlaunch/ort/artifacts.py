@@ -137,6 +137,10 @@ class Checkpoint:
         """Every parameter in it, trainable or not."""
         return {name: np.array(parameter.data) for name, parameter in self.state.parameters}
 
+    def gradients(self) -> dict[str, Array]:
+        """Of the trainable parameters, as the last pass has left them."""
+        return {name: np.array(one.grad) for name, one in self.state.parameters if one.requires_grad}
+
     def save(self, path: Path) -> None:
         """Writes it, with the optimizer's state."""
         from onnxruntime.training import api

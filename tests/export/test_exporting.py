@@ -247,4 +247,3 @@ def test_foreign_operators_are_refused() -> None:
     for training in (False, True):
         with pytest.raises(RequestError, match=r"org\.pytorch\.aten::ATen"):
             graph.check_operators(made, for_training=training, what="it")
-
