@@ -12,7 +12,7 @@ import torch
 
 from ortlaunch.config.schema import AdamWConfig, OptimizerConfig
 from ortlaunch.export import graph, losses
-from ortlaunch.export.forward import LABELS, LOGITS, Forward, find_forward, untouched
+from ortlaunch.export.forward import LABELS, LOGITS, LOSS, Forward, find_forward, untouched
 from ortlaunch.export.proofs import dropout_off
 from ortlaunch.export.record import Record
 from ortlaunch.ort.artifacts import CHECKPOINT, TRAINING, Checkpoint, Trainer
