@@ -153,8 +153,9 @@ def without_dropout(model: ModelProto) -> ModelProto:
 def with_statistics(model: ModelProto) -> ModelProto:
     """A copy in which what BatchNorms make of their running statistics are outputs, too.
 
-    ONNX Runtime 1.19.2 computes a BatchNormalization in train mode of fewer than 16 channels wrongly, and more so each
-    time, where nobody reads its statistics.
+    Where nobody reads them, ONNX Runtime 1.19.2 writes over the running statistics in place, and it keeps small
+    constants that are equal as one: of a fresh BatchNorm of up to 8 channels, the weight is the variance and the bias
+    the mean, and the outputs are wrong from the first run on.
     """
     copied = ModelProto()
     copied.CopyFrom(model)

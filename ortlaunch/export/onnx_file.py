@@ -17,7 +17,7 @@ from ortlaunch.errors import RequestError
 from ortlaunch.export import graph
 from ortlaunch.export.exporting import export_training
 from ortlaunch.export.folder import written
-from ortlaunch.export.forward import LABELS, LOSS, Forward, find_forward
+from ortlaunch.export.forward import LABELS, LOSS, Forward, find_forward, untouched
 from ortlaunch.export.names import Names, settle
 from ortlaunch.export.proofs import Proofs, prove_training
 from ortlaunch.export.record import CONFIG, REST, Record
@@ -99,7 +99,7 @@ def export(source: Source, path: Path, *, own_loss: bool) -> Exported:
 def record_of(kind: str, file: str, exported: Exported, request: Request) -> Record:
     """What `export.json` says of an export in train mode."""
     source, forward = exported.source, exported.forward
-    with torch.no_grad():
+    with untouched(source.model), torch.no_grad():
         inputs, outputs = forward.ports(source.batches[0], forward(source.model, source.batches[0]))
     return Record(
         kind,

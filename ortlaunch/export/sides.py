@@ -19,6 +19,9 @@ from ortlaunch.ort.artifacts import CHECKPOINT, TRAINING, Checkpoint, Trainer
 from ortlaunch.ort.check.nested import NamedTensors
 from ortlaunch.trainer.task import Batch
 
+_ROUNDING = 1e-6
+"""Of the largest gradient: in fp32, smaller ones are sums that have cancelled out."""
+
 
 @dataclass(frozen=True)
 class Fed:
@@ -117,6 +120,7 @@ class Beside:
         else:
             self._optimizer = torch.optim.SGD(chosen, lr=cfg.lr)
         self._forward: Forward | None = None
+        self._largest: NamedTensors = {}
 
     def loss(self, fed: Fed) -> torch.Tensor:
         """The loss in the mode that the model is in."""
@@ -148,8 +152,20 @@ class Beside:
             loss = self.loss(fed)
         self._optimizer.zero_grad()
         loss.backward()
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                size = parameter.grad.abs()
+                self._largest[name] = torch.maximum(self._largest[name], size) if name in self._largest else size
         self._optimizer.step()
         return float(loss.detach())
+
+    def chance(self) -> dict[str, torch.Tensor]:
+        """Where a parameter's gradient has never been more than rounding errors, as booleans of its shape.
+
+        A bias before a BatchNorm, or of attention keys, has no gradient but these, and AdamW makes full steps of them.
+        """
+        top = max((float(size.max()) for size in self._largest.values()), default=0.0)
+        return {name: (size > 0) & (size < _ROUNDING * top) for name, size in self._largest.items()}
 
 
 def _attached(outputs: Any) -> dict[str, torch.Tensor]:

@@ -36,8 +36,10 @@ def add_outputs(model: ModelProto) -> dict[str, str]:
         channels = int(there[mean].dims[0])
         kept = graph.attribute(node, "momentum", 0.9)
         for position, name in ((3, mean), (4, variance)):
-            zeros = np.zeros(channels, np.float32)
-            model.graph.initializer.append(numpy_helper.from_array(zeros, name + _NONE))
+            # Computed: equal constants would be shared, and written over in place.
+            model.graph.initializer.append(graph.constant(0.0, f"{name}.zero"))
+            made = helper.make_node("Mul", [name, f"{name}.zero"], [name + _NONE], name=name + _NONE)
+            model.graph.node.insert(list(model.graph.node).index(node), made)
             node.input[position] = name + _NONE
             statistics[name + SUFFIX] = name
             info = helper.make_tensor_value_info(name + SUFFIX, TensorProto.FLOAT, [channels])

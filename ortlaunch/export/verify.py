@@ -44,6 +44,8 @@ class Verdict:
     weight_difference: float = math.inf
     weight: str = ""
     """The parameter that has it."""
+    left_to_chance: dict[str, int] = field(default_factory=dict)
+    """How many values of a parameter had rounding errors for gradients, and are not compared."""
     frozen_unchanged: bool = False
     dropout_active: bool | None = None
     """Whether the artifacts, as they are, drop at random; None where the model has no dropout."""
@@ -110,11 +112,19 @@ def _timed(step: Callable[[Fed], float], fed: Fed, seconds: list[float]) -> floa
 
 def _compare_weights(found: Verdict, values: dict[str, np.ndarray[Any, Any]], side: Beside) -> None:
     tensors = {**dict(side.model.named_parameters()), **dict(side.model.named_buffers())}
+    chance = {name: where for name, where in side.chance().items() if bool(where.any())}
+    found.left_to_chance = {name: int(where.sum()) for name, where in chance.items()}
     found.weight_difference = 0.0
     for name, value in values.items():
-        difference = float((torch.from_numpy(value) - tensors[name].detach()).abs().max())
-        if not difference <= found.weight_difference:
-            found.weight_difference, found.weight = difference, name
+        difference = (torch.from_numpy(value) - tensors[name].detach()).abs()
+        if name in chance:
+            difference = difference[~chance[name]]
+        elif chance and name.endswith("running_mean"):
+            # It follows a bias that is left to chance, which BatchNorm takes away again.
+            continue
+        largest = float(difference.max()) if difference.numel() else 0.0
+        if not largest <= found.weight_difference:
+            found.weight_difference, found.weight = largest, name
 
 
 def _compare_trained(found: Verdict, device: Device, side: Beside, fresh: Batch, scratch: Path) -> None:

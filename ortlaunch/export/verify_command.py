@@ -80,6 +80,9 @@ def page(folder: Path, found: Verdict) -> str:
         f"  eval loss  on a fresh batch, the checkpoint in PyTorch, differs by {found.eval_loss_difference:.1e}",
         f"  inference  outputs of the model that the device exports differ by {found.inference_error:.1e} (relative)",
     ]
+    if found.left_to_chance:
+        count = sum(found.left_to_chance.values())
+        lines.append(f"  chance     {count} weights have only rounding errors for gradients, and are not compared")
     if found.dropout_active is not None:
         lines.append(f"  dropout    {'active' if found.dropout_active else 'DOES NOTHING'} in the files as they are")
     lines.append(

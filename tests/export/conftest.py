@@ -12,7 +12,7 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.conv = nn.Conv2d(1, 4, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(4, momentum=0.2)
         self.drop = nn.Dropout(0.25)
         self.wide = nn.Linear(64, 64)
