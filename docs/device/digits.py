@@ -1,6 +1,6 @@
 """Writes scikit-learn's handwritten digits as the .npz file that train_on_device.py takes; needs no torch.
 
-    python digits.py digits.npz
+python digits.py digits.npz
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ class Trainer:
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         self.optimizer.step()
         self.module.lazy_reset_grad()
-        for name, value in zip(self.outputs, outputs):
+        for position, name in enumerate(self.outputs):
             if name.endswith(NEXT):
-                self.state.parameters[name.removesuffix(NEXT)] = value
+                self.state.parameters[name[: -len(NEXT)]] = outputs[position]
         return float(outputs[0])
 
     def evaluate(self, batch: list[np.ndarray]) -> float:

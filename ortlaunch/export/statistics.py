@@ -8,8 +8,7 @@ whoever trains puts them into the checkpoint after each step.
 
 from __future__ import annotations
 
-import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from ortlaunch.export import graph
 

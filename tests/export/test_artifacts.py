@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 import numpy as np
@@ -254,5 +253,5 @@ def test_onnx_adds_no_loss(tmp_path) -> None:
     request = Request("onnx", config, tmp_path / "out", loss="mse")
     with pytest.raises(RequestError, match="adds no loss"):
         onnx_file.export_onnx(request)
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
     assert dataclasses.replace(request, loss="own").loss == "own"
