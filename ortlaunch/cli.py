@@ -202,16 +202,9 @@ def _cancel(arguments: list[str]) -> int:
 
 
 def _export(arguments: list[str]) -> int:
-    if arguments[:1] in (["-h"], ["--help"]):
-        from ortlaunch.usage import EXPORT_HELP
+    from ortlaunch.export.command import main
 
-        print(EXPORT_HELP)
-        return 0
-    if arguments[:1] != ["weights"]:
-        raise RequestError("export: say what to export: ortlaunch export weights RUN [--out FOLDER]")
-    from ortlaunch.trainer.export import export_weights
-
-    return export_weights(arguments[1:])
+    return main(arguments)
 
 
 def _compare(arguments: list[str]) -> int:

@@ -19,6 +19,8 @@ Usage:
   ortlaunch cancel RUN [--now]        end it, with a checkpoint unless at once
   ortlaunch resume RUN [KEY=VALUE ...]   go on with a run that was stopped or has failed, in its folder
   ortlaunch export weights RUN [--out FOLDER]   its weights as safetensors, in the model's own names
+  ortlaunch export onnx|artifacts|inference [KEY=VALUE ...] out=DIR   ONNX: as it trains, to train on a device, to serve
+  ortlaunch export verify DIR         train a device's artifacts beside PyTorch (ortlaunch export --help)
   ortlaunch compare [RUN ...]         put runs side by side; --sweep SWEEP those of a --multirun
   ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models
@@ -56,12 +58,6 @@ Options:
 
 Exit codes: 0 done, 1 the training failed, 2 the request is wrong, 130 interrupted (143 by SIGTERM)"""
 
-
-EXPORT_HELP = """\
-usage: ortlaunch export weights RUN [--out FOLDER]
-
-Write a run's weights as safetensors, in the model's own names, from its newest checkpoint.
-All options: ortlaunch export weights --help"""
 
 MODELS_HELP = """\
 usage: ortlaunch models

@@ -36,6 +36,8 @@ def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
         "cancel RUN",
         "resume",
         "export weights",
+        "export onnx|artifacts|inference",
+        "export verify",
         "compare",
         "sync",
         "models",
@@ -82,6 +84,13 @@ def test_version(tmp_path: Path) -> None:
         (["resume", "nowhere"], ["nowhere", "no run folder"]),
         (["export"], ["export weights RUN"]),
         (["export", "weights", "nowhere"], ["nowhere", "no run folder"]),
+        (["export", "onxx"], ["onxx", "onnx"]),
+        (["export", "onnx", "model=mlp"], ["out=FOLDER"]),
+        (["export", "artifacts", "out=x", "from_run=nowhere"], ["from_run=nowhere"]),
+        (["export", "artifacts", "out=x", "optimizer=sgd"], ["optimizer.momentum"]),
+        (["export", "inference", "out=x", "loss=own"], ["loss= is not for this export"]),
+        (["export", "verify", "nowhere"], ["nowhere holds no export"]),
+        (["export", "weights", "--from-artifacts", "nowhere", "--out", "x"], ["nowhere holds no export"]),
     ],
 )
 def test_a_wrong_request_is_one_line_and_exit_code_2_and_leaves_nothing(
@@ -131,6 +140,14 @@ def test_models_lists_each_with_a_line(tmp_path: Path) -> None:
     assert {line.split()[0] for line in lines} >= {"mlp", "resnet", "gpt2", "gpt2_nano", "bert", "llama", "vit", "hf"}
 
 
+@pytest.mark.parametrize("name", ["onnx", "artifacts", "verify", "inference"])
+def test_each_export_has_a_page(tmp_path: Path, name: str) -> None:
+    result = run("export", name, "--help", cwd=tmp_path)
+    assert result.returncode == 0
+    assert f"ortlaunch export {name}" in result.stdout and "Exit codes" in result.stdout
+    assert name in run("export", "--help", cwd=tmp_path).stdout
+
+
 LIGHT = """
 import sys
 sys.argv = ["ortlaunch", *sys.argv[1:]]
@@ -156,6 +173,10 @@ print("HEAVY", code, sorted(heavy))
         (["cancel", "nothing"], 2),
         (["resume", "nothing"], 2),
         (["resume", "--help"], 0),
+        (["export", "--help"], 0),
+        (["export", "artifacts", "--help"], 0),
+        (["export", "verify", "--help"], 0),
+        (["export", "onnx"], 2),
         (["launcher.dry_run=true"], 0),
         (["launcher=slurm", "launcher.nodes=2", "launcher.dry_run=true"], 0),
         (["train.steps=0"], 2),

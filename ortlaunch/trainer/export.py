@@ -12,7 +12,7 @@ from pathlib import Path
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, DeepSpeedConfig
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.follow.find import HELP, find_run
+from ortlaunch.launch.follow.find import HELP, run_or_folder
 from ortlaunch.registry import build_model
 from ortlaunch.trainer.checkpoint import manifest, store
 from ortlaunch.trainer.checkpoint.saver import ENGINE
@@ -26,7 +26,7 @@ def export_weights(arguments: list[str]) -> int:
         RequestError: the folder is no run folder, or there is no complete checkpoint in it.
     """
     options = _parser().parse_args(arguments)
-    given = _named(options.run)
+    given = run_or_folder(options.run)
     checkpoint = _checkpoint(given)
     # checkpoints/step-… lies in the run folder, also where it is reached by the link `latest`.
     run_dir = checkpoint.parents[1]
@@ -47,11 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", metavar="RUN", help=f"{HELP}; or a checkpoint in a run folder")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (default: weights/ in the run folder)")
     return parser
-
-
-def _named(asked: str) -> Path:
-    given = Path(asked).expanduser().absolute()
-    return given if given.is_dir() else find_run(asked).path
 
 
 def _checkpoint(given: Path) -> Path:

@@ -46,6 +46,16 @@ def find_run(asked: str, roots: list[Path] | None = None) -> RunFolder:
     raise RequestError(f"{asked} means {len(meant)} runs: name one by its id or its folder\n{listed}{more}")
 
 
+def run_or_folder(asked: str) -> Path:
+    """A folder that is there, as it is, since it may be a checkpoint in a run; anything else as `find_run` takes it.
+
+    Raises:
+        RequestError: As `find_run`.
+    """
+    given = Path(asked).expanduser().absolute()
+    return given if given.is_dir() else find_run(asked).path
+
+
 def find_runs(asked: str) -> list[RunFolder]:
     """The runs that a user names: those of a sweep, where its folder, name, id or array is named, or the one run.
 

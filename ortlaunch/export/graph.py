@@ -1,0 +1,194 @@
+"""An ONNX file as plain runtimes take it: names, versions, outputs that gradients need, weights beside a large one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+
+from ortlaunch.errors import RequestError
+
+IR_VERSION = 10
+"""The newest that ONNX Runtime 1.19.2 reads; what writes the files may be newer."""
+EXTERNAL_BYTES = 1_000_000_000
+"""Weights of this size and more lie in a file of their own: one protobuf message holds 2 GB at most."""
+EXTERNAL_SUFFIX = ".data"
+
+_STANDARD = ("", "ai.onnx")
+_FOR_TRAINING = (*_STANDARD, "com.microsoft")
+"""Operators that every build of ONNX Runtime for training has."""
+_GRADIENT_OUTPUTS = {"LayerNormalization": 3, "SoftmaxCrossEntropyLoss": 2, "Dropout": 2}
+"""Outputs that ONNX makes optional and ONNX Runtime's gradients read."""
+
+Array = NDArray[np.generic]
+
+
+def load(path: Path) -> ModelProto:
+    """Reads a file with all its weights."""
+    return onnx.load(str(path))
+
+
+def save(model: ModelProto, path: Path, *, external_bytes: int = EXTERNAL_BYTES) -> None:
+    """Checks a graph and writes it, in versions that ONNX Runtime 1.19.2 reads.
+
+    Args:
+        model: whole, with its weights.
+        path: where to; weights of `external_bytes` and more go to one file beside it.
+        external_bytes: see there.
+    """
+    model.ir_version = min(model.ir_version, IR_VERSION)
+    size = sum(tensor.ByteSize() for tensor in model.graph.initializer)
+    if size < external_bytes:
+        onnx.checker.check_model(model, full_check=True)
+        onnx.save(model, str(path))
+        return
+    onnx.save(
+        model,
+        str(path),
+        save_as_external_data=True,
+        all_tensors_to_one_file=True,
+        location=path.name + EXTERNAL_SUFFIX,
+        size_threshold=1024,
+    )
+    # By its path, because the message with all weights may be larger than a message can be.
+    onnx.checker.check_model(str(path), full_check=False)
+
+
+def save_unchecked(model: ModelProto, path: Path) -> None:
+    """Writes a graph in versions that ONNX Runtime 1.19.2 reads; its own operators are unknown to onnx.checker."""
+    model.ir_version = min(model.ir_version, IR_VERSION)
+    onnx.save(model, str(path))
+
+
+def opset(model: ModelProto) -> int:
+    """The version of ONNX's own operators."""
+    return next(int(one.version) for one in model.opset_import if one.domain in _STANDARD)
+
+
+def initializers(model: ModelProto) -> dict[str, TensorProto]:
+    """Weights and constants by name."""
+    return {tensor.name: tensor for tensor in model.graph.initializer}
+
+
+def value(tensor: TensorProto) -> Array:
+    """The values of an initializer."""
+    return numpy_helper.to_array(tensor)
+
+
+def constant(number: float, name: str, dtype: str = "float32") -> TensorProto:
+    """A number as an initializer."""
+    return numpy_helper.from_array(np.array(number, dtype), name)
+
+
+def set_values(model: ModelProto, values: dict[str, Array]) -> None:
+    """Replaces the values of initializers, in place."""
+    for tensor in model.graph.initializer:
+        if tensor.name in values:
+            array = np.ascontiguousarray(values[tensor.name].astype(value(tensor).dtype, copy=False))
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def rename(model: ModelProto, names: dict[str, str]) -> None:
+    """Gives initializers, and whatever reads them, other names, in place; of those that share one the first stays."""
+    kept: dict[str, TensorProto] = {}
+    for tensor in model.graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+        kept.setdefault(tensor.name, TensorProto.FromString(tensor.SerializeToString()))
+    if names:
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(kept.values())
+    for node in nodes(model):
+        for position, name in enumerate(node.input):
+            node.input[position] = names.get(name, name)
+
+
+def nodes(model: ModelProto) -> Iterator[NodeProto]:
+    """All nodes, those of branches and loops too."""
+    return _nodes(model.graph.node)
+
+
+def _nodes(found: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    for node in found:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _nodes(attribute.g.node)
+
+
+def attribute(node: NodeProto, name: str, default: float) -> float:
+    """A number among a node's attributes."""
+    for one in node.attribute:
+        if one.name == name:
+            return one.i if one.type == onnx.AttributeProto.INT else one.f
+    return default
+
+
+def complete_for_gradient(model: ModelProto) -> None:
+    """Adds the outputs that ONNX Runtime's gradients read, in place; no other output changes by it."""
+    for node in nodes(model):
+        for position in range(len(node.output), _GRADIENT_OUTPUTS.get(node.op_type, 0)):
+            node.output.append(f"{node.output[0]}.{position}")
+
+
+def without_dropout(model: ModelProto) -> ModelProto:
+    """A copy in which every Dropout has the rate 0, and all else is as it was."""
+    copied = ModelProto()
+    copied.CopyFrom(model)
+    name = "ortlaunch.no_dropout"
+    found = [node for node in nodes(copied) if node.op_type in ("Dropout", "DropoutGrad", "BitmaskDropout")]
+    for node in found:
+        # DropoutGrad reads the gradient and the mask before the rate.
+        position = 2 if node.op_type == "DropoutGrad" else 1
+        if len(node.input) > position:
+            node.input[position] = name
+    if found:
+        copied.graph.initializer.append(constant(0.0, name))
+    return copied
+
+
+def with_statistics(model: ModelProto) -> ModelProto:
+    """A copy in which what BatchNorms make of their running statistics are outputs, too.
+
+    Where nobody reads them, ONNX Runtime 1.19.2 writes over the running statistics in place, and it keeps small
+    constants that are equal as one: of a fresh BatchNorm of up to 8 channels, the weight is the variance and the bias
+    the mean, and the outputs are wrong from the first run on.
+    """
+    copied = ModelProto()
+    copied.CopyFrom(model)
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization":
+            copied.graph.output.extend(
+                onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, ["channels"]) for name in node.output[1:]
+            )
+    return copied
+
+
+def active_dropout(model: ModelProto) -> list[float]:
+    """The rates of those Dropout nodes that are in train mode."""
+    known = {tensor.name: value(tensor) for tensor in model.graph.initializer if tensor.dims in ([], [1])}
+    for node in nodes(model):
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            known[node.output[0]] = value(node.attribute[0].t)
+    rates = []
+    for node in nodes(model):
+        if node.op_type == "Dropout" and len(node.input) > 2 and bool(np.all(known.get(node.input[2], True))):
+            rates.append(float(np.max(known.get(node.input[1], np.float32(0.5)))))
+    return [rate for rate in rates if rate > 0]
+
+
+def check_operators(model: ModelProto, *, for_training: bool, what: str) -> None:
+    """Refuses operators that a plain runtime does not have.
+
+    Raises:
+        RequestError: naming them.
+    """
+    allowed = _FOR_TRAINING if for_training else _STANDARD
+    foreign = {f"{node.domain}::{node.op_type}" for node in nodes(model) if node.domain not in allowed}
+    if foreign:
+        raise RequestError(
+            f"{what} would need operators that a plain ONNX Runtime does not have: {', '.join(sorted(foreign))}"
+        )

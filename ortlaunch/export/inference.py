@@ -1,0 +1,96 @@
+"""`ortlaunch export inference`: the model in eval mode for servers, plain and with 8-bit weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+import ortlaunch
+from ortlaunch.errors import RequestError
+from ortlaunch.export import graph
+from ortlaunch.export.exporting import export_inference
+from ortlaunch.export.folder import written
+from ortlaunch.export.forward import find_forward
+from ortlaunch.export.names import aliases_of
+from ortlaunch.export.onnx_file import MODEL, leave_facts
+from ortlaunch.export.proofs import largest_error, prove_inference
+from ortlaunch.export.record import Record
+from ortlaunch.export.request import Request
+from ortlaunch.export.source import Source, open_source
+from ortlaunch.ort.runtime import Graph, quantize
+
+QUANTIZED = "model.int8.onnx"
+_QUANTIZED_ERROR = 0.1
+"""Largest difference of a quantized output over the largest value of the output."""
+
+
+def export_for_inference(request: Request) -> Record:
+    """Writes the model for inference, checked by onnx.checker and beside PyTorch.
+
+    Raises:
+        RequestError: it cannot be exported, computes something else, or loses too much to quantization.
+    """
+    with written(request.out, force=request.has("force")) as folder:
+        source = open_source(request)
+        model, batches = source.model.eval(), source.batches
+        forward = find_forward(model, batches[0], with_labels=False)
+        warned = export_inference(model, forward, batches[0], folder / MODEL)
+        exported = graph.load(folder / MODEL)
+        for file in folder.iterdir():
+            file.unlink()
+        graph.check_operators(exported, for_training=False, what="the exported graph")
+        external = 0 if request.has("external-data") else graph.EXTERNAL_BYTES
+        graph.save(exported, folder / MODEL, external_bytes=external)
+        proofs = prove_inference(model, forward, batches, folder / MODEL, warned)
+        with torch.no_grad():
+            inputs, outputs = forward.ports(batches[0], forward(model, batches[0]))
+        record = Record(
+            "inference",
+            MODEL,
+            inputs,
+            outputs,
+            None,
+            ortlaunch.__version__,
+            min(exported.ir_version, graph.IR_VERSION),
+            graph.opset(exported),
+            source.weights,
+            None if request.from_run is None else str(request.from_run),
+            aliases=aliases_of(model),
+            findings=dataclasses.asdict(proofs),
+        )
+        if request.has("quantize"):
+            quantize(folder / MODEL, folder / QUANTIZED)
+            record.findings["quantized"] = _check_quantized(source, folder / QUANTIZED)
+        leave_facts(record, source.config, {}, folder)
+    return record
+
+
+def _check_quantized(source: Source, path: Path) -> dict[str, float]:
+    """How far the quantized outputs are from PyTorch's, and how often the largest one is the same.
+
+    Raises:
+        RequestError: they have little to do with each other.
+    """
+    graph.save_unchecked(graph.load(path), path)
+    run = Graph(path)
+    model = source.model
+    forward = find_forward(model, source.batches[0], with_labels=False)
+    worst, same, count = 0.0, 0, 0
+    for batch in source.batches:
+        with torch.no_grad():
+            expected = forward(model, batch)
+        outputs = run(forward.feed(batch))
+        error, name, _ = largest_error(outputs, expected)
+        worst = max(worst, error)
+        for one, tensor in expected.items():
+            if tensor.dim() > 1:
+                same += int((outputs[one].argmax(-1) == tensor.argmax(-1)).sum())
+                count += tensor[..., 0].numel()
+        if not error <= _QUANTIZED_ERROR:
+            raise RequestError(
+                f"--quantize: {name} is off by {error:.1%} of its largest value with 8-bit weights, and more than "
+                f"{_QUANTIZED_ERROR:.0%} is not left behind: leave --quantize out"
+            )
+    return {"largest_error": worst, "same_choice": same / count if count else 1.0}

@@ -1,0 +1,104 @@
+"""Whether a graph has a model's parameters, each under its own name and none of them folded away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from onnx import ModelProto
+
+from ortlaunch.errors import RequestError
+from ortlaunch.export import graph
+from ortlaunch.export.forward import Forward, untouched
+from ortlaunch.trainer.checkpoint.host import storage_key
+from ortlaunch.trainer.task import Batch
+
+
+@dataclass(frozen=True)
+class Names:
+    """A model's tensors, and what the graph has of them."""
+
+    parameters: tuple[str, ...]
+    """Parameters in the graph."""
+    buffers: tuple[str, ...]
+    """Buffers in the graph."""
+    unused: tuple[str, ...]
+    """Parameters that the forward does not use, which the graph has not."""
+    aliases: dict[str, str]
+    """Further names of tied weights, and the name that the graph has."""
+
+
+def aliases_of(model: torch.nn.Module) -> dict[str, str]:
+    """Further names of tensors that have several, by which each is also known, with the first name of each."""
+    first: dict[object, str] = {}
+    found = {}
+    for name, tensor in _tensors(model).items():
+        key = storage_key(tensor)
+        if key is None:
+            continue
+        if first.setdefault(key, name) != name:
+            found[name] = first[key]
+    return found
+
+
+def settle(model: torch.nn.Module, forward: Forward, batch: Batch, exported: ModelProto) -> Names:
+    """Gives tied weights their first name in the graph, in place, and checks that nothing is missing or changed.
+
+    Raises:
+        RequestError: a parameter that the forward uses is not there under its name, or has other values.
+    """
+    aliases = aliases_of(model)
+    there = graph.initializers(exported)
+    # The exporter may keep a tied weight once under any of its names, or several times: they would train apart.
+    graph.rename(exported, {name: first for name, first in aliases.items() if name in there})
+    there = graph.initializers(exported)
+    parameters = {name: tensor for name, tensor in model.named_parameters() if name not in aliases}
+    missing = [name for name in parameters if name not in there]
+    used = _used(model, forward, batch, missing)
+    if used:
+        raise RequestError(
+            f"the export has folded {', '.join(used[:3])}{' and others' if len(used) > 3 else ''}: the forward uses "
+            "it, and the graph has no initializer of that name. Does forward compute with a copy of it?"
+        )
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in there and name not in aliases}
+    # Tracing runs the model, which moves BatchNorm's statistics before they are written.
+    graph.set_values(exported, {name: buffer.detach().numpy() for name, buffer in buffers.items()})
+    there = graph.initializers(exported)
+    changed = [
+        name
+        for name, tensor in _tensors(model).items()
+        if name in there and not torch.equal(torch.from_numpy(graph.value(there[name]).copy()), tensor.detach())
+    ]
+    if changed:
+        raise RequestError(f"the export has changed the values of {', '.join(changed[:3])}")
+    return Names(tuple(name for name in parameters if name in there), tuple(buffers), tuple(missing), aliases)
+
+
+def _used(model: torch.nn.Module, forward: Forward, batch: Batch, names: list[str]) -> list[str]:
+    """Which of these parameters the outputs depend on."""
+    if not names:
+        return []
+    parameters = dict(model.named_parameters())
+    wanted = [parameters[name] for name in names]
+    before = [parameter.requires_grad for parameter in wanted]
+    for parameter in wanted:
+        parameter.requires_grad_(True)
+    with untouched(model), torch.enable_grad():
+        outputs = forward.task.outputs(model, batch)
+        tensors = _differentiable(outputs)
+        gradients = torch.autograd.grad([one.sum() for one in tensors], wanted, allow_unused=True) if tensors else ()
+    for parameter, flag in zip(wanted, before, strict=True):
+        parameter.requires_grad_(flag)
+    return [name for name, gradient in zip(names, gradients, strict=False) if gradient is not None]
+
+
+def _differentiable(outputs: object) -> list[torch.Tensor]:
+    values = (
+        outputs.values() if isinstance(outputs, dict) else outputs if isinstance(outputs, list | tuple) else [outputs]
+    )
+    return [one for one in values if isinstance(one, torch.Tensor) and one.requires_grad]
+
+
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    return found | dict(model.named_buffers(remove_duplicate=False))

@@ -1,0 +1,178 @@
+"""What an export is asked for: keys of its own, flags, and the configuration of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import first_line, load_config, to_config
+from ortlaunch.config.rules import check
+from ortlaunch.config.schema import GROUPS, Config
+from ortlaunch.errors import RequestError
+from ortlaunch.launch.follow.find import run_or_folder
+from ortlaunch.trainer.checkpoint import manifest
+
+OWN_KEYS = ("from_run", "from_weights", "out", "loss", "trainable", "frozen")
+LOSSES = ("own", "cross_entropy", "mse", "bce")
+_EXCHANGEABLE = ("data", "optimizer")
+"""Groups of a trained run's configuration for which an export may choose another option."""
+_KEPT = ("backend", "trainer", "scheduler", "launcher", "tracking")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One export."""
+
+    verb: str
+    config: Config
+    out: Path
+    from_run: Path | None = None
+    """The run folder that the weights come from."""
+    checkpoint: Path | None = None
+    """The checkpoint in it that was named; None takes what the run has left last."""
+    from_weights: Path | None = None
+    loss: str | None = None
+    """One of `LOSSES`; None leaves it to the model and the data."""
+    trainable: tuple[str, ...] = ("*",)
+    """Globs of parameter names."""
+    frozen: tuple[str, ...] = ()
+    options: Mapping[str, str | bool] = field(default_factory=dict)
+    """Flags by name, without the dashes."""
+
+    def has(self, flag: str) -> bool:
+        """Whether a flag without a value was given."""
+        return bool(self.options.get(flag))
+
+
+def parse(verb: str, arguments: list[str], keys: tuple[str, ...], flags: Mapping[str, bool]) -> Request:
+    """Reads the command line after ``export VERB``.
+
+    Args:
+        verb: for messages.
+        arguments: KEY=VALUE and flags, in any order.
+        keys: those of `OWN_KEYS` that this verb takes.
+        flags: the flags that it takes, and whether each has a value.
+
+    Raises:
+        RequestError: with the first thing that is wrong.
+    """
+    options, words = _split(verb, arguments, flags)
+    own: dict[str, str] = {}
+    overrides = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise RequestError(f"export {verb}: {word} is not of the form KEY=VALUE (ortlaunch export {verb} --help)")
+        if key not in OWN_KEYS:
+            overrides.append(word)
+        elif key not in keys:
+            raise RequestError(f"export {verb}: {key}= is not for this export (ortlaunch export {verb} --help)")
+        elif not value:
+            raise RequestError(f"export {verb}: {key}= is empty")
+        else:
+            own[key] = value
+    if "out" not in own:
+        raise RequestError(f"export {verb}: say where to, out=FOLDER")
+    if "from_run" in own and "from_weights" in own:
+        raise RequestError(f"export {verb}: from_run and from_weights both give the weights: drop one of them")
+    if own.get("loss", LOSSES[0]) not in LOSSES:
+        raise RequestError(f"loss={own['loss']}: must be one of {', '.join(LOSSES)}")
+    run_dir, checkpoint = _run_of(own["from_run"]) if "from_run" in own else (None, None)
+    config = _composed(overrides) if run_dir is None else _of_run(verb, run_dir, overrides)
+    check(config)
+    return Request(
+        verb,
+        config,
+        Path(own["out"]).expanduser().absolute(),
+        from_run=run_dir,
+        checkpoint=checkpoint,
+        from_weights=_existing("from_weights", own["from_weights"]) if "from_weights" in own else None,
+        loss=own.get("loss"),
+        trainable=_globs(own.get("trainable", "*")),
+        frozen=_globs(own.get("frozen", "")),
+        options=options,
+    )
+
+
+def _split(verb: str, arguments: list[str], flags: Mapping[str, bool]) -> tuple[dict[str, str | bool], list[str]]:
+    options: dict[str, str | bool] = {}
+    words = []
+    left = list(arguments)
+    while left:
+        word = left.pop(0)
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        if name not in flags:
+            raise RequestError(f"export {verb}: there is no option {word} (ortlaunch export {verb} --help)")
+        if flags[name] and not equals:
+            if not left:
+                raise RequestError(f"export {verb}: --{name} needs a value")
+            value = left.pop(0)
+        if not flags[name] and equals:
+            raise RequestError(f"export {verb}: --{name} takes no value")
+        options[name] = value if flags[name] else True
+    return options, words
+
+
+def _globs(text: str) -> tuple[str, ...]:
+    return tuple(part for part in (piece.strip() for piece in text.strip("[]").split(",")) if part)
+
+
+def _existing(key: str, value: str) -> Path:
+    path = Path(value).expanduser().absolute()
+    if not path.exists():
+        raise RequestError(f"{key}={value}: no such file or folder")
+    return path
+
+
+def _run_of(value: str) -> tuple[Path, Path | None]:
+    """The run folder, and the checkpoint in it where one was named."""
+    try:
+        path = run_or_folder(value)
+    except RequestError as error:
+        raise RequestError(f"from_run={value}: {error}") from error
+    if (path / "config.yaml").is_file() and (path / "journal.jsonl").is_file():
+        return path.resolve(), None
+    if (path / manifest.NAME).is_file():
+        # checkpoints/step-… lies in the run folder, also where it is reached by a link.
+        return path.resolve().parents[1], path.resolve()
+    raise RequestError(f"from_run={value}: neither a run folder nor a checkpoint in one")
+
+
+def _composed(overrides: list[str]) -> Config:
+    return to_config(compose(overrides))
+
+
+def _of_run(verb: str, run_dir: Path, overrides: list[str]) -> Config:
+    """The run's own configuration with keys changed; the model is what was trained."""
+    try:
+        config = load_config(run_dir / "config.yaml")
+    except (OmegaConfBaseException, KeyError, OSError) as error:
+        raise RequestError(f"{run_dir / 'config.yaml'} cannot be read: {first_line(error)}") from error
+    single = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key in _KEPT or (key == "model" and value != config.model.name):
+            raise RequestError(
+                f"export {verb}: {override} does not go with from_run: the run has model={config.model.name}, "
+                f"and of its groups only {', '.join(_EXCHANGEABLE)} can be chosen anew"
+            )
+        if key in _EXCHANGEABLE:
+            if value not in GROUPS[key]:
+                raise RequestError(f"{override}: no such option (there are {', '.join(GROUPS[key])})")
+            if value != getattr(config, key).name:
+                config = dataclasses.replace(config, **{key: GROUPS[key][value]()})
+        elif key != "model":
+            single.append(override)
+    try:
+        return to_config(OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(single)))  # type: ignore[arg-type]
+    except OmegaConfBaseException as error:
+        raise RequestError(f"export {verb}: {first_line(error)}") from error

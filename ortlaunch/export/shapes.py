@@ -1,0 +1,63 @@
+"""The shapes of everything in a graph, seen by running it: ONNX Runtime's gradients are built from them.
+
+Where shape inference cannot follow the exporter, ONNX Runtime takes two unknown sizes for equal and leaves out the sum
+over what was broadcast: the gradient of BERT's position embeddings is then one sample's, without a word.
+"""
+
+from __future__ import annotations
+
+import torch
+from onnx import ModelProto, ValueInfoProto, helper
+
+from ortlaunch.export.forward import Forward, shorter
+from ortlaunch.ort.runtime import Graph
+from ortlaunch.trainer.task import Batch
+
+_KNOWN = {"batch": 0, "sequence": 1}
+
+
+def note_shapes(model: ModelProto, forward: Forward, batch: Batch) -> None:
+    """Writes the shape of every tensor into a graph, in place.
+
+    Args:
+        model: the forward graph in memory.
+        forward: how the model is called.
+        batch: to run it with, as it is, with fewer samples and with shorter sequences.
+    """
+    outputs = {one.name for one in model.graph.output}
+    names = [name for node in model.graph.node if node.op_type != "Constant" for name in node.output]
+    inner = [name for name in names if name and name not in outputs]
+    copied = ModelProto()
+    copied.CopyFrom(model)
+    copied.graph.output.extend(ValueInfoProto(name=name) for name in inner)
+    run = Graph(copied.SerializeToString())
+    trials = [batch, shorter(batch, 0), shorter(batch, 1)]
+    seen = [run(forward.feed(one)) for one in trials]
+    main = forward.inputs[0]
+    sizes = {
+        tuple(one[main].shape[dim] for one in trials): name
+        for name, dim in _KNOWN.items()
+        if name in forward.axes[main].values()
+    }
+    infos = [
+        helper.make_tensor_value_info(name, _element_type(seen[0][name]), _dims([one[name] for one in seen], sizes))
+        for name in inner
+        if len({one[name].dim() for one in seen}) == 1
+    ]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(infos)
+
+
+def _element_type(tensor: torch.Tensor) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(tensor.numpy().dtype))
+
+
+def _dims(seen: list[torch.Tensor], sizes: dict[tuple[int, ...], str]) -> list[int | str]:
+    """Sizes that never vary as numbers; those that vary alike by one name."""
+    dims: list[int | str] = []
+    for values in zip(*(tensor.shape for tensor in seen), strict=True):
+        if len(set(values)) == 1:
+            dims.append(int(values[0]))
+        else:
+            dims.append(sizes.get(values, "size_" + "_".join(map(str, values))))
+    return dims

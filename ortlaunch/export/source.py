@@ -1,0 +1,125 @@
+"""The model that is exported, with its weights, and real batches to export and try it with."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ortlaunch.config.schema import Config, DeepSpeedConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.export.request import Request
+from ortlaunch.ort.check.prepare import first_batches
+from ortlaunch.registry import build_model
+from ortlaunch.trainer.checkpoint import manifest, store
+from ortlaunch.trainer.checkpoint.saver import ENGINE
+from ortlaunch.trainer.seeds import seed_everything
+from ortlaunch.trainer.task import Batch
+from ortlaunch.trainer.weights import FOLDER, fill_names, load_weights
+
+SAMPLES = 4
+"""Samples in a batch that the export is tried with; BatchNorm needs more than one."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What goes into an export."""
+
+    config: Config
+    model: torch.nn.Module
+    batches: list[Batch]
+    """Three of `SAMPLES` samples each."""
+    weights: str
+    """Where they come from, in words."""
+
+
+def open_source(request: Request) -> Source:
+    """Builds the model, loads its weights and reads batches.
+
+    Raises:
+        RequestError: the model, its weights or the data cannot be had.
+    """
+    config = request.config
+    model = built(config)
+    weights = _load(model, request)
+    batches = first_batches(config, SAMPLES, 3, model, torch.device("cpu"))
+    if len(batches) < 3:
+        raise RequestError(
+            f"data={config.data.name} gives fewer than {3 * SAMPLES} samples: the export is tried with these"
+        )
+    return Source(config, model, batches, weights)
+
+
+def built(config: Config) -> torch.nn.Module:
+    """The plain model with the weights that a run of the configuration would start from, in fp32 on the CPU."""
+    # A user's model factory lies where the user is.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    seed_everything(config.seed)
+    model = build_model(config.model)
+    _check_statistics(model)
+    return model
+
+
+def _check_statistics(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        is_counting = isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.track_running_stats
+        if is_counting and module.momentum is None:
+            raise RequestError(
+                f"{name}: a BatchNorm with momentum=None averages over all steps, which ONNX's BatchNormalization "
+                "cannot: give it a momentum"
+            )
+
+
+def _load(model: torch.nn.Module, request: Request) -> str:
+    if request.from_weights is not None:
+        load_weights(model, request.from_weights)
+        return f"{request.from_weights}"
+    if request.from_run is not None:
+        return _load_run(model, request.config, request.from_run, request.checkpoint)
+    if request.config.model.weights is not None:
+        load_weights(model, Path(request.config.model.weights))
+        return request.config.model.weights
+    return f"freshly built, seed {request.config.seed}"
+
+
+def _load_run(model: torch.nn.Module, config: Config, run_dir: Path, named: Path | None) -> str:
+    checkpoint = named or _last_checkpoint(run_dir)
+    final = run_dir / FOLDER
+    if checkpoint is None:
+        if not final.is_dir():
+            raise RequestError(f"{run_dir}: there is neither a complete checkpoint nor {FOLDER}/ in it")
+        load_weights(model, final)
+        return f"{final}, at the run's end"
+    if wrong := manifest.problems(checkpoint):
+        raise RequestError(f"{checkpoint} is damaged: {wrong[0]}")
+    if isinstance(config.trainer, DeepSpeedConfig):
+        from ortlaunch.trainer.checkpoint.deepspeed_state import read_weights
+    else:
+        from ortlaunch.trainer.checkpoint.torch_state import read_weights
+    stored = fill_names(read_weights(checkpoint / ENGINE), model)
+    model.load_state_dict(stored, strict=True)
+    return f"{checkpoint}, after step {store.step_of(checkpoint)}"
+
+
+def _last_checkpoint(run_dir: Path) -> Path | None:
+    """The newest complete checkpoint; None where the run has left its final weights after it."""
+    found = store.newest(run_dir / store.FOLDER)
+    for line in found.skipped:
+        print(f"warning: {line}", file=sys.stderr)
+    final = run_dir / FOLDER
+    if found.path is None:
+        return None
+    if final.is_dir() and final.stat().st_mtime_ns > (found.path / manifest.NAME).stat().st_mtime_ns:
+        steps = store.step_of(found.path)
+        # Of the last step they are the same, and the checkpoint knows its step.
+        return found.path if steps == _steps(run_dir) else None
+    return found.path
+
+
+def _steps(run_dir: Path) -> int:
+    from ortlaunch.config.load import load_config
+
+    return load_config(run_dir / "config.yaml").train.steps

@@ -1,0 +1,94 @@
+"""`ortlaunch export verify DIR`: its command line and its page."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ortlaunch.errors import RequestError
+
+if TYPE_CHECKING:
+    from ortlaunch.export.verify import Verdict
+
+REPORT = "verify.json"
+EXIT_OK, EXIT_DIFFERS = 0, 1
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the verb.
+
+    Returns:
+        0 where artifacts and PyTorch agree, 1 where they do not.
+
+    Raises:
+        RequestError: there are no artifacts, or no data to train them with.
+    """
+    options = _parser().parse_args(arguments)
+    for name in ("steps", "batch_size"):
+        if getattr(options, name) < 2:
+            raise RequestError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 2")
+    folder: Path = options.dir.expanduser().absolute()
+    from ortlaunch.export.verify import to_json, verify
+
+    with contextlib.redirect_stdout(sys.stderr):
+        verdict = verify(folder, steps=options.steps, batch_size=options.batch_size)
+    report = to_json(verdict)
+    (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2) if options.format == "json" else page(folder, verdict))
+    _log(folder)
+    return EXIT_OK if verdict.ok else EXIT_DIFFERS
+
+
+def _log(folder: Path) -> None:
+    from ortlaunch.export.record import load_record
+    from ortlaunch.export.tracking import log_to_run
+
+    record = load_record(folder, "artifacts")
+    if record.run_dir is not None and (
+        note := log_to_run(Path(record.run_dir), folder / REPORT, f"export/{folder.name}")
+    ):
+        print(note, file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ortlaunch export verify",
+        description="Train artifacts with ONNX Runtime and the same model with PyTorch, on the same batches of the "
+        "run's data, and compare losses, weights and what the trained model computes. Dropout is off in both. Leaves "
+        f"{REPORT} in DIR. Exit codes: 0 they agree, 1 they do not, 2 the request is wrong.",
+    )
+    parser.add_argument("dir", type=Path, metavar="DIR", help="what export artifacts has left")
+    parser.add_argument("--steps", type=int, default=20, help="of training (default: 20)")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples in each (default: 32)")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    return parser
+
+
+def page(folder: Path, found: Verdict) -> str:
+    """The report in words."""
+    first, last = found.losses[0], found.losses[-1]
+    lines = [
+        f"{folder}: {found.steps} steps of {found.batch_size} samples of {found.data}, loss {found.loss}",
+        f"  loss       {first[0]:.6f} to {last[0]:.6f}, PyTorch {first[1]:.6f} to {last[1]:.6f}: "
+        f"a step differs by {found.loss_difference:.1e} at most",
+        f"  weights    differ by {found.weight_difference:.1e} at most after it ({found.weight})",
+        f"  frozen     {'unchanged' if found.frozen_unchanged else 'CHANGED'}",
+        f"  eval loss  on a fresh batch, the checkpoint in PyTorch, differs by {found.eval_loss_difference:.1e}",
+        f"  inference  outputs of the model that the device exports differ by {found.inference_error:.1e} (relative)",
+    ]
+    if found.left_to_chance:
+        count = sum(found.left_to_chance.values())
+        lines.append(f"  chance     {count} weights have only rounding errors for gradients, and are not compared")
+    if found.dropout_active is not None:
+        lines.append(f"  dropout    {'active' if found.dropout_active else 'DOES NOTHING'} in the files as they are")
+    lines.append(
+        f"  step       {1000 * found.step_seconds:.2f} ms, PyTorch {1000 * found.pytorch_step_seconds:.2f} ms "
+        f"(medians, {found.threads} threads)"
+    )
+    lines += [f"  {name:<28} {size:>12,} bytes" for name, size in found.files.items()]
+    outcome = "agree" if found.ok else f"DIFFER: {'; '.join(found.problems)}"
+    return "\n".join([*lines, f"ONNX Runtime's training and PyTorch's {outcome}"])

@@ -1,0 +1,58 @@
+"""Running an ONNX file in ONNX Runtime, as whoever gets the file would."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy
+import onnxruntime
+import torch
+
+from ortlaunch.ort.check.nested import NamedTensors
+
+_ERRORS_ALONE = 3
+
+
+class Graph:
+    """A file, ready to run on the CPU with the runtime's own defaults."""
+
+    def __init__(self, model: Path | bytes, *, threads: int | None = None) -> None:
+        """
+        Args:
+            model: the file, or its contents where no weights lie beside it.
+            threads: of its pool; None for torch's own.
+        """
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _ERRORS_ALONE
+        options.intra_op_num_threads = threads or torch.get_num_threads()
+        content = model if isinstance(model, bytes) else str(model)
+        self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self.inputs = tuple(one.name for one in self._session.get_inputs())
+        self.outputs = tuple(one.name for one in self._session.get_outputs())
+
+    def __call__(self, batch: Mapping[str, torch.Tensor]) -> NamedTensors:
+        """The outputs by name for a batch, of which it takes what it has inputs for."""
+        feed = {name: batch[name].detach().numpy() for name in self.inputs}
+        values = self._session.run(None, feed)
+        tensors = [torch.from_numpy(numpy.asarray(value)) for value in values]
+        return dict(zip(self.outputs, tensors, strict=True))
+
+
+def quantize(path: Path, quantized: Path) -> None:
+    """Writes a file again with the weights of its matrix products and convolutions in 8 bits.
+
+    Args:
+        path: the file in fp32.
+        quantized: where to.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    # It recommends a preparation that folding has made already.
+    logging.disable(logging.WARNING)
+    try:
+        # ONNX Runtime's ConvInteger takes unsigned weights alone on the CPU.
+        quantize_dynamic(str(path), str(quantized), weight_type=QuantType.QUInt8)
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,0 +1,249 @@
+"""The forward as it trains: what is in the file, and that it is found out where it is not right."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.errors import RequestError
+from ortlaunch.export import graph, onnx_file, proofs
+from ortlaunch.export.forward import find_forward
+from ortlaunch.export.source import Source
+from ortlaunch.ort.runtime import Graph
+
+
+def exported(model, batches, tmp_path, *, own_loss=False):
+    source = Source(to_config(compose(["model=mlp"])), model, batches, "here")
+    return onnx_file.export(source, tmp_path / "through" / "model.onnx", own_loss=own_loss)
+
+
+def quiet(made):
+    return graph.with_statistics(graph.without_dropout(made))
+
+
+@pytest.fixture(autouse=True)
+def through(tmp_path):
+    (tmp_path / "through").mkdir()
+
+
+def test_parameters_are_there_under_their_names_and_nothing_has_moved(net, batches, tmp_path) -> None:
+    before = copy.deepcopy(net.state_dict())
+    found = exported(net, batches, tmp_path)
+    used = {name for name, _ in net.named_parameters() if not name.startswith("idle")}
+    there = graph.initializers(found.graph)
+    assert used <= set(there)
+    assert set(found.names.parameters) == used
+    assert set(found.names.unused) == {"idle.weight", "idle.bias"}
+    assert found.names.aliases == {"again.weight": "wide.weight"}
+    assert set(found.names.buffers) == {"norm.running_mean", "norm.running_var"}
+    for name in (*used, *found.names.buffers):
+        assert np.array_equal(graph.value(there[name]), before[name].numpy())
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert net.training
+    assert found.graph.ir_version <= graph.IR_VERSION and graph.opset(found.graph) == 17
+    assert list((tmp_path / "through").iterdir()) == []
+
+
+def test_training_behaviour_is_kept(net, batches, tmp_path) -> None:
+    found = exported(net, batches, tmp_path)
+    assert found.proofs.dropout == [0.25]
+    assert found.proofs.batch_norms == 1
+    assert found.proofs.largest_error < 1e-5
+    assert [4, 1, 8, 8] in found.proofs.shapes and [8, 1, 8, 8] in found.proofs.shapes
+    run = Graph(found.graph.SerializeToString())
+    first, second = run(batches[0]), run(batches[0])
+    assert not torch.equal(first["logits"], second["logits"])
+
+
+def test_the_models_own_loss_goes_in(net, batches, tmp_path) -> None:
+    found = exported(net, batches, tmp_path, own_loss=True)
+    run = Graph(quiet(found.graph).SerializeToString())
+    assert run.inputs == ("pixel_values", "labels") and run.outputs[:2] == ("loss", "logits")
+    with proofs.dropout_off(), torch.no_grad():
+        expected = net(**batches[1])["loss"]
+    torch.testing.assert_close(run(batches[1])["loss"], expected)
+
+
+def test_names_and_sizes_of_inputs_and_outputs(net, batches) -> None:
+    forward = find_forward(net, batches[0], with_labels=True)
+    assert forward.axes == {
+        "pixel_values": {0: "batch"},
+        "labels": {0: "batch"},
+        "loss": {},
+        "logits": {0: "batch"},
+    }
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(9, 5)
+
+        def forward(self, ids):
+            return self.embed(ids)
+
+    tokens = {"input_ids": torch.zeros(3, 6, dtype=torch.int64), "labels": torch.zeros(3, 6, dtype=torch.int64)}
+    forward = find_forward(Tokens(), tokens, with_labels=False)
+    assert forward.inputs == ("input_ids",)
+    assert forward.axes == {"input_ids": {0: "batch", 1: "sequence"}, "logits": {0: "batch", 1: "sequence"}}
+
+
+def test_fewer_inputs_than_forward_needs(batches, tmp_path) -> None:
+    class Needs(nn.Linear):
+        def forward(self, pixel_values, other):
+            return super().forward(pixel_values)
+
+    with pytest.raises(RequestError, match="forward needs other and the data gives pixel_values"):
+        exported(Needs(8, 2), batches, tmp_path)
+
+
+class Folded(nn.Module):
+    """Computes with a copy that the trace takes for a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+        self.scale = nn.Parameter(torch.ones(10))
+
+    def forward(self, pixel_values):
+        return self.head(pixel_values.flatten(1)) * torch.tensor(self.scale.tolist())
+
+
+def test_a_parameter_that_the_trace_has_folded_is_found_out(batches, tmp_path) -> None:
+    with pytest.raises(RequestError, match="computes another logits than PyTorch"):
+        exported(Folded(), batches, tmp_path)
+
+
+def test_a_folded_parameter_is_named() -> None:
+    from ortlaunch.export import names
+
+    model = nn.Linear(4, 2)
+    batch = {"pixel_values": torch.ones(3, 4)}
+    forward = find_forward(model, batch, with_labels=False)
+    weight = onnx.numpy_helper.from_array(model.weight.detach().numpy(), "weight")
+    made = onnx.helper.make_model(onnx.helper.make_graph([], "folded", [], [], [weight]))
+    with pytest.raises(RequestError, match="has folded bias"):
+        names.settle(model, forward, batch, made)
+
+
+class Branch(nn.Module):
+    """Decides by a tensor's value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, pixel_values):
+        flat = pixel_values.flatten(1)
+        if flat.sum() > 0:
+            return self.head(flat)
+        return self.head(-2 * flat)
+
+
+def test_a_frozen_branch_is_refused_with_its_line(batches, tmp_path) -> None:
+    batches[0]["pixel_values"] = batches[0]["pixel_values"].abs()
+    batches[2]["pixel_values"] = -batches[2]["pixel_values"].abs()
+    with pytest.raises(RequestError) as caught:
+        exported(Branch(), batches, tmp_path)
+    assert "computes another logits than PyTorch" in str(caught.value)
+    assert "if flat.sum() > 0:" in str(caught.value)
+
+
+class Unknown(nn.Module):
+    """Uses an operator that the exporter does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 10)
+
+    def forward(self, pixel_values):
+        return torch.special.i0e(self.inner(pixel_values.flatten(1)))
+
+
+def test_a_model_that_cannot_be_exported_is_refused_with_the_operator(batches, tmp_path) -> None:
+    with pytest.raises(RequestError) as caught:
+        exported(Unknown(), batches, tmp_path)
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("the model cannot be exported to ONNX: ")
+    assert any("unsupported: aten::special_i0e" in line and "test_exporting.py" in line for line in lines[1:])
+
+
+def test_dropout_that_the_graph_has_lost_is_found_out(net, batches, tmp_path) -> None:
+    found = exported(net, batches, tmp_path)
+    lost = graph.without_dropout(found.graph)
+    with pytest.raises(RequestError, match="0 active dropouts, and the model has 1"):
+        proofs.prove_training(net, found.forward, batches, lost, found.names, [])
+
+
+def test_batch_norm_in_eval_mode_is_found_out(net, batches, tmp_path) -> None:
+    found = exported(net, batches, tmp_path)
+    for node in found.graph.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "training_mode":
+                attribute.i = 0
+    with pytest.raises(RequestError, match="0 BatchNorms in train mode"):
+        proofs.prove_training(net, found.forward, batches, found.graph, found.names, [])
+
+
+def test_an_ortmodule_before_it_leaves_no_trace(net, batches, tmp_path) -> None:
+    """What ORTModule registers for its own exports must not get into this one, and must be there again after it."""
+    from ortlaunch.ort import session, symbolics
+
+    session.import_ortmodule()
+    from onnxruntime.training.ortmodule._custom_op_symbolic_registry import CustomOpSymbolicRegistry
+    from torch.onnx._internal import registration
+
+    CustomOpSymbolicRegistry.register_all(17)
+    symbolics.register()
+
+    def overridden() -> dict[str, list[int]]:
+        groups = registration.registry._registry.items()
+        return {name: sorted(group._functions._overrides) for name, group in groups if group._functions._overrides}
+
+    before = overridden()
+    assert "aten::cross_entropy_loss" in before
+    found = exported(net, batches, tmp_path, own_loss=True)
+    assert {node.domain for node in graph.nodes(found.graph)} == {""}
+    assert overridden() == before
+
+
+def test_large_weights_lie_beside_the_graph(net, batches, tmp_path) -> None:
+    found = exported(net, batches, tmp_path)
+    expected = Graph(quiet(found.graph).SerializeToString())(batches[0])["logits"]
+    graph.save(quiet(found.graph), tmp_path / "big.onnx", external_bytes=1000)
+    assert (tmp_path / "big.onnx.data").stat().st_size > 16_000 > (tmp_path / "big.onnx").stat().st_size
+    torch.testing.assert_close(Graph(tmp_path / "big.onnx")(batches[0])["logits"], expected)
+    again = graph.load(tmp_path / "big.onnx")
+    assert np.array_equal(graph.value(graph.initializers(again)["wide.weight"]), net.wide.weight.detach().numpy())
+
+
+def test_a_version_that_the_runtime_does_not_read_is_lowered(tmp_path) -> None:
+    made = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [onnx.helper.make_node("Relu", ["x"], ["y"])],
+            "one",
+            [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])],
+            [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+    )
+    made.ir_version = 14
+    onnx.save(made, tmp_path / "new.onnx")
+    with pytest.raises(Exception, match="IR version"):
+        Graph(tmp_path / "new.onnx")
+    graph.save(made, tmp_path / "old.onnx")
+    assert Graph(tmp_path / "old.onnx")({"x": torch.tensor([-1.0, 1.0])})["y"].tolist() == [0.0, 1.0]
+
+
+def test_foreign_operators_are_refused() -> None:
+    node = onnx.helper.make_node("ATen", ["x"], ["y"], domain="org.pytorch.aten")
+    made = onnx.helper.make_model(onnx.helper.make_graph([node], "foreign", [], []))
+    for training in (False, True):
+        with pytest.raises(RequestError, match=r"org\.pytorch\.aten::ATen"):
+            graph.check_operators(made, for_training=training, what="it")

@@ -1,0 +1,182 @@
+"""From a trained run to the device: real runs, exported, trained on without torch, and brought back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import ortlaunch
+
+ROOT = Path(ortlaunch.__file__).parents[1]
+DEVICE = ROOT / "docs" / "device"
+TRAINED = ("train.steps=12", "train.checkpoint_every=12", "train.log_every=6", "train.batch_size=8")
+ZERO2 = ("trainer=deepspeed", "trainer.zero_stage=2")
+RUNS = {
+    "mlp-ddp": ("model=mlp", "trainer=ddp", *TRAINED),
+    "resnet-zero2": ("model=resnet", *ZERO2, *TRAINED),
+    "gpt2_nano-zero2": ("model=gpt2_nano", "model.params.n_layer=2", "data.seq_len=32", *ZERO2, *TRAINED),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(fleet_of, tmp_path_factory):
+    """The runs by name, all in one folder and one MLflow store."""
+    fleet = fleet_of(tmp_path_factory.mktemp("device"), RUNS)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture(scope="module")
+def artifacts(runs, launch):
+    """The artifacts of a run, each made once."""
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            result = runs[name]
+            assert result.returncode == 0, result.report
+            out = runs.folder / f"{name}-phone"
+            exported = launch(runs.folder, "export", "artifacts", f"from_run={result.run_dir}", f"out={out}")
+            assert exported.returncode == 0, exported.report
+            assert "checkpoints/step-00000012, after step 12" in exported.stdout
+            made[name] = out
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_trained_run_trains_on_as_in_pytorch_and_keeps_the_artifacts(
+    runs, artifacts, launch, mlflow_run, name
+) -> None:
+    out = artifacts(name)
+    verified = launch(runs.folder, "export", "verify", str(out), "--steps", "8", "--batch-size", "16")
+    assert verified.returncode == 0, verified.report
+    report = json.loads((out / "verify.json").read_text())
+    assert report["ok"] and report["steps"] == 8
+    assert max(report["loss_difference"], report["weight_difference"], report["eval_loss_difference"]) <= 1e-4
+    assert report["inference_error"] <= 1e-4 and report["frozen_unchanged"]
+    assert report["dropout_active"] is (True if name.startswith("gpt2") else None)
+    assert report["step_seconds"] > 0 and report["files"]["checkpoint"] > 10_000
+    # It is the run's weights that were exported, not fresh ones.
+    first = runs[name].losses[1]
+    assert report["losses"][0][0] < first - 0.05
+    client, run = mlflow_run(runs[name])
+    logged = {one.path for one in client.list_artifacts(run.info.run_id, f"export/{out.name}")}
+    files = {
+        "training_model.onnx",
+        "eval_model.onnx",
+        "optimizer_model.onnx",
+        "checkpoint",
+        "export.json",
+        "verify.json",
+    }
+    assert {f"export/{out.name}/{file}" for file in files} <= logged
+    assert run.info.status == "FINISHED"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_plain_runtime_has_every_operator(artifacts, name) -> None:
+    out = artifacts(name)
+    for path in out.glob("*.onnx"):
+        made = onnx.load(path)
+        assert made.ir_version <= 10
+        assert {node.domain for node in made.graph.node} <= {"", "com.microsoft"}, path
+
+
+@pytest.fixture(scope="session")
+def device_python(tmp_path_factory) -> Path:
+    """A Python without torch, as a device has it."""
+    folder = tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
+    python = folder / "bin" / "python"
+    wheels = ["onnxruntime-training-cpu==1.19.2", "numpy", "-c", str(ROOT / "constraints.txt")]
+    installed = subprocess.run(
+        [python, "-m", "pip", "install", "-q", *wheels], capture_output=True, text=True, timeout=240
+    )
+    if installed.returncode != 0:
+        pytest.skip(f"needs a package index: {installed.stderr.strip().splitlines()[-1]}")
+    there = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True)
+    assert "No module named 'torch'" in there.stderr
+    return python
+
+
+def run_python(python: Path | str, script: Path, *arguments: object) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    ran = subprocess.run(
+        [str(python), str(script), *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_a_device_without_torch_trains_saves_and_goes_on(runs, artifacts, device_python, launch, tmp_path) -> None:
+    out, data, trained = artifacts("resnet-zero2"), tmp_path / "digits.npz", tmp_path / "trained"
+    run_python(sys.executable, DEVICE / "digits.py", data)
+    script = DEVICE / "train_on_device.py"
+    said = run_python(device_python, script, out, "--data", data, "--out", trained, "--epochs", "2")
+    assert "torch loaded: False" in said
+    losses = [float(line.rpartition(" ")[2]) for line in said.splitlines() if "held-out loss" in line]
+    assert losses[-1] < 0.5 * losses[0]
+    assert float(said.splitlines()[-1].split()[1].rstrip("%")) > 85
+    again = run_python(
+        device_python, script, out, "--data", data, "--out", tmp_path / "on", "--epochs", "1",
+        "--checkpoint", trained / "checkpoint",
+    )  # fmt: skip
+    assert abs(float(again.splitlines()[0].rpartition(" ")[2]) - losses[-1]) < 1e-3
+
+    back = tmp_path / "back"
+    words = ("--from-artifacts", str(out), "--checkpoint", str(trained / "checkpoint"), "--out", str(back))
+    brought = launch(tmp_path, "export", "weights", *words)
+    assert brought.returncode == 0, brought.report
+    _check_in_pytorch(back, trained / "inference.onnx", np.load(data))
+    taken = launch(tmp_path, "export", "weights", *words)
+    assert taken.returncode == 2 and "is not empty" in taken.stderr
+
+
+def _check_in_pytorch(weights: Path, inference: Path, data) -> None:
+    """What the device has trained computes the same in transformers and in the device's own inference model."""
+    from transformers import ResNetForImageClassification
+
+    from ortlaunch.ort.runtime import Graph
+
+    model = ResNetForImageClassification.from_pretrained(weights).eval()
+    pixels = torch.from_numpy(data["pixel_values"][:64])
+    with torch.no_grad():
+        expected = model(pixels).logits
+    torch.testing.assert_close(Graph(inference)({"pixel_values": pixels})["logits"], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_head_alone_with_a_prefix_and_a_nominal_checkpoint(runs, launch) -> None:
+    out = runs.folder / "head"
+    words = ("loss=cross_entropy", "trainable=classifier.*", "--prefix", "h_", "--nominal-checkpoint", f"out={out}")
+    made = launch(runs.folder, "export", "artifacts", f"from_run={runs['resnet-zero2'].run_dir}", *words)
+    assert made.returncode == 0, made.report
+    assert "trains 2 parameters, 18 frozen" in made.stdout
+    verified = launch(runs.folder, "export", "verify", str(out), "--steps", "4", "--format", "json")
+    assert verified.returncode == 0, verified.report
+    report = json.loads(verified.stdout)
+    assert report["frozen_unchanged"] and report["weight_difference"] <= 1e-4
+    assert (out / "h_nominal_checkpoint").stat().st_size < 5000
+
+
+def test_for_servers_plain_and_quantized(runs, launch) -> None:
+    out = runs.folder / "server"
+    words = ("export", "inference", f"from_run={runs['gpt2_nano-zero2'].run_dir}", f"out={out}", "--quantize")
+    made = launch(runs.folder, *words)
+    assert made.returncode == 0, made.report
+    found = json.loads((out / "export.json").read_text())["findings"]
+    assert found["largest_error"] < 1e-4 and 0 < found["quantized"]["largest_error"] < 0.1
+    assert (out / "model.int8.onnx").stat().st_size < 0.5 * (out / "model.onnx").stat().st_size
+    kept = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    again = launch(runs.folder, *words)
+    assert again.returncode == 2 and "--force" in again.stderr and len(again.stderr.strip().splitlines()) == 1
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == kept
