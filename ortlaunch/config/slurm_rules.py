@@ -1,4 +1,4 @@
-"""Rules between the keys of ``launcher=slurm``: what sbatch would refuse or, worse, take in another sense than meant."""
+"""Rules between the keys of ``launcher=slurm``: what sbatch would refuse, or take in another sense than meant."""
 
 from __future__ import annotations
 
