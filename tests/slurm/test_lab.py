@@ -11,8 +11,8 @@ import pytest
 from lab import Lab, down, load, missing, up
 
 
-@pytest.fixture
-def accounted(slurm, tmp_path_factory):
+@pytest.fixture(scope="module")
+def accounted(slurm):
     """A second cluster beside the first, with slurmdbd."""
     if why := missing(accounting=True):
         if os.environ.get("CI") == "1":

@@ -12,8 +12,9 @@ import pytest
 import ortlaunch
 from ortlaunch.config.compose import compose
 from ortlaunch.config.load import load_config, save_config, to_config
-from ortlaunch.config.rules import check, slurm_seconds
+from ortlaunch.config.rules import check
 from ortlaunch.config.schema import Device, SlurmConfig
+from ortlaunch.config.slurm_rules import slurm_seconds
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.plan import make_plan
 from ortlaunch.launch.slurm.node import environment_of, torchrun, torchrun_source

@@ -1,0 +1,106 @@
+"""What a batch script does beside its workers, in a real run folder; where SLURM is silent."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import save_config, to_config
+from ortlaunch.launch import failure
+from ortlaunch.launch.slurm import history, job
+from ortlaunch.launch.slurm.plan import settled
+from ortlaunch.tracking.journal import Journal, read_events
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    """The folder of a run that was just submitted, and the variables of its job."""
+    folder = tmp_path / "run"
+    (folder / "logs").mkdir(parents=True)
+    made = settled(to_config(compose(["launcher=slurm", "launcher.max_restarts=1", "tracking=none"])))
+    save_config(made, folder / "config.yaml")
+    journal = Journal(folder / "journal.jsonl")
+    journal.start("default", "name", "abc123")
+    journal.close()
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "ORTLAUNCH_ATTEMPT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    # There is no scontrol here.
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return folder
+
+
+def ended(folder):
+    """How the journal says that the run ended."""
+    return [event["status"] for event in read_events(folder / "journal.jsonl", 0)[0] if event["event"] == "end"]
+
+
+def tags(folder):
+    """The latest value of each tag."""
+    events = read_events(folder / "journal.jsonl", 0)[0]
+    return {key: value for event in events if event["event"] == "tags" for key, value in event["values"].items()}
+
+
+def test_an_attempt_clears_what_the_one_before_said_of_itself(run_dir, capsys):
+    (run_dir / "STOP").write_text("requeue\n")
+    (run_dir / "stopped.json").write_text("{}")
+    failure.record(run_dir, 0, ValueError("old"))
+    assert job.begin(run_dir) == 0
+    assert capsys.readouterr().out.strip() == "0"
+    assert not any((run_dir / name).exists() for name in ("STOP", "stopped.json", "failures"))
+    assert (run_dir / "preflight.token").read_text() == "7-0-0"
+    assert (tags(run_dir)["ortlaunch.state"], tags(run_dir)["slurm.nodes"]) == ("running", "n[1-2]")
+    job.begin(run_dir)
+    assert capsys.readouterr().out.strip() == "1"
+
+
+def test_what_is_done_does_not_begin(run_dir):
+    (run_dir / "done.json").write_text("{}")
+    before = (run_dir / "journal.jsonl").read_text()
+    assert job.begin(run_dir) == 3
+    assert (run_dir / "journal.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("text", ["", "cancel\n"])
+def test_what_a_person_stopped_in_the_queue_does_not_begin(run_dir, text):
+    (run_dir / "STOP").write_text(text)
+    assert job.begin(run_dir) == 3
+    assert ended(run_dir) == ["KILLED"]
+
+
+def test_crashes_are_counted_over_attempts(run_dir, capsys):
+    for expected in ("again", "end 1"):
+        job.begin(run_dir)
+        time.sleep(0.01)
+        failure.record(run_dir, 3, ValueError("the cause"), host="n2")
+        (run_dir / "logs" / "torchrun-1.log").touch()
+        capsys.readouterr()
+        job.decide(run_dir, 1, [])
+        assert capsys.readouterr().out.strip() == expected
+    assert ended(run_dir) == ["FAILED"]
+    past = history.load(run_dir)
+    assert [one.is_crash for one in past.attempts] == [True, True]
+    assert past.attempts[0].why == "crashed (srun ended with 1): rank 3 on n2: ValueError: the cause"
+    assert "the cause" in tags(run_dir)["ortlaunch.requeue_reason"]
+    failures = [event for event in read_events(run_dir / "journal.jsonl", 0)[0] if event["event"] == "failure"]
+    assert [(event["rank"], event["host"]) for event in failures] == [(3, "n2")]
+
+
+def test_a_warning_queues_the_run_again(run_dir, capsys):
+    job.begin(run_dir)
+    (run_dir / "stopped.json").write_text(json.dumps({"step": 8, "reason": "requeue"}))
+    capsys.readouterr()
+    job.decide(run_dir, 0, ["WARNING"])
+    assert capsys.readouterr().out.strip() == "requeue"
+    assert ended(run_dir) == []
+    assert (tags(run_dir)["ortlaunch.state"], tags(run_dir)["ortlaunch.requeues"]) == ("queued", "1")
+
+
+def test_a_cluster_that_does_not_requeue_ends_the_run(run_dir):
+    job.begin(run_dir)
+    job.refused(run_dir)
+    assert ended(run_dir) == ["KILLED"]
+    assert "ortlaunch resume" in tags(run_dir)["ortlaunch.requeue_reason"]
