@@ -6,6 +6,7 @@ Types and misspelt keys are Hydra's business while it composes; these rules see 
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Callable
 from pathlib import Path
 
