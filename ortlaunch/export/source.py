@@ -61,7 +61,7 @@ def built(config: Config) -> torch.nn.Module:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     seed_everything(config.seed)
-    model = build_model(config.model)
+    model = build_model(config.model).float()
     _check_statistics(model)
     return model
 
