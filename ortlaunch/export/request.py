@@ -13,7 +13,17 @@ from omegaconf.errors import OmegaConfBaseException
 from ortlaunch.config.compose import compose
 from ortlaunch.config.load import first_line, load_config, to_config
 from ortlaunch.config.rules import check
-from ortlaunch.config.schema import GROUPS, Config
+from ortlaunch.config.schema import (
+    GROUPS,
+    AdamWConfig,
+    Config,
+    Device,
+    EagerConfig,
+    LocalConfig,
+    NoTrackingConfig,
+    Precision,
+    SingleConfig,
+)
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.follow.find import run_or_folder
 from ortlaunch.trainer.checkpoint import manifest
@@ -85,7 +95,7 @@ def parse(verb: str, arguments: list[str], keys: tuple[str, ...], flags: Mapping
         raise RequestError(f"loss={own['loss']}: must be one of {', '.join(LOSSES)}")
     run_dir, checkpoint = _run_of(own["from_run"]) if "from_run" in own else (None, None)
     config = _composed(overrides) if run_dir is None else _of_run(verb, run_dir, overrides)
-    check(config)
+    check(_neutral(config))
     return Request(
         verb,
         config,
@@ -145,6 +155,22 @@ def _run_of(value: str) -> tuple[Path, Path | None]:
         # checkpoints/step-… lies in the run folder, also where it is reached by a link.
         return path.resolve().parents[1], path.resolve()
     raise RequestError(f"from_run={value}: neither a run folder nor a checkpoint in one")
+
+
+def _neutral(config: Config) -> Config:
+    """The configuration without what only a run needs: one trained on a GPU is exported on any machine."""
+    train = dataclasses.replace(config.train, precision=Precision.fp32, tf32=False, resume="never")
+    return dataclasses.replace(
+        config,
+        device=Device.cpu,
+        train=train,
+        model=dataclasses.replace(config.model, weights=None),
+        backend=EagerConfig(),
+        trainer=SingleConfig(),
+        optimizer=AdamWConfig(),
+        launcher=LocalConfig(),
+        tracking=NoTrackingConfig(),
+    )
 
 
 def _composed(overrides: list[str]) -> Config:

@@ -95,3 +95,17 @@ def test_what_a_run_has_settled_stays(run_dir: Path, override: str, words: list[
 def test_neither_run_nor_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="neither a run folder nor a checkpoint"):
         asked(f"from_run={tmp_path}", "out=x")
+
+
+def test_a_run_of_another_machine_can_be_exported(run_dir: Path) -> None:
+    """What a GPU, or weights that are gone, were needed for is over."""
+    text = (run_dir / "config.yaml").read_text()
+    for old, new in (
+        ("device: cpu", "device: cuda"),
+        ("precision: fp32", "precision: bf16"),
+        ("weights: null", "weights: gone"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    (run_dir / "config.yaml").write_text(text)
+    assert asked(f"from_run={run_dir}", "out=x").config.model.name == "mlp"
