@@ -56,6 +56,8 @@ class Standing:
     """Whether nothing but a new launch can change it."""
 
 
+_SUBMISSION_SECONDS = 600.0
+
 _REASONS = {
     "Priority": "others come first",
     "Resources": "waits for free nodes",
@@ -147,7 +149,16 @@ def _of_process(record: Record) -> Standing:
         return _going(record)
     if record.ended is not None:
         return _ended(record)
+    if record.tags.get(STATE_TAG) == "queued":
+        return _in_submission(record)
     return Standing(State.KILLED, "its launcher is gone") if record.last else Standing(State.UNKNOWN, "never began")
+
+
+def _in_submission(record: Record) -> Standing:
+    """A run of SLURM that has no job yet: MLflow is told of it first, which may take a slow server some time."""
+    if time.time() - (record.last or 0) / 1000 < _SUBMISSION_SECONDS:
+        return Standing(State.QUEUED, "is being submitted", is_over=False)
+    return Standing(State.KILLED, "its submission was broken off")
 
 
 def _elsewhere(record: Record, host: str) -> Standing:

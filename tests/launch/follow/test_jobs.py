@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -13,13 +14,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ortlaunch.launch.follow.find import find_run
+from ortlaunch.errors import RequestError
+from ortlaunch.launch.follow.find import find_run, find_runs
 from ortlaunch.launch.follow.folders import scan
 from ortlaunch.launch.follow.jobs import jobs
 from ortlaunch.launch.follow.record import read_record
 from ortlaunch.launch.follow.rows import Survey
 from ortlaunch.launch.follow.status import look, status
 from ortlaunch.launch.follow.table import render, span
+from ortlaunch.launch.sweep import create
 from ortlaunch.tracking.journal import Journal
 
 
@@ -57,6 +60,33 @@ def test_states_of_local_runs(make_run, alive, capsys) -> None:
     assert rows["starting"]["reason"] == "starting"
     assert (rows["stopped"]["step"], rows["stopped"]["reason"]) == (42, "at step 42")
     assert [name for name, row in rows.items() if not row["is_over"]] == ["remote", "stopping", "starting", "running"]
+
+
+def test_a_run_that_is_being_submitted_is_queued(make_run, capsys) -> None:
+    for name in ("now", "never"):
+        run_dir = make_run(name, step=None, end=None, job={})
+        (run_dir / "job.json").unlink()
+        journal = Journal(run_dir / "journal.jsonl")
+        journal.tags({"ortlaunch.state": "queued"})
+        if name == "never":
+            text = (run_dir / "journal.jsonl").read_text()
+            (run_dir / "journal.jsonl").write_text(re.sub(r'"t": \d+', '"t": 1790000000000', text))
+    rows = {row["name"]: (row["state"], row["reason"], row["is_over"]) for row in listed(capsys)}
+    assert rows == {
+        "now": ("queued", "is being submitted", False),
+        "never": ("killed", "its submission was broken off", True),
+    }
+
+
+def test_a_sweeps_runs_are_listed_in_their_order(make_run, capsys) -> None:
+    runs = [make_run(f"run-{number}") for number in (2, 0, 1)]
+    make_run("another")
+    sweep = create(make_run.root / "default" / "multirun-20260101-000000", "sweep-lr", "default", {}, [])
+    sweep.write(runs, complete=True)
+    assert [row["name"] for row in listed(capsys, "--sweep", "sweep-lr")] == ["run-2", "run-0", "run-1"]
+    assert [folder.name for folder in find_runs("sweep-lr")] == ["run-2", "run-0", "run-1"]
+    with pytest.raises(RequestError, match="no sweep nothing"):
+        jobs(["--sweep", "nothing"])
 
 
 def test_a_row_has_the_figures_of_the_last_log_step(make_run, alive, capsys) -> None:
