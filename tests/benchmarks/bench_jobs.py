@@ -6,6 +6,7 @@ Whole commands, as a user waits for them: the first call knows nothing of the ru
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -27,9 +28,9 @@ def main() -> None:
                 _lengthen(run_dir / "journal.jsonl")
         print(f"{runs} finished runs in 20 experiments")
         for words in ([], [], ["--last", "100"], ["--state", "failed"], ["--state", "failed"], ["--all", "--json"]):
-            print(f"{_seconds(folder, words):6.2f} s  ortlaunch jobs {' '.join(words)}")
-        # One of the oldest, by its name alone.
-        print(f"{_seconds(folder, ['000001'], 'status'):6.2f} s  ortlaunch status 000001")
+            _time(folder, "jobs", *words)
+        # One of the oldest, by its id alone.
+        _time(folder, "status", "000001")
 
 
 def _lengthen(journal: Path) -> None:
@@ -37,12 +38,14 @@ def _lengthen(journal: Path) -> None:
     journal.write_text(start + params + step * 20_000 + end)
 
 
-def _seconds(folder: str, words: list[str], verb: str = "jobs") -> float:
+def _time(folder: str, *words: str) -> None:
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ORTLAUNCH_CACHE": f"{folder}/cache"}
-    begin = time.perf_counter()
-    command = [sys.executable, "-m", "ortlaunch", verb, *words]
+    begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "ortlaunch", *words]
     subprocess.run(command, cwd=folder, env=variables, stdout=subprocess.DEVNULL, check=True, timeout=120)
-    return time.perf_counter() - begin
+    after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - begin
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"{seconds:6.2f} s, {processor:5.2f} s of them on a core  {' '.join(command[2:])}", flush=True)
 
 
 if __name__ == "__main__":
