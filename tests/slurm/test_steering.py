@@ -82,9 +82,10 @@ def test_cancel_and_resume_over_two_nodes(slurm, folder, mlflow_run):
 
 
 def test_a_chain_waits_also_while_the_first_is_queued_again(slurm, folder):
-    first = slurm.submit(folder, *PLAIN, "train.steps=80", "name=first")
+    first = slurm.submit(folder, *PLAIN, "train.steps=150", "name=first", 'launcher.extra=["--hold"]')
     second = slurm.submit(folder, *PLAIN, "train.steps=5", "name=second", "+after=first")
     third = slurm.submit(folder, *PLAIN, "train.steps=5", "name=third", f"+after=first,{second.job_id}")
+    slurm("scontrol", "release", first.job_id)
     first.wait_for_step(5)
     slurm.warn(first)
     first.wait_until(lambda: len(first.attempts) == 2, "second attempt")
