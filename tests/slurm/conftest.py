@@ -170,7 +170,7 @@ def slurm() -> Iterator[Slurm]:
             pytest.fail(why)
         pytest.skip(why)
     # Not below pytest's own folder: the paths of sockets have to be short.
-    lab = Lab(Path(tempfile.mkdtemp(prefix="ortlaunch-lab-", dir="/tmp")), _free_ports())
+    lab = Lab(Path(tempfile.mkdtemp(prefix="ortlaunch-lab-", dir="/tmp")), free_ports())
     # munged insists on it.
     lab.folder.chmod(0o711)
     try:
@@ -208,7 +208,8 @@ def mlflow_run() -> Callable[[Job], Any]:
     return find
 
 
-def _free_ports() -> int:
+def free_ports() -> int:
+    """Where 100 ports begin of which the first is free."""
     for base in range(17200, 20000, 100):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -22,6 +22,7 @@ from ortlaunch.launch.follow.rows import Row, Survey
 from ortlaunch.launch.slurm import query
 from ortlaunch.tracking.journal import Journal
 from tests.launch.follow.conftest import Maker
+from tests.slurm.conftest import free_ports
 
 LAB = Path(__file__).resolve().parents[2] / "slurm" / "lab" / "lab.py"
 SECONDS = 120
@@ -32,18 +33,18 @@ sys.path.insert(0, str(LAB.parent))
 import lab  # noqa: E402
 
 
-@pytest.fixture(scope="module", params=[17400, 17500], ids=["plain", "accounting"])
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "accounting"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[bool]:
     """A cluster for these tests alone, without slurmdbd and with it; yields whether it has it."""
-    accounting = request.param == 17500
+    accounting: bool = request.param
     if problem := lab.missing(accounting=accounting):
-        if os.environ.get("CI"):
+        if os.environ.get("CI") == "1":
             pytest.fail(problem)
         pytest.skip(problem)
     # munge wants folders that everybody may enter.
     folder = Path(tempfile.mkdtemp(prefix="follow-lab-"))
     folder.chmod(0o755)
-    words = ["--base-port", str(request.param), *(["--accounting"] if accounting else [])]
+    words = ["--base-port", str(free_ports()), *(["--accounting"] if accounting else [])]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SLURM_CONF", str(folder / "etc" / "slurm.conf"))
         try:
