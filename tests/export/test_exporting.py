@@ -51,6 +51,25 @@ def test_parameters_are_there_under_their_names_and_nothing_has_moved(net, batch
     assert list((tmp_path / "through").iterdir()) == []
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_tied_weight_is_one_initializer_under_its_first_name(net, batches, tmp_path, several) -> None:
+    from ortlaunch.export import names
+
+    found = exported(net, batches, tmp_path)
+    made = found.graph
+    if several:
+        copied = graph.initializers(made)["wide.weight"]
+        made.graph.initializer.append(onnx.numpy_helper.from_array(graph.value(copied).copy(), "again.weight"))
+        (reader,) = [node for node in graph.nodes(made) if node.op_type == "Transpose" and "wide.weight" in node.input]
+        reader.input[0] = "again.weight"
+    else:
+        graph.rename(made, {"wide.weight": "again.weight"})
+    names.settle(net, found.forward, batches[0], made)
+    assert [tensor.name for tensor in made.graph.initializer].count("wide.weight") == 1
+    assert "again.weight" not in graph.initializers(made)
+    assert not any("again.weight" in node.input for node in graph.nodes(made))
+
+
 def test_training_behaviour_is_kept(net, batches, tmp_path) -> None:
     found = exported(net, batches, tmp_path)
     assert found.proofs.dropout == [0.25]
