@@ -102,8 +102,7 @@ def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     text = text.rpartition("--- attempt ")[2]
     known_host = re.match(r"\d+ on (\S+) at ", text)
     text = text.rpartition("ChildFailedError")[2]
-    report = re.findall(r"host\s*:\s*(\S+)\s+rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)", text)
-    killed = {int(rank): -int(code) for _, rank, code in report}
+    killed = {int(rank): -int(code) for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)", text)}
     # Those that torchrun stopped itself ended by SIGTERM; one that raised has said so. Which of several torchrun calls
     # the root cause depends on the order in which it came to look.
     candidates = [
@@ -121,5 +120,5 @@ def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     tail = log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:] if log.is_file() else []
     message = "\n".join([f"{_ENDED} {name}{hint}; the last lines of its log:", *tail])
     # On a cluster the attempt's header has the name by which the scheduler knows the node.
-    host = known_host[1] if known_host else next(host for host, of, _ in report if int(of) == rank)
+    host = known_host[1] if known_host else socket.gethostname()
     return Failure(rank, host, message, False, 0.0)

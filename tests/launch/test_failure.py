@@ -91,3 +91,18 @@ def test_an_ordinary_exit_code_is_no_kill(tmp_path: Path) -> None:
 
 def test_no_failure_is_none(tmp_path: Path) -> None:
     assert failure.first(tmp_path, tmp_path / "torchrun.log") is None
+
+
+def test_a_killed_worker_on_a_cluster_is_on_the_node_of_its_torchrun(tmp_path: Path) -> None:
+    earlier = "--- attempt 1 on n1 at 2026-01-01T10:00:00+0000, job 7\nChildFailedError\n" + TORCHRUN_REPORT.format(
+        code=-11
+    )
+    log = tmp_path / "torchrun-1.log"
+    log.write_text(earlier + "--- attempt 2 on n2 at 2026-01-01T11:00:00+0000, job 7\n")
+    assert failure.first(tmp_path, log) is None
+    with log.open("a") as file:
+        file.write("ChildFailedError\n" + TORCHRUN_REPORT.format(code=-9))
+    found = failure.first(tmp_path, log)
+    assert found is not None
+    assert (found.rank, found.host) == (1, "n2")
+    assert found.gist == "the worker was ended by SIGKILL (out of memory?)"
