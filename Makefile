@@ -16,9 +16,10 @@ run: $(INSTALLED)
 	$(BIN)/ortlaunch model=gpt2 trainer=deepspeed train.steps=10
 	$(BIN)/ortlaunch compare
 
-## test: all tests but test-slurm's; those that start no workers side by side on all cores, then whole runs one after the other
+## test: all tests but test-slurm's: those that start no workers on all cores, then faults, then whole runs, two at a time
 test: test-quick
-	$(BIN)/python -m pytest $(WHOLE_RUNS)
+	$(BIN)/python -m pytest tests/faults
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile tests/integration
 
 ## test-quick: the tests that start no workers
 test-quick: $(INSTALLED)
@@ -30,7 +31,7 @@ test-faults: $(INSTALLED)
 
 ## test-torch26: the same tests on torch 2.6.0, in an environment of its own
 test-torch26: $(VENV26)/.installed
-	OMP_NUM_THREADS=1 $(VENV26)/bin/python -m pytest --numprocesses=auto $(WHOLE_RUNS:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(VENV26)/bin/python -m pytest --numprocesses=auto $(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
 	$(VENV26)/bin/python -m pytest $(WHOLE_RUNS)
 
 ## test-slurm: runs on a real SLURM cluster of two nodes on this machine (root and Debian's packages: slurm/lab/README.md)

@@ -94,8 +94,6 @@ def _machines(config: Config) -> None:
         if launcher.master_addr is not None or launcher.node_rank:
             raise RequestError("launcher.master_addr and launcher.node_rank need launcher.nodes=2 or more")
         return
-    if config.trainer.name == "single":
-        raise RequestError(f"trainer=single has one worker: leave out launcher.nodes={launcher.nodes}, or trainer=ddp")
     if launcher.master_addr is None:
         raise RequestError(
             f"launcher.nodes={launcher.nodes} needs launcher.master_addr, the first machine as the others reach it "
@@ -230,8 +228,6 @@ def _workers(config: Config) -> None:
         )
     if isinstance(config.launcher, SlurmConfig):
         return  # The nodes' GPUs count, not those of the machine that submits.
-    if config.launcher.nodes > 1:
-        raise RequestError(f"launcher.nodes={config.launcher.nodes} needs launcher=slurm")
     if resolve_device(config.device) is not Device.cuda:
         return
     gpus = visible_gpus()
