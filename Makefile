@@ -5,11 +5,13 @@ BIN := $(VENV)/bin
 VENV26 := .venv-torch26
 WHOLE_RUNS := tests/integration tests/faults
 CLUSTER_RUNS := tests/slurm
+# Whole runs side by side: starting up is one core wide, training two. Their threads must not spin for each other then.
+AT_ONCE := $(shell [ "$$(nproc)" -ge 4 ] && echo 2 || echo 1)
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench-jobs run test test-quick test-faults test-slurm test-torch26 check bench-ort bench-checkpoint docs-families docs-precision install clean
+.PHONY: bench-jobs run test test-quick test-faults test-slurm test-slurm-quick test-torch26 check bench-ort bench-checkpoint docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -19,7 +21,7 @@ run: $(INSTALLED)
 ## test: all tests but test-slurm's: those that start no workers on all cores, then faults, then whole runs, two at a time
 test: test-quick
 	$(BIN)/python -m pytest tests/faults
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile tests/integration
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadfile tests/integration
 
 ## test-quick: the tests that start no workers
 test-quick: $(INSTALLED)
@@ -37,6 +39,11 @@ test-torch26: $(VENV26)/.installed
 ## test-slurm: runs on a real SLURM cluster of two nodes on this machine (root and Debian's packages: slurm/lab/README.md)
 test-slurm: $(INSTALLED)
 	$(BIN)/python -m pytest $(CLUSTER_RUNS)
+
+## test-slurm-quick: some of these, what CI has time for
+test-slurm-quick: $(INSTALLED)
+	$(BIN)/python -m pytest tests/slurm/test_lab.py tests/slurm/test_survival.py \
+		-k "lab or end_to_end or warning or by_hand or too_many or scancel"
 
 ## check: lint, format and types
 check: $(INSTALLED)
