@@ -44,7 +44,9 @@ def export_artifacts(request: Request) -> Record:
         source.model.train()
         with untouched(source.model):
             loss = losses.choose(request.loss, source.model, source.batches[0])
-        exported = export(source, folder / MODEL, own_loss=loss == "own")
+        exported = export(
+            source, folder / f"{prefix}{MODEL}", own_loss=loss == "own", external=request.has("external-data")
+        )
         with untouched(source.model), torch.no_grad():
             logits = exported.forward(source.model, source.batches[0]).get(LOGITS)
         losses.check_fits(loss, logits, source.batches[0][LABELS])
@@ -55,7 +57,7 @@ def export_artifacts(request: Request) -> Record:
         record.optimizer = _facts(optimizer)
         record.statistics = _generate(exported, record, optimizer, folder, nominal=request.has("nominal-checkpoint"))
         _try(folder, record, exported, optimizer)
-        leave(record, exported, folder, external=request.has("external-data"))
+        leave(record, exported, folder)
     return record
 
 
@@ -128,7 +130,7 @@ def _generate(
     """
     model = ModelProto()
     model.CopyFrom(exported.graph)
-    note_shapes(model, exported.forward, exported.source.batches[0])
+    note_shapes(model, exported.forward, exported.source.batches[0], exported.folder)
     moving = statistics.add_outputs(model)
     plan = Plan(
         record.trainable,

@@ -1,4 +1,4 @@
-"""An ONNX file as plain runtimes take it: names, versions, outputs that gradients need, weights beside a large one."""
+"""An ONNX file as plain runtimes take it: names, versions, outputs that gradients need."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from ortlaunch.errors import RequestError
 
 IR_VERSION = 10
 """The newest that ONNX Runtime 1.19.2 reads; what writes the files may be newer."""
-EXTERNAL_BYTES = 1_000_000_000
-"""Weights of this size and more lie in a file of their own: one protobuf message holds 2 GB at most."""
-EXTERNAL_SUFFIX = ".data"
 
 _STANDARD = ("", "ai.onnx")
 _FOR_TRAINING = (*_STANDARD, "com.microsoft")
@@ -32,30 +29,16 @@ def load(path: Path) -> ModelProto:
     return onnx.load(str(path))
 
 
-def save(model: ModelProto, path: Path, *, external_bytes: int = EXTERNAL_BYTES) -> None:
+def save(model: ModelProto, path: Path) -> None:
     """Checks a graph and writes it, in versions that ONNX Runtime 1.19.2 reads.
 
     Args:
-        model: whole, with its weights.
-        path: where to; weights of `external_bytes` and more go to one file beside it.
-        external_bytes: see there.
+        model: the graph.
+        path: where to; weights that the graph has not itself lie in the same folder already.
     """
-    model.ir_version = min(model.ir_version, IR_VERSION)
-    size = sum(tensor.ByteSize() for tensor in model.graph.initializer)
-    if size < external_bytes:
-        onnx.checker.check_model(model, full_check=True)
-        onnx.save(model, str(path))
-        return
-    onnx.save(
-        model,
-        str(path),
-        save_as_external_data=True,
-        all_tensors_to_one_file=True,
-        location=path.name + EXTERNAL_SUFFIX,
-        size_threshold=1024,
-    )
+    save_unchecked(model, path)
     # By its path, because the message with all weights may be larger than a message can be.
-    onnx.checker.check_model(str(path), full_check=False)
+    onnx.checker.check_model(str(path), full_check=True)
 
 
 def save_unchecked(model: ModelProto, path: Path) -> None:
@@ -88,7 +71,8 @@ def set_values(model: ModelProto, values: dict[str, Array]) -> None:
     """Replaces the values of initializers, in place."""
     for tensor in model.graph.initializer:
         if tensor.name in values:
-            array = np.ascontiguousarray(values[tensor.name].astype(value(tensor).dtype, copy=False))
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            array = np.ascontiguousarray(values[tensor.name].astype(dtype, copy=False))
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 

@@ -9,7 +9,7 @@ import torch
 
 import ortlaunch
 from ortlaunch.errors import RequestError
-from ortlaunch.export import graph
+from ortlaunch.export import beside, graph
 from ortlaunch.export.exporting import export_inference
 from ortlaunch.export.folder import written
 from ortlaunch.export.forward import find_forward
@@ -37,12 +37,9 @@ def export_for_inference(request: Request) -> Record:
         model, batches = source.model.eval(), source.batches
         forward = find_forward(model, batches[0], with_labels=False)
         warned = export_inference(model, forward, batches[0], folder / MODEL)
-        exported = graph.load(folder / MODEL)
-        for file in folder.iterdir():
-            file.unlink()
+        exported = beside.take(folder / MODEL, external=request.has("external-data"))
         graph.check_operators(exported, for_training=False, what="the exported graph")
-        external = 0 if request.has("external-data") else graph.EXTERNAL_BYTES
-        graph.save(exported, folder / MODEL, external_bytes=external)
+        graph.save(exported, folder / MODEL)
         proofs = prove_inference(model, forward, batches, folder / MODEL, warned)
         with torch.no_grad():
             inputs, outputs = forward.ports(batches[0], forward(model, batches[0]))

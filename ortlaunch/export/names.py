@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 from onnx import ModelProto
 
 from ortlaunch.errors import RequestError
-from ortlaunch.export import graph
+from ortlaunch.export import beside, graph
 from ortlaunch.export.forward import Forward, untouched
 from ortlaunch.trainer.checkpoint.host import storage_key
 from ortlaunch.trainer.task import Batch
@@ -41,8 +43,17 @@ def aliases_of(model: torch.nn.Module) -> dict[str, str]:
     return found
 
 
-def settle(model: torch.nn.Module, forward: Forward, batch: Batch, exported: ModelProto) -> Names:
+def settle(
+    model: torch.nn.Module, forward: Forward, batch: Batch, exported: ModelProto, folder: Path | None = None
+) -> Names:
     """Gives tied weights their first name in the graph, in place, and checks that nothing is missing or changed.
+
+    Args:
+        model: which was exported.
+        forward: how it is called.
+        batch: to call it with.
+        exported: the graph.
+        folder: where the weights lie that it has not itself.
 
     Raises:
         RequestError: a parameter that the forward uses is not there under its name, or has other values.
@@ -62,16 +73,22 @@ def settle(model: torch.nn.Module, forward: Forward, batch: Batch, exported: Mod
         )
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in there and name not in aliases}
     # Tracing runs the model, which moves BatchNorm's statistics before they are written.
-    graph.set_values(exported, {name: buffer.detach().numpy() for name, buffer in buffers.items()})
-    there = graph.initializers(exported)
-    changed = [
-        name
-        for name, tensor in _tensors(model).items()
-        if name in there and not torch.equal(torch.from_numpy(graph.value(there[name]).copy()), tensor.detach())
-    ]
+    moved = _changed(buffers, exported, folder)
+    graph.set_values(exported, {name: buffers[name].detach().numpy() for name in moved})
+    changed = _changed(_tensors(model), exported, folder)
     if changed:
         raise RequestError(f"the export has changed the values of {', '.join(changed[:3])}")
     return Names(tuple(name for name in parameters if name in there), tuple(buffers), tuple(missing), aliases)
+
+
+def _changed(tensors: dict[str, torch.Tensor], exported: ModelProto, folder: Path | None) -> list[str]:
+    """Which of these have other values in the graph."""
+    there = graph.initializers(exported)
+    return [
+        name
+        for name, tensor in tensors.items()
+        if name in there and not np.array_equal(beside.value(there[name], folder), tensor.detach().numpy())
+    ]
 
 
 def _used(model: torch.nn.Module, forward: Forward, batch: Batch, names: list[str]) -> list[str]:

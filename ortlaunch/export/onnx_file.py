@@ -14,7 +14,7 @@ import ortlaunch
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config, NoTrackingConfig
 from ortlaunch.errors import RequestError
-from ortlaunch.export import graph
+from ortlaunch.export import beside, graph
 from ortlaunch.export.exporting import export_training
 from ortlaunch.export.folder import written
 from ortlaunch.export.forward import LABELS, LOSS, Forward, find_forward, untouched
@@ -30,11 +30,13 @@ MODEL = "model.onnx"
 
 @dataclass(frozen=True)
 class Exported:
-    """A graph in memory with what is known of it."""
+    """A graph with what is known of it."""
 
     source: Source
     forward: Forward
     graph: ModelProto
+    folder: Path
+    """Where the weights lie that the graph has not itself."""
     names: Names
     proofs: Proofs
 
@@ -51,9 +53,11 @@ def export_onnx(request: Request) -> Record:
         )
     with written(request.out, force=request.has("force")) as folder:
         source = open_source(request)
-        exported = export(source, folder / MODEL, own_loss=_wants_loss(request, source))
+        exported = export(
+            source, folder / MODEL, own_loss=_wants_loss(request, source), external=request.has("external-data")
+        )
         record = record_of("onnx", MODEL, exported, request)
-        leave(record, exported, folder, external=request.has("external-data"))
+        leave(record, exported, folder)
     return record
 
 
@@ -68,13 +72,14 @@ def _wants_loss(request: Request, source: Source) -> bool:
     return False
 
 
-def export(source: Source, path: Path, *, own_loss: bool) -> Exported:
+def export(source: Source, path: Path, *, own_loss: bool, external: bool = False) -> Exported:
     """Exports the model in train mode and proves what the graph does.
 
     Args:
         source: the model and batches.
-        path: of a file to go through; it is taken away again.
+        path: where the graph is going to be saved, in a folder of its own; large weights are left beside it.
         own_loss: whether labels go in and the model's loss comes out.
+        external: whether weights lie beside the graph whatever their size.
 
     Raises:
         RequestError: it cannot be exported, or does not do what the model does.
@@ -85,15 +90,12 @@ def export(source: Source, path: Path, *, own_loss: bool) -> Exported:
     if own_loss and LOSS not in forward.outputs:
         raise RequestError("loss=own: the model returns no loss of its own: choose cross_entropy, mse or bce")
     warned = export_training(model, forward, batches[0], path)
-    exported = graph.load(path)
-    for file in path.parent.iterdir():
-        # Weights of a large model lie beside it, one file each.
-        file.unlink()
+    exported = beside.take(path, external=external)
     graph.check_operators(exported, for_training=False, what="the exported graph")
-    names = settle(model, forward, batches[0], exported)
+    names = settle(model, forward, batches[0], exported, path.parent)
     graph.complete_for_gradient(exported)
-    proofs = prove_training(model, forward, batches, exported, names, warned)
-    return Exported(source, forward, exported, names, proofs)
+    proofs = prove_training(model, forward, batches, exported, names, warned, path.parent)
+    return Exported(source, forward, exported, path.parent, names, proofs)
 
 
 def record_of(kind: str, file: str, exported: Exported, request: Request) -> Record:
@@ -118,9 +120,9 @@ def record_of(kind: str, file: str, exported: Exported, request: Request) -> Rec
     )
 
 
-def leave(record: Record, exported: Exported, folder: Path, *, external: bool) -> None:
+def leave(record: Record, exported: Exported, folder: Path) -> None:
     """Writes the graph, the configuration, what the graph has not, and the record."""
-    graph.save(exported.graph, folder / record.model, external_bytes=0 if external else graph.EXTERNAL_BYTES)
+    graph.save(exported.graph, folder / record.model)
     leave_facts(record, exported.source.config, rest_of(exported), folder)
 
 

@@ -12,7 +12,7 @@ import torch
 from onnx import ModelProto
 
 from ortlaunch.errors import RequestError
-from ortlaunch.export import graph
+from ortlaunch.export import beside, graph
 from ortlaunch.export.forward import Forward, shorter, untouched
 from ortlaunch.export.names import Names
 from ortlaunch.ort.check.compare import relative_error, tolerance_of
@@ -75,6 +75,7 @@ def prove_training(
     exported: ModelProto,
     names: Names,
     warned: list[TraceWarning],
+    folder: Path | None = None,
 ) -> Proofs:
     """Runs graph and model in train mode, with the same weights and with others, on batches of several sizes.
 
@@ -85,6 +86,7 @@ def prove_training(
         exported: the graph, in memory.
         names: what it has of the model.
         warned: statements that the trace has made constants of.
+        folder: where the weights lie that the graph has not itself.
 
     Raises:
         RequestError: they differ, or dropout or BatchNorm is not in train mode in the graph.
@@ -100,14 +102,14 @@ def prove_training(
         )
     found.batch_norms = _batch_norms(model, exported)
     quiet = graph.with_statistics(graph.without_dropout(exported))
-    _compare_trials(found, model, forward, _trials(batches), Graph(quiet.SerializeToString()), warned)
+    _compare_trials(found, model, forward, _trials(batches), beside.runnable(quiet, folder), warned)
     with _other_weights(model, names):
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        graph.set_values(quiet, {name: tensors[name].detach().numpy() for name in (*names.parameters, *names.buffers)})
+        others = {name: tensors[name].detach().numpy() for name in (*names.parameters, *names.buffers)}
         # Batch statistics are used where these running ones, which are others, make no difference.
-        _compare_trials(found, model, forward, [batches[1]], Graph(quiet.SerializeToString()), warned)
+        _compare_trials(found, model, forward, [batches[1]], beside.runnable(quiet, folder, others), warned)
     if found.dropout:
-        _check_random(Graph(exported.SerializeToString()), batches[0])
+        _check_random(beside.runnable(exported, folder), batches[0])
     return found
 
 

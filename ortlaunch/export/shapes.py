@@ -6,23 +6,26 @@ over what was broadcast: the gradient of BERT's position embeddings is then one 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from onnx import ModelProto, ValueInfoProto, helper
 
+from ortlaunch.export.beside import runnable
 from ortlaunch.export.forward import Forward, shorter
-from ortlaunch.ort.runtime import Graph
 from ortlaunch.trainer.task import Batch
 
 _KNOWN = {"batch": 0, "sequence": 1}
 
 
-def note_shapes(model: ModelProto, forward: Forward, batch: Batch) -> None:
+def note_shapes(model: ModelProto, forward: Forward, batch: Batch, folder: Path) -> None:
     """Writes the shape of every tensor into a graph, in place.
 
     Args:
         model: the forward graph in memory.
         forward: how the model is called.
         batch: to run it with, as it is, with fewer samples and with shorter sequences.
+        folder: where the weights lie that the graph has not itself.
     """
     outputs = {one.name for one in model.graph.output}
     names = [name for node in model.graph.node if node.op_type != "Constant" for name in node.output]
@@ -30,7 +33,7 @@ def note_shapes(model: ModelProto, forward: Forward, batch: Batch) -> None:
     copied = ModelProto()
     copied.CopyFrom(model)
     copied.graph.output.extend(ValueInfoProto(name=name) for name in inner)
-    run = Graph(copied.SerializeToString())
+    run = runnable(copied, folder)
     trials = [batch, shorter(batch, 0), shorter(batch, 1)]
     seen = [run(forward.feed(one)) for one in trials]
     main = forward.inputs[0]

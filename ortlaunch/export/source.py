@@ -22,8 +22,6 @@ from ortlaunch.trainer.weights import FOLDER, fill_names, load_weights
 SAMPLES = 4
 """Samples in a batch that the export is tried with; BatchNorm needs more than one."""
 
-LARGEST_BYTES = 2_000_000_000
-
 
 @dataclass(frozen=True)
 class Source:
@@ -45,7 +43,6 @@ def open_source(request: Request) -> Source:
     """
     config = request.config
     model = built(config)
-    check_size(model)
     weights = _load(model, request)
     batches = first_batches(config, SAMPLES, 3, model, torch.device("cpu"))
     if len(batches) < 3:
@@ -64,20 +61,6 @@ def built(config: Config) -> torch.nn.Module:
     model = build_model(config.model).float()
     _check_statistics(model)
     return model
-
-
-def check_size(model: torch.nn.Module) -> None:
-    """Refuses weights that no protobuf message holds: the proofs, and ONNX Runtime's generator, go through one.
-
-    Raises:
-        RequestError: with the size.
-    """
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    if size >= LARGEST_BYTES:
-        raise RequestError(
-            f"the model's weights are {size / 1e9:.1f} GB, and an export of 2 GB and more cannot be proven here: "
-            "export a smaller model"
-        )
 
 
 def _check_statistics(model: torch.nn.Module) -> None:

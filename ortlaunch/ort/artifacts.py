@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +50,9 @@ def generate(model: onnx.ModelProto, folder: Path, plan: Plan) -> None:
     """Writes the artifacts of a graph, as ONNX Runtime makes them.
 
     Args:
-        model: the forward graph in memory; below 2 GB.
-        folder: where to; it exists.
+        model: the forward graph in memory.
+        folder: where to, and where the weights lie that the graph has not itself; one that is being made, because
+            ONNX Runtime's blocks write, and take away again, a temp.onnx in the folder of work.
         plan: what they are to be like.
 
     Raises:
@@ -62,8 +62,9 @@ def generate(model: onnx.ModelProto, folder: Path, plan: Plan) -> None:
 
     onnxruntime.set_default_logger_severity(_WARNINGS_ALONE)
     loss = None if plan.loss is None else artifacts.LossType[_LOSSES[plan.loss]]
-    # Its blocks write, and take away again, a temp.onnx in the folder of work: never the user's.
-    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch), _silence():
+    # A graph without its weights is all that its checks and transformers see; what writes the checkpoint reads each
+    # weight where the tensor says, beside the folder of work.
+    with contextlib.chdir(folder), _silence():
         try:
             artifacts.generate_artifacts(
                 model,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy
 import onnxruntime
@@ -18,15 +19,27 @@ _ERRORS_ALONE = 3
 class Graph:
     """A file, ready to run on the CPU with the runtime's own defaults."""
 
-    def __init__(self, model: Path | bytes, *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Path | bytes,
+        *,
+        threads: int | None = None,
+        weights: Mapping[str, numpy.ndarray[Any, Any]] | None = None,
+    ) -> None:
         """
         Args:
             model: the file, or its contents where no weights lie beside it.
             threads: of its pool; None for torch's own.
+            weights: by name, to run it with instead of those that lie beside the file.
         """
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ERRORS_ALONE
         options.intra_op_num_threads = threads or torch.get_num_threads()
+        if weights:
+            values = [
+                onnxruntime.OrtValue.ortvalue_from_numpy(numpy.ascontiguousarray(one)) for one in weights.values()
+            ]
+            options.add_external_initializers(list(weights), values)
         content = model if isinstance(model, bytes) else str(model)
         self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         self.inputs = tuple(one.name for one in self._session.get_inputs())

@@ -135,6 +135,19 @@ def test_files_prefix_nominal_checkpoint_and_versions(net, batches, tmp_path, mo
     assert "password" not in (out / "config.yaml").read_text() and "mlflow" not in (out / "config.yaml").read_text()
 
 
+def test_large_weights_go_from_the_file_beside_the_graph(net, batches, tmp_path, monkeypatch) -> None:
+    """What ONNX Runtime's generator sees has no weights, and the checkpoint has them all."""
+    out = tmp_path / "out"
+    expected = {name: value.clone() for name, value in net.state_dict().items()}
+    record = make(net, batches, out, monkeypatch, options={"prefix": "p_", "external-data": True})
+    assert (out / "p_model.onnx.data").stat().st_size > 16_000 > (out / "p_model.onnx").stat().st_size
+    assert not list(out.glob("temp*")) and not list(out.glob("trial*"))
+    values = restore.state_dict(out, record, Checkpoint(out / "p_checkpoint"))
+    assert all(torch.equal(values[name], value) for name, value in expected.items())
+    of_losses, of_weights, _ = train(net, batches, out, tmp_path / "scratch")
+    assert of_losses < 1e-5 and of_weights < 1e-5
+
+
 def test_nobodys_file_is_taken_away(net, batches, tmp_path, monkeypatch) -> None:
     """onnxblock writes a temp.onnx into the folder of work and removes it, whosever it is."""
     monkeypatch.chdir(tmp_path)

@@ -13,15 +13,15 @@ from torch import nn
 from ortlaunch.config.compose import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.errors import RequestError
-from ortlaunch.export import graph, onnx_file, proofs
+from ortlaunch.export import beside, graph, names, onnx_file, proofs
 from ortlaunch.export.forward import find_forward
 from ortlaunch.export.source import Source
 from ortlaunch.ort.runtime import Graph
 
 
-def exported(model, batches, tmp_path, *, own_loss=False):
+def exported(model, batches, tmp_path, *, own_loss=False, external=False):
     source = Source(to_config(compose(["model=mlp"])), model, batches, "here")
-    return onnx_file.export(source, tmp_path / "through" / "model.onnx", own_loss=own_loss)
+    return onnx_file.export(source, tmp_path / "through" / "model.onnx", own_loss=own_loss, external=external)
 
 
 def quiet(made):
@@ -53,8 +53,6 @@ def test_parameters_are_there_under_their_names_and_nothing_has_moved(net, batch
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_tied_weight_is_one_initializer_under_its_first_name(net, batches, tmp_path, several) -> None:
-    from ortlaunch.export import names
-
     found = exported(net, batches, tmp_path)
     made = found.graph
     if several:
@@ -140,8 +138,6 @@ def test_a_parameter_that_the_trace_has_folded_is_found_out(batches, tmp_path) -
 
 
 def test_a_folded_parameter_is_named() -> None:
-    from ortlaunch.export import names
-
     model = nn.Linear(4, 2)
     batch = {"pixel_values": torch.ones(3, 4)}
     forward = find_forward(model, batch, with_labels=False)
@@ -232,14 +228,52 @@ def test_an_ortmodule_before_it_leaves_no_trace(net, batches, tmp_path) -> None:
     assert overridden() == before
 
 
-def test_large_weights_lie_beside_the_graph(net, batches, tmp_path) -> None:
+def test_large_weights_lie_beside_the_graph(net, batches, tmp_path, monkeypatch) -> None:
+    """The way of models whose weights no protobuf message holds: by path, with a graph that has none of them."""
+    whole = exported(net, batches, tmp_path)
+    monkeypatch.setattr(beside, "EXTERNAL_BYTES", 17_000)
     found = exported(net, batches, tmp_path)
-    expected = Graph(quiet(found.graph).SerializeToString())(batches[0])["logits"]
-    graph.save(quiet(found.graph), tmp_path / "big.onnx", external_bytes=1000)
-    assert (tmp_path / "big.onnx.data").stat().st_size > 16_000 > (tmp_path / "big.onnx").stat().st_size
-    torch.testing.assert_close(Graph(tmp_path / "big.onnx")(batches[0])["logits"], expected)
-    again = graph.load(tmp_path / "big.onnx")
-    assert np.array_equal(graph.value(graph.initializers(again)["wide.weight"]), net.wide.weight.detach().numpy())
+    folder, data = found.folder, found.folder / "model.onnx.data"
+    assert list(folder.iterdir()) == [data]
+    assert data.stat().st_size > 16_000 > found.graph.ByteSize()
+    assert found.names == whole.names and found.proofs.shapes == whole.proofs.shapes
+    assert found.proofs.dropout == [0.25] and found.proofs.largest_error < 1e-5
+    graph.save(quiet(found.graph), folder / "model.onnx")
+    expected = Graph(quiet(whole.graph).SerializeToString())(batches[0])["logits"]
+    torch.testing.assert_close(Graph(folder / "model.onnx")(batches[0])["logits"], expected)
+    # As any reader of ONNX finds it.
+    again = graph.initializers(graph.load(folder / "model.onnx"))
+    assert np.array_equal(graph.value(again["wide.weight"]), net.wide.weight.detach().numpy())
+    lies = graph.initializers(found.graph)
+    assert np.array_equal(beside.value(lies["wide.weight"], folder), net.wide.weight.detach().numpy())
+    offsets = [int(entry.value) for one in lies.values() for entry in one.external_data if entry.key == "offset"]
+    assert offsets and all(offset % 4096 == 0 for offset in offsets)
+
+
+def test_weights_beside_the_graph_that_are_not_the_models_are_found_out(net, batches, tmp_path) -> None:
+    found = exported(net, batches, tmp_path, external=True)
+    data = found.folder / "model.onnx.data"
+    content = bytearray(data.read_bytes())
+    content[-1] ^= 0x40
+    data.write_bytes(content)
+    with pytest.raises(RequestError, match="has changed the values of head.weight"):
+        names.settle(net, found.forward, batches[0], found.graph, found.folder)
+    with pytest.raises(RequestError, match="computes another logits than PyTorch"):
+        proofs.prove_training(net, found.forward, batches, found.graph, found.names, [], found.folder)
+
+
+def test_a_weight_beside_the_graph_that_nothing_reads_is_found_out(net, batches, tmp_path) -> None:
+    """Folded into another: the graph follows its own weights, and not those put in."""
+    found = exported(net, batches, tmp_path, external=True)
+    (tensor,) = [one for one in found.graph.graph.initializer if one.name == "wide.weight"]
+    folded = onnx.TensorProto()
+    folded.CopyFrom(tensor)
+    folded.name = "folded"
+    found.graph.graph.initializer.append(folded)
+    for node in found.graph.graph.node:
+        node.input[:] = ["folded" if name == "wide.weight" else name for name in node.input]
+    with pytest.raises(RequestError, match="computes another logits than PyTorch"):
+        proofs.prove_training(net, found.forward, batches, found.graph, found.names, [], found.folder)
 
 
 def test_a_version_that_the_runtime_does_not_read_is_lowered(tmp_path) -> None:
