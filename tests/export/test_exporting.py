@@ -256,7 +256,7 @@ def test_weights_beside_the_graph_that_are_not_the_models_are_found_out(net, bat
     content = bytearray(data.read_bytes())
     content[-1] ^= 0x40
     data.write_bytes(content)
-    with pytest.raises(RequestError, match="has changed the values of head.weight"):
+    with pytest.raises(RequestError, match=r"has changed the values of head\.weight"):
         names.settle(net, found.forward, batches[0], found.graph, found.folder)
     with pytest.raises(RequestError, match="computes another logits than PyTorch"):
         proofs.prove_training(net, found.forward, batches, found.graph, found.names, [], found.folder)
