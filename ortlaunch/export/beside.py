@@ -84,7 +84,9 @@ def runnable(model: ModelProto, folder: Path | None, values: Mapping[str, graph.
     path = folder / _TRIAL
     try:
         graph.save_unchecked(model, path)
-        return Graph(path, weights={name: value for name, value in values.items() if name in beside})
+        # ONNX Runtime has dropped what nothing reads, and would not know it.
+        read = {name for node in graph.nodes(model) for name in node.input}
+        return Graph(path, weights={name: value for name, value in values.items() if name in beside & read})
     finally:
         path.unlink(missing_ok=True)
 

@@ -6,7 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,6 +30,35 @@ RUNS = {
 }
 
 
+HEAD = ("loss=cross_entropy", "trainable=classifier.*", "--prefix", "h_", "--nominal-checkpoint")
+EXPORTS = {
+    "mlp-ddp-phone": ("mlp-ddp", "artifacts"),
+    "resnet-zero2-phone": ("resnet-zero2", "artifacts"),
+    "head": ("resnet-zero2", "artifacts", *HEAD),
+    "gpt2_nano-zero2-phone": ("gpt2_nano-zero2", "artifacts"),
+    "server": ("gpt2_nano-zero2", "inference", "--quantize"),
+}
+"""The run of each, which export, and what it is told."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """What an export has left, and what was said."""
+
+    out: Path
+    words: tuple[str, ...]
+    exported: Any
+    verified: Any
+    """None of an export for inference."""
+
+
+@pytest.fixture(scope="module")
+def work() -> Iterator[ThreadPoolExecutor]:
+    """Start-up is most of each command and one core wide: several at once."""
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        yield pool
+
+
 @pytest.fixture(scope="module")
 def runs(fleet_of, tmp_path_factory):
     """The runs by name, all in one folder and one MLflow store."""
@@ -35,33 +68,40 @@ def runs(fleet_of, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def artifacts(runs, launch):
-    """The artifacts of a run, each made once."""
-    made: dict[str, Path] = {}
+def exports(runs, launch, work, device_python):
+    """Gives the exports by name: each made once and, where it trains, verified."""
 
-    def get(name: str) -> Path:
-        if name not in made:
-            result = runs[name]
-            assert result.returncode == 0, result.report
-            out = runs.folder / f"{name}-phone"
-            exported = launch(runs.folder, "export", "artifacts", f"from_run={result.run_dir}", f"out={out}")
-            assert exported.returncode == 0, exported.report
-            assert "checkpoints/step-00000012, after step 12" in exported.stdout
-            made[name] = out
-        return made[name]
+    def make(name: str, run_dir: Path) -> Export:
+        out = runs.folder / name
+        _, kind, *further = EXPORTS[name]
+        words = ("export", kind, f"from_run={run_dir}", f"out={out}", *further)
+        exported = launch(runs.folder, *words)
+        short = ("export", "verify", str(out), "--steps", "6", "--batch-size", "16", "--format", "json")
+        trains = exported.returncode == 0 and kind == "artifacts"
+        return Export(out, words, exported, launch(runs.folder, *short) if trains else None)
+
+    made: dict[str, Future[Export]] = {}
+    for run in RUNS:
+        result = runs[run]
+        assert result.returncode == 0, result.report
+        made |= {name: work.submit(make, name, result.run_dir) for name, (of, *_) in EXPORTS.items() if of == run}
+
+    def get(name: str) -> Export:
+        found = made[name].result()
+        assert found.exported.returncode == 0, found.exported.report
+        return found
 
     return get
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_trained_run_trains_on_as_in_pytorch_and_keeps_the_artifacts(
-    runs, artifacts, launch, mlflow_run, name
-) -> None:
-    out = artifacts(name)
-    verified = launch(runs.folder, "export", "verify", str(out), "--steps", "8", "--batch-size", "16")
+def test_a_trained_run_trains_on_as_in_pytorch_and_keeps_the_artifacts(runs, exports, mlflow_run, name) -> None:
+    found = exports(f"{name}-phone")
+    out, verified = found.out, found.verified
+    assert "checkpoints/step-00000012, after step 12" in found.exported.stdout
     assert verified.returncode == 0, verified.report
     report = json.loads((out / "verify.json").read_text())
-    assert report["ok"] and report["steps"] == 8
+    assert report["ok"] and report["steps"] == 6
     assert max(report["loss_difference"], report["weight_difference"], report["eval_loss_difference"]) <= 1e-4
     assert report["inference_error"] <= 1e-4 and report["frozen_unchanged"]
     assert report["dropout_active"] is (True if name.startswith("gpt2") else None)
@@ -84,29 +124,32 @@ def test_a_trained_run_trains_on_as_in_pytorch_and_keeps_the_artifacts(
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_plain_runtime_has_every_operator(artifacts, name) -> None:
-    out = artifacts(name)
-    for path in out.glob("*.onnx"):
+def test_a_plain_runtime_has_every_operator(exports, name) -> None:
+    files = list(exports(f"{name}-phone").out.glob("*.onnx"))
+    assert len(files) == 4
+    for path in files:
         made = onnx.load(path)
         assert made.ir_version <= 10
         assert {node.domain for node in made.graph.node} <= {"", "com.microsoft"}, path
 
 
-@pytest.fixture(scope="session")
-def device_python(tmp_path_factory) -> Path:
-    """A Python without torch, as a device has it."""
-    folder = tmp_path_factory.mktemp("venv")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120)
+@pytest.fixture(scope="module")
+def device_python(tmp_path_factory, work) -> Future[tuple[Path, str]]:
+    """A Python without torch, as a device has it, and why there is none; it is made while the runs train."""
+    return work.submit(_without_torch, tmp_path_factory.mktemp("venv"))
+
+
+def _without_torch(folder: Path) -> tuple[Path, str]:
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=240)
     python = folder / "bin" / "python"
     wheels = ["onnxruntime-training-cpu==1.19.2", "numpy", "-c", str(ROOT / "constraints.txt")]
-    installed = subprocess.run(
-        [python, "-m", "pip", "install", "-q", *wheels], capture_output=True, text=True, timeout=240
-    )
+    pip = [python, "-m", "pip", "install", "-q", *wheels]
+    installed = subprocess.run(pip, capture_output=True, text=True, timeout=480)
     if installed.returncode != 0:
-        pytest.skip(f"needs a package index: {installed.stderr.strip().splitlines()[-1]}")
+        return python, f"needs a package index: {installed.stderr.strip().splitlines()[-1]}"
     there = subprocess.run([python, "-c", "import torch"], capture_output=True, text=True)
     assert "No module named 'torch'" in there.stderr
-    return python
+    return python, ""
 
 
 def run_python(python: Path | str, script: Path, *arguments: object) -> str:
@@ -118,17 +161,20 @@ def run_python(python: Path | str, script: Path, *arguments: object) -> str:
     return ran.stdout
 
 
-def test_a_device_without_torch_trains_saves_and_goes_on(runs, artifacts, device_python, launch, tmp_path) -> None:
-    out, data, trained = artifacts("resnet-zero2"), tmp_path / "digits.npz", tmp_path / "trained"
+def test_a_device_without_torch_trains_saves_and_goes_on(exports, device_python, launch, tmp_path) -> None:
+    out, data, trained = exports("resnet-zero2-phone").out, tmp_path / "digits.npz", tmp_path / "trained"
+    python, missing = device_python.result()
+    if missing:
+        pytest.skip(missing)
     run_python(sys.executable, DEVICE / "digits.py", data)
     script = DEVICE / "train_on_device.py"
-    said = run_python(device_python, script, out, "--data", data, "--out", trained, "--epochs", "2")
+    said = run_python(python, script, out, "--data", data, "--out", trained, "--epochs", "2")
     assert "torch loaded: False" in said
     losses = [float(line.rpartition(" ")[2]) for line in said.splitlines() if "held-out loss" in line]
     assert losses[-1] < 0.5 * losses[0]
     assert float(said.splitlines()[-1].split()[1].rstrip("%")) > 85
     again = run_python(
-        device_python, script, out, "--data", data, "--out", tmp_path / "on", "--epochs", "1",
+        python, script, out, "--data", data, "--out", tmp_path / "on", "--epochs", "1",
         "--checkpoint", trained / "checkpoint",
     )  # fmt: skip
     assert abs(float(again.splitlines()[0].rpartition(" ")[2]) - losses[-1]) < 1e-3
@@ -155,28 +201,22 @@ def _check_in_pytorch(weights: Path, inference: Path, data) -> None:
     torch.testing.assert_close(Graph(inference)({"pixel_values": pixels})["logits"], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_head_alone_with_a_prefix_and_a_nominal_checkpoint(runs, launch) -> None:
-    out = runs.folder / "head"
-    words = ("loss=cross_entropy", "trainable=classifier.*", "--prefix", "h_", "--nominal-checkpoint", f"out={out}")
-    made = launch(runs.folder, "export", "artifacts", f"from_run={runs['resnet-zero2'].run_dir}", *words)
-    assert made.returncode == 0, made.report
-    assert "trains 2 parameters, 18 frozen" in made.stdout
-    verified = launch(runs.folder, "export", "verify", str(out), "--steps", "4", "--format", "json")
-    assert verified.returncode == 0, verified.report
-    report = json.loads(verified.stdout)
+def test_the_head_alone_with_a_prefix_and_a_nominal_checkpoint(exports) -> None:
+    found = exports("head")
+    assert "trains 2 parameters, 18 frozen" in found.exported.stdout
+    assert found.verified.returncode == 0, found.verified.report
+    report = json.loads(found.verified.stdout)
     assert report["frozen_unchanged"] and report["weight_difference"] <= 1e-4
-    assert (out / "h_nominal_checkpoint").stat().st_size < 5000
+    assert (found.out / "h_nominal_checkpoint").stat().st_size < 5000
 
 
-def test_for_servers_plain_and_quantized(runs, launch) -> None:
-    out = runs.folder / "server"
-    words = ("export", "inference", f"from_run={runs['gpt2_nano-zero2'].run_dir}", f"out={out}", "--quantize")
-    made = launch(runs.folder, *words)
-    assert made.returncode == 0, made.report
+def test_for_servers_plain_and_quantized(runs, exports, launch) -> None:
+    server = exports("server")
+    out = server.out
     found = json.loads((out / "export.json").read_text())["findings"]
     assert found["largest_error"] < 1e-4 and 0 < found["quantized"]["largest_error"] < 0.1
     assert (out / "model.int8.onnx").stat().st_size < 0.5 * (out / "model.onnx").stat().st_size
     kept = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
-    again = launch(runs.folder, *words)
+    again = launch(runs.folder, *server.words)
     assert again.returncode == 2 and "--force" in again.stderr and len(again.stderr.strip().splitlines()) == 1
     assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == kept
