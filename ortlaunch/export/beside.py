@@ -63,6 +63,11 @@ def take(path: Path, *, external: bool) -> ModelProto:
     return model
 
 
+def lower_version(path: Path) -> None:
+    """Writes a file again in versions that ONNX Runtime 1.19.2 reads; weights beside it stay where they are."""
+    graph.save_unchecked(onnx.load(str(path), load_external_data=False), path)
+
+
 def any_in(model: ModelProto) -> bool:
     """Whether weights of the graph lie beside it."""
     return any(uses_external_data(tensor) for tensor in model.graph.initializer)

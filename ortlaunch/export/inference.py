@@ -58,7 +58,7 @@ def export_for_inference(request: Request) -> Record:
             findings=dataclasses.asdict(proofs),
         )
         if request.has("quantize"):
-            quantize(folder / MODEL, folder / QUANTIZED)
+            quantize(folder / MODEL, folder / QUANTIZED, external=beside.any_in(exported))
             record.findings["quantized"] = _check_quantized(source, folder / QUANTIZED)
         leave_facts(record, source.config, {}, folder)
     return record
@@ -70,7 +70,7 @@ def _check_quantized(source: Source, path: Path) -> dict[str, float]:
     Raises:
         RequestError: they have little to do with each other.
     """
-    graph.save_unchecked(graph.load(path), path)
+    beside.lower_version(path)
     run = Graph(path)
     model = source.model
     forward = find_forward(model, source.batches[0], with_labels=False)

@@ -53,12 +53,13 @@ class Graph:
         return dict(zip(self.outputs, tensors, strict=True))
 
 
-def quantize(path: Path, quantized: Path) -> None:
+def quantize(path: Path, quantized: Path, *, external: bool) -> None:
     """Writes a file again with the weights of its matrix products and convolutions in 8 bits.
 
     Args:
         path: the file in fp32.
         quantized: where to.
+        external: whether weights come to lie in a file beside it.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -66,6 +67,6 @@ def quantize(path: Path, quantized: Path) -> None:
     logging.disable(logging.WARNING)
     try:
         # ONNX Runtime's ConvInteger takes unsigned weights alone on the CPU.
-        quantize_dynamic(str(path), str(quantized), weight_type=QuantType.QUInt8)
+        quantize_dynamic(str(path), str(quantized), weight_type=QuantType.QUInt8, use_external_data_format=external)
     finally:
         logging.disable(logging.NOTSET)
