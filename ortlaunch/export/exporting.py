@@ -31,7 +31,7 @@ def export_training(model: torch.nn.Module, forward: Forward, batch: Batch, path
         model: in train mode; left as it was.
         forward: how it is called.
         batch: to trace with.
-        path: of the file; weights of more than 2 GB come to lie beside it.
+        path: of the file; of a graph of 2 GB and more, each weight comes to lie in a file beside it.
 
     Returns:
         Statements that depended on a tensor's value and are now constants.

@@ -250,6 +250,24 @@ def test_large_weights_lie_beside_the_graph(net, batches, tmp_path, monkeypatch)
     assert offsets and all(offset % 4096 == 0 for offset in offsets)
 
 
+@pytest.mark.parametrize("external", [False, True])
+def test_weights_that_torch_has_left_in_a_file_each(net, batches, tmp_path, external) -> None:
+    """As it does of a graph of 2 GB and more."""
+    made, folder = exported(net, batches, tmp_path).graph, tmp_path / "through"
+    kinds = {"save_as_external_data": True, "all_tensors_to_one_file": False, "convert_attribute": True}
+    copied = onnx.ModelProto.FromString(made.SerializeToString())
+    onnx.save(copied, folder / "model.onnx", size_threshold=0, **kinds)
+    assert len(list(folder.iterdir())) > 8
+    taken = beside.take(folder / "model.onnx", external=external)
+    assert [path.name for path in folder.iterdir()] == (["model.onnx.data"] if external else [])
+    assert beside.any_in(taken) is external
+    for name, tensor in graph.initializers(taken).items():
+        assert np.array_equal(beside.value(tensor, folder), graph.value(graph.initializers(made)[name]))
+    run = beside.runnable(quiet(taken), folder)
+    expected = Graph(quiet(made).SerializeToString())(batches[1])["logits"]
+    torch.testing.assert_close(run(batches[1])["logits"], expected)
+
+
 def test_weights_beside_the_graph_that_are_not_the_models_are_found_out(net, batches, tmp_path) -> None:
     found = exported(net, batches, tmp_path, external=True)
     data = found.folder / "model.onnx.data"
