@@ -51,8 +51,8 @@ def generate(model: onnx.ModelProto, folder: Path, plan: Plan) -> None:
 
     Args:
         model: the forward graph in memory.
-        folder: where to, an absolute path, and where the weights lie that the graph has not itself; one that is being made, because
-            ONNX Runtime's blocks write, and take away again, a temp.onnx in the folder of work.
+        folder: where to, an absolute path, and where the weights lie that the graph has not itself; one that is being
+            made, because ONNX Runtime's blocks write, and take away again, a temp.onnx in the folder of work.
         plan: what they are to be like.
 
     Raises:
