@@ -17,7 +17,8 @@ PLAIN = (
     "model=mlp",
     "backend=eager",
     "trainer=ddp",
-    "train.steps=60",
+    # Long enough that whoever looks for a step finds the run still going on.
+    "train.steps=400",
     "train.log_every=1",
     "train.checkpoint_every=10",
 )
