@@ -164,7 +164,7 @@ def _launch(config: Config, arguments: list[str]) -> int:
 
         return submit(plan, config, arguments)
     if config.launcher.dry_run:
-        print(f"# {plan.workers} workers; the run folder would be\n# {plan.run_dir}\n{plan.shell_line()}")
+        print(plan.description())
         return 0
     from ortlaunch.launch.local import run
 

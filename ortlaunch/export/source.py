@@ -8,16 +8,16 @@ from pathlib import Path
 
 import torch
 
-from ortlaunch.config.schema import Config, DeepSpeedConfig
+from ortlaunch.config.schema import Config
 from ortlaunch.errors import RequestError
 from ortlaunch.export.request import Request
 from ortlaunch.ort.check.prepare import first_batches
 from ortlaunch.registry import build_model
 from ortlaunch.trainer.checkpoint import manifest, store
-from ortlaunch.trainer.checkpoint.saver import ENGINE
+from ortlaunch.trainer.export import weights_in
 from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.task import Batch
-from ortlaunch.trainer.weights import FOLDER, fill_names, load_weights
+from ortlaunch.trainer.weights import FOLDER, load_weights
 
 SAMPLES = 4
 """Samples in a batch that the export is tried with; BatchNorm needs more than one."""
@@ -95,12 +95,7 @@ def _load_run(model: torch.nn.Module, config: Config, run_dir: Path, named: Path
         return f"{final}, at the run's end"
     if wrong := manifest.problems(checkpoint):
         raise RequestError(f"{checkpoint} is damaged: {wrong[0]}")
-    if isinstance(config.trainer, DeepSpeedConfig):
-        from ortlaunch.trainer.checkpoint.deepspeed_state import read_weights
-    else:
-        from ortlaunch.trainer.checkpoint.torch_state import read_weights
-    stored = fill_names(read_weights(checkpoint / ENGINE), model)
-    model.load_state_dict(stored, strict=True)
+    model.load_state_dict(weights_in(checkpoint, config, model), strict=True)
     return f"{checkpoint}, after step {store.step_of(checkpoint)}"
 
 

@@ -58,18 +58,7 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     for line in _lines_for_others(plan, config, arguments):
         display.line(line)
     relay = Relay(plan.run_dir, config.tracking) if isinstance(config.tracking, MlflowConfig) else None
-    with _StopFlag() as stop:
-        # The workers start before any thread of this process, so that the fork copies none.
-        group = WorkerGroup(plan, started)
-        try:
-            display.start()
-            if relay is not None:
-                relay.start()
-            code = _watch(group, stop, plan, display, config.launcher)
-        finally:
-            group.kill()
-            display.stop()
-    outcome = _outcome(plan, code, stop.signal)
+    outcome = _run_workers(plan, config, display, started, relay)
     if outcome.failure is not None and not outcome.failure.is_request:
         journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
     journal.end(outcome.status)
@@ -88,19 +77,27 @@ def _assist(plan: LaunchPlan, config: Config, started: float) -> int:
     """Runs the workers of a machine that is not the first: the first one keeps the record and names the outcome."""
     machines.wait_for_first(plan.run_dir, config if plan.attempt == 0 else None)
     display = Display(plan, config.train.steps, resolve_device(config.device).value)
-    with _StopFlag() as stop:
-        group = WorkerGroup(plan, started)
-        try:
-            display.start()
-            code = _watch(group, stop, plan, display, config.launcher)
-        finally:
-            group.kill()
-            display.stop()
-    outcome = _outcome(plan, code, stop.signal)
+    outcome = _run_workers(plan, config, display, started, None)
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
     display.line("the workers of this machine have ended; the first machine keeps the record")
     return outcome.exit_code
+
+
+def _run_workers(plan: LaunchPlan, config: Config, display: Display, started: float, relay: Relay | None) -> Outcome:
+    """Runs this machine's workers to their end, with what they journal on the display and on its way to MLflow."""
+    with _StopFlag() as stop:
+        # The workers start before any thread of this process, so that the fork copies none.
+        group = WorkerGroup(plan, started)
+        try:
+            display.start()
+            if relay is not None:
+                relay.start()
+            code = _watch(group, stop, plan, display, config.launcher)
+        finally:
+            group.kill()
+            display.stop()
+    return _outcome(plan, code, stop.signal)
 
 
 def _lines_for_others(plan: LaunchPlan, config: Config, arguments: list[str]) -> list[str]:

@@ -57,7 +57,7 @@ class Multirun:
         if isinstance(config.launcher, SlurmConfig):
             return 0
         if config.launcher.dry_run:
-            print(f"# {plan.workers} workers; the run folder would be\n# {plan.run_dir}\n{plan.shell_line()}")
+            print(plan.description())
             return 0
         if self._sweep is None:
             self._sweep = self._created()

@@ -20,11 +20,22 @@ if TYPE_CHECKING:
 STOP_FILE, STOPPED_FILE, DONE_FILE = "STOP", "stopped.json", "done.json"
 """Files in the run folder: the request to stop, where the run then stopped, and that all its steps are done."""
 
+HEALTH = "health"
+"""Folder in the run folder where each worker shows that it makes progress."""
+
 WORKERS_LOCK = ".workers.lock"
 """File in the run folder that every worker holds a shared lock on while it lives."""
 
 CPU_WORKERS = 2
 """Workers on a machine without GPU unless told otherwise: the fewest that make a run distributed."""
+
+
+def stop_word(run_dir: Path) -> str | None:
+    """First word of a run's STOP file, which says whose will it is, empty if it holds none; None without the file."""
+    try:
+        return next(iter((run_dir / STOP_FILE).read_text(encoding="utf-8", errors="replace").split()), "")
+    except OSError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,10 @@ class LaunchPlan:
     def journal(self) -> Path:
         """The run's journal."""
         return self.run_dir / "journal.jsonl"
+
+    def description(self) -> str:
+        """What a dry run prints."""
+        return f"# {self.workers} workers; the run folder would be\n# {self.run_dir}\n{self.shell_line()}"
 
     def shell_line(self) -> str:
         """The command as it would be typed in a shell."""

@@ -8,12 +8,12 @@ every run's does. Each of its runs has a ``sweep.json`` that names it. When a ru
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.files import replace_text
 from ortlaunch.launch.plan import folder_name
 from ortlaunch.tracking.journal import Journal, Status
 from ortlaunch.tracking.sink import KIND_TAG, SWEEP_TAG
@@ -149,16 +149,14 @@ def note_end(run_dir: Path, status: Status) -> Path | None:
     if task is None or not task.folder.is_dir():
         return None
     mark = task.folder / _ENDED / str(task.number)
-    partial = mark.with_name(f".{mark.name}.{os.getpid()}")
-    partial.write_text(status)
-    partial.replace(mark)
+    replace_text(mark, status)
     content = _read_json(task.folder / SWEEP_FILE) or {}
     if not content.get("complete") or not content.get("runs"):
         return None
-    marks = [path for path in (task.folder / _ENDED).iterdir() if not path.name.startswith(".")]
-    if len(marks) < len(content["runs"]):
+    ended = _ends_of(task.folder)
+    if len(ended) < len(content["runs"]):
         return None
-    end(task.folder, {path.read_text() for path in marks})
+    end(task.folder, set(ended))
     return task.folder
 
 
@@ -172,7 +170,11 @@ def end(folder: Path, statuses: set[str]) -> None:
 
 def marks_of(folder: Path) -> set[str]:
     """How the runs of a sweep that are over have ended."""
-    return {path.read_text() for path in (folder / _ENDED).iterdir() if not path.name.startswith(".")}
+    return set(_ends_of(folder))
+
+
+def _ends_of(folder: Path) -> list[str]:
+    return [path.read_text() for path in (folder / _ENDED).iterdir() if not path.name.startswith(".")]
 
 
 def sweep_folder(root: Path, experiment: str, stamp: str) -> Path:
@@ -201,9 +203,7 @@ def _names_of(folder: Path) -> set[str]:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(content) + "\n")
-    partial.replace(path)
+    replace_text(path, json.dumps(content) + "\n")
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

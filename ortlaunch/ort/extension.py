@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ortlaunch.errors import RequestError
+from ortlaunch.user import user_cache
 
 _PACKAGE = "onnxruntime.training.ortmodule.torch_cpp_extensions"
 _GPU_ALLOCATOR = "torch_gpu_allocator"
@@ -44,17 +45,11 @@ _TEMPLATE = {"___gpu_identifier___": "cuda", "___gpu_allocator_header___": "CUDA
 
 
 def cache_dir() -> Path:
-    """The user's folder for what is compiled with the Python, torch and onnxruntime-training in use.
-
-    Lies under ``$ORTLAUNCH_CACHE``, else ``$XDG_CACHE_HOME/ortlaunch``, else ``~/.cache/ortlaunch``.
-    """
+    """The folder in the user's cache for what is compiled with the Python, torch and onnxruntime-training in use."""
     import torch
 
-    base = os.environ.get("ORTLAUNCH_CACHE")
-    if not base:
-        base = os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ortlaunch")
     key = f"{sys.implementation.cache_tag}-{platform.machine()}-torch{torch.__version__}-ort{_ort_version()}"
-    return Path(base) / key
+    return user_cache() / key
 
 
 def needed() -> list[str]:

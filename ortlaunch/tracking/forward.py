@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.files import replace_text
 from ortlaunch.tracking.journal import Chunk, Event, read_chunk
 from ortlaunch.tracking.sink import Identity, MlflowSink
 from ortlaunch.tracking.store import exclusive
@@ -56,9 +56,7 @@ def _is_line_start(journal: Path, offset: int) -> bool:
 
 def save_state(run_dir: Path, state: RelayState) -> None:
     """Replaces `relay.json` in one step."""
-    temporary = run_dir / f".relay.json.{os.getpid()}"
-    temporary.write_text(json.dumps(asdict(state)) + "\n")
-    os.replace(temporary, run_dir / "relay.json")
+    replace_text(run_dir / "relay.json", json.dumps(asdict(state)) + "\n")
 
 
 def unsent_events(run_dir: Path, uri: str) -> tuple[int, str | None]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.tracking.store import open_client, patience, quoted
 from ortlaunch.tracking.translate import Artifact, Ended, Operation, Params, Point, Points, Reopened, Tags
 from ortlaunch.tracking.uri import artifact_location, sqlite_path
+from ortlaunch.user import user_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -121,7 +120,7 @@ class MlflowSink:
             self._log.info("going on with the MLflow run %s", found.info.run_id)
             return str(found.info.run_id)
         self._create_unanswered = True
-        tags = {RUN_ID_TAG: identity.run_id, "mlflow.user": _user(), "mlflow.source.name": "ortlaunch"}
+        tags = {RUN_ID_TAG: identity.run_id, "mlflow.user": user_name(), "mlflow.source.name": "ortlaunch"}
         run = self._client.create_run(experiment_id, start_time=identity.t, tags=tags, run_name=identity.name)
         self._log.info("created the MLflow run %s in the experiment %r", run.info.run_id, identity.experiment)
         return str(run.info.run_id)
@@ -257,10 +256,3 @@ class MlflowSink:
 
 def _parts(items: list[Item], size: int) -> list[list[Item]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # A container may run under a user id without a name.
-        return str(os.getuid())

@@ -9,6 +9,8 @@ import sys
 import warnings
 from pathlib import Path
 
+import torch
+
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, DeepSpeedConfig
 from ortlaunch.errors import RequestError
@@ -79,12 +81,17 @@ def _quiet() -> None:
 def _export(config: Config, checkpoint: Path, out: Path) -> None:
     # Files are read and written, on whatever machine this is.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    if isinstance(config.trainer, DeepSpeedConfig):
-        from ortlaunch.trainer.checkpoint.deepspeed_state import read_weights
-    else:
-        from ortlaunch.trainer.checkpoint.torch_state import read_weights
     # A user's model factory lies where the user is.
     sys.path.insert(0, str(Path.cwd()))
     model = build_model(config.model)
     _quiet()
-    save_weights(fill_names(read_weights(checkpoint / ENGINE), model), model, out)
+    save_weights(weights_in(checkpoint, config, model), model, out)
+
+
+def weights_in(checkpoint: Path, config: Config, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The weights in a checkpoint, whole and in host memory, under every name that they have in the plain `model`."""
+    if isinstance(config.trainer, DeepSpeedConfig):
+        from ortlaunch.trainer.checkpoint.deepspeed_state import read_weights
+    else:
+        from ortlaunch.trainer.checkpoint.torch_state import read_weights
+    return fill_names(read_weights(checkpoint / ENGINE), model)

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from ortlaunch.config.schema import Config
 from ortlaunch.data import build_loader
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE
+from ortlaunch.files import replace_text
+from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
 from ortlaunch.metrics.flops import flops_per_sample, peak_flops
 from ortlaunch.registry import build_model
 from ortlaunch.tracking.journal import Journal
@@ -227,25 +228,13 @@ def _leave(
                 save_weights(weights, model, run_dir / FOLDER)
         if journal is not None:
             # Whoever would start the run again looks for it.
-            _write(run_dir / DONE_FILE, {"step": config.train.steps})
+            replace_text(run_dir / DONE_FILE, json.dumps({"step": config.train.steps}) + "\n")
     elif journal is not None:
         checkpoint = run_dir / store.FOLDER / store.name_of(boundary.stopped_at)
-        reason = _stop_reason(run_dir / STOP_FILE)
+        word = stop_word(run_dir)
+        # The file says whose will it is; without one it was a signal.
+        reason = "signal" if word is None else word
         where = {"step": boundary.stopped_at, "checkpoint": str(checkpoint), "reason": reason}
-        _write(run_dir / STOPPED_FILE, where)
+        replace_text(run_dir / STOPPED_FILE, json.dumps(where) + "\n")
         (run_dir / STOP_FILE).unlink(missing_ok=True)
         journal.tags({"ortlaunch.resumable": "true", "ortlaunch.stopped_at_step": str(boundary.stopped_at)})
-
-
-def _stop_reason(file: Path) -> str:
-    """First word of the STOP file, which says whose will it is; `signal` where there is none."""
-    try:
-        return next(iter(file.read_text(errors="replace").split()), "")
-    except OSError:
-        return "signal"
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    partial = path.with_name(f".{path.name}")
-    partial.write_text(json.dumps(content) + "\n")
-    partial.replace(path)

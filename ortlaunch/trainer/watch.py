@@ -23,8 +23,9 @@ from typing import TypeVar
 
 from ortlaunch.errors import TrainingError
 from ortlaunch.launch import failure
+from ortlaunch.launch.plan import HEALTH
 
-HEALTH, STACKS = "health", "stacks"
+STACKS = "stacks"
 _POLL_SECONDS = 0.5
 _WRITE_SECONDS = 2.0
 _PEERS_SECONDS = 3.0

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.launch.follow.folders import RunFolder
-from ortlaunch.launch.follow.roots import replace_text, user_cache
+from ortlaunch.launch.follow.roots import keep
+from ortlaunch.user import user_cache
 
 
 @dataclass
@@ -58,7 +59,7 @@ class Index:
             return
         present = {folder.place for folder in folders}
         kept = {path: entry for path, entry in self._entries.items() if path in present}
-        replace_text(self._file, json.dumps({path: [e.changed, e.job_id, e.row] for path, e in kept.items()}))
+        keep(self._file, json.dumps({path: [e.changed, e.job_id, e.row] for path, e in kept.items()}))
 
 
 def _read(path: Path) -> dict[str, Entry]:

@@ -15,15 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.launch.follow.folders import RunFolder
-from ortlaunch.launch.plan import STOP_FILE, STOPPED_FILE
+from ortlaunch.launch.plan import HEALTH, STOPPED_FILE, stop_word
 from ortlaunch.tracking.journal import Event, decoded
 
 _HEAD_BYTES = 16 * 1024
 _TAIL_BYTES = (8 * 1024, 128 * 1024)
 """Read from the end: this much, and where it holds no step that much."""
-
-HEALTH = "health"
-"""As in ortlaunch.trainer.watch, which imports torch."""
 
 STEPS_KEY = "train.steps"
 STATE_TAG = "ortlaunch.state"
@@ -83,7 +80,8 @@ def read_record(folder: RunFolder) -> Record:
     record = Record(folder, folder.name, folder.experiment, folder.run_id)
     record.job = read_json(path / "job.json")
     record.launcher = read_json(path / "launcher.json")
-    record.stop = _stop_reason(path / STOP_FILE)
+    word = stop_word(path)
+    record.stop = "cancel" if word == "" else word
     stopped = read_json(path / STOPPED_FILE) or {}
     record.stopped_step = stopped.get("step") if isinstance(stopped.get("step"), int) else None
     record.done = (path / "done.json").exists()
@@ -130,13 +128,6 @@ def newest_checkpoint(run_dir: Path) -> str:
         if (run_dir / "checkpoints" / name / "manifest.json").is_file():
             return name
     return ""
-
-
-def _stop_reason(path: Path) -> str | None:
-    try:
-        return (path.read_text(encoding="utf-8", errors="replace").split() or ["cancel"])[0]
-    except OSError:
-        return None
 
 
 def _configured_steps(path: Path) -> int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
+
+from ortlaunch.files import replace_text
+from ortlaunch.user import user_cache
 
 RUN_ROOT = Path("runs")
 """Run root of a run that names no other, below the folder where it was started."""
@@ -12,19 +14,11 @@ RUN_ROOT = Path("runs")
 _MOST = 50
 
 
-def user_cache() -> Path:
-    """The user's folder for what can be made again: ``$ORTLAUNCH_CACHE``, else below ``$XDG_CACHE_HOME``."""
-    named = os.environ.get("ORTLAUNCH_CACHE")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ortlaunch"
-
-
-def replace_text(path: Path, text: str) -> None:
+def keep(path: Path, text: str) -> None:
     """Writes a file of the cache in one step; a cache that cannot be written is none."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        replace_text(path, text)
 
 
 def known_roots() -> list[Path]:
@@ -39,7 +33,7 @@ def note_root(root: Path) -> None:
     if noted[:1] == [root]:
         return
     kept = [other for other in noted if other != root and other.is_dir()]
-    replace_text(_file(), "".join(f"{one}\n" for one in [root, *kept][:_MOST]))
+    keep(_file(), "".join(f"{one}\n" for one in [root, *kept][:_MOST]))
 
 
 def _noted() -> list[Path]:

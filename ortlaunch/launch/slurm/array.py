@@ -7,7 +7,6 @@ is that of a single run; each task finds its run folder in the sweep's ``tasks/N
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from ortlaunch.errors import RequestError
 from ortlaunch.launch.local import journal_start, write_run_folder
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.slurm.plan import request_for
-from ortlaunch.launch.slurm.submit import ask, queue, submission_environment, write_job, write_script
+from ortlaunch.launch.slurm.submit import ask, queue, said_by, write_job, write_script
 from ortlaunch.launch.sweep import Sweep, end
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.uri import redacted
@@ -84,19 +83,7 @@ def announce(folder: Path, runs: list[Path], config: Config) -> str:
     if not isinstance(config.tracking, MlflowConfig):
         return ""
     command = [sys.executable, "-m", "ortlaunch.launch.slurm.announce", str(folder), *map(str, runs)]
-    try:
-        done = subprocess.run(
-            command,
-            env=submission_environment(config),
-            capture_output=True,
-            text=True,
-            timeout=_ANNOUNCE_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "(answers slowly: the jobs will send what they have)"
-    lines = done.stdout.strip().splitlines()
-    return lines[-1] if lines else f"(could not be told: {done.stderr.strip().splitlines()[-1:]})"
+    return said_by(command, config, _ANNOUNCE_SECONDS, "(answers slowly: the jobs will send what they have)")
 
 
 def _say(sweep: Sweep, job_id: str, runs: int, config: Config, said: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from ortlaunch.files import replace_text
 
 _FILE = "history.json"
 
@@ -72,6 +73,4 @@ def load(run_dir: Path) -> History:
 
 def save(run_dir: Path, history: History) -> None:
     """Replaces it in one step."""
-    partial = run_dir / f".{_FILE}.{os.getpid()}"
-    partial.write_text(json.dumps(asdict(history), indent=1) + "\n")
-    os.replace(partial, run_dir / _FILE)
+    replace_text(run_dir / _FILE, json.dumps(asdict(history), indent=1) + "\n")

@@ -22,7 +22,7 @@ from pathlib import Path
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
 from ortlaunch.launch import failure, sweep
-from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE
+from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
 from ortlaunch.launch.slurm import history
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
 from ortlaunch.launch.slurm.scheduler import job_state, own_job
@@ -169,14 +169,6 @@ def gather(run_dir: Path, code: int, signals: list[str]) -> Facts:
         barren=past.barren(job_id, newest_checkpoint(run_dir)),
         requeue_limit=cfg.requeue_limit,
     )
-
-
-def stop_word(run_dir: Path) -> str | None:
-    """First word of the STOP file, empty if it holds none; None if there is no such file."""
-    try:
-        return next(iter((run_dir / STOP_FILE).read_text(errors="replace").split()), "")
-    except OSError:
-        return None
 
 
 def newest_checkpoint(run_dir: Path) -> str:

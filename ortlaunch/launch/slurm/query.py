@@ -8,7 +8,6 @@ said is then unknown, and the rest works.
 from __future__ import annotations
 
 import dataclasses
-import getpass
 import hashlib
 import json
 import os
@@ -20,7 +19,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ortlaunch.launch.follow.roots import replace_text, user_cache
+from ortlaunch.launch.follow.roots import keep
+from ortlaunch.user import user_cache, user_name
 
 FRESH_SECONDS = 5.0
 """How long an answer is good for."""
@@ -86,7 +86,7 @@ def queue(max_age: float = FRESH_SECONDS) -> Queue:
     """
     if shutil.which("squeue") is None:
         return Queue(problem="squeue is not installed on this machine")
-    user = _user()
+    user = user_name()
     layout = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
     command = ["squeue", "--noheader", "--array", "--user", user, "--states", "all", "--Format", layout]
     return _cached(f"queue-{user}", max_age, lambda: _asked(command, _queued))
@@ -119,13 +119,6 @@ def seconds_of(text: str) -> float | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def _asked(command: list[str], parse: Callable[[str], dict[str, Job]]) -> Queue:
@@ -198,7 +191,7 @@ def _cached(name: str, max_age: float, ask: Callable[[], Queue]) -> Queue:
     begun = time.time()
     answer = dataclasses.replace(ask(), asked=begun)
     content = {"time": begun, "problem": answer.problem, "jobs": [asdict(job) for job in answer.jobs.values()]}
-    replace_text(path, json.dumps(content))
+    keep(path, json.dumps(content))
     return answer
 
 

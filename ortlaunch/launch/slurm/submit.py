@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import subprocess
@@ -12,12 +11,14 @@ from pathlib import Path
 
 from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.files import replace_text
 from ortlaunch.launch.local import journal_start, write_run_folder
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.slurm.plan import request_for
 from ortlaunch.launch.slurm.refusal import in_plain_words, is_final
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.uri import redacted
+from ortlaunch.user import user_name
 
 SCRIPT, JOB = "sbatch.sh", "job.json"
 _SECONDS = 120
@@ -118,11 +119,9 @@ def write_job(
         "array_task_id": array_task_id,
         "submitted": time.time(),
         "cluster": cluster,
-        "user": _user(),
+        "user": user_name(),
     }
-    partial = run_dir / f".{JOB}"
-    partial.write_text(json.dumps(job) + "\n")
-    os.replace(partial, run_dir / JOB)
+    replace_text(run_dir / JOB, json.dumps(job) + "\n")
 
 
 def announce(run_dir: Path, config: Config) -> str:
@@ -136,17 +135,32 @@ def announce(run_dir: Path, config: Config) -> str:
     if not isinstance(config.tracking, MlflowConfig):
         return ""
     command = [sys.executable, "-m", "ortlaunch.launch.slurm.job", "announce", str(run_dir)]
+    return said_by(command, config, _ANNOUNCE_SECONDS, "(does not answer: the job will send what it has)")
+
+
+def said_by(command: list[str], config: Config, seconds: float, silence: str) -> str:
+    """Runs a command for a while and no longer.
+
+    Args:
+        command: what tells MLflow.
+        config: the configuration that is submitted.
+        seconds: how long.
+        silence: what to say where it takes longer.
+
+    Returns:
+        Its last line.
+    """
     try:
         done = subprocess.run(
             command,
             env=submission_environment(config),
             capture_output=True,
             text=True,
-            timeout=_ANNOUNCE_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "(does not answer: the job will send what it has)"
+        return silence
     lines = done.stdout.strip().splitlines()
     return lines[-1] if lines else f"(could not be told: {done.stderr.strip().splitlines()[-1:]})"
 
@@ -204,10 +218,3 @@ def _would_interfere(name: str, config: Config) -> bool:
     if name in _DEFAULTS:
         return getattr(config.launcher, _DEFAULTS[name]) is not None
     return name.startswith("SBATCH_")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
