@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,60 +12,9 @@ import pytest
 
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.tracking.journal import Journal
+from tests.support.servers import Server
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-START_SECONDS = 60
-
-
-class Server:
-    """An `mlflow server` on a loopback port that is known before it is up."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def up(self) -> None:
-        """Starts it unless it runs, and waits until it answers."""
-        if self._process is None:
-            command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1"]
-            command += ["--port", str(self.port), "--backend-store-uri", f"sqlite:///{self.folder}/server.db"]
-            command += ["--artifacts-destination", str(self.folder / "artifacts")]
-            environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-            with (self.folder / "server.log").open("ab") as log:
-                self._process = subprocess.Popen(
-                    command, stdout=log, stderr=log, env=environment, cwd=self.folder, start_new_session=True
-                )
-        deadline = time.monotonic() + START_SECONDS
-        while not self._healthy():
-            assert time.monotonic() < deadline, (self.folder / "server.log").read_text()[-2000:]
-            time.sleep(0.1)
-
-    def freeze(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._signal(signal.SIGKILL)
-            self._process.wait(10)
-            self._process = None
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        os.killpg(self._process.pid, number)
-
-    def _healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.uri}/health", timeout=1) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
 
 
 @pytest.fixture(scope="session")
