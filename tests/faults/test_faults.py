@@ -118,7 +118,7 @@ def test_damaged_bytes_in_the_newest_checkpoint(start, trial):
 def test_request_to_stop(start, trial):
     """SIGTERM to the launcher, to torchrun or to one worker, or the file STOP."""
     run = start(trial)
-    run.reach_some_step()
+    run.reach_some_step(left=STEPS // 2)
     to = run.random.choice(["launcher", "torchrun", "worker", "file"])
     if to == "file":
         (run.run_dir / "STOP").touch()

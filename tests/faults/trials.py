@@ -17,11 +17,13 @@ from ortlaunch.trainer.checkpoint.store import steps_in
 from tests.integration.conftest import Result, Started, journal, mentioning
 
 STEPS, EVERY = 60, 5
-# Some 12 MB with the optimizer's state: a checkpoint takes long enough to be hit.
+# Some 12 MB with the optimizer's state: a checkpoint takes long enough to be hit. A step takes a tenth of a second on four
+# cores with nothing else to do: requests to stop are exchanged once a second.
 WORDS = (
     "model=mlp",
     "model.params.hidden_dim=16384",
     "backend=eager",
+    "train.batch_size=512",
     f"train.steps={STEPS}",
     "train.log_every=1",
     f"train.checkpoint_every={EVERY}",
@@ -70,9 +72,9 @@ class Trial:
         """Waits until a step is journalled."""
         self.wait_for(lambda: any(event.get("step", 0) >= step for event in journal(self.run_dir)))
 
-    def reach_some_step(self) -> None:
-        """Waits for a step drawn at random, and a moment within it."""
-        self.reach(self.random.randrange(1, STEPS - 10))
+    def reach_some_step(self, left: int = 10) -> None:
+        """Waits for a step drawn at random that has so many behind it, and a moment within it."""
+        self.reach(self.random.randrange(1, STEPS - left))
         time.sleep(self.random.uniform(0, 0.05))
 
     def reach_writing(self) -> None:
