@@ -12,6 +12,7 @@ from typing import Any
 
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.launch.plan import WORKERS_LOCK
 from ortlaunch.launch.sweep import note_end, task_of
 from ortlaunch.tracking.journal import Journal, read_events
 from ortlaunch.tracking.relay import RelayResult, sync
@@ -134,7 +135,7 @@ def end_if_dead(run_dir: Path) -> str:
             return ""
         quiet = time.time() - journal.stat().st_mtime
         if not free or _may_live(run_dir, quiet):
-            return "still running"
+            return "still running, or killed a moment ago: sync again for its end"
         try:
             writer = Journal(journal)
             writer.end("KILLED", at=events[-1]["t"])
@@ -157,7 +158,16 @@ def _may_live(run_dir: Path, quiet_seconds: float) -> bool:
         return quiet_seconds < _QUIET_SECONDS
     if host != socket.gethostname():
         return quiet_seconds < _QUIET_ELSEWHERE_SECONDS
-    return is_alive(pid, start_ticks) or quiet_seconds < _QUIET_SECONDS
+    return is_alive(pid, start_ticks) or _may_have_workers(run_dir, quiet_seconds)
+
+
+def _may_have_workers(run_dir: Path, quiet_seconds: float) -> bool:
+    """Whether workers have outlived their launcher: they hold a lock, which they take when they start."""
+    lock = run_dir / WORKERS_LOCK
+    if not lock.exists():
+        return quiet_seconds < _QUIET_SECONDS
+    with exclusive(lock) as free:
+        return not free
 
 
 def _slurm_job(run_dir: Path) -> str | None:

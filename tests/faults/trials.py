@@ -17,8 +17,8 @@ from ortlaunch.trainer.checkpoint.store import steps_in
 from tests.integration.conftest import Result, Started, journal, mentioning
 
 STEPS, EVERY = 60, 5
-# Some 12 MB with the optimizer's state: a checkpoint takes long enough to be hit. A step takes a tenth of a second on four
-# cores with nothing else to do: requests to stop are exchanged once a second.
+# Some 12 MB with the optimizer's state: a checkpoint takes long enough to be hit. A step takes a tenth of a second on
+# four idle cores: requests to stop are exchanged once a second.
 WORDS = (
     "model=mlp",
     "model.params.hidden_dim=16384",

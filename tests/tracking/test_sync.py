@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ import yaml
 
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.launch.plan import WORKERS_LOCK
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.sync import is_alive, sync_main, tracking_of
 
@@ -124,6 +126,22 @@ def test_run_without_an_end(
     finally:
         process.kill()
         process.wait(10)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_workers_that_outlive_their_launcher(store: MlflowConfig, new_run: NewRun, client: Any, held: bool) -> None:
+    """Their lock says at once whether any is left."""
+    run_dir, journal = new_run("outlived")
+    journal.metrics(1, {"a": 1})
+    use(run_dir, store)
+    about = {"pid": os.getpid(), "host": socket.gethostname(), "start_ticks": 1}
+    (run_dir / "launcher.json").write_text(json.dumps(about))
+    with (run_dir / WORKERS_LOCK).open("w") as lock:
+        if held:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        assert sync_main([str(run_dir)]) == 0
+    run = client(store.uri).get_run(json.loads((run_dir / "relay.json").read_text())["mlflow_run_id"])
+    assert run.info.status == ("RUNNING" if held else "KILLED")
 
 
 def test_ended_run_is_not_ended_again(store: MlflowConfig, new_run: NewRun, client: Any) -> None:
