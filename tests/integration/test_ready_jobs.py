@@ -23,7 +23,7 @@ _SMALL = {
     "vit": _LAYERS,
     "resnet": ("hidden_sizes=[32]", "depths=[1]"),
 }
-_SHORT = ("device=cpu", "train.steps=2", "train.log_every=1")
+_SHORT = ("device=cpu", "train.steps=2", "train.log_every=1", "tracking=none")
 
 
 def small(name: str) -> tuple[str, ...]:
