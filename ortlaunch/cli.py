@@ -109,7 +109,7 @@ class _Launches:
         if self._multirun is None:
             from ortlaunch.launch.multirun import Multirun
 
-            self._multirun = Multirun(task.folder, self._arguments)
+            self._multirun = Multirun(task.folder, self._arguments, task.swept)
         return self._multirun.take(config, task.overrides)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ortlaunch.config.paths import group_options
+import textwrap
+
+from ortlaunch.config.paths import group_options, headline, ready_jobs
 from ortlaunch.registry import available
 
 _GROUPS = ("model", "data", "backend", "trainer", "optimizer", "scheduler", "launcher", "tracking", "profile")
@@ -14,6 +16,7 @@ Usage:
   ortlaunch [run] [KEY=VALUE ...]     train what the composed configuration says
   ortlaunch check [KEY=VALUE ...]     find out whether the model is fit for ONNX Runtime, before a run
   ortlaunch jobs                      list runs: their state, step, throughput, loss, time left
+  ortlaunch jobs --available          list the ready jobs, which ortlaunch +jobs=NAME runs
   ortlaunch status RUN                all about one run
   ortlaunch logs RUN [-f]             what its workers printed, over all attempts
   ortlaunch cancel RUN [--now]        end it, with a checkpoint unless at once
@@ -28,6 +31,7 @@ Usage:
 RUN is a run folder, its short id, its name, or a job id. Every command has a --help of its own.
 
 Examples:
+  ortlaunch +jobs=gpt2_zero2_ort
   ortlaunch model=gpt2 trainer=deepspeed
   ortlaunch model=gpt2 trainer=deepspeed launcher=slurm launcher/slurm_profile=mycluster launcher.nodes=2
   ortlaunch model=gpt2_nano backend=eager,ort trainer=ddp,deepspeed --multirun
@@ -38,6 +42,8 @@ Examples:
 
 Config groups (GROUP=OPTION):
 {groups}
+Ready jobs (+jobs=NAME, and KEY=VALUE to change them):
+{jobs}
 
 Keys used most (all of them: ortlaunch --cfg job):
   train.steps  train.batch_size (per worker)  train.precision=fp32|bf16|fp16  train.log_every
@@ -60,14 +66,16 @@ Exit codes: 0 done, 1 the training failed, 2 the request is wrong, 130 interrupt
 
 
 MODELS_HELP = """\
-usage: ortlaunch models
+usage: ortlaunch models [--available]
 
 List the models that model=NAME takes, those of installed packages among them: name, inputs, and a line about each."""
 
 
 def help_text() -> str:
     """The page that ``--help`` prints."""
-    return _TEMPLATE.format(groups="\n".join(f"  {group:<10} {', '.join(_options(group))}" for group in _GROUPS))
+    groups = "\n".join(f"  {group:<10} {', '.join(_options(group))}" for group in _GROUPS)
+    jobs = textwrap.fill(", ".join(ready_jobs()), 110, initial_indent="  ", subsequent_indent="  ")
+    return _TEMPLATE.format(groups=groups, jobs=jobs)
 
 
 def models_text() -> str:
@@ -75,6 +83,13 @@ def models_text() -> str:
     entries = available()
     width = max(len(name) for name in entries)
     return "\n".join(f"{name:<{width}}  {entry.inputs:<7} {entry.summary}" for name, entry in sorted(entries.items()))
+
+
+def jobs_text() -> str:
+    """One line per ready job that ``+jobs=NAME`` takes."""
+    jobs = ready_jobs()
+    width = max(len(name) for name in jobs)
+    return "\n".join(f"{name:<{width}}  {headline(path)}" for name, path in sorted(jobs.items()))
 
 
 def _options(group: str) -> list[str]:

@@ -45,6 +45,8 @@ def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
         "resume",
         "export weights",
         "gpt2_nano",
+        "+jobs=NAME",
+        "gpt2_zero2_ort",
         "deepspeed",
         "pysource",
         "--multirun",

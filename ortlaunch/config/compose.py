@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.config.load import first_line
-from ortlaunch.config.paths import conf_dir, group_options, slurm_profiles
+from ortlaunch.config.paths import conf_dir, group_options, ready_jobs, slurm_profiles
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig, open_model, register_schemas
 from ortlaunch.errors import RequestError
 from ortlaunch.registry import available, unknown_model_message
@@ -51,6 +51,9 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
 
 def _check_optional_groups(arguments: list[str]) -> None:
     """Says how a group is chosen that is not there by default; Hydra itself would fail in the midst of merging."""
+    for argument in arguments:
+        if argument.startswith("jobs="):
+            raise RequestError(f"{argument}: a ready job is laid over the defaults: write +{argument}")
     for group in sorted(OPTIONAL_GROUPS):
         if any(argument.startswith(f"+{group}=") for argument in arguments):
             continue
@@ -68,6 +71,8 @@ class MultirunTask:
     """The sweep's folder."""
     overrides: list[str]
     """What makes this combination."""
+    swept: list[str]
+    """What a ready job sweeps, as KEY=VALUES; the command line is not among it."""
 
 
 def multirun_task() -> MultirunTask | None:
@@ -78,7 +83,9 @@ def multirun_task() -> MultirunTask | None:
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return None
     hydra = HydraConfig.get()
-    return MultirunTask(Path(hydra.sweep.dir).absolute(), list(hydra.overrides.task))
+    params = hydra.sweeper.get("params") or {}
+    swept = [f"{key}={values}" for key, values in params.items()]
+    return MultirunTask(Path(hydra.sweep.dir).absolute(), list(hydra.overrides.task), swept)
 
 
 def compose(overrides: list[str]) -> DictConfig:
@@ -108,6 +115,7 @@ def _register_options(overrides: list[str]) -> None:
         ConfigStore.instance().store(group="model", name=name, node=open_model(name))
 
     _register_profiles(overrides)
+    _register_jobs(overrides)
 
 
 def _register_profiles(overrides: list[str]) -> None:
@@ -118,16 +126,31 @@ def _register_profiles(overrides: list[str]) -> None:
     """
     from hydra.core.config_store import ConfigStore
 
-    store = ConfigStore.instance()
-    store.store(group="launcher/slurm_profile", name="none", node={}, package="launcher")
+    ConfigStore.instance().store(group="launcher/slurm_profile", name="none", node={}, package="launcher")
     for name, path in slurm_profiles().items():
-        try:
-            keys = OmegaConf.load(path)
-        except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
-            if f"launcher/slurm_profile={name}" in overrides:
-                raise RequestError(f"launcher/slurm_profile={name}: {path} cannot be read: {error}") from error
-            continue
-        store.store(group="launcher/slurm_profile", name=name, node=keys, package="launcher")
+        _register_file("launcher/slurm_profile", name, path, "launcher", overrides)
+
+
+def _register_jobs(overrides: list[str]) -> None:
+    """Ready jobs are options of a group whose keys are those of the whole configuration.
+
+    Raises:
+        RequestError: the chosen one cannot be read; another must not stop a run that does not ask for it.
+    """
+    for name, path in ready_jobs().items():
+        _register_file("jobs", name, path, "_global_", overrides)
+
+
+def _register_file(group: str, name: str, path: Path, package: str, overrides: list[str]) -> None:
+    from hydra.core.config_store import ConfigStore
+
+    try:
+        keys = OmegaConf.load(path)
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        if {f"{group}={name}", f"+{group}={name}"} & set(overrides):
+            raise RequestError(f"{group}={name}: {path} cannot be read: {error}") from error
+        return
+    ConfigStore.instance().store(group=group, name=name, node=keys, package=package)
 
 
 def explain(error: Exception) -> str:

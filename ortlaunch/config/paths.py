@@ -1,4 +1,4 @@
-"""Where the configuration tree lies: beside the package in a checkout, inside it in an installed wheel."""
+"""Where the files lie that come with the package: beside it in a checkout, inside it in an installed wheel."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ def conf_dir() -> Path:
     Raises:
         FileNotFoundError: the installation carries no configuration tree.
     """
-    package = Path(ortlaunch.__file__).resolve().parent
-    for candidate in (package / "conf", package.parent / "conf"):
-        if (candidate / "config.yaml").is_file():
-            return candidate
-    raise FileNotFoundError(f"ortlaunch's configuration tree is missing beside {package}; install ortlaunch again")
+    return _shipped("conf", "config.yaml")
 
 
 def group_options(group: str) -> list[str]:
@@ -41,19 +37,43 @@ def slurm_profiles() -> dict[str, Path]:
     They are looked for in the folders that ``ORTLAUNCH_SLURM_PROFILES`` names (separated by colons), in
     ``~/.config/ortlaunch/slurm/profiles`` and in ``/etc/ortlaunch/slurm/profiles``.
     """
+    return _by_name("ORTLAUNCH_SLURM_PROFILES", "slurm/profiles", _slurm_dir() / "profiles")
+
+
+def ready_jobs() -> dict[str, Path]:
+    """Files of ready jobs by name: a user's own before the machine's, and those before ours.
+
+    They are looked for in the folders that ``ORTLAUNCH_JOBS`` names (separated by colons), in
+    ``~/.config/ortlaunch/jobs`` and in ``/etc/ortlaunch/jobs``.
+    """
+    return _by_name("ORTLAUNCH_JOBS", "jobs", _shipped("jobs", "gpt2_ort.yaml"))
+
+
+def headline(path: Path) -> str:
+    """What a configuration file says of itself: its first line, a comment."""
+    with path.open() as file:
+        first = file.readline().strip()
+    return first.lstrip("# ") if first.startswith("#") else ""
+
+
+def _by_name(variable: str, below: str, ours: Path) -> dict[str, Path]:
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    named = [Path(folder) for folder in os.environ.get("ORTLAUNCH_SLURM_PROFILES", "").split(":") if folder]
-    own = [folder / "ortlaunch" / "slurm" / "profiles" for folder in (home, Path("/etc"))]
+    named = [Path(folder) for folder in os.environ.get(variable, "").split(":") if folder]
+    own = [folder / "ortlaunch" / below for folder in (home, Path("/etc"))]
     found: dict[str, Path] = {}
-    for folder in (*named, *own, _slurm_dir() / "profiles"):
+    for folder in (*named, *own, ours):
         for path in sorted(folder.glob("*.yaml")):
             found.setdefault(path.stem, path)
     return found
 
 
 def _slurm_dir() -> Path:
+    return _shipped("slurm", "job.sh")
+
+
+def _shipped(folder: str, marker: str) -> Path:
     package = Path(ortlaunch.__file__).resolve().parent
-    for candidate in (package / "slurm", package.parent / "slurm"):
-        if (candidate / "job.sh").is_file():
+    for candidate in (package / folder, package.parent / folder):
+        if (candidate / marker).is_file():
             return candidate
-    raise FileNotFoundError(f"ortlaunch's slurm/job.sh is missing beside {package}; install ortlaunch again")
+    raise FileNotFoundError(f"ortlaunch's {folder}/{marker} is missing beside {package}; install ortlaunch again")

@@ -21,14 +21,16 @@ _IN_NAME = ("name", "model", "backend", "trainer", "trainer.zero_stage")
 class Multirun:
     """Takes the combinations one by one, and closes the sweep."""
 
-    def __init__(self, folder: Path, arguments: list[str]) -> None:
+    def __init__(self, folder: Path, arguments: list[str], swept: list[str]) -> None:
         """
         Args:
             folder: the sweep's folder.
             arguments: the command line after ``ortlaunch``.
+            swept: what a ready job sweeps, as KEY=VALUES; what is swept on the command line is in `arguments`.
         """
         self._folder = folder
         self._arguments = arguments
+        self._varied = [*arguments, *swept]
         self._planned: list[tuple[LaunchPlan, Config, list[str]]] = []
         self._sweep: Sweep | None = None
         self._name = ""
@@ -49,7 +51,7 @@ class Multirun:
             The exit code of the run; 0 for one that is kept.
         """
         if not self._planned:
-            self._name = swept_name(self._arguments, config.name)
+            self._name = swept_name(self._varied, config.name)
         config = dataclasses.replace(config, name=self._name_of(config, overrides))
         task = SweepTask(self._folder, len(self._planned))
         plan = dataclasses.replace(make_plan(config), sweep=task)
@@ -93,7 +95,7 @@ class Multirun:
 
     def _name_of(self, config: Config, overrides: list[str]) -> str:
         shown = _IN_NAME if config.name is None else ("name",)
-        keys = [key for key in swept_keys(self._arguments) if key not in shown]
+        keys = [key for key in swept_keys(self._varied) if key not in shown]
         return run_name(config.name or default_name(config), keys, overrides)
 
     def _created(self) -> Sweep:

@@ -40,6 +40,8 @@ _SOURCES = {
 }
 _OUR_SOURCES = Path(__file__).parent / "native"
 _CPU_INFO = Path("/proc/cpuinfo")
+_MARCH = "ORTLAUNCH_MARCH"
+"""Names the processor to compile our kernels for, as an image does that is built on one machine and run on others."""
 # The last one's source is a template: ORT's own build puts these in, into its file in site-packages.
 _TEMPLATE = {"___gpu_identifier___": "cuda", "___gpu_allocator_header___": "CUDACachingAllocator"}
 
@@ -122,18 +124,23 @@ def _library(name: str) -> Path:
 
 def _kernels_key() -> str:
     """Tells apart versions of our sources and processors: what is compiled for one need not run on another."""
-    lines = _CPU_INFO.read_text().splitlines() if _CPU_INFO.is_file() else []
-    instructions = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-    digest = hashlib.sha256(instructions.encode())
+    digest = hashlib.sha256((os.environ.get(_MARCH) or _instructions()).encode())
     for file in sorted(_OUR_SOURCES.iterdir()):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _instructions() -> str:
+    """What the processor of this machine can do."""
+    lines = _CPU_INFO.read_text().splitlines() if _CPU_INFO.is_file() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
 def _compile(name: str, library: Path) -> None:
     from torch.utils import cpp_extension
 
     is_cuda, is_ours = name == _GPU_ALLOCATOR, name == KERNELS
+    processor = os.environ.get(_MARCH) or "native"
     folder = _OUR_SOURCES
     if not is_ours:
         folder = _ortmodule_folder() / "torch_cpp_extensions" / ("cuda" if is_cuda else "cpu") / name
@@ -145,7 +152,7 @@ def _compile(name: str, library: Path) -> None:
                 name=name,
                 sources=[str(_source(file, Path(scratch))) for file in files],
                 build_directory=scratch,
-                extra_cflags=["-O3", "-march=native", "-fopenmp"] if is_ours else ["-O2"],
+                extra_cflags=["-O3", f"-march={processor}", "-fopenmp"] if is_ours else ["-O2"],
                 extra_include_paths=[str(folder), *(_cuda_headers() if is_cuda else ())],
                 extra_ldflags=["-lc10_cuda"] if is_cuda else [],
                 with_cuda=False,

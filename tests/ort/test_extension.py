@@ -87,3 +87,14 @@ def test_our_kernels_are_kept_for_each_version_and_processor(monkeypatch, tmp_pa
     monkeypatch.setattr(extension, "_CPU_INFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text("model name: other\nflags: sse2\n")
     assert len({first, second, extension._library(extension.KERNELS)}) == 3
+
+
+def test_an_image_names_the_processor_instead(monkeypatch, tmp_path: Path) -> None:
+    """What was compiled where the image was built is found on another machine, which may have no compiler."""
+    monkeypatch.setenv("ORTLAUNCH_MARCH", "x86-64-v3")
+    built = extension._library(extension.KERNELS)
+    monkeypatch.setattr(extension, "_CPU_INFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text("flags: sse2\n")
+    assert extension._library(extension.KERNELS) == built
+    monkeypatch.delenv("ORTLAUNCH_MARCH")
+    assert extension._library(extension.KERNELS) != built

@@ -20,7 +20,9 @@ List runs, the newest first: all that go on or wait, and of the others as many a
 Runs lie below runs/ of this folder, and below every run root where you have started runs from this account.
 States: queued, pending (why says for what), requeued, preempted, running, stopping, and of those that are over:
 finished, stopped (goes on with ortlaunch resume), failed, killed; unknown where neither the run folder nor SLURM say.
-elapsed is of the latest attempt, left is to the last step at the latest pace."""
+elapsed is of the latest attempt, left is to the last step at the latest pace.
+
+With --available: the ready jobs that ortlaunch +jobs=NAME runs, instead of runs."""
 
 
 def jobs(arguments: list[str]) -> int:
@@ -33,6 +35,11 @@ def jobs(arguments: list[str]) -> int:
         RequestError: there is no such experiment or folder.
     """
     options = _parser().parse_args(arguments)
+    if options.available:
+        from ortlaunch.usage import jobs_text
+
+        print(jobs_text())
+        return 0
     roots = [_root(folder) for folder in options.root] or known_roots()
     folders = scan(roots)
     chosen = _of_experiment(folders, options.experiment) if options.experiment else folders
@@ -109,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--root", action="append", default=[], metavar="FOLDER", help="look below this run root only; may be repeated"
     )
+    parser.add_argument("--available", action="store_true", help="list the ready jobs instead, a line each")
     parser.add_argument("--json", action="store_true", help="for programs: a list of objects, with exact values")
     return parser
 

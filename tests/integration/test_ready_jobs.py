@@ -1,0 +1,88 @@
+"""Every ready job really trains, two steps of it, its model shrunken; the one for a cluster is shown."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.config.paths import ready_jobs
+
+_GPT2 = ("vocab_size=256", "n_positions=64", "n_embd=32", "n_layer=2", "n_head=2")
+_LAYERS = ("hidden_size=32", "num_hidden_layers=2", "num_attention_heads=2", "intermediate_size=64")
+_SMALL = {
+    "gpt2": _GPT2,
+    "gpt2_nano": _GPT2,
+    "bert": ("vocab_size=256", *_LAYERS),
+    "llama": (*_LAYERS, "num_key_value_heads=2"),
+    "vit": _LAYERS,
+    "resnet": ("hidden_sizes=[32]", "depths=[1]"),
+}
+_SHORT = ("device=cpu", "train.steps=2", "train.log_every=1", "tracking=none")
+
+
+def small(name: str) -> tuple[str, ...]:
+    """The command line that runs a job in seconds."""
+    config = to_config(compose([f"+jobs={name}"]))
+    params = tuple(f"model.params.{param}" for param in _SMALL[config.model.name])
+    tokens = () if config.data.name == "digits" else ("data.seq_len=32",)
+    return f"+jobs={name}", *_SHORT, *params, *tokens
+
+
+JOBS = {name: to_config(compose([f"+jobs={name}"])) for name in ready_jobs()}
+SWEEPS = [name for name, path in ready_jobs().items() if "MULTIRUN" in path.read_text()]
+SUBMITTED = [name for name, config in JOBS.items() if config.launcher.name == "slurm"]
+TRAINED = [name for name in JOBS if name not in SWEEPS + SUBMITTED]
+
+
+@pytest.fixture(scope="module")
+def runs(fleet_of, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
+    fleet = fleet_of(tmp_path_factory.mktemp("ready"), {name: small(name) for name in TRAINED})
+    yield fleet
+    fleet.close()
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_each_trains(runs, name: str) -> None:
+    result = runs[name]
+    assert result.returncode == 0, result.report
+    assert result.status == "FINISHED"
+    assert set(result.losses) == {1, 2}
+    # Nothing of what the job is for was lost on the way: ONNX Runtime really ran, where it is the job's backend.
+    assert result.tags["ortlaunch.ort_active"] == ("true" if JOBS[name].backend.name == "ort" else "false")
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_each_sweep_trains_every_combination(launch, tmp_path: Path, name: str) -> None:
+    result = launch(tmp_path, *small(name), "backend=eager", "trainer=ddp,single", "train.batch_size=2")
+    assert result.returncode == 0, result.report
+    runs = sorted(path.parent.name for path in tmp_path.glob("runs/*/2*/journal.jsonl"))
+    assert len(runs) == 2 and len({run.split("-", 2)[2] for run in runs}) == 2
+    assert "ortlaunch compare --sweep" in result.stdout
+    dry = launch(tmp_path, f"+jobs={name}", "launcher.dry_run=true", "device=cpu").stdout
+    assert dry.count("torch.distributed.run") == 4
+    for combination in ("eager-ddp", "eager-deepspeed", "ort-ddp", "ort-deepspeed"):
+        assert combination in dry
+
+
+@pytest.mark.parametrize("name", SUBMITTED)
+def test_a_job_for_a_cluster_shows_what_it_would_submit(launch, tmp_path: Path, name: str) -> None:
+    result = launch(tmp_path, f"+jobs={name}", "device=cpu", "launcher.dry_run=true")
+    assert result.returncode == 0, result.report
+    assert "#SBATCH --nodes=2" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_job_for_a_phone_says_comes_next_works(runs, launch) -> None:
+    assert runs["resnet_phone"].returncode == 0
+    said = re.findall(r"^#   ortlaunch (.*)$", ready_jobs()["resnet_phone"].read_text(), re.MULTILINE)
+    assert [command.split()[:2] for command in said] == [["export", "artifacts"], ["export", "verify"]]
+    for command in said:
+        result = launch(runs.folder, *shlex.split(command))
+        assert result.returncode == 0, result.report
+    assert (runs.folder / "phone").is_dir()
