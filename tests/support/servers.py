@@ -42,13 +42,13 @@ class Server:
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self._command = [word.replace("{port}", str(self.port)) for word in command or self._plain()]
-        self._environment = environment or {}
+        self.environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def up(self) -> None:
         """Starts it unless it runs, and waits until it answers."""
         if self._process is None:
-            environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **self._environment}
+            environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **self.environment}
             with (self.folder / "server.log").open("ab") as log:
                 self._process = subprocess.Popen(
                     self._command, stdout=log, stderr=log, env=environment, cwd=self.folder, start_new_session=True
