@@ -18,6 +18,7 @@ from ortlaunch.errors import RequestError
 from ortlaunch.files import replace_text
 from ortlaunch.launch.folder import ARTIFACT_FOLDER
 from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
+from ortlaunch.launch.secrets import without_secrets
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.metrics.peaks import peak_flops
 from ortlaunch.registry import build_model
@@ -135,6 +136,7 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
     if journal is not None:
         _journal_start(journal, start, run_dir, attempt, loader.fingerprint)
         surroundings.journal(journal, run_dir, ARTIFACT_FOLDER)
+        journal.dataset(config.data.name, loader.fingerprint, without_secrets(loader.origin))
 
     def first_step_done() -> None:
         shorten_timeout(config, workers)
