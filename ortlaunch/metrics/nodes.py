@@ -31,8 +31,11 @@ class Nodes:
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = places
-        self._numbers = sorted({place.node for place in places})
-        self.hosts = [next(place.host for place in places if place.node == number) for number in self._numbers]
+        ranks: dict[int, list[int]] = {}
+        for rank, place in enumerate(places):
+            ranks.setdefault(place.node, []).append(rank)
+        self._ranks = dict(sorted(ranks.items()))
+        self.hosts = [places[ranks[0]].host for ranks in self._ranks.values()]
         """Their names."""
 
     @property
@@ -41,7 +44,7 @@ class Nodes:
         names = [re.sub(r"[^\w.-]", "_", host) for host in self.hosts]
         return [
             f"{name}-{number}" if names.count(name) > 1 else name
-            for name, number in zip(names, self._numbers, strict=True)
+            for name, number in zip(names, self._ranks, strict=True)
         ]
 
     def host_of(self, rank: int) -> str:
@@ -55,26 +58,24 @@ class Nodes:
             rows: of each worker what its `Sampler.window` gave.
             rss_gib: resident memory of each worker.
         """
-        of_nodes = [self._of_node(number, rows, rss_gib) for number in self._numbers]
+        of_nodes = [self._of_node(ranks, rows, rss_gib) for ranks in self._ranks.values()]
         if len(of_nodes) <= MOST_NODES:
             named = zip(self.keys, of_nodes, strict=True)
             return {f"system/{node}/{name}": value for node, values in named for name, value in values.items()}
         return _spread(of_nodes)
 
-    def _of_node(self, number: int, rows: Sequence[Sequence[float]], rss_gib: Sequence[float]) -> dict[str, float]:
+    def _of_node(
+        self, ranks: list[int], rows: Sequence[Sequence[float]], rss_gib: Sequence[float]
+    ) -> dict[str, float]:
         values: dict[str, float] = {}
-        rss = 0.0
-        for place, row, own in zip(self._places, rows, rss_gib, strict=True):
-            if place.node != number:
-                continue
-            rss += own
-            named = zip(NODE_FIELDS, row, strict=False)
+        for rank in ranks:
+            named = zip(NODE_FIELDS, rows[rank], strict=False)
             values |= {name: value for name, value in named if not math.isnan(value)}
-            if place.gpu is not None:
-                fields = zip(GPU_FIELDS, row[len(NODE_FIELDS) :], strict=True)
-                values |= {f"gpu_{place.gpu}_{name}": value for name, value in fields if not math.isnan(value)}
+            if (gpu := self._places[rank].gpu) is not None:
+                fields = zip(GPU_FIELDS, rows[rank][len(NODE_FIELDS) :], strict=True)
+                values |= {f"gpu_{gpu}_{name}": value for name, value in fields if not math.isnan(value)}
         if values:
-            values["workers_rss_megabytes"] = rss * _MEGABYTES_PER_GIB
+            values["workers_rss_megabytes"] = sum(rss_gib[rank] for rank in ranks) * _MEGABYTES_PER_GIB
         return values
 
 
