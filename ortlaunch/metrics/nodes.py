@@ -64,9 +64,7 @@ class Nodes:
             return {f"system/{node}/{name}": value for node, values in named for name, value in values.items()}
         return _spread(of_nodes)
 
-    def _of_node(
-        self, ranks: list[int], rows: Sequence[Sequence[float]], rss_gib: Sequence[float]
-    ) -> dict[str, float]:
+    def _of_node(self, ranks: list[int], rows: Sequence[Sequence[float]], rss_gib: Sequence[float]) -> dict[str, float]:
         values: dict[str, float] = {}
         for rank in ranks:
             named = zip(NODE_FIELDS, rows[rank], strict=False)
