@@ -16,7 +16,7 @@ _SECONDS = 10.0
 # A user's settings must change neither what is compared nor how it is written.
 _SETTINGS = ("-c", "core.quotepath=false", "-c", "core.fsmonitor=false", "-c", "color.ui=false")
 _DIFF = (
-    *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-relative", "--submodule=short"),
+    *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short"),
     *("--src-prefix=a/", "--dst-prefix=b/"),
 )
 
@@ -80,16 +80,27 @@ def repository(folder: Path, ours: Sequence[Path] = ()) -> Repository | None:
     own = [path.resolve() for path in ours]
     inside = [path.relative_to(root.resolve()) for path in own if path.is_relative_to(root.resolve())]
     excluded = tuple(f":(exclude,top,literal){path}" for path in inside if path.parts)
-    listed = _lines("status", "--porcelain", "-z", "--untracked-files=normal", folder=root, end="\0") or []
-    names = [entry[3:] for entry in listed if entry.startswith("?? ")]
+    listed = _status(root, "normal", excluded)
+    if listed is None:
+        # Untracked files may be more than can be looked through in time.
+        listed = _status(root, "no", excluded)
+    if listed is None:
+        return None
+    untracked = [entry[3:] for entry in listed if entry.startswith("?? ")]
     return Repository(
         root=root,
         commit=commit,
-        dirty=bool(_lines("status", "--porcelain", "--untracked-files=no", "--", ".", *excluded, folder=root)),
+        dirty=len(untracked) < len(listed),
         branch=branch[0] if branch else None,
-        untracked=[name for name in names if not any((root / name).resolve().is_relative_to(path) for path in own)],
+        untracked=untracked,
         excluded=excluded,
     )
+
+
+def _status(root: Path, untracked: str, excluded: tuple[str, ...]) -> list[str] | None:
+    """One entry for each file that differs; None where git does not tell in time."""
+    options = ("--porcelain", "-z", f"--untracked-files={untracked}", "--ignore-submodules=none")
+    return _lines("status", *options, "--", ".", *excluded, folder=root, end="\0")
 
 
 def _lines(*arguments: str, folder: Path, end: str = "\n") -> list[str] | None:

@@ -93,7 +93,7 @@ def test_the_end_says_where_everything_is_and_libraries_say_nothing(shown):
         # The run's own name and folder tell what it runs on.
         rest = line.replace(str(shown.run_dir), "").replace(shown.run_dir.name.split("-", 2)[2].rsplit("-", 1)[0], "")
         assert not BANNERS.search(rest), line
-    assert "DeepSpeed" in (shown.run_dir / "logs" / "rank-0.log").read_text()
+    assert "ORTModule" in (shown.run_dir / "logs" / "rank-0.log").read_text()
 
 
 def test_what_was_changed_and_installed_is_kept_in_mlflow(shown):

@@ -22,6 +22,8 @@ SECRETS = {
     "NCCL_MY_TOKEN": "nccl-hunter2",
     "ORTLAUNCH_API_KEY": "ort-hunter2",
     "TORCH_AUTH": "torch-hunter2",
+    # Too short to be looked for elsewhere.
+    "NCCL_PASSWORD": "hunter2",
     "ORTLAUNCH_TRACKING_URI": "https://ann:hunter2pass@mlflow.example/x",
     "TORCH_PROXY": "http://proxy.example/?api_token=hunter2query",
     "NCCL_HEADER": "Bearer hunter2hunter2",
@@ -50,8 +52,9 @@ def test_what_is_allowed_is_recorded_and_nothing_else(monkeypatch: pytest.Monkey
 
 
 def test_secrets_in_the_environment_are_not_recorded(secrets: None) -> None:
-    text = json.dumps(environment.describe(["model=gpt2"]))
+    text = json.dumps(environment.describe(["model=gpt2", "tracking.uri=https://ann:hunter2@host"]))
     assert "hunter2" not in text
+    assert "NCCL_MY_TOKEN" not in text
     # What is not secret of it stays.
     assert "https://ann:***@mlflow.example/x" in text
     assert "/tmp/***.log" in text
@@ -116,5 +119,8 @@ class _Editable:
 
 
 def test_packages_of_no_index_say_where_they_are_from_and_broken_ones_are_passed_over() -> None:
-    lines = environment._package_lines([_Broken(), _Editable(), _Editable()])  # type: ignore[list-item]
+    class Hidden(_Editable):
+        version = "2.0"
+
+    lines = environment._package_lines([_Broken(), _Editable(), Hidden()])  # type: ignore[list-item]
     assert lines == ["Mine==1.0 @ https://me:***@git.example/mine@abc"]

@@ -153,3 +153,21 @@ def test_many_untracked_files_are_counted(repo: Path, monkeypatch: pytest.Monkey
     text = repository(repo).patch().decode()  # type: ignore[union-attr]
     assert text.count("# untracked: ") == 2
     assert "# and 3 more untracked" in text
+
+
+def test_where_git_does_not_answer_in_time_nothing_is_claimed(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def slow(root: Path, untracked: str, excluded: tuple[str, ...]) -> list[str] | None:
+        asked.append(untracked)
+        return None if len(asked) == 1 else answer
+
+    monkeypatch.setattr(module, "_status", slow)
+    answer: list[str] | None = [" M x.py"]
+    found = repository(repo)
+    assert asked == ["normal", "no"]
+    assert found is not None
+    assert found.dirty
+    asked.clear()
+    answer = None
+    assert repository(repo) is None
