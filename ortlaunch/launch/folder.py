@@ -40,7 +40,10 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) -> 
     save_config(public(config), plan.run_dir / "config.yaml")
     OmegaConf.save(OmegaConf.create(arguments), plan.run_dir / "overrides.yaml")
     found = _repository_of(plan, config)
-    record = environment.describe(arguments, found) | {"torchrun": shlex.join(plan.command), "set": plan.environment}
+    record = environment.describe(arguments, found) | {
+        "torchrun": without_secrets(shlex.join(plan.command)),
+        "set": {name: without_secrets(value) for name, value in plan.environment.items()},
+    }
     (plan.run_dir / "env.json").write_text(json.dumps(record, indent=2) + "\n")
     (plan.run_dir / PACKAGES).write_text(_packages(), encoding="utf-8")
     if found is not None and (found.dirty or found.untracked):

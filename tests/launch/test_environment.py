@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_no_secret_reaches_folder_or_journal(secrets: None, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     words = ["model=mlp", "tracking.uri=https://ann:hunter2@mlflow.example", "name='a run'"]
     config = to_config(compose(words))
-    plan = make_plan(config)
+    plan = dataclasses.replace(make_plan(config), environment={"PROXY": "http://ann:hunter2@proxy.example"})
     folder.write_run_folder(plan, config, [*words, "+note=aws-hunter2-secret"])
     folder.journal_start(Journal(plan.journal), plan, config)
     written = [path for path in plan.run_dir.rglob("*") if path.is_file()]

@@ -118,3 +118,16 @@ def test_a_cluster_that_does_not_requeue_ends_the_run(run_dir):
     job.refused(run_dir)
     assert ended(run_dir) == ["KILLED"]
     assert "ortlaunch resume" in tags(run_dir)["ortlaunch.requeue_reason"]
+
+
+def test_where_the_time_went_is_journalled_before_the_end(run_dir, capsys):
+    job.begin(run_dir)
+    journal = Journal(run_dir / "journal.jsonl")
+    journal.metrics(0, {"startup/time_to_first_step_seconds": 0.0})
+    journal.metrics(1, {"throughput/step_seconds": 0.001})
+    (run_dir / "done.json").write_text("{}")
+    job.decide(run_dir, 0, [])
+    *_, account, end = read_events(run_dir / "journal.jsonl", 0)[0]
+    assert end["event"] == "end"
+    assert account["step"] == 1
+    assert 0 < account["values"]["summary/goodput_percent"] <= 100
