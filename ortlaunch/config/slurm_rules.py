@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ortlaunch.config.schema import Config, Device, SlurmConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.launch.secrets import is_secret
 
 _OURS = {
     "--array": "it is --multirun's; launcher.array_limit says how many may run at once",
@@ -53,6 +54,11 @@ def _options(config: Config) -> None:
     for name in cfg.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise RequestError(f"launcher.env.{name}: not the name of a variable (letters, digits and _)")
+        if is_secret(name):
+            raise RequestError(
+                f"launcher.env.{name}: it would stand in the run folder, the job script and MLflow: export {name} in "
+                "the shell that submits, whose environment the job inherits"
+            )
     if any("\0" in text for text in (*cfg.setup, *cfg.env.values())):
         raise RequestError("launcher.setup and launcher.env cannot hold the character NUL")
 

@@ -65,6 +65,7 @@ class Loader:
         vocab_size: Number of distinct token ids, where known.
         num_classes: Number of labels, for images.
         fingerprint: Short hash that identifies the data set.
+        origin: The data as its user typed it.
         samples: Samples of one epoch over all workers, before the rest is dropped and without what is held out for
             evaluation; None for a stream.
         batches_per_epoch: Batches that this rank takes per epoch; None for a stream.
@@ -79,6 +80,7 @@ class Loader:
         self.vocab_size = source.vocab_size
         self.num_classes = source.num_classes
         self.fingerprint = source.fingerprint
+        self.origin = source.origin
         self.samples = source.samples
         self.batches_per_epoch = _batches_per_epoch(source, share, batch_size)
         self.epoch = start.epoch

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import socket
-import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from ortlaunch.launch.repository import Repository
+from ortlaunch.launch.secrets import is_secret, without_secrets
 
 _PACKAGES = (
     "ortlaunch",
@@ -23,47 +27,104 @@ _PACKAGES = (
     "omegaconf",
     "numpy",
 )
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PYTHONPATH", "VIRTUAL_ENV")
-_PREFIXES = ("GLOO_", "NCCL_", "ORTLAUNCH_", "ORTMODULE_", "SLURM_JOB_", "SLURM_NNODES", "TORCH_")
+_VARIABLES = (
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_HOME",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "CONDA_DEFAULT_ENV",
+    "CONDA_PREFIX",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "LANG",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTHONHASHSEED",
+    "PYTHONPATH",
+    "TOKENIZERS_PARALLELISM",
+    "VIRTUAL_ENV",
+)
+_PREFIXES = ("DS_", "FI_", "GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "ORTLAUNCH_", "ORTMODULE_", "TORCH_", "UCX_")
+_SLURM = (
+    *("SLURM_CLUSTER_NAME", "SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_GPUS_ON_NODE"),
+    *("SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_JOB_ACCOUNT", "SLURM_JOB_CPUS_PER_NODE"),
+    *("SLURM_JOB_END_TIME", "SLURM_JOB_GPUS", "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST"),
+    *("SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION", "SLURM_JOB_QOS", "SLURM_JOB_RESERVATION", "SLURM_JOB_START_TIME"),
+    *("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_ID", "SLURM_MEM_PER_CPU"),
+    *("SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
+    *("SLURM_RESTART_COUNT", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST", "SLURM_TASKS_PER_NODE"),
+    *("SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN", "SLURM_VERSION"),
+)
 
 
-def describe(arguments: list[str]) -> dict[str, Any]:
+def describe(arguments: list[str], repository: Repository | None = None) -> dict[str, Any]:
     """The command, versions, host, commit and the variables that matter; never the whole environment.
 
     Args:
         arguments: the command line after ``ortlaunch``.
+        repository: the repository that ortlaunch was started in, if any.
     """
     return {
-        "command": ["ortlaunch", *arguments],
+        "command": [without_secrets(word) for word in ("ortlaunch", *arguments)],
         "cwd": os.getcwd(),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": sys.version.split()[0],
         "cores": len(os.sched_getaffinity(0)),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
-        "git": git_state(),
-        "variables": {
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name in _VARIABLES or name.startswith(_PREFIXES)
-        },
+        "git": repository.facts() if repository is not None else None,
+        "variables": variables(),
     }
 
 
-def git_state() -> dict[str, Any] | None:
-    """Commit of the folder that ortlaunch was started in and whether it has changes; None outside a repository."""
-    commit = _git("rev-parse", "HEAD")
-    if commit is None:
-        return None
-    return {"commit": commit, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
+def variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What is recorded of an environment: variables that change how a run computes or where, and no secrets.
+
+    Args:
+        environment: by default this process's own.
+    """
+    environment = os.environ if environment is None else environment
+    return {
+        name: without_secrets(value, environment)
+        for name, value in sorted(environment.items())
+        if (name in _VARIABLES or name in _SLURM or name.startswith(_PREFIXES)) and not is_secret(name)
+    }
 
 
-def _git(*arguments: str) -> str | None:
+def slurm_variables() -> dict[str, str]:
+    """What a job knows of itself; nothing outside of one."""
+    return {name: value for name, value in variables().items() if name in _SLURM}
+
+
+def packages() -> str:
+    """Every installed package as ``name==version``, one a line; with where it came from if not from an index."""
+    return "".join(f"{line}\n" for line in _package_lines(importlib.metadata.distributions()))
+
+
+def _package_lines(distributions: Iterable[importlib.metadata.Distribution]) -> list[str]:
+    found: dict[str, str] = {}
+    for distribution in distributions:
+        try:
+            name, version = distribution.name, distribution.version
+        except Exception:
+            continue  # A folder that an interrupted installation has left.
+        # The first one is the one that is imported.
+        if name and name.lower() not in found:
+            found[name.lower()] = f"{name}=={version}{_origin(distribution)}"
+    return [found[name] for name in sorted(found)]
+
+
+def _origin(distribution: importlib.metadata.Distribution) -> str:
+    """Of a package that was installed from a folder or repository: which."""
     try:
-        result = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip()
+        origin = json.loads(distribution.read_text("direct_url.json") or "")
+        commit = origin.get("vcs_info", {}).get("commit_id")
+        return without_secrets(f" @ {origin['url']}") + (f"@{commit}" if commit else "")
+    except Exception:
+        return ""
 
 
 def _version(package: str) -> str | None:

@@ -15,16 +15,14 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from omegaconf import OmegaConf
-
-from ortlaunch.config.load import save_config, to_dict
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig, MlflowConfig
-from ortlaunch.launch import environment, failure, machines, sweep
+from ortlaunch.launch import failure, machines, sweep
 from ortlaunch.launch.devices import resolve_device
-from ortlaunch.launch.follow.roots import note_root
-from ortlaunch.launch.plan import DONE_FILE, STOPPED_FILE, LaunchPlan
+from ortlaunch.launch.folder import journal_start, write_run_folder
+from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.processes import WorkerGroup
 from ortlaunch.launch.terminal import Display
+from ortlaunch.tracking.goodput import journal_goodput
 from ortlaunch.tracking.journal import Journal, read_events
 from ortlaunch.tracking.relay import Relay, RelayResult
 from ortlaunch.tracking.uri import redacted
@@ -61,6 +59,7 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     outcome = _run_workers(plan, config, display, started, relay)
     if outcome.failure is not None and not outcome.failure.is_request:
         journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
+    account = journal_goodput(journal)
     journal.end(outcome.status)
     sweep_over = sweep.note_end(plan.run_dir, outcome.status)
     sent = relay.finish(config.tracking.flush_seconds) if relay is not None else None  # type: ignore[attr-defined]
@@ -69,7 +68,7 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
     ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
-    display.summary(ending, time.time() - started, _record(plan, config, sent, outcome))
+    display.summary(ending, time.time() - started, _record(plan, config, sent, outcome), account)
     return outcome.exit_code
 
 
@@ -203,21 +202,6 @@ def _outcome(plan: LaunchPlan, code: int, stop_signal: int | None) -> Outcome:
     return Outcome("FAILED", EXIT_REQUEST if found.is_request else EXIT_FAILED, found)
 
 
-def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) -> None:
-    """Writes what a run is, before it starts; what an earlier attempt wrote under these names is kept aside."""
-    plan.log_dir.mkdir(parents=True, exist_ok=plan.attempt > 0)
-    if plan.attempt:
-        _keep_attempt(plan)
-    arguments = [redacted(argument) for argument in arguments]
-    save_config(public(config), plan.run_dir / "config.yaml")
-    OmegaConf.save(OmegaConf.create(arguments), plan.run_dir / "overrides.yaml")
-    record = environment.describe(arguments) | {"torchrun": shlex.join(plan.command), "set": plan.environment}
-    (plan.run_dir / "env.json").write_text(json.dumps(record, indent=2) + "\n")
-    if plan.sweep is not None:
-        sweep.join(plan.run_dir, plan.sweep)
-    note_root(plan.run_dir.parents[1])
-
-
 def write_identity(run_dir: Path) -> None:
     """Says which process launches a run, so that one whose launcher was killed is told from one that goes on."""
     identity = {
@@ -228,51 +212,10 @@ def write_identity(run_dir: Path) -> None:
     (run_dir / "launcher.json").write_text(json.dumps(identity) + "\n")
 
 
-def _keep_attempt(plan: LaunchPlan) -> None:
-    """Moves what the earlier attempt left about itself, so that nothing of it is taken for this one's."""
-    kept = plan.run_dir / "attempts" / str(plan.attempt)
-    kept.mkdir(parents=True, exist_ok=True)
-    written = ("config.yaml", "overrides.yaml", "env.json", "sbatch.sh", "job.json")
-    logs = [f"logs/{path.name}" for path in plan.log_dir.glob("torchrun*.log")]
-    for name in (*written, "failures", "stacks", STOPPED_FILE, DONE_FILE, *logs):
-        path = plan.run_dir / name
-        if path.exists():
-            path.replace(kept / path.name)
-    plan.stop_file.unlink(missing_ok=True)
-
-
 def start_ticks(pid: int) -> int:
     """When a process started, in clock ticks since boot (field 22 of /proc/PID/stat): with its number its identity."""
     stat = Path(f"/proc/{pid}/stat").read_text()
     return int(stat.rpartition(")")[2].split()[19])
-
-
-def public(config: Config) -> Config:
-    """The configuration without the credentials that a tracking URI may carry."""
-    if not isinstance(config.tracking, MlflowConfig):
-        return config
-    tracking = dataclasses.replace(config.tracking, uri=redacted(config.tracking.uri))
-    return dataclasses.replace(config, tracking=tracking)
-
-
-def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
-    """Journals what the run is."""
-    journal.start(config.experiment, plan.name, plan.run_id)
-    journal.params(to_dict(public(config)))
-    git = environment.git_state()
-    tags = {
-        "ortlaunch.backend": config.backend.name,
-        "ortlaunch.trainer": config.trainer.name,
-        "ortlaunch.world_size": str(plan.world_size),
-        "ortlaunch.device": resolve_device(config.device).value,
-        "ortlaunch.run_dir": str(plan.run_dir),
-        "ortlaunch.command": " ".join(json.loads((plan.run_dir / "env.json").read_text())["command"]),
-    }
-    if git is not None:
-        tags |= {"ortlaunch.git_commit": git["commit"], "ortlaunch.git_dirty": str(git["dirty"]).lower()}
-    journal.tags(tags | sweep.tags_of(plan.run_dir))
-    for name in ("config.yaml", "overrides.yaml", "env.json"):
-        journal.artifact(plan.run_dir / name, "ortlaunch")
 
 
 def _record(plan: LaunchPlan, config: Config, sent: RelayResult | None, outcome: Outcome) -> list[tuple[str, str]]:

@@ -16,6 +16,11 @@ from rich.progress import (
 )
 
 from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.tracking.goodput import Goodput
+
+_GOOD_PERCENT = 90.0
+_SHORT_SECONDS = 600.0
+"""In shorter runs start-up is most of the time, which nobody needs to be told."""
 
 
 class Display:
@@ -80,15 +85,20 @@ class Display:
             self._progress.stop()
             self._progress = None
 
-    def summary(self, ending: str, seconds: float, record: list[tuple[str, str]]) -> None:
+    def summary(
+        self, ending: str, seconds: float, record: list[tuple[str, str]], account: Goodput | None = None
+    ) -> None:
         """Says how the run ended, its figures, and where everything is.
 
         Args:
             ending: finished, failed, killed, or stopped where it was asked to and has left a checkpoint.
             seconds: wall time of the run.
             record: label and place of each thing that the run left.
+            account: where its wall time went.
         """
         self._print(f"{ending} after {seconds:.1f} s{describe_summary(self._latest)}")
+        if account is not None and (text := describe_account(account)):
+            self._print(text)
         for label, place in record:
             self._print(f"{label + ':':<11} {place}")
 
@@ -110,6 +120,17 @@ def describe_step(values: dict[str, float]) -> str:
     if memory is not None:
         parts.append(f"{memory:.2f} GiB")
     return "  ".join(parts)
+
+
+def describe_account(account: Goodput) -> str:
+    """What kept a run from training; empty of one that is too short to tell, or has lost little."""
+    if account.percent >= _GOOD_PERCENT or (account.wall < _SHORT_SECONDS and not account.lost + account.down):
+        return ""
+    parts = ("startup", "evaluation", "checkpoint", "lost", "down", "other")
+    seconds = sorted(((getattr(account, part), part) for part in parts), reverse=True)
+    names = {"lost": "steps taken again", "checkpoint": "checkpoints", "startup": "start-up"}
+    shown = ", ".join(f"{names.get(part, part)} {value:,.0f} s" for value, part in seconds[:3] if value >= 0.5)
+    return f"goodput:    {account.percent:.0f} % of {account.wall:,.0f} s went into steps that count ({shown})"
 
 
 def describe_summary(latest: dict[str, float]) -> str:

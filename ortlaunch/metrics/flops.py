@@ -1,4 +1,4 @@
-"""Floating-point operations of a model, and what devices reach at most."""
+"""Floating-point operations of a model for one sample: those that its mathematics needs, whatever the hardware does."""
 
 from __future__ import annotations
 
@@ -6,25 +6,19 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ortlaunch.config.schema import Precision
 from ortlaunch.trainer.task import Batch, Task
 
-_DENSE_BF16_PEAK = {
-    "A100": 312e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "H200": 989e12,
-    "B200": 2250e12,
-}
-"""Dense bf16/fp16 operations per second from NVIDIA's data sheets; the first name found in the device's counts."""
+_PASSES = 3.0
+"""Forward, and a backward that costs twice as much: gradients of a product's input and of its weight."""
 
 
 def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
     """Operations of forward and backward for one sample, a multiplication and an addition counted as two.
 
-    Counts one forward pass of one sample with torch's FlopCounterMode; the backward pass of matrix products costs
-    twice its forward.
+    Counts one forward pass of one sample with torch's FlopCounterMode: matrix products, convolutions and attention.
+    What is done element by element, and the look-up in an embedding, are not counted. The backward of a model that
+    trains all its parameters counts as two forwards; of one with frozen parameters it is counted as it is, for it needs
+    no gradients of frozen weights. Activations that are computed again for the backward do not count.
 
     Args:
         model: the plain model, before any wrapping; left as it was.
@@ -32,22 +26,20 @@ def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
         batch: tensors whose first dimension is the sample.
     """
     sample = {name: tensor[:1] for name, tensor in batch.items()}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    is_whole = len(trained) == len(list(model.parameters()))
     was_training = model.training
-    # Evaluation mode draws no random numbers and moves no running statistics.
+    # Evaluation mode draws no random numbers, moves no running statistics and keeps all activations.
     model.eval()
     try:
         # The counter knows matrix products but not every fused attention (the CPU's, for one): the unfused form is
         # made of products.
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            task.loss(model, sample)
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            if is_whole or not trained:
+                with torch.no_grad():
+                    task.loss(model, sample)
+            else:
+                torch.autograd.grad(task.loss(model, sample), trained, allow_unused=True)
     finally:
         model.train(was_training)
-    return 3.0 * counter.get_total_flops()
-
-
-def peak_flops(device: torch.device, precision: Precision) -> float | None:
-    """The device's peak in operations per second at this precision; None where it is not known."""
-    if device.type != "cuda" or precision is Precision.fp32:
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for key, peak in _DENSE_BF16_PEAK.items() if key in name), None)
+    return (_PASSES if is_whole else 1.0) * counter.get_total_flops()

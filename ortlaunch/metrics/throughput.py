@@ -112,12 +112,14 @@ class Steady:
     seconds: list[float] = field(default_factory=list)
     samples: int = 0
     tokens: int = 0
+    windows: int = 0
 
     def add(self, window: Window, step_seconds: list[float]) -> None:
         """Takes a steady window."""
         self.seconds += step_seconds
         self.samples += window.samples
         self.tokens += window.tokens
+        self.windows += 1
 
     def summary(self, world_size: int) -> dict[str, float]:
         """Medians and percentiles over the steps, by MLflow metric name; empty when no step was steady.
@@ -132,6 +134,7 @@ class Steady:
             "summary/step_seconds_p50": median,
             "summary/step_seconds_p95": percentile(self.seconds, 95.0),
             "summary/steady_steps": float(steps),
+            "summary/steady_windows": float(self.windows),
             "summary/samples_per_second_median": self.samples / steps * world_size / median,
         }
         if self.tokens:

@@ -74,6 +74,10 @@ class Journal:
         shown = full.relative_to(folder) if full.is_relative_to(folder) else full
         self._append("artifact", path=str(shown), artifact_path=artifact_path)
 
+    def dataset(self, name: str, digest: str, source: str) -> None:
+        """What the run trains on: a name, a short digest of its contents, and where it is from."""
+        self._append("dataset", name=name, digest=digest, source=source)
+
     def failure(self, rank: int, host: str, message: str) -> None:
         """A worker failed."""
         self._append("failure", rank=int(rank), host=host, message=message)
@@ -212,6 +216,7 @@ _SHAPES: dict[str, Callable[[Event], bool]] = {
     "rewind": lambda event: type(event["step"]) is int and event["step"] >= 0 and _texts("reason")(event),
     "requeue": lambda event: type(event["attempts"]) is int and _texts("reason")(event),
     "artifact": _texts("path", "artifact_path"),
+    "dataset": _texts("name", "digest", "source"),
     "failure": lambda event: type(event["rank"]) is int and _texts("host", "message")(event),
     "end": lambda event: event["status"] in ("FINISHED", "FAILED", "KILLED"),
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.tracking.store import open_client, patience, quoted
-from ortlaunch.tracking.translate import Artifact, Ended, Operation, Params, Point, Points, Reopened, Tags
+from ortlaunch.tracking.translate import Artifact, Ended, Input, Operation, Params, Point, Points, Reopened, Tags
 from ortlaunch.tracking.uri import artifact_location, sqlite_path
 from ortlaunch.user import user_name
 
@@ -92,6 +92,8 @@ class MlflowSink:
             self._send_tags(operation.values)
         elif isinstance(operation, Artifact):
             self._send_artifact(operation)
+        elif isinstance(operation, Input):
+            self._send_input(operation)
         elif isinstance(operation, Reopened):
             self._attempt("the new start", lambda: self._client.update_run(self._run_id, status="RUNNING"))
         else:
@@ -222,6 +224,14 @@ class MlflowSink:
             if failures < _ARTIFACT_TRIES and not self._is_refusal(error):
                 raise
             self._refuse(f"the artifact {artifact.path}", error)
+
+    def _send_input(self, data: Input) -> None:
+        """A dataset of the run; MLflow keeps one of the same name and digest once, however often it is sent."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        dataset = Dataset(data.name, data.digest, source_type="ortlaunch", source=data.source)
+        used = DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
+        self._attempt(f"the dataset {data.name!r}", lambda: self._client.log_inputs(self._run_id, datasets=[used]))
 
     def _attempt(self, what: str, send: Callable[[], object]) -> None:
         try:

@@ -57,6 +57,15 @@ class Artifact:
 
 
 @dataclass(frozen=True)
+class Input:
+    """Data that the run trains on."""
+
+    name: str
+    digest: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Reopened:
     """A new attempt of a run that had ended."""
 
@@ -69,7 +78,7 @@ class Ended:
     t: int
 
 
-Operation = Points | Params | Tags | Artifact | Reopened | Ended
+Operation = Points | Params | Tags | Artifact | Input | Reopened | Ended
 
 
 class Translator:
@@ -109,6 +118,10 @@ class Translator:
                 self.notes.append(f"attempt {event['attempts']} is over and another follows: {event['reason']}")
             elif kind == "artifact":
                 operations.append(Artifact(event["path"], event["artifact_path"]))
+            elif kind == "dataset":
+                operations.append(
+                    Input(fitted(event["name"], 500), event["digest"][:36], fitted(event["source"], 9000))
+                )
             elif kind == "failure":
                 self._add_failure(event)
             elif kind == "end":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ class Engine(ABC):
     """What the backend returned: the plain model, or an ORTModule."""
     guard: Guard
     """What keeps losses and gradients that are not finite out of the weights."""
+    forward_done: Callable[[], None] = staticmethod(lambda: None)
+    """Called in `micro_step` between forward and backward; set by the loop."""
     tripped: bool = False
     """Whether the host knows that the last step was discarded because its numbers were not finite. The same on all
     workers; always False where knowing it would mean to wait for the device, and in fp16, where it is no failure."""

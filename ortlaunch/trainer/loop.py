@@ -49,6 +49,7 @@ def train(
         TrainingError: a loss or gradient was not finite; the weights are those before that step.
     """
     span = profile.span if profile is not None else _unnamed
+    engine.forward_done = recorder.own_time.end
     recorder.restart_clock()
     with collected_every(cfg.gc_every) as collect:
         for step in range(start_step + 1, cfg.steps + 1):
@@ -89,10 +90,13 @@ def _accumulate(
     total = torch.zeros((), device=device)
     waited = feed.waited
     for index in range(count):
+        recorder.own_time.begin()
         batch = feed.take()
         recorder.micro_batch(batch)
         boundary.beat()
         total += engine.micro_step(batch, last=index == count - 1)
+        recorder.own_time.begin()
         feed.prefetch()
+        recorder.own_time.end()
     recorder.waited_for_data(feed.waited - waited)
     return total / count

@@ -16,8 +16,11 @@ from ortlaunch.config.schema import Config
 from ortlaunch.data import build_loader
 from ortlaunch.errors import RequestError
 from ortlaunch.files import replace_text
+from ortlaunch.launch.folder import ARTIFACT_FOLDER
 from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
-from ortlaunch.metrics.flops import flops_per_sample, peak_flops
+from ortlaunch.launch.secrets import without_secrets
+from ortlaunch.metrics.flops import flops_per_sample
+from ortlaunch.metrics.peaks import peak_flops
 from ortlaunch.registry import build_model
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.trainer import memory_error
@@ -34,6 +37,7 @@ from ortlaunch.trainer.profile import make_profile
 from ortlaunch.trainer.recorder import Recorder, since
 from ortlaunch.trainer.seeds import make_deterministic, seed_everything
 from ortlaunch.trainer.stop import StopRequests
+from ortlaunch.trainer.surroundings import Surroundings
 from ortlaunch.trainer.task import make_task
 from ortlaunch.trainer.watch import Watch
 from ortlaunch.trainer.weights import FOLDER, load_weights, save_weights
@@ -76,6 +80,7 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
     writers, control = separate_group(config), separate_group(config)
     # Of torchrun, and of the scheduler.
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + int(os.environ.get("ORTLAUNCH_ATTEMPT", "0"))
+    surroundings = Surroundings(workers, control, run_dir)
     start = resume.find(config, run_dir, workers, control, attempt=attempt)
     loader = build_loader(
         config.data,
@@ -121,14 +126,17 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
         config.train,
         workers,
         journal,
+        surroundings,
         is_ort_active=lambda: backend.is_active,
         flops_per_sample=flops,
-        peak_flops=peak_flops(workers.device, config.train.precision),
+        peak_flops=peak_flops(workers.device, config.train.precision, tf32=config.train.tf32),
         start_step=start.step,
         tokens_seen=start.tokens,
     )
     if journal is not None:
         _journal_start(journal, start, run_dir, attempt, loader.fingerprint)
+        surroundings.journal(journal, run_dir, ARTIFACT_FOLDER)
+        journal.dataset(config.data.name, loader.fingerprint, without_secrets(loader.origin))
 
     def first_step_done() -> None:
         shorten_timeout(config, workers)
@@ -163,6 +171,7 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
     saver = Saver(store.Store(run_dir / store.FOLDER, config.train.keep_checkpoints), workers, writers)
     boundary = Boundary(config.train, engine, saver, stop, watch, recorder, journal, facts)
     stop.listen()
+    surroundings.sampler.start()
     train(
         engine,
         feed,
@@ -175,6 +184,7 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
         start_step=start.step,
         profile=make_profile(config.profile, start.step + 1, run_dir, workers),
     )
+    surroundings.sampler.stop()
     boundary.finish()
     loader.close()
     watch.through(lambda: _leave(config, run_dir, model, engine, boundary, journal))

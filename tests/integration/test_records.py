@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import socket
 
 import pytest
+import torch
 
 STARTUP = {f"startup/{name}_seconds" for name in ("time_to_first_step", "import", "rendezvous", "build")}
+HOST = re.sub(r"[^\w.-]", "_", socket.gethostname())
 METRICS = {
     *("train/loss", "train/lr", "train/grad_norm", "memory/rss_gib"),
     *(f"throughput/{name}" for name in ("tokens_per_second", "samples_per_second", "step_seconds")),
     *("throughput/device/tokens_per_second", "throughput/data_wait_percent", "throughput/tflops_per_device"),
     *(f"summary/{name}" for name in ("tokens_per_second_median", "step_seconds_p50", "step_seconds_p95")),
-    "summary/peak_memory_gib",
+    *("summary/peak_memory_gib", "summary/steady_windows", "summary/goodput_percent", "throughput/steady"),
+    *(f"stragglers/{name}" for name in ("slowest_rank", "step_seconds_max", "spread_percent")),
+    *(f"goodput/{name}_seconds" for name in ("productive", "startup", "lost", "down", "other", "wall")),
+    *(f"system/{HOST}/{name}" for name in ("cpu_utilization_percentage", "system_memory_usage_percentage")),
+    f"system/{HOST}/workers_rss_megabytes",
     *STARTUP,
 }
 TERMINAL = re.compile(
     r"ortlaunch: \S+ on cpu, \d workers? x \d+ threads?|run folder: /.*|step \d+/\d+  loss .*|"
-    r"finished after .*|mlflow: +sqlite.*|compare: +ortlaunch compare .*"
+    r"finished after .*|mlflow: +sqlite.*|compare: +ortlaunch compare .*|"
+    # True of the machines that tests run on.
+    r"warning: (this machine was busy with other work|rank \d on \S+ holds the others up).*"
 )
 
 
@@ -57,6 +67,12 @@ def test_mlflow_has_the_tags(result, mlflow_run):
     assert tags["ortlaunch.device"] == "cpu"
     assert tags["ortlaunch.run_dir"] == str(result.run_dir)
     assert tags["ortlaunch.data_fingerprint"]
+    assert tags["ortlaunch.hosts"] == socket.gethostname()
+    assert tags["ortlaunch.device_name"]
+    assert tags["ortlaunch.torch"] == torch.__version__
+    command = shlex.split(tags["ortlaunch.command"])
+    assert command[0] == "ortlaunch"
+    assert "train.steps=20" in command
 
 
 def test_mlflow_has_the_metrics_of_the_journal(result, mlflow_run):
@@ -73,7 +89,7 @@ def test_mlflow_has_the_metrics_of_the_journal(result, mlflow_run):
 def test_mlflow_has_the_artifacts(result, mlflow_run):
     """The files that tell what ran lie in MLflow too, as they are in the run folder."""
     client, run = mlflow_run(result)
-    names = {"config.yaml", "overrides.yaml", "env.json"}
+    names = {"config.yaml", "overrides.yaml", "env.json", "packages.txt", "machines.json"}
     assert {f"ortlaunch/{name}" for name in names} <= {
         found.path for found in client.list_artifacts(run.info.run_id, "ortlaunch")
     }
@@ -91,6 +107,8 @@ def test_figures_hold_together(result):
         assert points["throughput/tokens_per_second", step] == pytest.approx(tokens / seconds)
         assert points["throughput/device/tokens_per_second", step] == pytest.approx(tokens / 2 / seconds)
     steady = [points["throughput/step_seconds", step] for step in range(4, 21)]
+    assert [points["throughput/steady", step] for step in range(1, 21)] == [0.0] * 3 + [1.0] * 17
+    assert points["summary/steady_windows", 20] == 17
     assert points["summary/step_seconds_p50", 20] == pytest.approx(sorted(steady)[len(steady) // 2])
     assert points["summary/tokens_per_second_median", 20] == pytest.approx(
         tokens / points["summary/step_seconds_p50", 20]

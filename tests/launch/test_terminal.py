@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from ortlaunch.launch.plan import LaunchPlan
-from ortlaunch.launch.terminal import Display
+from ortlaunch.launch.terminal import Display, describe_account
+from ortlaunch.tracking.goodput import Goodput
 
 PLAN = LaunchPlan(Path("/runs/x"), "abc123", "gpt2-[red]ort", workers=2, threads=2, command=["true"])
 STEP = {
@@ -58,3 +60,23 @@ def test_the_end_has_the_figures_and_the_places() -> None:
     text = shown(terminal=False)
     assert "finished after 12.3 s: last loss 4.5000, 12,000.0 tokens/s (median)" in text
     assert "run folder: /runs/x" in text
+
+
+@pytest.mark.parametrize(
+    ("account", "shown"),
+    [
+        # Of a short run start-up is most, and that is no news.
+        (Goodput(60, 10, 48, 0, 0, 0, 0, 2), ""),
+        (Goodput(6000, 5700, 48, 0, 0, 0, 0, 252), ""),
+        (
+            Goodput(6000, 3000, 1000, 500, 0.2, 0, 1400, 100),
+            "goodput:    50 % of 6,000 s went into steps that count (down 1,400 s, start-up 1,000 s, evaluation 500 s)",
+        ),
+        # It died: that is said whatever it took.
+        (Goodput(60, 30, 20, 0, 0, 6, 4, 0), "steps taken again 6 s, down 4 s"),
+    ],
+)
+def test_what_kept_a_run_from_training_is_said_where_it_matters(account: Goodput, shown: str) -> None:
+    text = describe_account(account)
+    assert shown in text
+    assert bool(text) == bool(shown)

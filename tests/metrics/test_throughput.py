@@ -90,6 +90,7 @@ def test_the_summary_takes_the_median_step() -> None:
     assert summary["summary/tokens_per_second_median"] == pytest.approx(40.0)
     assert summary["summary/samples_per_second_median"] == pytest.approx(4.0)
     assert summary["summary/steady_steps"] == 3.0
+    assert summary["summary/steady_windows"] == 2.0
     assert Steady().summary(2) == {}
 
 

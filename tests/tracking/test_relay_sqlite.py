@@ -79,9 +79,12 @@ def test_run_arrives_as_it_was_journalled(store: MlflowConfig, new_run: NewRun, 
     journal.artifact(run_dir / "config.yaml", "config")
     journal.artifact(Path("onnx"))
     journal.artifact(Path("missing.txt"))
+    # A resumed run says it again.
+    for _ in range(2):
+        journal.dataset("text", "d" * 50, "data.path=größe.txt")
     journal.end("FINISHED")
     result = sync(run_dir, store)
-    assert (result.sent, result.unsent_events, result.sent_events) == (True, 0, 9)
+    assert (result.sent, result.unsent_events, result.sent_events) == (True, 0, 11)
     assert "1 values were left out" in result.message
     assert "missing.txt" in (run_dir / "logs" / "relay.log").read_text()
     lines = [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
@@ -94,6 +97,9 @@ def test_run_arrives_as_it_was_journalled(store: MlflowConfig, new_run: NewRun, 
     assert run.data.tags["u"] == "2" and run.data.tags["tag149"] == "x" and run.data.tags["ortlaunch.run_id"] == "aa11"
     assert len(run.data.metrics) == 2502 and math.isnan(run.data.metrics["nan"]) and run.data.metrics["inf"] > 1e308
     assert [point.timestamp for point in opened.get_metric_history(run.info.run_id, "m7")] == [lines[4]["t"]]
+    (used,) = run.inputs.dataset_inputs
+    assert (used.dataset.name, used.dataset.source, len(used.dataset.digest)) == ("text", "data.path=größe.txt", 36)
+    assert [(tag.key, tag.value) for tag in used.tags] == [("mlflow.data.context", "training")]
     kept = [file.path for folder in ("", "config", "onnx") for file in opened.list_artifacts(run.info.run_id, folder)]
     assert kept == ["config", "onnx", "config/config.yaml", "onnx/m.onnx"]
 

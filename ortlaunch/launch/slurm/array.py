@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.local import journal_start, write_run_folder
+from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.slurm.plan import request_for
 from ortlaunch.launch.slurm.submit import ask, queue, said_by, write_job, write_script

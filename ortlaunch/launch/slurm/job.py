@@ -22,11 +22,14 @@ from pathlib import Path
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
 from ortlaunch.launch import failure, sweep
+from ortlaunch.launch.environment import slurm_variables
+from ortlaunch.launch.folder import ARTIFACT_FOLDER
 from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
 from ortlaunch.launch.slurm import history
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
 from ortlaunch.launch.slurm.scheduler import job_state, own_job
 from ortlaunch.launch.slurm.verdict import REQUEUE_WORD, Facts, Verdict, judge
+from ortlaunch.tracking.goodput import journal_goodput
 from ortlaunch.tracking.journal import Journal, Status
 
 TRACKING_URI = "ORTLAUNCH_TRACKING_URI"
@@ -73,6 +76,9 @@ def begin(run_dir: Path) -> int:
             "slurm.nodes": nodes,
         }
     )
+    own = run_dir / f"slurm-{attempt}.json"
+    own.write_text(json.dumps(slurm_variables(), indent=2) + "\n")
+    journal.artifact(own, ARTIFACT_FOLDER)
     print(attempt)
     return 0
 
@@ -118,6 +124,7 @@ def decide(run_dir: Path, code: int, signals: list[str]) -> int:
         )
     else:
         journal.tags({"ortlaunch.state": _STATES[verdict.status]})
+        journal_goodput(journal)
         journal.end(verdict.status)
         _note_end(run_dir, verdict.status)
     print(f"ortlaunch: {verdict.action}: {verdict.reason}", file=sys.stderr, flush=True)
@@ -131,6 +138,7 @@ def refused(run_dir: Path) -> int:
     journal = Journal(run_dir / "journal.jsonl")
     text = "scontrol requeue was refused: the cluster does not let jobs queue again; go on with ortlaunch resume"
     journal.tags({"ortlaunch.state": "stopped", "ortlaunch.requeue_reason": text})
+    journal_goodput(journal)
     journal.end("KILLED")
     _note_end(run_dir, "KILLED")
     print(f"ortlaunch: {text} {run_dir}", file=sys.stderr)

@@ -12,7 +12,7 @@ from pathlib import Path
 from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.files import replace_text
-from ortlaunch.launch.local import journal_start, write_run_folder
+from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.slurm.plan import request_for
 from ortlaunch.launch.slurm.refusal import in_plain_words, is_final

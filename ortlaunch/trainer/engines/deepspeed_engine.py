@@ -62,6 +62,7 @@ class DeepSpeedEngine(Engine):
         # DeepSpeed counts the micro-batches itself: ZeRO 0 and 1 exchange gradients at the last, 2 and 3 keep only
         # their shard and so exchange at each.
         loss = self._task.loss(self._engine, cast_inputs(batch, self._precision))
+        self.forward_done()
         self._engine.backward(self.guard.watch(loss))
         if not last:
             self._engine.step()

@@ -52,6 +52,7 @@ class TorchEngine(Engine):
         with quiet:
             with self.precision_context():
                 loss = self._task.loss(self._module, batch)
+            self.forward_done()
             self._scaler.scale(self.guard.watch(loss) / self._accumulation).backward()
         return loss.detach()
 

@@ -57,6 +57,20 @@ def test_an_attempt_clears_what_the_one_before_said_of_itself(run_dir, capsys):
     assert capsys.readouterr().out.strip() == "1"
 
 
+def test_the_jobs_variables_are_kept_and_its_secrets_are_not(run_dir, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_PARTITION", "gpu")
+    monkeypatch.setenv("SLURM_JWT", "hunter2")
+    job.begin(run_dir)
+    assert json.loads((run_dir / "slurm-0.json").read_text()) == {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_PARTITION": "gpu",
+    }
+    events = read_events(run_dir / "journal.jsonl", 0)[0]
+    kept = [event for event in events if event["event"] == "artifact"]
+    assert [(event["path"], event["artifact_path"]) for event in kept] == [("slurm-0.json", "ortlaunch")]
+
+
 def test_what_is_done_does_not_begin(run_dir):
     (run_dir / "done.json").write_text("{}")
     before = (run_dir / "journal.jsonl").read_text()
@@ -104,3 +118,16 @@ def test_a_cluster_that_does_not_requeue_ends_the_run(run_dir):
     job.refused(run_dir)
     assert ended(run_dir) == ["KILLED"]
     assert "ortlaunch resume" in tags(run_dir)["ortlaunch.requeue_reason"]
+
+
+def test_where_the_time_went_is_journalled_before_the_end(run_dir, capsys):
+    job.begin(run_dir)
+    journal = Journal(run_dir / "journal.jsonl")
+    journal.metrics(0, {"startup/time_to_first_step_seconds": 0.0})
+    journal.metrics(1, {"throughput/step_seconds": 0.001})
+    (run_dir / "done.json").write_text("{}")
+    job.decide(run_dir, 0, [])
+    *_, account, end = read_events(run_dir / "journal.jsonl", 0)[0]
+    assert end["event"] == "end"
+    assert account["step"] == 1
+    assert 0 < account["values"]["summary/goodput_percent"] <= 100

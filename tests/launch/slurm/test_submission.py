@@ -107,6 +107,7 @@ def test_profiles_that_do_not_work(tmp_path, monkeypatch, overrides, words):
         (["launcher.time=3"], "last launcher.grace_seconds=120"),
         (['launcher.extra=["--array=1-3"]'], "--array would be in ortlaunch's way"),
         (['launcher.extra=["nice"]'], "no option on one line"),
+        (["+launcher.env.HF_TOKEN=x"], r"launcher\.env\.HF_TOKEN: .* export HF_TOKEN in the shell"),
         (["+launcher.env.A-B=1"], r"launcher\.env\.A-B: not the name of a variable"),
         (["launcher.partition=''"], "must be one line and not empty"),
         (["launcher.preflight_seconds=0"], "must be at least 1"),

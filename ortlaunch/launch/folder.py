@@ -1,0 +1,119 @@
+"""A run's folder: what is written there, and journalled, before the run starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import shlex
+import time
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from ortlaunch.config.load import save_config, to_dict
+from ortlaunch.config.schema import Config, MlflowConfig
+from ortlaunch.launch import environment, sweep
+from ortlaunch.launch.devices import resolve_device
+from ortlaunch.launch.follow.roots import note_root
+from ortlaunch.launch.plan import DONE_FILE, STOPPED_FILE, LaunchPlan
+from ortlaunch.launch.repository import Repository, repository
+from ortlaunch.launch.secrets import without_secrets
+from ortlaunch.tracking.journal import Journal
+from ortlaunch.tracking.uri import redacted, sqlite_path
+
+PATCH, PACKAGES = "git.patch", "packages.txt"
+ARTIFACT_FOLDER = "ortlaunch"
+"""Folder of a run's artifacts in MLflow that takes what says what ran."""
+
+_RECORDS = ("config.yaml", "overrides.yaml", "env.json", PACKAGES, PATCH)
+_REPOSITORY_SECONDS = 30
+"""A sweep of many runs is written within this; nobody commits meanwhile."""
+
+
+def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) -> None:
+    """Writes what a run is, before it starts; what an earlier attempt wrote under these names is kept aside."""
+    plan.log_dir.mkdir(parents=True, exist_ok=plan.attempt > 0)
+    if plan.attempt:
+        _keep_attempt(plan)
+    arguments = [without_secrets(argument) for argument in arguments]
+    save_config(public(config), plan.run_dir / "config.yaml")
+    OmegaConf.save(OmegaConf.create(arguments), plan.run_dir / "overrides.yaml")
+    found = _repository_of(plan, config)
+    record = environment.describe(arguments, found) | {
+        "torchrun": without_secrets(shlex.join(plan.command)),
+        "set": {name: without_secrets(value) for name, value in plan.environment.items()},
+    }
+    (plan.run_dir / "env.json").write_text(json.dumps(record, indent=2) + "\n")
+    (plan.run_dir / PACKAGES).write_text(_packages(), encoding="utf-8")
+    if found is not None and (found.dirty or found.untracked):
+        (plan.run_dir / PATCH).write_bytes(found.patch())
+    if plan.sweep is not None:
+        sweep.join(plan.run_dir, plan.sweep)
+    note_root(plan.run_dir.parents[1])
+
+
+def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
+    """Journals what the run is; its folder has been written."""
+    journal.start(config.experiment, plan.name, plan.run_id)
+    journal.params(to_dict(public(config)))
+    record = json.loads((plan.run_dir / "env.json").read_text())
+    tags = {
+        "ortlaunch.backend": config.backend.name,
+        "ortlaunch.trainer": config.trainer.name,
+        "ortlaunch.world_size": str(plan.world_size),
+        "ortlaunch.device": resolve_device(config.device).value,
+        "ortlaunch.run_dir": str(plan.run_dir),
+        # Quoted, so that it can be typed again as it is.
+        "ortlaunch.command": shlex.join(record["command"]),
+    }
+    if (git := record["git"]) is not None:
+        tags |= {"ortlaunch.git_commit": git["commit"], "ortlaunch.git_dirty": str(git["dirty"]).lower()}
+        if git["branch"] is not None:
+            tags["ortlaunch.git_branch"] = git["branch"]
+    journal.tags(tags | sweep.tags_of(plan.run_dir))
+    for name in _RECORDS:
+        if (plan.run_dir / name).exists():
+            journal.artifact(plan.run_dir / name, ARTIFACT_FOLDER)
+
+
+def public(config: Config) -> Config:
+    """The configuration without the credentials that a tracking URI may carry."""
+    if not isinstance(config.tracking, MlflowConfig):
+        return config
+    tracking = dataclasses.replace(config.tracking, uri=redacted(config.tracking.uri))
+    return dataclasses.replace(config, tracking=tracking)
+
+
+def _keep_attempt(plan: LaunchPlan) -> None:
+    """Moves what the earlier attempt left about itself, so that nothing of it is taken for this one's."""
+    kept = plan.run_dir / "attempts" / str(plan.attempt)
+    kept.mkdir(parents=True, exist_ok=True)
+    logs = [f"logs/{path.name}" for path in plan.log_dir.glob("torchrun*.log")]
+    for name in (*_RECORDS, "sbatch.sh", "job.json", "failures", "stacks", STOPPED_FILE, DONE_FILE, *logs):
+        path = plan.run_dir / name
+        if path.exists():
+            path.replace(kept / path.name)
+    plan.stop_file.unlink(missing_ok=True)
+
+
+def _repository_of(plan: LaunchPlan, config: Config) -> Repository | None:
+    """The repository that ortlaunch was started in; what ortlaunch writes there is not taken for the user's."""
+    ours = [plan.run_dir.parents[1]]
+    if isinstance(config.tracking, MlflowConfig):
+        store = sqlite_path(config.tracking.uri)
+        if store is not None:
+            ours += [store.with_name(f".{store.name}.lock")]
+            ours += [store.with_name(f"{store.name}{suffix}") for suffix in ("", "-journal", "-wal", "-shm")]
+        ours += [] if "://" in config.tracking.artifacts else [Path(config.tracking.artifacts)]
+    return _repository_at(Path.cwd(), tuple(ours), int(time.monotonic() / _REPOSITORY_SECONDS))
+
+
+@functools.lru_cache(maxsize=1)
+def _repository_at(folder: Path, ours: tuple[Path, ...], _moment: int) -> Repository | None:
+    return repository(folder, ours)
+
+
+@functools.cache
+def _packages() -> str:
+    return environment.packages()

@@ -1,0 +1,122 @@
+"""How much of a machine's processor time a run uses, and how much everything else: from the kernel's own counters."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_IDLE = (3, 4)
+"""Fields of a line of /proc/stat that are no work: idle and iowait."""
+_COUNTED = 8
+"""Fields that count: guest time, which follows, is contained in user time."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Processor seconds since some moment."""
+
+    total: float
+    """That there were, on the cores that the run may use."""
+    busy: float
+    """That any process used of them."""
+    own: float
+    """That the run's processes used."""
+
+    def since(self, earlier: Usage) -> Usage:
+        """The difference to an earlier reading."""
+        return Usage(self.total - earlier.total, self.busy - earlier.busy, self.own - earlier.own)
+
+    @property
+    def busy_percent(self) -> float:
+        """Share of the cores that was in use."""
+        return 100.0 * self.busy / self.total if self.total > 0 else 0.0
+
+    @property
+    def other(self) -> float:
+        """Seconds that others used. Never negative: the counters are read one after the other."""
+        return max(0.0, self.busy - self.own)
+
+
+def read_usage(roots: list[int], cores: set[int] | None = None, proc: Path = Path("/proc")) -> Usage:
+    """The counters now.
+
+    Args:
+        roots: processes that, with all below them, are the run's own.
+        cores: what counts as the machine; by default the cores that this process may use.
+        proc: the kernel's file system; replaced in tests.
+
+    Raises:
+        OSError: there is no /proc/stat.
+    """
+    total, busy = _machine(proc, os.sched_getaffinity(0) if cores is None else cores)
+    return Usage(total, busy, sum(_used(proc, pid) for pid in tree(roots, proc)))
+
+
+def tree(roots: list[int], proc: Path = Path("/proc")) -> set[int]:
+    """The processes and everything below them; those that cannot be looked at are passed over."""
+    found: set[int] = set()
+    waiting = [pid for pid in roots if (proc / str(pid)).is_dir()]
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting += _children(proc, pid)
+    return found
+
+
+def _children(proc: Path, pid: int) -> list[int]:
+    """By the kernel's own list: walking all processes of a large machine takes many times as long."""
+    found: list[int] = []
+    try:
+        threads = list((proc / str(pid) / "task").iterdir())
+    except OSError:
+        return found
+    for thread in threads:
+        try:
+            text = (thread / "children").read_text()
+        except FileNotFoundError:
+            # A thread that has ended, or a kernel without these lists.
+            if thread.is_dir():
+                return _children_by_walking(pid)
+            continue
+        except OSError:
+            continue
+        found += map(int, text.split())
+    return found
+
+
+def _children_by_walking(pid: int) -> list[int]:
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.Error:
+        return []
+
+
+def _machine(proc: Path, cores: set[int]) -> tuple[float, float]:
+    """Seconds that there were and that were used, on some cores; on all, where a container shows others."""
+    everything, chosen = (0.0, 0.0), (0.0, 0.0)
+    for line in (proc / "stat").read_text().splitlines():
+        name, *fields = line.split()
+        if not name.startswith("cpu"):
+            break
+        ticks = [float(field) for field in fields[:_COUNTED]]
+        total = sum(ticks) / _TICKS
+        busy = total - sum(ticks[index] for index in _IDLE) / _TICKS
+        if name == "cpu":
+            everything = (total, busy)
+        elif int(name[3:]) in cores:
+            chosen = (chosen[0] + total, chosen[1] + busy)
+    return chosen if chosen[0] > 0 else everything
+
+
+def _used(proc: Path, pid: int) -> float:
+    """Processor seconds of a process and of its children that have ended; 0 for one that is gone or hidden."""
+    try:
+        fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        return sum(float(fields[index]) for index in (11, 12, 13, 14)) / _TICKS
+    except (OSError, ValueError, IndexError):
+        return 0.0
