@@ -208,7 +208,7 @@ def _export(arguments: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
-    from ortlaunch.tracking.compare import main
+    from ortlaunch.compare.command import main
 
     uri, experiment = _tracking_defaults()
     return main(arguments, uri, experiment)
