@@ -214,6 +214,12 @@ def _compare(arguments: list[str]) -> int:
     return main(arguments, uri, experiment)
 
 
+def _bench(arguments: list[str]) -> int:
+    from ortlaunch.launch.bench import main
+
+    return main(arguments, _config)
+
+
 def _check(arguments: list[str]) -> int:
     from ortlaunch.ort.check.command import main
 
@@ -264,6 +270,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "resume": _resume,
     "export": _export,
     "compare": _compare,
+    "bench": _bench,
     "sync": _sync,
     "models": _models,
     "doctor": _doctor,

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 LIMIT = 20
 """Runs that are drawn unless more are asked for."""
 POINTS = 600
-"""Points of a curve that are kept: more than a plot has pixels for."""
+"""Points of a curve that are kept: more than a plot has pixels for. With many runs, fewer, down to `_LEAST_POINTS`."""
+_LEAST_POINTS = 100
+_ALL_POINTS = 60_000
+"""Points of a plot, so that a page of a thousand runs is one that a browser still opens."""
 _INFINITE = 1.797e308
 TITLES = {
     "throughput/tokens_per_second": "Throughput (tokens/s)",
@@ -83,10 +86,11 @@ def read_curves(client: MlflowClient, comparison: Comparison, limit: int) -> Cur
         limit: how many runs are drawn at most.
     """
     runs = _drawn(comparison, limit)
+    most = max(_LEAST_POINTS, min(POINTS, _ALL_POINTS // len(runs)))
     curves = []
     for number, drawn in enumerate(runs):
         for metric in drawn.row.curves:
-            if points := thinned(list(_history(client, drawn.row, metric))):
+            if points := thinned(list(_history(client, drawn.row, metric)), most):
                 curves.append(Curve(metric, number, points))
     return Curves(runs, curves, len(comparison.rows) - len(runs))
 
@@ -116,7 +120,7 @@ def _history(client: MlflowClient, row: Row, metric: str) -> Iterator[Point]:
         last = point.step
 
 
-def thinned(points: Sequence[Point], most: int = POINTS) -> list[Point]:
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
     """At most about `most` points; of each stretch its lowest and its highest stay, so that no peak gets lost."""
     if len(points) <= most:
         return list(points)
