@@ -1,6 +1,6 @@
 """How long `ortlaunch compare` takes over many runs: `python -m tests.benchmarks.bench_compare [RUNS [POINTS]]`.
 
-Beside each comparison, in turn with it, the same reading is done by MLflow alone: `mlflow.search_runs`, and the histories
+Beside each comparison, in turn with it, MLflow alone does the same reading: `mlflow.search_runs`, and the histories
 that the comparison needs. Whole processes, with their imports, and the most memory that each of them held.
 """
 
