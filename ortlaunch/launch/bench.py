@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 REPEAT = 3
 _FIRST_STOPPED = 128
 """Exit codes from here on mean that somebody asked to stop."""
+_COMMON = ("experiment", "run_root", "tracking")
+"""What all runs of a bench have the same of."""
 _KEEPS_WEIGHTS = "train.save_weights"
 _EPILOG = """\
 example:
@@ -108,7 +110,10 @@ def _parser() -> argparse.ArgumentParser:
 def _repeat(words: list[str]) -> tuple[int, list[str]]:
     given = [word for word in words if word.startswith("repeat=")]
     rest = [word for word in words if word not in given and word not in ("-m", "--multirun")]
-    if "seed" in swept_keys(rest):
+    swept = swept_keys(rest)
+    if common := [key for key in swept if key.partition(".")[0] in _COMMON]:
+        raise RequestError(f"{common[0]}: the runs of a bench have it in common: give one value")
+    if "seed" in swept:
         raise RequestError("seed: the rounds of a bench have seeds of their own, from seed=N on: give repeat=N instead")
     if not any(word.lstrip("+").startswith(f"{_KEEPS_WEIGHTS}=") for word in rest):
         rest = [f"{_KEEPS_WEIGHTS}=false", *rest]
@@ -161,9 +166,6 @@ def _check(grid: Grid) -> None:
             raise RequestError(
                 f"tracking={cell.config.tracking.name}: a bench compares what is in MLflow: tracking=mlflow"
             )
-        for key in ("experiment", "run_root", "tracking"):
-            if getattr(cell.config, key) != getattr(grid.cells[0].config, key):
-                raise RequestError(f"{key}: the runs of a bench have it in common: give one value")
 
 
 def _leave_nothing(grid: Grid) -> None:
