@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench-jobs run test test-quick test-faults test-slurm test-slurm-quick test-torch26 check bench-ort bench-checkpoint docs-families docs-precision install clean
+.PHONY: bench-jobs bench-compare run test test-quick test-faults test-slurm test-slurm-quick test-torch26 check bench-ort bench-checkpoint docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -62,6 +62,10 @@ bench-checkpoint: $(INSTALLED)
 ## bench-jobs: how long ortlaunch jobs takes with 10,000 finished runs
 bench-jobs: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_jobs
+
+## bench-compare: how long ortlaunch compare takes over 1,000 runs, over what MLflow alone takes to read them
+bench-compare: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.bench_compare
 
 ## docs-families: measure the model families under ORT with this torch, and write them into docs/ort-families.md
 docs-families: $(INSTALLED)

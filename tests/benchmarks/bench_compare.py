@@ -59,25 +59,24 @@ def _measure(title: str, folder: str, uri: str, runs: int, drawn: int, *options:
     ours += ["--curves", str(max(drawn, 1)), *options]
     alone = [sys.executable, "-c", ALONE, uri, str(runs), str(drawn), *CURVES]
     pairs = [(_timed(alone, folder), _timed(ours, folder)) for _ in range(ROUNDS)]
-    ratios = [ours[0] / alone[0] for alone, ours in pairs]
-    seconds = [statistics.median(pair[side][0] for pair in pairs) for side in (0, 1)]
-    memory = [max(pair[side][1] for pair in pairs) for side in (0, 1)]
-    figures = [f"{name} {seconds[n]:6.2f} s {memory[n]:5.0f} MiB" for n, name in enumerate(("alone", "compare"))]
-    print(
-        f"{title:<26} {'   '.join(figures)}   "
-        f"ratio {statistics.median(ratios):.2f} ({' '.join(f'{ratio:.2f}' for ratio in ratios)})",
-        flush=True,
-    )
+    print(title)
+    for side, name in enumerate(("MLflow alone", "compare")):
+        seconds, core, memory = (statistics.median(pair[side][n] for pair in pairs) for n in range(3))
+        print(f"  {name:<13} {seconds:6.2f} s, {core:6.2f} s of them on a core, {memory:4.0f} MiB at the most")
+    for n, name in enumerate(("time", "time on a core")):
+        ratios = [ours[n] / alone[n] for alone, ours in pairs]
+        each = " ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"  ratio of {name}: {statistics.median(ratios):.2f} ({each})", flush=True)
 
 
-def _timed(command: list[str], folder: str) -> tuple[float, float]:
-    """Seconds, and MiB at the most."""
+def _timed(command: list[str], folder: str) -> tuple[float, float, float]:
+    """Seconds, those on a core, and MiB at the most."""
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MLFLOW_DISABLE_TELEMETRY": "true"}
     begin = time.perf_counter()
     process = subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     assert status == 0, command
-    return time.perf_counter() - begin, usage.ru_maxrss / 1024
+    return time.perf_counter() - begin, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def fill(folder: Path, runs: int, points: int) -> None:
