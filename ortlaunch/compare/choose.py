@@ -74,10 +74,24 @@ def choose(client: MlflowClient, selection: Selection) -> Chosen:
     rows = list({row.run_id: row for row in rows}.values())
     if selection.baseline is None:
         return Chosen(rows, rows[0].run_id, notes)
-    base = row_of(find_run(client, ids, selection.baseline))
+    base = row_of(_baseline(client, ids, selection.baseline))
     if base.run_id not in [row.run_id for row in rows]:
         rows.insert(0, base)
     return Chosen(rows, base.run_id, notes)
+
+
+def _baseline(client: MlflowClient, ids: list[str], asked: str) -> Run:
+    """The baseline, which may be of another experiment than the runs."""
+    try:
+        return find_run(client, ids, asked)
+    except RequestError as error:
+        everywhere = experiment_ids(client, None)
+        if len(everywhere) == len(ids):
+            raise
+        try:
+            return find_run(client, everywhere, asked)
+        except RequestError:
+            raise error from None
 
 
 def _filter(tags: list[tuple[str, str]]) -> str:

@@ -89,3 +89,13 @@ def test_a_thousand_more_runs_than_a_page(store: MlflowConfig, make: Make, exper
         make(name)
     assert names(store, experiment=experiment, last=5) == list("abcde")
     assert names(store, experiment=experiment, last=100) == list("abcde")
+
+
+def test_a_baseline_may_be_of_another_experiment(store: MlflowConfig, make: Make, experiment: str, client: Any) -> None:
+    make("a", 2.0)
+    other = client.create_experiment(f"other-{experiment}")
+    run_id = client.create_run(other, run_name="elsewhere").info.run_id
+    comparison = collect(store.uri, Selection(experiment=experiment, baseline=run_id))
+    assert [row.name for row in comparison.rows] == ["elsewhere", "a"] and comparison.baseline_id == run_id
+    with pytest.raises(RequestError, match="no run 'nobody'"):
+        collect(store.uri, Selection(experiment=experiment, baseline="nobody"))

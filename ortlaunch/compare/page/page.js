@@ -47,6 +47,20 @@
     } };
   };
 
+  // All curves of a plot share their places on the axis. A thousand runs with times of their own would need more of them
+  // than a browser holds, so that they are moved to the nearest of two thousand places.
+  const tables = (curves, over) => {
+    const places = new Set(curves.flatMap((curve) => curve[over]));
+    if (places.size * curves.length <= 4e6) return curves.map((curve) => [curve[over], curve.values]);
+    let [low, high] = [Infinity, -Infinity];
+    places.forEach((place) => { low = Math.min(low, place); high = Math.max(high, place); });
+    const unit = (high - low) / 2000;
+    return curves.map((curve) => {
+      const moved = new Map(curve[over].map((place, at) => [low + Math.round((place - low) / unit) * unit, curve.values[at]]));
+      return [[...moved.keys()], [...moved.values()]];
+    });
+  };
+
   const draw = (plot, over, parent) => {
     const place = document.createElement("div");
     place.className = "plot";
@@ -54,7 +68,7 @@
     title.textContent = `${plot.title} over ${over === "steps" ? "steps" : "time"}`;
     place.append(title);
     parent.append(place);
-    const joined = uPlot.join(plot.curves.map((curve) => [curve[over], curve.values]));
+    const joined = uPlot.join(tables(plot.curves, over));
     const series = plot.curves.map((curve) => ({
       label: data.runs[curve.run].label, stroke: colour(data.runs[curve.run]), dash: dash(data.runs[curve.run]), width: 1.75,
       points: { size: 5, fill: colour(data.runs[curve.run]) },
