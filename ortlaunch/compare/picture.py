@@ -27,8 +27,8 @@ def as_png(comparison: Comparison, curves: Curves) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    groups = comparison.groups[:_BARS]
-    bars = [metric for metric in _BAR_TITLES if any(group.mean(metric) is not None for group in groups)]
+    groups = sorted(enumerate(comparison.groups), key=lambda pair: not pair[1].is_baseline)[:_BARS]
+    bars = [metric for metric in _BAR_TITLES if any(group.mean(metric) is not None for _, group in groups)]
     panels = len(bars) + len(curves.metrics)
     rows = max(1, (panels + 1) // 2)
     legend = min(len(curves.runs), _LEGEND) * 0.2
@@ -51,7 +51,7 @@ def as_png(comparison: Comparison, curves: Curves) -> bytes:
 
 def _title(comparison: Comparison) -> str:
     more = len(comparison.groups) - _BARS
-    left = f", the first {_BARS} of {len(comparison.groups)} groups as bars" if more > 0 else ""
+    left = f", {_BARS} of {len(comparison.groups)} groups as bars" if more > 0 else ""
     repeats = "; bars are means, with 95 % intervals; dots are runs" if comparison.has_repeats else ""
     return f"{len(comparison.rows)} runs, baseline {_short(comparison.baseline.label)}{left}{repeats}"
 
@@ -62,8 +62,8 @@ def _colours(count: int) -> list[Any]:
     return [colormaps["tab10"](number % 10) for number in range(count)]
 
 
-def _draw_bars(axis: Any, metric: str, groups: list[Group], colours: list[Any]) -> None:
-    shown = [(number, group) for number, group in enumerate(groups) if group.mean(metric) is not None]
+def _draw_bars(axis: Any, metric: str, groups: list[tuple[int, Group]], colours: list[Any]) -> None:
+    shown = [(number, group) for number, group in groups if group.mean(metric) is not None]
     for place, (number, group) in enumerate(shown):
         mean = group.mean(metric)
         assert mean is not None
