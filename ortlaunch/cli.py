@@ -208,10 +208,16 @@ def _export(arguments: list[str]) -> int:
 
 
 def _compare(arguments: list[str]) -> int:
-    from ortlaunch.tracking.compare import main
+    from ortlaunch.compare.command import main
 
     uri, experiment = _tracking_defaults()
     return main(arguments, uri, experiment)
+
+
+def _bench(arguments: list[str]) -> int:
+    from ortlaunch.launch.bench import main
+
+    return main(arguments, _config)
 
 
 def _check(arguments: list[str]) -> int:
@@ -264,6 +270,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "resume": _resume,
     "export": _export,
     "compare": _compare,
+    "bench": _bench,
     "sync": _sync,
     "models": _models,
     "doctor": _doctor,

@@ -25,6 +25,8 @@ Usage:
   ortlaunch export onnx|artifacts|inference [KEY=VALUE ...] out=DIR   ONNX: as it trains, to train on a device, to serve
   ortlaunch export verify DIR         train a device's artifacts beside PyTorch (ortlaunch export --help)
   ortlaunch compare [RUN ...]         put runs side by side; --sweep SWEEP those of a --multirun
+                                      --tag KEY=VALUE  --html FILE  --png FILE  --log
+  ortlaunch bench KEY=A,B ... [repeat=3]   run a grid on this machine, round by round, and compare it
   ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models
   ortlaunch doctor [--json]           what this environment has, and what mends what it lacks
@@ -38,7 +40,8 @@ Examples:
   ortlaunch model=factory model.target=mypackage.nets:build data=text data.path='corpus/*.txt'
   ortlaunch model=gpt2 launcher=slurm optimizer.lr=1e-4,3e-4,1e-3 launcher.array_limit=2 --multirun
   ortlaunch model=gpt2 +after=1a2b3c
-  ortlaunch compare --baseline gpt2-eager-ddp
+  ortlaunch compare --baseline gpt2-eager-ddp --html comparison.html
+  ortlaunch bench model=gpt2_nano backend=eager,compile,ort trainer=ddp,deepspeed
 
 Config groups (GROUP=OPTION):
 {groups}

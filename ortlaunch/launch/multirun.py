@@ -15,7 +15,7 @@ from ortlaunch.launch.sweep import Sweep, SweepTask, create, end, marks_of, run_
 from ortlaunch.tracking.relay import Relay
 
 EXIT_INTERRUPTED = 128
-_IN_NAME = ("name", "model", "backend", "trainer", "trainer.zero_stage")
+IN_NAME = ("name", "model", "backend", "trainer", "trainer.zero_stage")
 """Keys that a run's own name shows already."""
 
 
@@ -95,7 +95,7 @@ class Multirun:
         return code
 
     def _name_of(self, config: Config, overrides: list[str]) -> str:
-        shown = _IN_NAME if config.name is None else ("name",)
+        shown = IN_NAME if config.name is None else ("name",)
         keys = [key for key in swept_keys(self._varied) if key not in shown]
         return run_name(config.name or default_name(config), keys, overrides)
 

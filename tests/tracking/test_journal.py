@@ -169,7 +169,7 @@ def test_tracking_imports_mlflow_only_when_it_sends() -> None:
         "import ortlaunch.tracking.journal\n"
         "outside = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names\n"
         "assert not outside & {'omegaconf', 'yaml', 'mlflow', 'torch', 'numpy'}, outside\n"
-        "import ortlaunch.tracking.relay, ortlaunch.tracking.sync, ortlaunch.tracking.compare\n"
+        "import ortlaunch.tracking.relay, ortlaunch.tracking.sync, ortlaunch.compare.command\n"
         "assert not {'mlflow', 'torch', 'transformers', 'sqlalchemy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

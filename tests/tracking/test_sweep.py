@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from ortlaunch.compare.choose import Selection
+from ortlaunch.compare.command import collect
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.sweep import SweepTask, create, find_sweep, join, note_end, run_name, swept_name, tags_of
-from ortlaunch.tracking.compare import collect
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.relay import sync
 
@@ -95,12 +96,12 @@ def test_compare_shows_the_runs_of_a_sweep_and_never_its_parent(sweep_of, store:
         sync(folder, store)
     names = ["run-0", "run-1", "run-2"]
     for asked in (str(sweep.folder), "sweep-x", sweep.run_id):
-        rows = collect(store.uri, request.node.name, [], 10, None, asked).rows
+        rows = collect(store.uri, Selection(sweep=asked, experiment=request.node.name)).rows
         assert [row.name for row in rows] == names, asked
-    latest = collect(store.uri, request.node.name, [], 3, None).rows
+    latest = collect(store.uri, Selection(experiment=request.node.name, last=3)).rows
     assert sorted(row.name for row in latest) == names
     with pytest.raises(RequestError, match="run-0 is no sweep"):
-        collect(store.uri, request.node.name, [], 10, None, "run-0")
+        collect(store.uri, Selection(sweep="run-0", experiment=request.node.name))
 
 
 def test_a_sweep_is_found_by_its_names(sweep_of, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ortlaunch.launch.follow.rows import Row
 from ortlaunch.launch.follow.state import State
-from ortlaunch.tracking.report import print_in_full_width, printable
+from ortlaunch.tables import print_in_full_width, printable
 
 _STYLES = {
     State.RUNNING: "green",

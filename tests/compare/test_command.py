@@ -16,14 +16,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ortlaunch.compare.choose import Selection
+from ortlaunch.compare.command import collect, main
+from ortlaunch.compare.comparison import compared
+from ortlaunch.compare.render import render
+from ortlaunch.compare.runs import Row
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
-from ortlaunch.tracking.compare import Row, collect, compared, main
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.relay import sync
-from ortlaunch.tracking.report import render
 
 EXPERIMENT = "bench"
+UNFINISHED = {"fell": "FAILED", "image": "KILLED", "bare": "RUNNING"}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +97,10 @@ def test_json_has_the_figures_of_every_run(store: MlflowConfig, runs: dict[str, 
         "step_seconds_p50": 0.25,
         "step_seconds_p95": 1.5,
         "peak_memory_gib": 3.25,
+        "memory_ratio": 1.0,
+        "memory_baseline_value": 3.25,
         "last_loss": 2.34567,
+        "steady_windows": None,
         "ort_suspect": False,
     }
     fast, fell, image, bare = rows["fast"], rows["fell"], rows["image"], rows["bare"]
@@ -109,9 +116,10 @@ def test_json_has_the_figures_of_every_run(store: MlflowConfig, runs: dict[str, 
 def test_warnings_name_what_to_beware_of(store: MlflowConfig, runs: dict[str, str], capsys: Any) -> None:
     document = as_json(store, capsys)
     assert [row["run"] for row in document["runs"] if row["ort_suspect"]] == ["fell"]
-    assert len(document["warnings"]) == 2
+    assert len(document["warnings"]) == 3
     assert "fell" in document["warnings"][0] and "ort_active=false" in document["warnings"][0]
     assert "vit" in document["warnings"][1]
+    assert all(f"({runs[name][:8]}) {status}" in document["warnings"][2] for name, status in UNFINISHED.items())
     assert "no throughput" in as_json(store, capsys, "bare", "fast")["warnings"][0]
 
 
@@ -126,7 +134,7 @@ def test_baseline_is_the_run_that_is_asked_for(store: MlflowConfig, runs: dict[s
 
 
 def test_table_fits_120_columns_and_marks_suspects(store: MlflowConfig, runs: dict[str, str]) -> None:
-    comparison = collect(store.uri, EXPERIMENT, [], 10, None)
+    comparison = collect(store.uri, Selection(experiment=EXPERIMENT))
     for terminal in (False, True):
         out = io.StringIO()
         render(comparison, "table", Console(file=out, force_terminal=terminal, width=120, color_system=None))
@@ -136,12 +144,12 @@ def test_table_fits_120_columns_and_marks_suspects(store: MlflowConfig, runs: di
         cells = {line.split()[0]: line.split() for line in lines[rule + 1 : rule + 6]}
         eight = {name: run_id[:8] for name, run_id in runs.items()}
         head = ["base", eight["base"], "gpt2", "eager", "false", "ddp", "2", "FINISHED", "1,200", "10"]
-        assert cells["base"] == [*head, "1.00x", "250.0", "1,500", "3.25", "2.346"]
+        assert cells["base"] == [*head, "1.00x", "250.0", "1,500", "3.25", "1.00x", "2.346"]
         head = ["fast", eight["fast"], "gpt2", "ort", "true", "deepspeed", "z1", "2", "FINISHED", "1,500", "-"]
-        assert cells["fast"] == [*head, "1.25x", "-", "-", "-", "-"]
-        assert cells["fell"][:2] == ["fell", "!"] and cells["fell"][8:] == ["FAILED", "0", "-", "0.00x", *["-"] * 4]
-        assert cells["image"][7:] == ["KILLED", "-", "25", "2.50x", *["-"] * 4]
-        assert cells["bare"][2:] == [*["-"] * 5, "RUNNING", *["-"] * 7]
+        assert cells["fast"] == [*head, "1.25x", *["-"] * 5]
+        assert cells["fell"][:2] == ["fell", "!"] and cells["fell"][8:] == ["FAILED", "0", "-", "0.00x", *["-"] * 5]
+        assert cells["image"][7:] == ["KILLED", "-", "25", "2.50x", *["-"] * 5]
+        assert cells["bare"][2:] == [*["-"] * 5, "RUNNING", *["-"] * 8]
         assert lines[rule + 1].index("1,200") == lines[rule + 2].index("1,500"), "numbers are right-aligned"
         assert any(line.startswith("! fell") for line in lines[rule + 6 :])
 
@@ -174,7 +182,7 @@ def test_csv_and_markdown(store: MlflowConfig, runs: dict[str, str], capsys: Any
     assert lines[0].startswith("| run | id | model |") and "| p50 ms |" in lines[0]
     assert set(lines[1]) <= set("| -:")
     assert len({line.count("|") for line in lines[:7]}) == 1
-    assert lines[3].endswith("| 1,500 | - | 1.25x | - | - | - | - |")
+    assert lines[3].endswith("| 1,500 | - | 1.25x | - | - | - | - | - |")
     assert any("fell" in line and "backend=ort" in line for line in lines[7:])
 
 
@@ -249,7 +257,7 @@ def test_missing_and_foreign_databases_are_left_alone(tmp_path: Path, monkeypatc
 
 
 def test_command_prints_nothing_but_the_comparison(store: MlflowConfig, runs: dict[str, str], tmp_path: Path) -> None:
-    code = "import sys; from ortlaunch.tracking.compare import main; sys.exit(main(sys.argv[1:], '', 'bench'))"
+    code = "import sys; from ortlaunch.compare.command import main; sys.exit(main(sys.argv[1:], '', 'bench'))"
     command = [sys.executable, "-c", code, "--uri", store.uri, "--format", "json"]
     paths = {"PYTHONPATH": str(Path(__file__).parents[2]), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=paths)

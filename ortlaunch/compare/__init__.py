@@ -1,0 +1,1 @@
+"""`ortlaunch compare`: what runs achieved, side by side, read back from MLflow."""

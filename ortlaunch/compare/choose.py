@@ -1,0 +1,253 @@
+"""Which MLflow runs a user means."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ortlaunch.compare.runs import Row, row_of
+from ortlaunch.errors import RequestError
+from ortlaunch.tracking.sink import KIND_TAG, RUN_ID_TAG
+from ortlaunch.tracking.store import quoted
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Experiment, Run
+
+_PAGE = 1000
+_RUNS_PAGE = 500
+"""Runs asked for at once: what MLflow builds for them is several times larger than what is kept."""
+_SHOWN = 10
+COMPARISON = "comparison"
+"""What `KIND_TAG` says of a run that holds a comparison."""
+_NO_TRAINING = ("sweep", COMPARISON)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which runs a user means."""
+
+    runs: list[str] = field(default_factory=list)
+    """Run folders, ids or names, in the order of the rows."""
+    sweep: str | None = None
+    tags: list[tuple[str, str]] = field(default_factory=list)
+    """Pairs that runs must carry, all of them."""
+    experiment: str | None = None
+    """Where to look; None looks everywhere."""
+    last: int = 10
+    """How many of the runs with the tags, or of the experiment where nothing is named."""
+    baseline: str | None = None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The runs that a selection means, each once."""
+
+    rows: list[Row]
+    baseline_id: str
+    notes: list[str]
+
+
+def choose(client: MlflowClient, selection: Selection) -> Chosen:
+    """Reads the runs that are meant.
+
+    Raises:
+        RequestError: If the experiment or a run does not exist, or no run is meant.
+    """
+    ids = experiment_ids(client, selection.experiment)
+    notes: list[str] = []
+    rows = [row_of(find_run(client, ids, asked)) for asked in selection.runs]
+    if selection.sweep is not None:
+        rows += sweep_runs(client, ids, selection.sweep)
+    if selection.tags or not (selection.runs or selection.sweep is not None):
+        latest, more = latest_runs(client, ids, selection.last, _filter(selection.tags))
+        if more:
+            notes.append(f"the last {selection.last} runs only: more by --last N")
+        rows += latest
+    if not rows:
+        raise RequestError(_nothing(selection))
+    rows = list({row.run_id: row for row in rows}.values())
+    if selection.baseline is None:
+        return Chosen(rows, rows[0].run_id, notes)
+    base = row_of(_baseline(client, ids, selection.baseline))
+    if base.run_id not in [row.run_id for row in rows]:
+        rows.insert(0, base)
+    return Chosen(rows, base.run_id, notes)
+
+
+def _baseline(client: MlflowClient, ids: list[str], asked: str) -> Run:
+    """The baseline, which may be of another experiment than the runs."""
+    try:
+        return find_run(client, ids, asked)
+    except RequestError as error:
+        everywhere = experiment_ids(client, None)
+        if len(everywhere) == len(ids):
+            raise
+        try:
+            return find_run(client, everywhere, asked)
+        except RequestError:
+            raise error from None
+
+
+def _filter(tags: list[tuple[str, str]]) -> str:
+    """The condition in MLflow's search language, which knows no escapes."""
+    parts = []
+    for key, value in tags:
+        literal = quoted(value)
+        if "`" in key or literal.count(literal[0]) != 2:
+            raise RequestError(f"--tag {key}={value}: MLflow cannot search for a text with such quotes in it")
+        parts.append(f"tags.`{key}` = {literal}")
+    return " and ".join(parts)
+
+
+def _nothing(selection: Selection) -> str:
+    tags = " and ".join(f"{key}={value}" for key, value in selection.tags)
+    where = f" in the experiment {selection.experiment!r}" if selection.experiment else ""
+    return f"there are no runs{where}" + (f" with the tags {tags}" if tags else "")
+
+
+def experiments(client: MlflowClient) -> list[Experiment]:
+    """All experiments of the store that are not deleted."""
+    found: list[Experiment] = []
+    token = None
+    while True:
+        page = client.search_experiments(max_results=_PAGE, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+def experiment_ids(client: MlflowClient, name: str | None) -> list[str]:
+    """The id of the named experiment, or the ids of all.
+
+    Raises:
+        RequestError: If there is no such experiment; the message lists those there are.
+    """
+    known = experiments(client)
+    ids = [experiment.experiment_id for experiment in known if name in (None, experiment.name)]
+    if not ids:
+        names = ", ".join(sorted(experiment.name for experiment in known)) or "none"
+        raise RequestError(f"there is no experiment {name!r}: choose one by --experiment (known: {names})")
+    return ids
+
+
+def latest_runs(client: MlflowClient, ids: list[str], last: int, condition: str = "") -> tuple[list[Row], bool]:
+    """The `last` runs that started last, the oldest of them first, and whether there are more.
+
+    Runs that train nothing, but stand for a sweep or hold a comparison, are left out.
+    """
+    rows: list[Row] = []
+    for run in _search(client, ids, condition, min(last + 1, _RUNS_PAGE)):
+        if run.data.tags.get(KIND_TAG) in _NO_TRAINING:
+            continue
+        if len(rows) == last:
+            return rows[::-1], True
+        rows.append(row_of(run))
+    return rows[::-1], False
+
+
+def _search(client: MlflowClient, ids: list[str], condition: str, page_size: int) -> Iterator[Run]:
+    """All runs under a condition, the latest first, never more than a page of them in memory."""
+    token = None
+    while True:
+        order = ["attributes.start_time DESC"]
+        page = client.search_runs(ids, condition, max_results=page_size, order_by=order, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def sweep_runs(client: MlflowClient, ids: list[str], asked: str) -> list[Row]:
+    """The runs of a sweep in the order of their numbers.
+
+    Args:
+        client: The store.
+        ids: Experiments to look in.
+        asked: The sweep, as `find_run` takes runs: its folder, its name, or its run id.
+
+    Raises:
+        RequestError: If there is no such sweep, or MLflow knows no run of it.
+    """
+    parent = find_run(client, ids, asked).info.run_id
+    condition = f"tags.`mlflow.parentRunId` = {quoted(parent)}"
+    rows = [row_of(run) for run in _search(client, ids, condition, _RUNS_PAGE)]
+    if not rows:
+        raise RequestError(f"{asked} is no sweep that MLflow knows a run of")
+    return sorted(rows, key=lambda row: (int(row.tags.get("ortlaunch.sweep_task", "0")), row.started))
+
+
+def find_run(client: MlflowClient, ids: list[str], asked: str) -> Run:
+    """The run that a user names.
+
+    Args:
+        client: The store.
+        ids: Experiments to look in.
+        asked: A run folder, MLflow's run id or its unique beginning, ortlaunch's short run id, or a run's name.
+
+    Raises:
+        RequestError: If no run or more than one is meant.
+    """
+    if any((Path(asked) / file).is_file() for file in ("journal.jsonl", "relay.json")):
+        return _run_of_folder(client, Path(asked))
+    for matches in _candidates(client, ids, asked):
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            listed = "; ".join(_described(run) for run in matches[:_SHOWN])
+            raise RequestError(f"{asked!r} means {len(matches)} runs: name one by its id ({listed})")
+    _refuse_deleted(client, ids, asked)
+    raise RequestError(f"there is no run {asked!r} in this store: give a run's id, its name or its run folder")
+
+
+def _refuse_deleted(client: MlflowClient, ids: list[str], asked: str) -> None:
+    from mlflow.entities import ViewType
+
+    literal = quoted(asked)
+    if literal.strip(literal[0]) != asked or literal.count(literal[0]) != 2:
+        return
+    for attribute in ("run_id", "run_name"):
+        found = client.search_runs(ids, f"attributes.{attribute} = {literal}", ViewType.DELETED_ONLY, max_results=1)
+        if found:
+            raise RequestError(f"the run {asked!r} is deleted in MLflow: restore it there, or name another one")
+
+
+def _candidates(client: MlflowClient, ids: list[str], asked: str) -> Iterator[list[Run]]:
+    """Runs that may be meant, the surest reading first."""
+    literal = quoted(asked)
+    if literal.strip(literal[0]) == asked and literal.count(literal[0]) == 2:
+        yield list(client.search_runs(ids, f"attributes.run_id = {literal}"))
+        yield list(client.search_runs(ids, f"tags.`{RUN_ID_TAG}` = {literal}"))
+        yield list(client.search_runs(ids, f"attributes.run_name = {literal}"))
+    if re.fullmatch(r"[0-9a-f]{1,32}", asked):
+        yield list(client.search_runs(ids, f"attributes.run_id LIKE '{asked}%'"))
+
+
+def _run_of_folder(client: MlflowClient, folder: Path) -> Run:
+    try:
+        run_id = json.loads((folder / "relay.json").read_text())["mlflow_run_id"]
+        if not isinstance(run_id, str):
+            raise ValueError("no run id")
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RequestError(f"{folder} has not been sent to MLflow: send it with: ortlaunch sync {folder}") from None
+    try:
+        run = client.get_run(run_id)
+    except Exception as error:
+        if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        advice = f"name it with --uri (see {folder / 'relay.json'})"
+        raise RequestError(f"{folder} was sent to another store: {advice}") from None
+    if run.info.lifecycle_stage != "active":
+        raise RequestError(f"the run of {folder} is deleted in MLflow: restore it there, or name another one")
+    return run
+
+
+def _described(run: Run) -> str:
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((run.info.start_time or 0) / 1000))
+    return f"{run.info.run_id} {run.info.run_name} of {started}"

@@ -1,0 +1,178 @@
+"""The command `ortlaunch compare`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ortlaunch.compare.choose import Selection, choose
+from ortlaunch.compare.comparison import Comparison, compared
+from ortlaunch.compare.curves import LIMIT, Curves, read_curves
+from ortlaunch.compare.outputs import check_free, write
+from ortlaunch.compare.reading import opened
+from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.tracking.uri import check_uri, redacted, resolve_tracking
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+FORMATS = ("table", "json", "csv", "markdown")
+_EPILOG = """\
+Runs of the same configuration that differ in the seed are repeats: one line shows them, with a 95 % interval. How each
+figure is computed and what the warnings mean: docs/compare.md. Exit codes: 0 done, 2 the request is wrong."""
+
+
+def main(args: list[str], default_uri: str, default_experiment: str) -> int:
+    """Runs `ortlaunch compare`.
+
+    Args:
+        args: The command line after the verb.
+        default_uri: The store to read without `--uri`; relative sqlite paths are taken from the current folder.
+        default_experiment: The experiment to read if nothing is named.
+
+    Raises:
+        RequestError: If the store, the experiment or a run does not exist, the store cannot be read, or a file cannot
+            be written.
+    """
+    options = _parser(default_experiment).parse_args(args)
+    return run(options, default_uri, default_experiment)
+
+
+def run(options: argparse.Namespace, default_uri: str, default_experiment: str) -> int:
+    """Compares as the parsed options say."""
+    check_files(options)
+    check_uri(options.uri or default_uri, "--uri" if options.uri else "tracking.uri")
+    uri = resolve_tracking(MlflowConfig(uri=options.uri or default_uri), Path.cwd()).uri
+    named = options.run or options.sweep or options.tag
+    selection = Selection(
+        runs=options.run,
+        sweep=options.sweep,
+        tags=options.tag,
+        experiment=options.experiment or (None if named else default_experiment),
+        last=options.last,
+        baseline=options.baseline,
+    )
+    pictured = options.png or options.html or options.log
+    with opened(uri) as client:
+        comparison = _comparison(client, uri, selection)
+        curves = read_curves(client, comparison, options.curves) if pictured else None
+    _print(comparison, options)
+    if curves is not None:
+        _make(comparison, curves, options, uri)
+    return 0
+
+
+def collect(uri: str, selection: Selection) -> Comparison:
+    """Reads runs from MLflow and compares them.
+
+    Args:
+        uri: Absolute tracking URI.
+        selection: Which runs.
+
+    Raises:
+        RequestError: If the store, the experiment or a run does not exist, or the store cannot be read.
+    """
+    with opened(uri) as client:
+        return _comparison(client, uri, selection)
+
+
+def _comparison(client: MlflowClient, uri: str, selection: Selection) -> Comparison:
+    chosen = choose(client, selection)
+    return compared(chosen.rows, chosen.baseline_id, redacted(uri), chosen.notes)
+
+
+def _make(comparison: Comparison, curves: Curves, options: argparse.Namespace, uri: str) -> None:
+    """Makes the files that were asked for, and says where they are."""
+    from ortlaunch.compare.page import as_html
+    from ortlaunch.compare.picture import as_png
+    from ortlaunch.compare.text import as_json
+
+    # What is printed for programs stays theirs alone.
+    out = sys.stdout if options.format == "table" else sys.stderr
+    files = {}
+    if options.html or options.log:
+        files["comparison.html"] = as_html(comparison, curves).encode()
+    if options.png or options.log:
+        files["comparison.png"] = as_png(comparison, curves)
+    for path, name in ((options.html, "comparison.html"), (options.png, "comparison.png")):
+        if path:
+            write(path, files[name])
+            print(f"written:    {path}", file=out)
+    if options.log:
+        from ortlaunch.compare.record import log
+
+        with opened(uri) as client:
+            where = log(client, comparison, files | {"comparison.json": as_json(comparison).encode()})
+        print(f"logged:     {where}", file=out)
+
+
+def _print(comparison: Comparison, options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from ortlaunch.compare.render import render
+
+    render(comparison, options.format, Console(), each=options.each)
+
+
+def check_files(options: argparse.Namespace) -> None:
+    """Refuses files that cannot be written, before anything is read or run.
+
+    Raises:
+        RequestError: with what to do.
+    """
+    for option, path in (("--png", options.png), ("--html", options.html)):
+        if path is not None:
+            check_free(option, path, force=options.force)
+
+
+def _parser(default_experiment: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ortlaunch compare",
+        description="Compare throughput, memory and loss of runs in MLflow.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("run", nargs="*", metavar="RUN", help="run folder, run id or its beginning, or run name")
+    parser.add_argument("--sweep", metavar="SWEEP", help="all runs of a sweep: its folder, its name or its run id")
+    parser.add_argument(
+        "--tag",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="runs with this tag in MLflow, in all experiments unless one is named; several must all hold",
+    )
+    parser.add_argument("--experiment", metavar="NAME", help=f"default where nothing is named: {default_experiment}")
+    parser.add_argument("--uri", help="tracking URI to read from")
+    parser.add_argument("--last", type=_positive, default=10, metavar="N", help="the last N runs of these (default 10)")
+    add_output_options(parser)
+    return parser
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what `ortlaunch bench` has as well: the baseline, and what is made of the comparison."""
+    parser.add_argument("--baseline", metavar="RUN", help="the run that ratios refer to (default: the first)")
+    parser.add_argument("--format", choices=FORMATS, default="table")
+    parser.add_argument("--each", action="store_true", help="a line for each run, though some are repeats")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="write the comparison as a picture")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write it as a page that opens without a network")
+    parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
+    parser.add_argument(
+        "--curves", type=_positive, default=LIMIT, metavar="N", help=f"draw N runs at most (default {LIMIT})"
+    )
+    parser.add_argument("--log", action="store_true", help="keep page, picture and figures as a run in MLflow")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value

@@ -1,0 +1,137 @@
+"""Histories of the few metrics that are worth a plot: one at a time, thinned before the next is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ortlaunch.compare.comparison import Comparison
+from ortlaunch.compare.groups import Group
+from ortlaunch.compare.runs import Row
+from ortlaunch.tables import printable
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+LIMIT = 20
+"""Runs that are drawn unless more are asked for."""
+POINTS = 600
+"""Points of a curve that are kept: more than a plot has pixels for. With many runs, fewer, down to `_LEAST_POINTS`."""
+_LEAST_POINTS = 100
+_ALL_POINTS = 60_000
+"""Points of a plot, so that a page of a thousand runs is one that a browser still opens."""
+_INFINITE = 1.797e308
+TITLES = {
+    "throughput/tokens_per_second": "Throughput (tokens/s)",
+    "throughput/samples_per_second": "Throughput (samples/s)",
+    "memory/peak_allocated_gib": "Peak memory allocated on the GPU (GiB)",
+    "memory/rss_gib": "Resident memory (GiB)",
+    "train/loss": "Training loss",
+}
+"""The plots in their order."""
+
+Point = tuple[int, float, float | None]
+"""Step, seconds since the run's start, and the value; None where it was not finite."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of one run."""
+
+    metric: str
+    run: int
+    """Number of the run among those that are drawn."""
+    points: list[Point]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A run that is drawn."""
+
+    row: Row
+    label: str
+    """With its number first, so that no two are alike and none is empty."""
+    group: int
+    """Number of its group."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What is drawn."""
+
+    runs: list[Drawn]
+    curves: list[Curve]
+    left_out: int
+    """Runs that are not drawn."""
+
+    @property
+    def metrics(self) -> list[str]:
+        """Those that some run has, in the order of the plots."""
+        there = {curve.metric for curve in self.curves}
+        return [metric for metric in TITLES if metric in there]
+
+    def of(self, metric: str) -> list[Curve]:
+        """The curves of one plot."""
+        return [curve for curve in self.curves if curve.metric == metric]
+
+
+def read_curves(client: MlflowClient, comparison: Comparison, limit: int) -> Curves:
+    """Reads the curves of the first runs, the baseline's group before all others.
+
+    Args:
+        client: the store.
+        comparison: its runs.
+        limit: how many runs are drawn at most.
+    """
+    runs = _drawn(comparison, limit)
+    most = max(_LEAST_POINTS, min(POINTS, _ALL_POINTS // len(runs)))
+    curves = []
+    for number, drawn in enumerate(runs):
+        for metric in drawn.row.curves:
+            if points := thinned(list(_history(client, drawn.row, metric)), most):
+                curves.append(Curve(metric, number, points))
+    return Curves(runs, curves, len(comparison.rows) - len(runs))
+
+
+def _drawn(comparison: Comparison, limit: int) -> list[Drawn]:
+    """Round by round one run of each group, so that none is left out for another's repeats."""
+    groups = sorted(enumerate(comparison.groups), key=lambda pair: not pair[1].is_baseline)
+    rounds = max(len(group.rows) for group in comparison.groups)
+    chosen = [(n, g, g.rows[turn]) for turn in range(rounds) for n, g in groups if turn < len(g.rows)][:limit]
+    chosen.sort(key=lambda one: (not one[1].is_baseline, one[0]))
+    return [Drawn(row, _label(number, group, row), n) for number, (n, group, row) in enumerate(chosen, 1)]
+
+
+def _label(number: int, group: Group, row: Row) -> str:
+    name = group.label if len(group.rows) == 1 else row.name
+    return f"{number} {printable(name)}" + (" (baseline)" if group.is_baseline and len(group.rows) == 1 else "")
+
+
+def _history(client: MlflowClient, row: Row, metric: str) -> Iterator[Point]:
+    """The points in the order of their steps, one for each step."""
+    points = client.get_metric_history(row.run_id, metric)
+    last = None
+    for point in sorted(points, key=lambda point: (point.step, point.timestamp)):
+        if point.step != last:
+            value = point.value if math.isfinite(point.value) and abs(point.value) < _INFINITE else None
+            yield point.step, (point.timestamp - row.started) / 1000.0, value
+        last = point.step
+
+
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
+    """At most about `most` points; of each stretch its lowest and its highest stay, so that no peak gets lost."""
+    if len(points) <= most:
+        return list(points)
+    stretches = most // 2
+    kept = {0, len(points) - 1}
+    for number in range(stretches):
+        begin, end = (len(points) * n // stretches for n in (number, number + 1))
+        finite = [n for n in range(begin, end) if points[n][2] is not None]
+        gap = next((n for n in range(begin, end) if points[n][2] is None), None)
+        if finite:
+            kept |= {min(finite, key=lambda n: points[n][2] or 0.0), max(finite, key=lambda n: points[n][2] or 0.0)}
+        if gap is not None:
+            kept.add(gap)
+    return [points[n] for n in sorted(kept)]

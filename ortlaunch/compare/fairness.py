@@ -1,0 +1,121 @@
+"""What makes a comparison unfair, in plain words: one line for each reason, however many runs it holds for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from ortlaunch.compare.groups import Group, circumstance
+from ortlaunch.compare.runs import RATES, Row
+
+OTHER_CPU_PERCENT = 10.0
+"""Share of the machine's cores that other processes may use in the steady part before it is worth a word."""
+STEADY_WINDOWS = 5
+"""Fewer windows make a poor median."""
+_NAMED = 4
+_LENGTH = 12
+
+_SAME_PARAMS = (
+    ("train.batch_size", "batch size"),
+    ("train.grad_accumulation", "gradient accumulation"),
+    ("data.seq_len", "sequence length"),
+)
+_SAME_TAGS = (
+    ("ortlaunch.world_size", "number of workers"),
+    ("ortlaunch.data_fingerprint", "data"),
+    ("ortlaunch.device", "device"),
+    ("ortlaunch.device_name", "device model"),
+    ("ortlaunch.torch", "torch"),
+    ("ortlaunch.git_commit", "commit of the code"),
+)
+
+
+def warnings(groups: list[Group]) -> list[str]:
+    """What to beware of, the gravest first."""
+    rows = [row for group in groups for row in group.rows]
+    base = next(group for group in groups if group.is_baseline)
+    return [
+        *_of_ort(rows),
+        *_of_baseline(base),
+        *_of_work(groups, base),
+        *_of_circumstances(groups, base),
+        *_of_runs(rows),
+    ]
+
+
+def _of_ort(rows: list[Row]) -> Iterable[str]:
+    said = {False: "ortlaunch.ort_active=false", None: "no ortlaunch.ort_active tag"}
+    for active, text in said.items():
+        if suspects := [row for row in rows if row.suspect and row.ort_active is active]:
+            yield (
+                f"{_named(map(_name, suspects))}: backend=ort, but nothing shows that ONNX Runtime ran it ({text}); "
+                "its figures may be PyTorch's own"
+            )
+
+
+def _of_baseline(base: Group) -> Iterable[str]:
+    if all(base.mean(metric) is None for metric in RATES):
+        yield f"{_name(base.first)}, the baseline, has no throughput summary: choose another by --baseline"
+
+
+def _of_work(groups: list[Group], base: Group) -> Iterable[str]:
+    model = base.first.model
+    if models := sorted(
+        {group.first.model for group in groups if group.speedup and group.first.model and model} - {model}
+    ):
+        yield f"the speed-up compares different work: {', '.join(map(str, models))} against {model}"
+
+
+def _of_circumstances(groups: list[Group], base: Group) -> Iterable[str]:
+    def of_param(key: str) -> Callable[[Row], str | None]:
+        return lambda row: row.params.get(key)
+
+    def of_tag(key: str) -> Callable[[Row], str | None]:
+        return lambda row: circumstance(row, key)
+
+    for key, words in _SAME_PARAMS:
+        yield from _others(groups, base, f"{words} ({key})", of_param(key))
+    for key, words in _SAME_TAGS:
+        yield from _others(groups, base, words, of_tag(key))
+    if dirty := [group.label for group in groups if group.first.tags.get("ortlaunch.git_dirty") == "true"]:
+        yield f"code with changes that are in no commit: {_named(dirty)}"
+
+
+def _others(groups: list[Group], base: Group, words: str, of: Callable[[Row], str | None]) -> Iterable[str]:
+    """Who differs from the baseline; where either says nothing, nothing is said."""
+    reference = of(base.first)
+    others = [(group.label, value) for group in groups if (value := of(group.first)) not in (None, reference)]
+    if reference is not None and others:
+        named = _named(f"{label} ({_short(str(value))})" for label, value in others)
+        yield f"other {words} than the baseline's {_short(reference)}: {named}"
+
+
+def _of_runs(rows: list[Row]) -> Iterable[str]:
+    if unfinished := [row for row in rows if row.status != "FINISHED"]:
+        yield f"not finished: {_named(f'{_name(row)} {row.status}' for row in unfinished)}"
+    if throttled := [row for row in rows if row.tags.get("ortlaunch.throttled") == "true"]:
+        yield f"the GPU throttled its clocks: {_named(map(_name, throttled))}"
+    if busy := [row for row in rows if (row.other_cpu_percent or 0.0) > OTHER_CPU_PERCENT]:
+        named = _named(f"{_name(row)} {row.other_cpu_percent:.0f} %" for row in busy)
+        yield f"other processes used more than {OTHER_CPU_PERCENT:.0f} % of the machine's cores: {named}"
+    if short := [row for row in rows if row.steady_windows is not None and row.steady_windows < STEADY_WINDOWS]:
+        named = _named(f"{_name(row)} {row.steady_windows:.0f}" for row in short)
+        yield f"fewer than {STEADY_WINDOWS} steady windows, a poor median (raise train.steps): {named}"
+    if lost := [row for row in rows if row.last_loss is not None and not math.isfinite(row.last_loss)]:
+        yield f"the last loss is not finite: {_named(map(_name, lost))}"
+
+
+def _name(row: Row) -> str:
+    return f"{row.name} ({row.run_id[:8]})"
+
+
+def _short(value: str) -> str:
+    """Commits and fingerprints are long, and told apart by their beginnings."""
+    is_hash = len(value) > _LENGTH and all(char in "0123456789abcdef" for char in value)
+    return value[:_LENGTH] if is_hash else value
+
+
+def _named(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = len(listed) - _NAMED
+    return ", ".join(listed[:_NAMED]) + (f" and {more} more" if more > 0 else "")

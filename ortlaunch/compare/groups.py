@@ -1,0 +1,149 @@
+"""Repeats: runs that did the same work, on the same machine and code, and differ in the seed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from ortlaunch.compare.runs import MEMORY, RATES, Row
+from ortlaunch.compare.statistics import Mean, Ratio, mean_of, ratio_interval
+
+_SAME_WORK = frozenset(
+    [
+        *("seed", "name", "experiment", "run_root"),
+        *("train.resume", "train.keep_checkpoints", "train.save_weights", "trainer.timeout_seconds"),
+        *(
+            f"launcher.{key}"
+            for key in ("account", "array_limit", "dependency", "dry_run", "grace_seconds", "mail_type")
+        ),
+        *(f"launcher.{key}" for key in ("mail_user", "master_addr", "master_port", "max_restarts", "node_rank", "qos")),
+        *(
+            f"launcher.{key}"
+            for key in ("preflight", "preflight_seconds", "requeue_limit", "reservation", "run", "time")
+        ),
+        "launcher.timeout_seconds",
+    ]
+)
+"""Parameters that do not change what a step does."""
+_SAME_WORK_BELOW = ("tracking.", "profile.")
+CIRCUMSTANCES = (
+    "ortlaunch.world_size",
+    "ortlaunch.device",
+    "ortlaunch.device_name",
+    "ortlaunch.torch",
+    "ortlaunch.cuda",
+    "ortlaunch.git_commit",
+    "ortlaunch.git_dirty",
+    "ortlaunch.data_fingerprint",
+)
+"""Tags of what is no parameter, and makes two runs different all the same."""
+_KIND = ("ortlaunch.backend", "ortlaunch.trainer", "ortlaunch.ort_active")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one configuration."""
+
+    label: str
+    rows: list[Row]
+    tokens: Mean | None
+    """Of the runs' median tokens per second."""
+    samples: Mean | None
+    peak: Mean | None
+    """Of the runs' peak memory in GiB."""
+    is_baseline: bool = False
+    speedup: Ratio | None = None
+    memory: Ratio | None = None
+
+    @property
+    def first(self) -> Row:
+        """A run that stands for all in what they have in common."""
+        return self.rows[0]
+
+    @property
+    def seeds(self) -> list[str]:
+        """The seeds of its runs."""
+        return sorted({row.params["seed"] for row in self.rows if "seed" in row.params}, key=lambda s: (len(s), s))
+
+    @property
+    def status(self) -> str:
+        """How its runs ended: FINISHED, or 2 FINISHED 1 FAILED."""
+        statuses = [row.status for row in self.rows]
+        kinds = sorted(set(statuses), key=lambda status: (status != "FINISHED", status))
+        return kinds[0] if len(kinds) == 1 else " ".join(f"{statuses.count(kind)} {kind}" for kind in kinds)
+
+    def mean(self, metric: str) -> Mean | None:
+        """The mean of a figure by its name."""
+        return {RATES[0]: self.tokens, RATES[1]: self.samples, MEMORY: self.peak}[metric]
+
+    def value(self, metric: str) -> float | None:
+        """The mean alone."""
+        mean = self.mean(metric)
+        return None if mean is None else mean.mean
+
+
+def same_work(key: str) -> bool:
+    """Whether two runs that differ in this parameter may be repeats of each other."""
+    return key in _SAME_WORK or key.startswith(_SAME_WORK_BELOW)
+
+
+def circumstance(row: Row, tag: str) -> str | None:
+    """A tag of `CIRCUMSTANCES`, where it says something: random data are another's with every seed."""
+    if tag == "ortlaunch.data_fingerprint" and row.params.get("data.name") == "synthetic":
+        return None
+    return row.tags.get(tag)
+
+
+def grouped(rows: list[Row], baseline_id: str) -> list[Group]:
+    """The runs as groups of repeats, in the order of their first runs, each over the baseline's group."""
+    by_key: dict[object, list[Row]] = {}
+    for row in rows:
+        by_key.setdefault(_key(row), []).append(row)
+    labels = _labels(list(by_key.values()))
+    groups = [_group(label, runs, baseline_id) for label, runs in zip(labels, by_key.values(), strict=True)]
+    base = next(group for group in groups if group.is_baseline)
+    return [_over(group, base) for group in groups]
+
+
+def _key(row: Row) -> object:
+    params = frozenset((key, value) for key, value in row.params.items() if not same_work(key))
+    if not params:
+        return row.run_id  # Nothing is known of its configuration, so it is nobody's repeat.
+    return params, tuple(circumstance(row, tag) for tag in CIRCUMSTANCES), tuple(row.tags.get(tag) for tag in _KIND)
+
+
+def _group(label: str, rows: list[Row], baseline_id: str) -> Group:
+    def mean(metric: str) -> Mean | None:
+        return mean_of([value for row in rows if (value := row.figure(metric)) is not None])
+
+    is_baseline = any(row.run_id == baseline_id for row in rows)
+    return Group(label, rows, mean(RATES[0]), mean(RATES[1]), mean(MEMORY), is_baseline)
+
+
+def _over(group: Group, base: Group) -> Group:
+    speedups = (_ratio(group, base, metric) for metric in RATES)
+    speedup = next((ratio for ratio in speedups if ratio is not None), None)
+    return replace(group, speedup=speedup, memory=_ratio(group, base, MEMORY))
+
+
+def _ratio(group: Group, base: Group, metric: str) -> Ratio | None:
+    above, below = group.mean(metric), base.mean(metric)
+    if above is None or below is None or not below.mean:
+        return None
+    interval = None if group.is_baseline else ratio_interval(above, below)
+    return Ratio(metric, above.mean / below.mean, above.mean, below.mean, interval)
+
+
+def _labels(groups: list[list[Row]]) -> list[str]:
+    """A name for each group, without the seed; where several would be called the same, with a run's id."""
+    names = [_common_name(rows) for rows in groups]
+    count = Counter(names)
+    pairs = zip(names, groups, strict=True)
+    return [name if count[name] == 1 else f"{name} ({rows[0].run_id[:8]})" for name, rows in pairs]
+
+
+def _common_name(rows: list[Row]) -> str:
+    if len(rows) == 1:
+        return rows[0].name
+    return re.sub(r"-seed=[^-=]*$", "", rows[0].name) or rows[0].name

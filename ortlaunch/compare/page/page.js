@@ -1,0 +1,156 @@
+"use strict";
+// Draws what lies in the page itself: it asks for nothing else.
+(() => {
+  const data = JSON.parse(document.getElementById("curves").textContent);
+  const COLOURS = ["#2f7ed8", "#e07b00", "#2a9d55", "#d1383d", "#8a63d2", "#9b6a4f", "#d45fa5", "#7a858f", "#a3a000", "#17a2b8"];
+  const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
+  const plots = [];
+
+  const colour = (run) => COLOURS[run.group % COLOURS.length];
+  // Repeats of a group share its colour and differ in their dashes; so do groups once the colours are used up.
+  const dash = (run) => DASHES[(run.repeat + Math.floor(run.group / COLOURS.length)) % DASHES.length];
+  const themed = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  const number = (value) => {
+    const size = Math.abs(value);
+    if (value === 0 || (size >= 0.001 && size < 1000)) return String(Number(value.toPrecision(4)));
+    return size >= 1000 && size < 1e9 ? Math.round(value).toLocaleString("en-US") : value.toExponential(2);
+  };
+
+  const axis = (label) => ({
+    label, labelSize: 22, stroke: () => themed("--faint"), font: "12px system-ui, sans-serif",
+    labelFont: "12px system-ui, sans-serif", grid: { stroke: () => themed("--line"), width: 1 },
+    ticks: { stroke: () => themed("--line"), width: 1 },
+  });
+
+  // The value under the pointer, of the nearest curve.
+  const tip = (plot, unit) => {
+    const box = document.createElement("div");
+    box.className = "tip";
+    let nearest = null;
+    const show = (u) => {
+      const at = nearest === null ? null : u.cursor.idxs[nearest];
+      const value = at === null || at === undefined ? undefined : u.data[nearest][at];
+      box.style.display = value === undefined || value === null ? "none" : "block";
+      if (box.style.display === "none") return;
+      const run = data.runs[plot.curves[nearest - 1].run];
+      box.textContent = `${run.label}: ${number(value)} at ${unit} ${number(u.data[0][at])}`;
+      const left = u.valToPos(u.data[0][at], "x");
+      box.style.left = left < u.over.clientWidth / 2 ? `${left + 14}px` : "auto";
+      box.style.right = left < u.over.clientWidth / 2 ? "auto" : `${u.over.clientWidth - left + 14}px`;
+      box.style.top = `${Math.max(0, u.valToPos(value, "y") - 12)}px`;
+    };
+    return { hooks: {
+      init: (u) => u.over.append(box),
+      setSeries: (u, at) => { nearest = at; show(u); },
+      setCursor: (u) => (u.cursor.left < 0 ? (box.style.display = "none") : show(u)),
+    } };
+  };
+
+  // All curves of a plot share their places on the axis. A thousand runs with times of their own would need more of them
+  // than a browser holds, so that they are moved to the nearest of two thousand places.
+  const tables = (curves, over) => {
+    const places = new Set(curves.flatMap((curve) => curve[over]));
+    if (places.size * curves.length <= 4e6) return curves.map((curve) => [curve[over], curve.values]);
+    let [low, high] = [Infinity, -Infinity];
+    places.forEach((place) => { low = Math.min(low, place); high = Math.max(high, place); });
+    const unit = (high - low) / 2000;
+    return curves.map((curve) => {
+      const moved = new Map(curve[over].map((place, at) => [low + Math.round((place - low) / unit) * unit, curve.values[at]]));
+      return [[...moved.keys()], [...moved.values()]];
+    });
+  };
+
+  const draw = (plot, over, parent) => {
+    const place = document.createElement("div");
+    place.className = "plot";
+    const title = document.createElement("h3");
+    title.textContent = `${plot.title} over ${over === "steps" ? "steps" : "time"}`;
+    place.append(title);
+    parent.append(place);
+    const joined = uPlot.join(tables(plot.curves, over));
+    const series = plot.curves.map((curve) => ({
+      label: data.runs[curve.run].label, stroke: colour(data.runs[curve.run]), dash: dash(data.runs[curve.run]), width: 1.75,
+      points: { size: 5, fill: colour(data.runs[curve.run]) },
+    }));
+    const options = {
+      width: place.clientWidth, height: 280, legend: { show: false }, focus: { alpha: 0.25 },
+      cursor: {
+        y: false, focus: { prox: 40 }, points: { size: 7 },
+        // Curves have points at other steps than each other: of each, the nearest one counts.
+        dataIdx: (u, at, idx) => {
+          const values = u.data[at];
+          for (let off = 0; off < values.length; off += 1) {
+            if (typeof values[idx - off] === "number") return idx - off;
+            if (typeof values[idx + off] === "number") return idx + off;
+          }
+          return idx;
+        },
+      },
+      scales: { x: { time: false }, y: { range: (u, low, high) => bounds(low, high, plot.fromZero) } },
+      axes: [
+        { ...axis(over === "steps" ? "step" : "seconds since the start of the run"), size: 34 },
+        { ...axis(""), labelSize: 0, size: 64, values: (u, splits) => splits.map(number) },
+      ],
+      series: [{}, ...series],
+      plugins: [tip(plot, over === "steps" ? "step" : "second")],
+    };
+    plots.push({ plot, place, u: new uPlot(options, joined, place) });
+  };
+
+  const bounds = (low, high, fromZero) => {
+    if (low === null || low === undefined) return [0, 1];
+    const room = (high - (fromZero ? Math.min(0, low) : low)) * 0.05 || Math.abs(high) * 0.05 || 1;
+    return [fromZero && low >= 0 ? 0 : low - room, high + room];
+  };
+
+  const legend = () => {
+    const place = document.getElementById("runs");
+    const boxes = data.runs.map((run, at) => {
+      const label = document.createElement("label");
+      const box = document.createElement("input");
+      box.type = "checkbox";
+      box.checked = true;
+      box.addEventListener("change", () => show(at, box.checked));
+      const name = document.createElement("span");
+      name.textContent = run.label;
+      label.append(box, sample(run), name);
+      place.append(label);
+      return box;
+    });
+    const all = (text, checked) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = text;
+      button.addEventListener("click", () => boxes.forEach((box, at) => { box.checked = checked; show(at, checked); }));
+      place.append(button);
+    };
+    all("all", true);
+    all("none", false);
+  };
+
+  const sample = (run) => {
+    const make = (kind, attributes) => {
+      const element = document.createElementNS("http://www.w3.org/2000/svg", kind);
+      Object.entries(attributes).forEach(([key, value]) => element.setAttribute(key, value));
+      return element;
+    };
+    const picture = make("svg", { width: 28, height: 8, "aria-hidden": "true" });
+    picture.append(make("line", { x1: 0, y1: 4, x2: 28, y2: 4, stroke: colour(run), "stroke-width": 2.5, "stroke-dasharray": dash(run).join(" ") }));
+    return picture;
+  };
+
+  const show = (run, shown) => plots.forEach(({ plot, u }) => plot.curves.forEach((curve, at) => {
+    if (curve.run === run) u.setSeries(at + 1, { show: shown });
+  }));
+
+  legend();
+  const parent = document.getElementById("plots");
+  data.plots.forEach((plot) => ["steps", "seconds"].forEach((over) => draw(plot, over, parent)));
+  const fit = () => plots.forEach(({ place, u }) => {
+    if (place.clientWidth !== u.width) u.setSize({ width: place.clientWidth, height: 280 });
+  });
+  fit();
+  window.addEventListener("resize", fit);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach(({ u }) => u.redraw(false)));
+})();

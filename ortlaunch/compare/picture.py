@@ -1,0 +1,151 @@
+"""A comparison as a picture: throughput and memory as bars with their intervals, and the curves over the steps."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from typing import Any
+
+from ortlaunch.compare import figures
+from ortlaunch.compare.comparison import Comparison
+from ortlaunch.compare.curves import TITLES, Curves
+from ortlaunch.compare.groups import Group
+from ortlaunch.compare.runs import MEMORY, RATES
+from ortlaunch.tables import printable
+
+_BARS = 20
+_LEGEND = 20
+_NAME = 48
+_BAR_TITLES = {RATES[0]: "Tokens/s", RATES[1]: "Samples/s", MEMORY: "Peak memory (GiB)"}
+_DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
+
+
+def as_png(comparison: Comparison, curves: Curves) -> bytes:
+    """The picture's file."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    groups = sorted(enumerate(comparison.groups), key=lambda pair: not pair[1].is_baseline)[:_BARS]
+    bars = [metric for metric in _BAR_TITLES if any(group.mean(metric) is not None for _, group in groups)]
+    panels = len(bars) + len(curves.metrics)
+    rows = max(1, (panels + 1) // 2)
+    legend = min(len(curves.runs), _LEGEND) * 0.2
+    bar_height = max(3.2, 0.32 * len(groups) + 1.2)
+    heights = [bar_height if row * 2 < len(bars) else 3.6 for row in range(rows)]
+    figure = Figure(figsize=(13, sum(heights) + legend + 0.6), layout="constrained", dpi=100)
+    FigureCanvasAgg(figure)
+    figure.suptitle(_title(comparison), parse_math=False, fontsize=12)
+    axes: list[Any] = list(figure.subplots(rows, 2, squeeze=False, height_ratios=heights).flat)
+    colours = _colours(len(comparison.groups))
+    for axis, metric in zip(axes, bars, strict=False):
+        _draw_bars(axis, metric, groups, colours)
+    for axis, metric in zip(axes[len(bars) :], curves.metrics, strict=False):
+        _draw_curves(axis, metric, curves, colours)
+    for axis in axes[panels:]:
+        axis.set_visible(False)
+    _legend(figure, curves, colours)
+    return _rendered(figure)
+
+
+def _title(comparison: Comparison) -> str:
+    more = len(comparison.groups) - _BARS
+    left = f", {_BARS} of {len(comparison.groups)} groups as bars" if more > 0 else ""
+    repeats = "; bars are means, with 95 % intervals; dots are runs" if comparison.has_repeats else ""
+    return f"{len(comparison.rows)} runs, baseline {_short(comparison.baseline.label)}{left}{repeats}"
+
+
+def _colours(count: int) -> list[Any]:
+    from matplotlib import colormaps
+
+    return [colormaps["tab10"](number % 10) for number in range(count)]
+
+
+def _draw_bars(axis: Any, metric: str, groups: list[tuple[int, Group]], colours: list[Any]) -> None:
+    shown = [(number, group) for number, group in groups if group.mean(metric) is not None]
+    for place, (number, group) in enumerate(shown):
+        mean = group.mean(metric)
+        assert mean is not None
+        half = None if mean.interval is None else mean.interval[1] - mean.mean
+        axis.barh(place, mean.mean, color=colours[number], alpha=0.75, xerr=half, capsize=4, height=0.7)
+        values = [value for row in group.rows if (value := row.figure(metric)) is not None]
+        if len(values) > 1:
+            axis.plot(values, [place] * len(values), "o", color="black", markersize=3.5)
+        axis.annotate(
+            _bar_text(group, metric),
+            (0, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            parse_math=False,
+            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.75},
+        )
+    axis.set_yticks(range(len(shown)))
+    axis.set_yticklabels([_short(group.label) for _, group in shown], parse_math=False, fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlim(left=0)
+    axis.set_title(_BAR_TITLES[metric], fontsize=10)
+    axis.grid(axis="x", alpha=0.3)
+
+
+def _bar_text(group: Group, metric: str) -> str:
+    ratio = group.memory if metric == MEMORY else group.speedup
+    value = (figures.gib if metric == MEMORY else figures.rate)(group.value(metric))
+    if group.is_baseline or ratio is None or ratio.metric != metric:
+        return value
+    return f"{value}  ({figures.ratio(ratio)})"
+
+
+def _draw_curves(axis: Any, metric: str, curves: Curves, colours: list[Any]) -> None:
+    for curve in curves.of(metric):
+        drawn = curves.runs[curve.run]
+        steps = [step for step, _, _ in curve.points]
+        values = [float("nan") if value is None else value for _, _, value in curve.points]
+        style = _DASHES[_repeat(curves, curve.run) % len(_DASHES)]
+        # A point between two gaps has no line.
+        alone = "o" if len(values) < 3 or any(value is None for _, _, value in curve.points) else None
+        axis.plot(steps, values, style, color=colours[drawn.group], linewidth=1.3, marker=alone, markersize=3)
+    axis.set_title(TITLES[metric], fontsize=10)
+    axis.set_xlabel("step", fontsize=9)
+    if metric != "train/loss":
+        axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+
+
+def _repeat(curves: Curves, run: int) -> int:
+    """How many runs of its group are drawn before it."""
+    group = curves.runs[run].group
+    return sum(1 for drawn in curves.runs[:run] if drawn.group == group)
+
+
+def _legend(figure: Any, curves: Curves, colours: list[Any]) -> None:
+    from matplotlib.lines import Line2D
+
+    lines = [
+        Line2D([], [], color=colours[drawn.group], linestyle=_DASHES[_repeat(curves, number) % len(_DASHES)])
+        for number, drawn in enumerate(curves.runs[:_LEGEND])
+    ]
+    if not lines:
+        return
+    names = [_short(drawn.label) for drawn in curves.runs[:_LEGEND]]
+    more = len(curves.runs) - _LEGEND
+    title = None if more <= 0 else f"and {more} more"
+    legend = figure.legend(lines, names, loc="outside lower center", ncols=2, fontsize=8, frameon=False, title=title)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _short(name: str) -> str:
+    shown = printable(name)
+    return shown if len(shown) <= _NAME else shown[: _NAME - 1] + "…"
+
+
+def _rendered(figure: Any) -> bytes:
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        # A letter that the font lacks becomes a box, and is no news.
+        warnings.simplefilter("ignore")
+        figure.savefig(file, format="png")
+    return file.getvalue()

@@ -1,0 +1,59 @@
+"""`--log`: a comparison as a run of its own in MLflow, which holds its page, its picture and its figures."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ortlaunch.compare.choose import COMPARISON
+from ortlaunch.compare.comparison import Comparison, server_url
+from ortlaunch.errors import RequestError
+from ortlaunch.tracking.sink import KIND_TAG
+from ortlaunch.tracking.store import patience
+from ortlaunch.tracking.translate import TAG_LIMIT, fitted
+from ortlaunch.user import user_name
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+FOLDER = "comparison"
+_UPLOAD_SECONDS = 120
+
+
+def log(client: MlflowClient, comparison: Comparison, files: dict[str, bytes]) -> str:
+    """Creates the run, in the experiment of the baseline.
+
+    Args:
+        client: the store.
+        comparison: what is logged.
+        files: content by name.
+
+    Returns:
+        Where it is, for people.
+
+    Raises:
+        RequestError: its artifacts could not be stored; the run is then FAILED.
+    """
+    base = next(row for row in comparison.rows if row.run_id == comparison.baseline_id)
+    tags = {
+        KIND_TAG: COMPARISON,
+        "ortlaunch.compared": fitted(",".join(row.run_id for row in comparison.rows), TAG_LIMIT),
+        "ortlaunch.baseline": base.run_id,
+        "mlflow.user": user_name(),
+        "mlflow.source.name": "ortlaunch compare",
+    }
+    name = f"compare-{len(comparison.rows)}-runs"
+    run_id = client.create_run(base.experiment_id, tags=tags, run_name=name).info.run_id
+    try:
+        with tempfile.TemporaryDirectory() as folder, patience(_UPLOAD_SECONDS):
+            for file, content in files.items():
+                (Path(folder) / file).write_bytes(content)
+            client.log_artifacts(run_id, folder, FOLDER)
+    except Exception as error:
+        client.set_terminated(run_id, "FAILED")
+        raise RequestError(f"--log: the artifacts of the run {run_id} could not be stored: {error}") from None
+    client.set_terminated(run_id, "FINISHED")
+    if comparison.uri.startswith(("http://", "https://")):
+        return f"{server_url(comparison.uri)}/#/experiments/{base.experiment_id}/runs/{run_id}/artifacts"
+    return f"run {run_id}, artifacts below {FOLDER}/"

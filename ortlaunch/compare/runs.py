@@ -1,0 +1,119 @@
+"""One run, as MLflow knows it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+RATES = ("tokens_per_second_median", "samples_per_second_median")
+"""What a speed-up may be computed from, the first that both sides have."""
+MEMORY = "peak_memory_gib"
+_RATE_CURVES = ("throughput/tokens_per_second", "throughput/samples_per_second")
+_MEMORY_CURVES = ("memory/peak_allocated_gib", "memory/rss_gib")
+_LOSS_CURVES = ("train/loss",)
+_INFINITE = 1.797e308
+"""MLflow's databases hold the largest double where a run logged infinity."""
+_TAGS = "ortlaunch."
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """A figure of a run over the baseline's, and the two values that it was computed from."""
+
+    ratio: float
+    metric: str
+    value: float
+    baseline_value: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run. None stands for what MLflow does not know of it."""
+
+    name: str
+    run_id: str
+    status: str
+    model: str | None = None
+    backend: str | None = None
+    ort_active: bool | None = None
+    trainer: str | None = None
+    world_size: str | None = None
+    tokens_per_second_median: float | None = None
+    samples_per_second_median: float | None = None
+    step_seconds_p50: float | None = None
+    step_seconds_p95: float | None = None
+    peak_memory_gib: float | None = None
+    last_loss: float | None = None
+    steady_windows: float | None = None
+    other_cpu_percent: float | None = None
+    started: int = 0
+    """Milliseconds since the epoch."""
+    experiment_id: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Those of ortlaunch."""
+    curves: tuple[str, ...] = ()
+    """The metrics whose history is worth a plot: throughput, memory, loss."""
+    speedup: Quotient | None = None
+    memory: Quotient | None = None
+
+    @property
+    def suspect(self) -> bool:
+        """The run asked for ONNX Runtime and nothing says that it got it."""
+        return self.backend == "ort" and self.ort_active is not True
+
+    def figure(self, metric: str) -> float | None:
+        """One of its figures by name; None where it is missing or no number to count with."""
+        value: float | None = getattr(self, metric)
+        return value if value is not None and math.isfinite(value) else None
+
+
+def row_of(run: Run) -> Row:
+    """What a run says about itself in MLflow."""
+    tags, params, metrics = run.data.tags, run.data.params, run.data.metrics
+    stage = params.get("trainer.zero_stage")
+    trainer = tags.get("ortlaunch.trainer")
+    return Row(
+        name=run.info.run_name or run.info.run_id[:8],
+        run_id=run.info.run_id,
+        status=run.info.status,
+        model=params.get("model.name"),
+        backend=tags.get("ortlaunch.backend"),
+        ort_active={"true": True, "false": False}.get(tags.get("ortlaunch.ort_active", "")),
+        trainer=f"{trainer} z{stage}" if trainer and stage is not None else trainer,
+        world_size=tags.get("ortlaunch.world_size"),
+        last_loss=_number(metrics.get("train/loss")),
+        tokens_per_second_median=_number(metrics.get("summary/tokens_per_second_median")),
+        samples_per_second_median=_number(metrics.get("summary/samples_per_second_median")),
+        step_seconds_p50=_number(metrics.get("summary/step_seconds_p50")),
+        step_seconds_p95=_number(metrics.get("summary/step_seconds_p95")),
+        peak_memory_gib=_number(metrics.get("summary/peak_memory_gib")),
+        steady_windows=_number(metrics.get("summary/steady_windows")),
+        other_cpu_percent=_number(metrics.get("summary/other_cpu_percent")),
+        started=run.info.start_time or 0,
+        experiment_id=str(run.info.experiment_id),
+        params=_shared(params, ""),
+        tags=_shared(tags, _TAGS),
+        curves=_curves(metrics),
+    )
+
+
+def _shared(values: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """The pairs under a prefix; a thousand runs that say the same hold it once."""
+    return {sys.intern(key): sys.intern(value) for key, value in values.items() if key.startswith(prefix)}
+
+
+def _curves(metrics: Mapping[str, float]) -> tuple[str, ...]:
+    kinds = (_RATE_CURVES, _MEMORY_CURVES, _LOSS_CURVES)
+    firsts = (next((sys.intern(key) for key in kind if key in metrics), None) for kind in kinds)
+    return tuple(key for key in firsts if key is not None)
+
+
+def _number(value: float | None) -> float | None:
+    return math.copysign(math.inf, value) if value is not None and abs(value) >= _INFINITE else value

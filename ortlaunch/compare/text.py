@@ -1,0 +1,144 @@
+"""A comparison as text for programs and pages: JSON, CSV, Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+from ortlaunch.compare import figures
+from ortlaunch.compare.columns import Column, columns_of, lines, mean_loss
+from ortlaunch.compare.comparison import Comparison
+from ortlaunch.compare.groups import Group
+from ortlaunch.compare.runs import Row
+from ortlaunch.compare.statistics import Mean, Ratio
+from ortlaunch.compare.table import difference_columns, footnotes
+
+
+def as_json(comparison: Comparison) -> str:
+    """Everything, with exact values."""
+    document = {
+        "uri": comparison.uri,
+        "mlflow_url": comparison.url,
+        "baseline": comparison.baseline_id,
+        "runs": [_record(row, None) for row in comparison.rows],
+        "groups": [_group_record(group) for group in comparison.groups],
+        "differences": {
+            difference.key: dict(zip((group.label for group in comparison.groups), difference.values, strict=True))
+            for difference in comparison.differences
+        },
+        "warnings": comparison.warnings,
+        "notes": comparison.notes,
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def as_csv(comparison: Comparison) -> str:
+    """A line for each run."""
+    group_of = {row.run_id: group.label for group in comparison.groups for row in group.rows}
+    records = [_record(row, figures.MISSING) | {"group": group_of[row.run_id]} for row in comparison.rows]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        writer.writerow(
+            {key: str(value).lower() if isinstance(value, bool) else value for key, value in record.items()}
+        )
+    return text.getvalue()
+
+
+def as_markdown(comparison: Comparison, *, each: bool = False) -> str:
+    """The table, what is below it, and what differs."""
+    text = _markdown_table(columns_of(comparison, each=each))
+    text += "".join(f"\n{_escaped(line)}\n" for line in footnotes(comparison, each=each))
+    if comparison.differences:
+        text += "\n" + _markdown_table(difference_columns(comparison))
+    return text
+
+
+def _record(row: Row, missing: Any) -> dict[str, Any]:
+    """A row for programs: exact values under their full names, in the order of the table."""
+    speedup, memory = row.speedup, row.memory
+    record = {
+        "run": row.name,
+        "run_id": row.run_id,
+        "model": row.model,
+        "backend": row.backend,
+        "ort_active": row.ort_active,
+        "trainer": row.trainer,
+        "world_size": int(row.world_size) if row.world_size and row.world_size.isdecimal() else row.world_size,
+        "status": row.status,
+        "tokens_per_second_median": row.tokens_per_second_median,
+        "samples_per_second_median": row.samples_per_second_median,
+        "speedup": speedup and speedup.ratio,
+        "speedup_metric": speedup and speedup.metric,
+        "speedup_value": speedup and speedup.value,
+        "speedup_baseline_value": speedup and speedup.baseline_value,
+        "step_seconds_p50": row.step_seconds_p50,
+        "step_seconds_p95": row.step_seconds_p95,
+        "peak_memory_gib": row.peak_memory_gib,
+        "memory_ratio": memory and memory.ratio,
+        "memory_baseline_value": memory and memory.baseline_value,
+        "last_loss": row.last_loss,
+        "steady_windows": row.steady_windows,
+        "ort_suspect": row.suspect,
+    }
+    return {key: missing if value is None else _portable(value) for key, value in record.items()}
+
+
+def _group_record(group: Group) -> dict[str, Any]:
+    loss = mean_loss(group)
+    return {
+        "group": group.label,
+        "baseline": group.is_baseline,
+        "runs": [row.run_id for row in group.rows],
+        "seeds": group.seeds,
+        "status": group.status,
+        "tokens_per_second_median": _mean_record(group.tokens),
+        "samples_per_second_median": _mean_record(group.samples),
+        "peak_memory_gib": _mean_record(group.peak),
+        "last_loss": None if loss is None else _portable(loss),
+        "speedup": _ratio_record(group.speedup),
+        "memory_ratio": _ratio_record(group.memory),
+    }
+
+
+def _mean_record(mean: Mean | None) -> dict[str, Any] | None:
+    return None if mean is None else {"runs": mean.count, "mean": mean.mean, "interval_95": mean.interval}
+
+
+def _ratio_record(ratio: Ratio | None) -> dict[str, Any] | None:
+    return (
+        None
+        if ratio is None
+        else {
+            "ratio": ratio.ratio,
+            "interval_95": ratio.interval and [_portable(bound) for bound in ratio.interval],
+            "undecided": ratio.undecided,
+            "metric": ratio.metric,
+            "value": ratio.value,
+            "baseline_value": ratio.baseline_value,
+        }
+    )
+
+
+def _portable(value: Any) -> Any:
+    """JSON has no word for NaN and infinity."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _markdown_table(columns: list[Column]) -> str:
+    heading = _markdown_line([column.heading for column in columns])
+    rule = "|" + "|".join(" ---: " if column.numeric else " --- " for column in columns) + "|"
+    return "\n".join([heading, rule, *(_markdown_line(list(cells)) for cells in lines(columns))]) + "\n"
+
+
+def _markdown_line(cells: list[str]) -> str:
+    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    """What Markdown would take for a table's border, or for a tag of HTML."""
+    return text.replace("|", "\\|").replace("<", "&lt;")

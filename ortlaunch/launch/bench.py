@@ -1,0 +1,282 @@
+"""`ortlaunch bench`: a grid of runs on this machine, repeated in rounds, that ends in their comparison.
+
+All cells run once before any runs again, so that what changes on the machine in the meantime meets all alike. Every
+round has a seed of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ortlaunch.config.compose import multirun_task, run_with_hydra
+from ortlaunch.config.load import to_dict
+from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.launch.local import public, run, write_identity
+from ortlaunch.launch.multirun import IN_NAME, send
+from ortlaunch.launch.plan import default_name, make_plan
+from ortlaunch.launch.sweep import SweepTask, create, end, marks_of, run_name, swept_keys, swept_name
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+REPEAT = 3
+_FIRST_STOPPED = 128
+"""Exit codes from here on mean that somebody asked to stop."""
+_COMMON = ("experiment", "run_root", "tracking")
+"""What all runs of a bench have the same of."""
+_KEEPS_WEIGHTS = "train.save_weights"
+_EPILOG = """\
+example:
+  ortlaunch bench model=gpt2_nano backend=eager,compile,ort trainer=ddp,deepspeed repeat=3 --html bench.html
+
+Lists of values make the grid, as with --multirun. Its first cell is the baseline, unless --baseline names another run.
+launcher.dry_run=true shows the list. Weights are kept only with train.save_weights=true.
+Exit codes: 0 done, 1 a cell failed, 2 the request is wrong, 130 interrupted."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of the grid."""
+
+    name: str
+    config: Config
+    overrides: list[str]
+
+
+@dataclass
+class Grid:
+    """The combinations, and those that cannot work, with the reason."""
+
+    folder: Path = Path()
+    cells: list[Cell] = field(default_factory=list)
+    refused: list[tuple[str, RequestError]] = field(default_factory=list)
+
+
+def main(arguments: list[str], to_config: Callable[[DictConfig], Config]) -> int:
+    """Runs `ortlaunch bench`.
+
+    Args:
+        arguments: the command line after the verb.
+        to_config: makes a checked configuration of a composed tree.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        RequestError: the request cannot work at all, or the comparison cannot be made.
+    """
+    from ortlaunch.compare.command import check_files
+
+    options, words = _parser().parse_known_args(arguments)
+    repeat, words = _repeat(words)
+    check_files(options)
+    grid = _composed(words, to_config)
+    try:
+        _check(grid)
+    except RequestError:
+        _leave_nothing(grid)
+        raise
+    for name, error in grid.refused:
+        print(f"ortlaunch: {name} is left out: {error}", file=sys.stderr)
+    if not grid.cells or grid.cells[0].config.launcher.dry_run:
+        print(_listed(grid, repeat) if grid.cells else "", end="")
+        _leave_nothing(grid)
+        return 0
+    return _Bench(grid, repeat, ["bench", *arguments]).run(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    from ortlaunch.compare.command import add_output_options
+
+    parser = argparse.ArgumentParser(
+        prog="ortlaunch bench",
+        usage="ortlaunch bench KEY=VALUE[,VALUE...] ... [repeat=N] [OPTION ...]",
+        description=f"Run every combination N times (default {REPEAT}), in rounds, and compare them.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_output_options(parser)
+    return parser
+
+
+def _repeat(words: list[str]) -> tuple[int, list[str]]:
+    given = [word for word in words if word.startswith("repeat=")]
+    rest = [word for word in words if word not in given and word not in ("-m", "--multirun")]
+    swept = swept_keys(rest)
+    if common := [key for key in swept if key.partition(".")[0] in _COMMON]:
+        raise RequestError(f"{common[0]}: the runs of a bench have it in common: give one value")
+    if "seed" in swept:
+        raise RequestError("seed: the rounds of a bench have seeds of their own, from seed=N on: give repeat=N instead")
+    if not any(word.lstrip("+").startswith(f"{_KEEPS_WEIGHTS}=") for word in rest):
+        rest = [f"{_KEEPS_WEIGHTS}=false", *rest]
+    if not given:
+        return REPEAT, rest
+    text = given[-1].partition("=")[2]
+    if not text.isdecimal() or int(text) < 1:
+        raise RequestError(f"repeat={text} is no number of rounds: give 1 or more")
+    return int(text), rest
+
+
+def _composed(words: list[str], to_config: Callable[[DictConfig], Config]) -> Grid:
+    grid = Grid()
+
+    def take(tree: DictConfig) -> None:
+        task = multirun_task()
+        assert task is not None
+        grid.folder = task.folder
+        try:
+            config = to_config(tree)
+        except RequestError as error:
+            grid.refused.append((" ".join(task.overrides), error))
+            return
+        shown = IN_NAME if config.name is None else ("name",)
+        keys = [key for key in swept_keys(words) if key not in shown]
+        name = run_name(config.name or default_name(config), keys, task.overrides)
+        grid.cells.append(Cell(name, config, task.overrides))
+
+    run_with_hydra([*words, "--multirun"], take)
+    return grid
+
+
+def _check(grid: Grid) -> None:
+    """What only a bench refuses, and a grid of which nothing can work.
+
+    Raises:
+        RequestError: with the key and what to do.
+    """
+    if grid.refused and not grid.cells:
+        raise grid.refused[0][1]
+    for cell in grid.cells:
+        launcher = cell.config.launcher
+        if not isinstance(launcher, LocalConfig) or launcher.nodes > 1:
+            given = f"launcher={launcher.name}" if launcher.nodes == 1 else f"launcher.nodes={launcher.nodes}"
+            raise RequestError(
+                f"{given}: a bench runs on this machine alone. On several, run the grid by --multirun with "
+                "seed=0,1,2 and compare it by ortlaunch compare --sweep"
+            )
+        if not isinstance(cell.config.tracking, MlflowConfig):
+            raise RequestError(
+                f"tracking={cell.config.tracking.name}: a bench compares what is in MLflow: tracking=mlflow"
+            )
+
+
+def _leave_nothing(grid: Grid) -> None:
+    """Removes what Hydra wrote while it composed, and the folders that are empty without it."""
+    if grid.folder == Path():
+        return
+    (grid.folder / "multirun.yaml").unlink(missing_ok=True)
+    for folder in (grid.folder, grid.folder.parent, grid.folder.parent.parent):
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
+def _listed(grid: Grid, repeat: int) -> str:
+    lines = [f"{len(grid.cells) * repeat} runs would be started, one after the other:"]
+    for turn in range(repeat):
+        for cell in grid.cells:
+            seed = cell.config.seed + turn
+            lines.append(f"round {turn + 1}  {cell.name}  ortlaunch {' '.join(_with_seed(cell.overrides, seed))}")
+    return "\n".join(lines) + "\n"
+
+
+def _with_seed(overrides: list[str], seed: int) -> list[str]:
+    """What makes one run: the overrides of its cell, with the seed of its round."""
+    others = [word for word in overrides if not word.lstrip("+").startswith(("seed=", "launcher.dry_run="))]
+    return [*others, f"seed={seed}"]
+
+
+class _Bench:
+    """Runs the grid, round by round."""
+
+    def __init__(self, grid: Grid, repeat: int, command: list[str]) -> None:
+        self._grid = grid
+        self._repeat = repeat
+        self._failed: dict[str, str] = {name: str(error) for name, error in grid.refused}
+        self._runs: list[Path] = []
+        self._finished: list[Path] = []
+        first = grid.cells[0].config
+        name = swept_name(command, first.name).replace("sweep", "bench", 1)
+        tracking = to_dict(public(first))["tracking"]
+        self._sweep = create(grid.folder, name, first.experiment, tracking, ["ortlaunch", *command])
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Runs all and compares them; returns the exit code of the whole."""
+        write_identity(self._grid.folder)
+        stopped = True
+        try:
+            code = self._rounds()
+            stopped = code >= _FIRST_STOPPED
+        finally:
+            self._close(stopped=stopped)
+        again = f"ortlaunch compare --sweep {self._grid.folder}"
+        print(f"bench:      {self._grid.folder}\ncompare:    {again}", flush=True)
+        for name, why in self._failed.items():
+            print(f"ortlaunch: {name} failed: {why}", file=sys.stderr, flush=True)
+        if stopped or not self._finished:
+            return code
+        self._compare(options, again)
+        return code
+
+    def _rounds(self) -> int:
+        cells = list(self._grid.cells)
+        total = len(cells) * self._repeat
+        number = 0
+        for turn in range(self._repeat):
+            for cell in list(cells):
+                number += 1
+                print(f"\n{number}/{total}  round {turn + 1} of {self._repeat}: {cell.name}", flush=True)
+                code = self._run(cell, turn)
+                if code >= _FIRST_STOPPED:
+                    return code
+                if code:
+                    # What failed once would mostly fail again, and take its time for it.
+                    cells.remove(cell)
+                    total = number + len(cells) * (self._repeat - turn - 1) + self._left_in_round(cell)
+        return 1 if self._failed else 0
+
+    def _left_in_round(self, cell: Cell) -> int:
+        after = self._grid.cells[self._grid.cells.index(cell) + 1 :]
+        return sum(1 for one in after if one.name not in self._failed)
+
+    def _run(self, cell: Cell, turn: int) -> int:
+        seed = cell.config.seed + turn
+        name = cell.name if self._repeat == 1 else f"{cell.name}-seed={seed}"
+        config = dataclasses.replace(cell.config, seed=seed, name=name)
+        plan = dataclasses.replace(make_plan(config), sweep=SweepTask(self._grid.folder, len(self._runs)))
+        self._runs.append(plan.run_dir)
+        self._sweep.write(self._runs, complete=False)
+        code = run(plan, config, _with_seed(cell.overrides, seed))
+        if code == 0:
+            self._finished.append(plan.run_dir)
+        elif code < _FIRST_STOPPED:
+            self._failed[cell.name] = f"exit code {code} in round {turn + 1}; see {plan.run_dir}"
+        return code
+
+    def _close(self, *, stopped: bool) -> None:
+        self._sweep.write(self._runs, complete=True)
+        end(self._grid.folder, marks_of(self._grid.folder) | ({"KILLED"} if stopped else set()))
+        send(self._grid.folder, self._grid.cells[0].config)
+
+    def _compare(self, options: argparse.Namespace, again: str) -> None:
+        """The comparison; against the first run that finished, unless another is named."""
+        from ortlaunch.compare import command
+
+        config = self._grid.cells[0].config
+        assert isinstance(config.tracking, MlflowConfig)
+        chosen = {"run": [], "tag": [], "last": 1, "sweep": str(self._grid.folder), "experiment": config.experiment}
+        wanted = argparse.Namespace(**vars(options), **chosen, uri=config.tracking.uri)
+        wanted.baseline = options.baseline or str(self._finished[0])
+        try:
+            command.run(wanted, config.tracking.uri, config.experiment)
+        except RequestError as error:
+            raise RequestError(f"the runs have ended, but cannot be compared: {error}. Later: {again}") from error

@@ -1,0 +1,186 @@
+"""Which runs are repeats of each other, what is said of them, and what makes a comparison unfair."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from ortlaunch.compare.comparison import Comparison, compare_url, compared
+from ortlaunch.compare.curves import thinned
+from ortlaunch.compare.runs import Row
+
+PARAMS = {"model.name": "gpt2", "train.batch_size": "4", "seed": "0", "data.name": "pysource"}
+TAGS = {"ortlaunch.backend": "eager", "ortlaunch.world_size": "2", "ortlaunch.git_commit": "a" * 40}
+
+
+def row(number: int, tokens: float | None = 100.0, **changes: object) -> Row:
+    params = PARAMS | changes.pop("params", {})  # type: ignore[operator]
+    tags = TAGS | changes.pop("tags", {})  # type: ignore[operator]
+    name = str(changes.pop("name", f"run-{number}"))
+    made = Row(name, f"{number:08x}" + "0" * 24, "FINISHED", model=params["model.name"], params=params, tags=tags)
+    return replace(made, tokens_per_second_median=tokens, experiment_id="7", **changes)  # type: ignore[arg-type]
+
+
+def of(*rows: Row) -> Comparison:
+    return compared(list(rows), rows[0].run_id, "sqlite:////x.db")
+
+
+def test_runs_that_differ_in_the_seed_are_one_group() -> None:
+    values = (1180.0, 1205.0, 1215.0)
+    rows = [row(n, tokens, params={"seed": str(n)}, name=f"gpt2-seed={n}") for n, tokens in enumerate(values)]
+    comparison = of(*rows, row(9, 2400.0, params={"train.batch_size": "8"}))
+    first, second = comparison.groups
+    assert (first.label, len(first.rows), first.seeds) == ("gpt2", 3, ["0", "1", "2"])
+    assert first.tokens is not None and first.tokens.mean == 1200.0
+    assert first.tokens.interval == pytest.approx((1155.2166, 1244.7834), abs=1e-3)
+    assert second.speedup is not None
+    assert (second.speedup.ratio, second.speedup.value, second.speedup.baseline_value) == (2.0, 2400.0, 1200.0)
+    assert second.speedup.interval is None, "a single run has no interval"
+
+
+@pytest.mark.parametrize("key", ["name", "run_root", "experiment", "launcher.dry_run", "tracking.uri", "train.resume"])
+def test_what_does_not_change_the_work_splits_no_group(key: str) -> None:
+    assert len(of(row(0, params={key: "x"}), row(1, params={key: "y"})).groups) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"params": {"optimizer.lr": "0.1"}},
+        {"tags": {"ortlaunch.git_commit": "b" * 40}},
+        {"tags": {"ortlaunch.git_dirty": "true"}},
+        {"tags": {"ortlaunch.torch": "2.6.0"}},
+        {"tags": {"ortlaunch.device_name": "H100"}},
+        {"tags": {"ortlaunch.world_size": "4"}},
+        {"tags": {"ortlaunch.ort_active": "true"}},
+        {"tags": {"ortlaunch.data_fingerprint": "f"}},
+    ],
+)
+def test_what_changes_the_work_or_the_machine_does(change: dict[str, dict[str, str]]) -> None:
+    assert len(of(row(0), row(1, **change)).groups) == 2
+
+
+def test_random_data_of_another_seed_are_the_same_data() -> None:
+    synthetic = {"data.name": "synthetic"}
+    rows = [row(n, params=synthetic, tags={"ortlaunch.data_fingerprint": str(n)}) for n in range(2)]
+    comparison = of(*rows)
+    assert len(comparison.groups) == 1 and comparison.warnings == []
+
+
+def test_a_run_of_which_nothing_is_known_is_nobodys_repeat() -> None:
+    rows = [Row("a", "0" * 32, "FINISHED"), Row("b", "1" * 32, "FINISHED")]
+    assert len(compared(rows, "0" * 32, "u").groups) == 2
+
+
+def test_groups_that_would_be_called_the_same_are_told_apart() -> None:
+    labels = [group.label for group in of(row(1, name="n"), row(2, name="n", params={"optimizer.lr": "2"})).groups]
+    assert labels == ["n (00000001)", "n (00000002)"]
+
+
+def test_a_ratio_whose_interval_contains_1_is_marked() -> None:
+    base = [row(n, tokens, params={"seed": str(n)}) for n, tokens in enumerate((100.0, 102.0, 98.0))]
+    near = [row(n + 10, t, params={"seed": str(n), "optimizer.lr": "1"}) for n, t in enumerate((101.0, 104.0, 99.0))]
+    far = [row(n + 20, t, params={"seed": str(n), "optimizer.lr": "2"}) for n, t in enumerate((150.0, 151.0, 149.0))]
+    groups = of(*base, *near, *far).groups
+    undecided = [group.speedup.undecided for group in groups if group.speedup is not None]
+    assert undecided == [False, True, False]
+    assert groups[0].speedup is not None and groups[0].speedup.interval is None, "the baseline is no news"
+
+
+def test_memory_has_a_ratio_of_its_own() -> None:
+    comparison = of(row(0, peak_memory_gib=4.0), row(1, peak_memory_gib=3.0, params={"optimizer.lr": "1"}))
+    memory = comparison.groups[1].memory
+    assert memory is not None and (memory.ratio, memory.value, memory.baseline_value) == (0.75, 3.0, 4.0)
+    assert comparison.rows[1].memory is not None and comparison.rows[1].memory.ratio == 0.75
+
+
+def test_figures_that_are_no_numbers_are_left_out_of_means() -> None:
+    rows = [row(n, tokens) for n, tokens in enumerate((100.0, math.nan, None, math.inf))]
+    (group,) = of(*rows).groups
+    assert group.tokens is not None and (group.tokens.count, group.tokens.mean) == (1, 100.0)
+
+
+def test_only_what_differs_is_listed() -> None:
+    comparison = of(row(0), row(1, params={"optimizer.lr": "2", "seed": "5"}), row(2, params={"train.batch_size": "8"}))
+    found = {difference.key: difference.values for difference in comparison.differences}
+    assert found == {
+        "optimizer.lr": [None, "2", None],
+        "train.batch_size": ["4", "4", "8"],
+        "seed": ["0", "5", "0"],
+    }
+    assert of(row(0), row(1, params={"seed": "1"})).differences == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tags": {"ortlaunch.world_size": "4"}}, ["number of workers", "baseline's 2", "run-1 (4)"]),
+        ({"params": {"train.batch_size": "8"}}, ["train.batch_size", "baseline's 4", "run-1 (8)"]),
+        ({"tags": {"ortlaunch.git_commit": "b" * 40}}, ["commit", "aaaaaaaaaaaa:", "run-1 (bbbbbbbbbbbb)"]),
+        ({"status": "FAILED"}, ["not finished", "run-1 (00000001) FAILED"]),
+        ({"tags": {"ortlaunch.throttled": "true"}}, ["throttled", "run-1"]),
+        ({"tags": {"ortlaunch.git_dirty": "true"}}, ["in no commit", "run-1"]),
+        ({"other_cpu_percent": 35.0}, ["other processes", "10 %", "run-1 (00000001) 35 %"]),
+        ({"steady_windows": 2.0}, ["fewer than 5 steady windows", "run-1 (00000001) 2"]),
+        ({"last_loss": math.nan}, ["loss is not finite", "run-1"]),
+        ({"backend": "ort"}, ["backend=ort", "no ortlaunch.ort_active tag", "run-1"]),
+        ({"backend": "ort", "ort_active": False}, ["ortlaunch.ort_active=false"]),
+    ],
+)
+def test_what_is_unfair_is_named(change: dict[str, object], words: list[str]) -> None:
+    (warning,) = of(row(0), row(1, **change)).warnings
+    for word in words:
+        assert word in warning
+    assert of(row(0), row(1)).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data_fingerprint", "f1"),
+        ("device", "cuda"),
+        ("device_name", "H100"),
+        ("torch", "2.6.0"),
+    ],
+)
+def test_what_a_baseline_does_not_say_is_no_difference(key: str, value: str) -> None:
+    tag = {f"ortlaunch.{key}": value}
+    assert of(row(0), row(1, tags=tag)).warnings == [], "an old run knows nothing of it"
+    (warning,) = of(row(0, tags={f"ortlaunch.{key}": "other"}), row(1, tags=tag)).warnings
+    assert "baseline's other" in warning and f"({value})" in warning
+
+
+@pytest.mark.parametrize("key", ["train.grad_accumulation", "data.seq_len"])
+def test_other_batches_are_unfair(key: str) -> None:
+    (warning,) = of(row(0, params={key: "1"}), row(1, params={key: "2"})).warnings
+    assert key in warning
+
+
+def test_a_thousand_unfair_runs_are_one_line() -> None:
+    rows = [row(0), *(row(n, status="FAILED", params={"optimizer.lr": str(n)}) for n in range(1, 1000))]
+    (warning,) = of(*rows).warnings
+    assert "and 995 more" in warning and len(warning) < 300
+
+
+def test_the_url_of_mlflows_own_page() -> None:
+    rows = [row(1), row(2)]
+    url = compare_url("https://u:***@host:5000/mlflow/", rows)
+    one, two = rows[0].run_id, rows[1].run_id
+    assert url == (
+        f"https://host:5000/mlflow/#/compare-runs?runs=%5B%22{one}%22%2C%22{two}%22%5D&experiments=%5B%227%22%5D"
+    )
+    assert compare_url("sqlite:////x.db", rows) is None
+    assert compare_url("http://host", [row(n) for n in range(101)]) is None
+
+
+def test_thinning_keeps_ends_peaks_and_gaps() -> None:
+    points = [(step, float(step), 1.0) for step in range(10_000)]
+    points[5003] = (5003, 5003.0, 99.0)
+    points[7001] = (7001, 7001.0, -3.0)
+    gap = [(step, seconds, None if step == 400 else value) for step, seconds, value in points]
+    kept = thinned(gap, 600)
+    assert len(kept) <= 605 and kept[0][0] == 0 and kept[-1][0] == 9999
+    assert {(5003, 99.0), (7001, -3.0), (400, None)} <= {(step, value) for step, _, value in kept}
+    assert thinned(points[:600], 600) == points[:600]

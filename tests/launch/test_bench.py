@@ -1,0 +1,163 @@
+"""The order of a bench's runs, what it refuses, and that a cell that fails stops nobody else."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.errors import RequestError
+from ortlaunch.launch import bench
+from ortlaunch.launch.sweep import note_end
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> bench.Grid:
+    """Three cells of one worker."""
+    made = bench.Grid(folder=tmp_path / "runs" / "default" / "multirun-20260101-000000")
+    for name in ("a", "b", "c"):
+        words = ["model=mlp", "trainer=single", "seed=7", f"run_root={tmp_path / 'runs'}"]
+        made.cells.append(bench.Cell(name, to_config(compose(words)), words))
+    return made
+
+
+class Runs:
+    """Takes the place of real runs."""
+
+    def __init__(self, codes: dict[str, int]) -> None:
+        self.started: list[tuple[str, int]] = []
+        self.words: list[list[str]] = []
+        self._codes = codes
+
+    def __call__(self, plan: Any, config: Any, words: list[str]) -> int:
+        self.started.append((config.name, config.seed))
+        self.words.append(words)
+        code = self._codes.get(config.name.partition("-")[0], 0)
+        (plan.sweep.folder / "tasks" / str(plan.sweep.number)).write_text("")
+        plan.run_dir.mkdir(parents=True)
+        (plan.run_dir / "sweep.json").write_text(
+            json.dumps({"folder": str(plan.sweep.folder), "task": plan.sweep.number})
+        )
+        note_end(plan.run_dir, "KILLED" if code >= 128 else "FAILED" if code else "FINISHED")
+        return code
+
+
+@pytest.fixture
+def started(grid: bench.Grid, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the grid without real runs; says what was started, compared, and how the sweep ended."""
+
+    def start(codes: dict[str, int], repeat: int, **options: Any) -> tuple[int, Runs, list[argparse.Namespace], str]:
+        runs, compared = Runs(codes), []
+        monkeypatch.setattr(bench, "run", runs)
+        monkeypatch.setattr(bench, "send", lambda *_: None)
+        monkeypatch.setattr("ortlaunch.compare.command.run", lambda wanted, *_: compared.append(wanted))
+        given = {"baseline": None, **options}
+        code = bench._Bench(grid, repeat, ["bench", "x=1,2"]).run(argparse.Namespace(**given))
+        events = [json.loads(line) for line in (grid.folder / "journal.jsonl").read_text().splitlines()]
+        return code, runs, compared, next(event["status"] for event in events if event["event"] == "end")
+
+    return start
+
+
+def test_rounds_are_interleaved_and_have_seeds_of_their_own(started: Any, grid: bench.Grid) -> None:
+    code, runs, (compared,), status = started({}, 2)
+    assert runs.started == [(f"{name}-seed={seed}", seed) for seed in (7, 8) for name in "abc"]
+    assert (code, status) == (0, "FINISHED")
+    assert runs.words[3][-1] == "seed=8" and "seed=7" not in runs.words[3]
+    assert compared.sweep == str(grid.folder) and Path(compared.baseline).name.endswith(runs_id(grid, 0))
+
+
+def runs_id(grid: bench.Grid, number: int) -> str:
+    return json.loads((grid.folder / "sweep.json").read_text())["runs"][number].rpartition("-")[2]
+
+
+def test_a_cell_that_fails_is_named_and_the_others_go_on(started: Any, grid: bench.Grid, capsys: Any) -> None:
+    code, runs, (compared,), status = started({"a": 1}, 2)
+    assert [name for name, _ in runs.started] == ["a-seed=7", "b-seed=7", "c-seed=7", "b-seed=8", "c-seed=8"]
+    assert (code, status) == (1, "FAILED")
+    out, err = capsys.readouterr()
+    assert "a failed: exit code 1 in round 1" in err
+    assert [line.split()[0] for line in out.splitlines() if "round" in line] == ["1/6", "2/5", "3/5", "4/5", "5/5"]
+    assert compared.baseline.endswith(runs_id(grid, 1)), "what has failed is no baseline"
+
+
+def test_all_that_fails_is_not_compared(started: Any) -> None:
+    code, _, compared, _ = started(dict.fromkeys("abc", 1), 1)
+    assert (code, compared) == (1, [])
+
+
+def test_a_request_to_stop_ends_the_bench(started: Any) -> None:
+    code, runs, compared, status = started({"b": 130}, 3)
+    assert [name for name, _ in runs.started] == ["a-seed=7", "b-seed=7"]
+    assert (code, compared, status) == (130, [], "KILLED")
+
+
+def test_a_baseline_that_is_named_stays(started: Any) -> None:
+    _, _, (compared,), _ = started({}, 1, baseline="mine")
+    assert compared.baseline == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "repeat"), [(["model=mlp"], 3), (["repeat=5"], 5), (["repeat=2", "-m", "--multirun"], 2)]
+)
+def test_how_often_and_what_is_left_for_hydra(words: list[str], repeat: int) -> None:
+    found, rest = bench._repeat(words)
+    assert found == repeat
+    assert rest == ["train.save_weights=false", *(["model=mlp"] if "model=mlp" in words else [])]
+    assert bench._repeat(["train.save_weights=true"])[1] == ["train.save_weights=true"]
+
+
+@pytest.mark.parametrize("word", ["repeat=0", "repeat=x", "repeat=", "seed=1,2"])
+def test_what_is_no_number_of_rounds(word: str) -> None:
+    with pytest.raises(RequestError, match="repeat="):
+        bench._repeat([word])
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    line = [sys.executable, "-m", "ortlaunch", "bench", *words]
+    return subprocess.run(line, cwd=folder, env=variables, capture_output=True, text=True, timeout=120)
+
+
+def test_a_dry_run_lists_the_runs_and_leaves_nothing(tmp_path: Path) -> None:
+    result = command(tmp_path, "model=mlp", "backend=eager,compile", "repeat=2", "launcher.dry_run=true", "device=cpu")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("4 runs")
+    assert [line.split()[2] for line in lines[1:]] == ["mlp-eager-ddp", "mlp-compile-ddp"] * 2
+    assert [line.split()[-1] for line in lines[1:]] == ["seed=0", "seed=0", "seed=1", "seed=1"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cells_that_cannot_work_are_named_and_the_others_stay(tmp_path: Path) -> None:
+    result = command(tmp_path, "model=mlp", "train.steps=0,5", "launcher.dry_run=true", "device=cpu")
+    assert result.returncode == 0 and "train.steps=0" in result.stderr and "left out" in result.stderr
+    assert result.stdout.startswith("3 runs")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["launcher=slurm"], "launcher=slurm: a bench runs on this machine"),
+        (["launcher.nodes=2", "launcher.master_addr=h"], "launcher.nodes=2: a bench"),
+        (["tracking=none"], "tracking=none: a bench compares"),
+        (["experiment=x,y"], "experiment: the runs of a bench"),
+        (["tracking.uri=sqlite:///a.db,sqlite:///b.db"], "tracking.uri: the runs of a bench"),
+        (["train.steps=0"], "train.steps=0"),
+        (["--html", "no/where.html"], "no/where.html: there is no folder"),
+        (["model=nothing"], "nothing"),
+    ],
+)
+def test_requests_that_cannot_work_leave_nothing(tmp_path: Path, words: list[str], said: str) -> None:
+    result = command(tmp_path, "model=mlp", "backend=eager", *words)
+    assert result.returncode == 2 and said in result.stderr, result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

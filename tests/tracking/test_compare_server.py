@@ -1,0 +1,38 @@
+"""`ortlaunch compare` against a real `mlflow server`: the addresses it prints, and its record there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from mlflow.entities import Metric, Param
+
+from ortlaunch.compare.command import main
+
+
+def test_addresses_and_record(server: Any, client: Any, tmp_path: Path, capsys: Any) -> None:
+    server.up()
+    mlflow = client(server.uri)
+    experiment = mlflow.create_experiment("compared")
+    runs = []
+    for number in range(2):
+        run = mlflow.create_run(experiment, run_name=f"run-{number}")
+        metrics = [Metric("summary/tokens_per_second_median", 10.0 + number, 1, 5)]
+        metrics += [Metric("train/loss", 3.0 - step / 5, run.info.start_time + step, step) for step in range(5)]
+        mlflow.log_batch(run.info.run_id, metrics=metrics, params=[Param("optimizer.lr", str(number))])
+        mlflow.set_terminated(run.info.run_id)
+        runs.append(run.info.run_id)
+    page = tmp_path / "page.html"
+    words = ["--uri", server.uri, "--experiment", "compared", "--html", str(page), "--log"]
+    assert main(words, "", "") == 0
+    out = capsys.readouterr().out
+    address = re.search(r"in MLflow: (\S+)", out)[1]  # type: ignore[index]
+    assert unquote(address).startswith(f'{server.uri}/#/compare-runs?runs=["')
+    assert all(run_id in address for run_id in runs)
+    assert address.replace("&", "&amp;") in page.read_text()
+    experiment_id, run_id = re.search(rf"logged: +{server.uri}/#/experiments/(\d+)/runs/(\w+)/", out).groups()  # type: ignore[union-attr]
+    assert experiment_id == experiment
+    files = [item.path for item in mlflow.list_artifacts(run_id, "comparison")]
+    assert files == [f"comparison/comparison.{kind}" for kind in ("html", "json", "png")]
