@@ -27,7 +27,7 @@ Usage:
   ortlaunch compare [RUN ...]         put runs side by side; --sweep SWEEP those of a --multirun
   ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models
-  ortlaunch doctor [--json]           what this environment has, and what mends what it lacks
+  ortlaunch doctor [--json] [--fix]   what environment and machine have, and what mends what they lack
 RUN is a run folder, its short id, its name, or a job id. Every command has a --help of its own.
 
 Examples:

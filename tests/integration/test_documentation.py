@@ -17,7 +17,7 @@ _ID = "1a2b3c"
 """What the pages write where a reader puts the short id of a run."""
 _GPT2 = ("vocab_size=256", "n_embd=32", "n_layer=1", "n_head=2")
 _SMALL = {"gpt2": _GPT2, "gpt2_nano": _GPT2, "resnet": ("hidden_sizes=[32]", "depths=[1]"), "mlp": ()}
-_SHORT = ("device=cpu", "train.steps=2", "train.log_every=1")
+_SHORT = ("device=cpu", "train.steps=2", "train.log_every=1", "launcher.workers_per_node=1")
 
 
 def commands(page: str) -> list[str]:
@@ -39,7 +39,8 @@ def shortened(words: list[str]) -> list[str]:
     params = [f"model.params.{param}" for param in _SMALL[config.model.name]]
     tokens = ["data.seq_len=32"] if hasattr(config.data, "seq_len") else []
     keys = {word.partition("=")[0] for word in (*_SHORT, *tokens)}
-    return [*(word for word in words if word.partition("=")[0] not in keys), *_SHORT, *params, *tokens]
+    # Keys after an option would be taken for its values.
+    return [*_SHORT, *params, *tokens, *(word for word in words if word.partition("=")[0] not in keys)]
 
 
 def test_the_pages_name_commands() -> None:
