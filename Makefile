@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 VENV26 := .venv-torch26
-WHOLE_RUNS := tests/integration tests/faults
+WHOLE_RUNS := tests/integration tests/faults tests/wheel
 CLUSTER_RUNS := tests/slurm
 # Whole runs side by side: starting up is one core wide, training two. Their threads must not spin for each other then.
 AT_ONCE := $(shell [ "$$(nproc)" -ge 4 ] && echo 2 || echo 1)
@@ -21,7 +21,7 @@ run: $(INSTALLED)
 ## test: all tests but test-slurm's: those that start no workers on all cores, then faults, then whole runs, two at a time
 test: test-quick
 	$(BIN)/python -m pytest tests/faults
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadfile tests/integration
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadfile tests/integration tests/wheel
 
 ## test-quick: the tests that start no workers
 test-quick: $(INSTALLED)

@@ -86,7 +86,7 @@ def test_only_the_ort_package_imports_onnxruntime() -> None:
 def test_only_the_relay_and_compare_import_mlflow() -> None:
     users = users_of("mlflow")
     assert users, "the search finds nothing any more"
-    assert {name for name in users if not below(name, ("ortlaunch.tracking",))} == set()
+    assert {name for name in users if not below(name, ("ortlaunch.tracking", "ortlaunch.compare"))} == set()
 
 
 def test_the_launcher_reads_no_heavy_library_when_it_is_imported() -> None:
@@ -107,7 +107,7 @@ def test_the_launcher_reads_no_heavy_library_when_it_is_imported() -> None:
 def test_no_modules_import_each_other_in_a_circle(lazy: bool) -> None:
     graph = {name: imports(path, lazy=lazy) & set(MODULES) - {name} for name, path in MODULES.items()}
     for one, other in _CIRCLES:
-        graph[one].discard(other)
+        graph.get(one, set()).discard(other)
     try:
         list(TopologicalSorter(graph).static_order())
     except CycleError as error:
