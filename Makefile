@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 VENV26 := .venv-torch26
-WHOLE_RUNS := tests/integration tests/faults
+WHOLE_RUNS := tests/integration tests/faults tests/wheel
 CLUSTER_RUNS := tests/slurm
 # Whole runs side by side: starting up is one core wide, training two. Their threads must not spin for each other then.
 AT_ONCE := $(shell [ "$$(nproc)" -ge 4 ] && echo 2 || echo 1)
@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench-jobs bench-others run test test-quick test-faults test-slurm test-slurm-quick test-torch26 check bench-ort bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench-jobs bench-others coverage docs docs-reference run test test-quick test-wheel test-faults test-slurm test-slurm-quick test-torch26 check bench-ort bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -21,7 +21,7 @@ run: $(INSTALLED)
 ## test: all tests but test-slurm's: those that start no workers on all cores, then faults, then whole runs, two at a time
 test: test-quick
 	$(BIN)/python -m pytest tests/faults
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadfile tests/integration
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadfile tests/integration tests/wheel
 
 ## test-quick: the tests that start no workers
 test-quick: $(INSTALLED)
@@ -45,11 +45,25 @@ test-slurm-quick: $(INSTALLED)
 	$(BIN)/python -m pytest tests/slurm/test_lab.py tests/slurm/test_survival.py \
 		-k "lab or end_to_end or warning or by_hand or too_many or scancel"
 
-## check: lint, format and types
-check: $(INSTALLED)
+## test-wheel: the wheel installed from nothing, every package anew (2 GB, some minutes), and runs from there
+test-wheel: $(INSTALLED)
+	ORTLAUNCH_TEST_INSTALL=1 $(BIN)/python -m pytest --timeout 1800 tests/wheel
+
+## coverage: which lines the tests that start no workers run, by file; what only workers run is counted as not run
+coverage: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --cov=ortlaunch --cov-report=term --cov-report=html \
+		$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
+
+## check: lint, format, types, who imports what, and the documentation, whose links must lead somewhere
+check: $(INSTALLED) docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py
+
+## docs: the pages of docs/ as a site in site/, made and read without a network
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 ## bench-ort: step time of ORT over eager's, interleaved in one run
 bench-ort: $(INSTALLED)
@@ -77,6 +91,10 @@ bench-others: $(INSTALLED)
 ## docs-families: measure the model families under ORT with this torch, and write them into docs/ort-families.md
 docs-families: $(INSTALLED)
 	$(BIN)/python -m tests.ort.families_table
+
+## docs-reference: write docs/reference.md as the schema has it
+docs-reference: $(INSTALLED)
+	$(BIN)/python -m tests.config.reference
 
 ## docs-precision: write the tables of docs/precision.md as the rules have them
 docs-precision: $(INSTALLED)

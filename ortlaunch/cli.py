@@ -245,7 +245,7 @@ def _models(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
-    from ortlaunch.doctor import main
+    from ortlaunch.doctor.command import main
 
     return main(arguments)
 

@@ -135,6 +135,13 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_options_may_stand_between_keys(tmp_path: Path) -> None:
+    arguments = ["model=gpt2", "--cfg", "job", "trainer=deepspeed", "--resolve", "seed=3"]
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "zero_stage: 1" in result.stdout and "seed: 3" in result.stdout
+
+
 def test_shell_completion_of_hydra_works(tmp_path: Path) -> None:
     result = run("-sc", "query=bash", cwd=tmp_path, COMP_LINE="ortlaunch trainer=d", COMP_POINT="19", COMP_CWORD="1")
     assert result.returncode == 0, result.stderr

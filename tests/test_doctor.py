@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ortlaunch.doctor import command, machine, tracking
+from ortlaunch.doctor.fix import fix
+from ortlaunch.doctor.line import Level, Line
 from ortlaunch.ort import extension
 
 
@@ -47,7 +54,7 @@ def test_this_environment_is_healthy() -> None:
     result = doctor()
     assert result.returncode == 0, result.stdout
     # The report alone; what libraries say while they are imported is not in it.
-    assert {line.split()[0] for line in result.stdout.splitlines()} <= {"ok", "warning", "mend:"}
+    assert {line.split()[0] for line in result.stdout.splitlines()} <= {"ok", "warning", "mend:", "by"}
     for name in ("python", "torch", "driver", "onnxruntime-training", "aten_op_executor is built", "ortmodule"):
         assert name in result.stdout
 
@@ -90,3 +97,149 @@ def test_the_cpu_package_on_a_machine_with_a_driver_is_a_warning(cuda_site) -> N
     line = lines(LD_LIBRARY_PATH=driver)["onnxruntime"]
     assert line["level"] == "warning"
     assert "ortlaunch[cuda]" in line["mend"]
+
+
+def test_the_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = {line.name: line for line in (*machine.disk(), *machine.shared_memory(), *machine.clock())}
+    assert f"{tmp_path}/runs" in found["disk of runs"].text
+    assert found["clock"].level is Level.ok
+    # It looks; it leaves nothing.
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("free", "level"), [(0.5, Level.error), (5, Level.warning), (50, Level.ok)])
+def test_a_full_disk_is_told_before_a_checkpoint_finds_out(monkeypatch, free: float, level: Level) -> None:
+    usage = shutil._ntuple_diskusage(100 * 2**30, 0, int(free * 2**30))
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
+    assert {line.level for line in machine.disk()} == {level}
+
+
+def test_little_shared_memory_is_a_warning(monkeypatch) -> None:
+    """What Docker gives without being asked."""
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**26, 0, 2**26))
+    (line,) = machine.shared_memory()
+    assert line.level is Level.warning and "--shm-size" in line.text
+
+
+@pytest.mark.parametrize(("skew", "words"), [(60.0, "60 s behind"), (-9.0, "9 s ahead of"), (1.0, "within")])
+def test_another_clock_is_told(skew: float, words: str) -> None:
+    line = machine.clock_line("the server", skew)
+    assert words in line.text and (line.level is Level.ok) == (abs(skew) < 5)
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "scontrol", "level", "words"),
+    [
+        ("echo slurm 23.11.4", "echo Slurmctld at c1 is UP", "ok", "slurm 23.11.4, its controller answers"),
+        ("echo slurm 23.11.4", "echo Slurmctld at c1 is DOWN", "warning", "does not answer"),
+        ("echo error: no config >&2; exit 1", "exit 1", "warning", "belongs to no cluster"),
+    ],
+)
+def test_slurm_is_asked(tmp_path: Path, monkeypatch, sbatch: str, scontrol: str, level: str, words: str) -> None:
+    for name, body in (("sbatch", sbatch), ("scontrol", scontrol)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (line,) = machine.slurm()
+    assert line.level.value == level and words in line.text
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Answers as an MLflow server does."""
+
+    version = "3.17.2"
+    password: str | None = None
+    ahead = 0.0
+
+    def do_GET(self) -> None:
+        asked = base64.b64encode(f"admin:{self.password}".encode()).decode()
+        refused = self.password is not None and self.path.startswith("/api")
+        code = 401 if refused and self.headers.get("Authorization") != f"Basic {asked}" else 200
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(self.version.encode() if self.path == "/version" else b"{}")
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(time.time() + self.ahead)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def serve():
+    """Starts a server with some of its answers changed; returns its URI."""
+    servers = []
+
+    def start(**changed: object) -> str:
+        servers.append(http.server.HTTPServer(("127.0.0.1", 0), type("Changed", (Server,), changed)))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+
+
+def test_a_tracking_server_that_fits(serve, monkeypatch) -> None:
+    monkeypatch.setattr(tracking.importlib.metadata, "version", lambda _: "3.17.2")
+    store, clock = tracking.mlflow(serve())
+    assert store.level is Level.ok and "version 3.17.2" in store.text
+    assert clock.level is Level.ok
+    # A password is asked for, and then given.
+    uri = serve(password="correct horse")
+    store, _ = tracking.mlflow(uri)
+    assert store.level is Level.error and "401" in store.text and "MLFLOW_TRACKING_PASSWORD" in store.mend
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse")
+    assert next(tracking.mlflow(uri)).level is Level.ok
+
+
+def test_a_tracking_server_that_does_not_fit(serve, monkeypatch) -> None:
+    monkeypatch.setattr(tracking.importlib.metadata, "version", lambda _: "3.17.2")
+    store, clock = tracking.mlflow(serve(version="3.10.1", ahead=120.0))
+    assert store.level is Level.warning and "3.10.1" in store.text
+    assert clock.level is Level.warning and "behind" in clock.text
+    (gone,) = tracking.mlflow("http://me:secret@127.0.0.1:9")
+    assert gone.level is Level.warning and "secret" not in gone.text and "ortlaunch sync" in gone.mend
+
+
+def test_a_store_in_a_file(tmp_path: Path, monkeypatch) -> None:
+    uri = f"sqlite:///{tmp_path}/mlruns.db"
+    (line,) = tracking.mlflow(uri)
+    assert line.level is Level.ok and not list(tmp_path.iterdir())
+    (tmp_path / "mlruns.db").write_text("no database")
+    (line,) = tracking.mlflow(uri)
+    assert line.level is Level.error
+    # What the environment names comes before what runs take.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert next(tracking.mlflow(None)).text == line.text
+
+
+def test_fix_runs_what_mends_and_leaves_what_needs_a_person(tmp_path: Path, capfd) -> None:
+    lines = [
+        Line("a", Level.warning, "", f"touch '{tmp_path}/a b'"),
+        Line("b", Level.error, "", f"touch '{tmp_path}/b'", by_hand=True),
+        Line("c", Level.error, "", "exit 3"),
+        Line("d", Level.warning, "", f"touch '{tmp_path}/a b'"),
+        Line("e", Level.ok, ""),
+    ]
+    assert fix(lines) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["a b"]
+    said = capfd.readouterr().out
+    assert said.count("touch") == 1 and "failed with exit code 3" in said
+
+
+def test_fix_and_json_do_not_go_together() -> None:
+    result = doctor("--fix", "--json")
+    assert result.returncode == 2 and "--fix" in result.stderr
+
+
+def test_fix_is_followed_by_a_new_report(capfd, monkeypatch) -> None:
+    missing = Line("extension", Level.error, "not built", "echo building")
+    monkeypatch.setattr(command, "examine", lambda uri: [missing])
+    monkeypatch.setattr(command.subprocess, "run", lambda words: subprocess.CompletedProcess(words, 0))
+    monkeypatch.setattr(command, "fix", lambda lines: len(lines))
+    assert command.main(["--fix"]) == 0
+    assert "mend: echo building" in capfd.readouterr().out

@@ -40,13 +40,19 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
 
     _check_optional_groups(arguments)
     _register_options(arguments)
-    sys.argv = [sys.argv[0], *arguments]
+    sys.argv = [sys.argv[0], *_keys_first(arguments)]
     # Otherwise Hydra would print what goes wrong in its own way and exit with 1.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
     except (HydraException, OmegaConfBaseException) as error:
         raise RequestError(explain(error)) from error
+
+
+def _keys_first(arguments: list[str]) -> list[str]:
+    """The same words with the options last: argparse, which Hydra uses, takes keys in one row only."""
+    keys = [word for word in arguments if word.startswith("~") or ("=" in word and not word.startswith("-"))]
+    return keys + [word for word in arguments if word not in keys]
 
 
 def _check_optional_groups(arguments: list[str]) -> None:

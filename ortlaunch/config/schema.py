@@ -118,6 +118,7 @@ class ModelConfig:
     imports: list[str] = field(default_factory=list)
     """Python modules to import before the registry is asked, for models registered by a decorator."""
     params: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the builder by name; an unknown one is refused with the nearest right one."""
     weights: str | None = None
     """Folder of safetensors files, or one file, with the weights to start from, by the model's own names."""
 
@@ -154,7 +155,9 @@ class SyntheticConfig(TokenDataConfig):
 
     name: str = "synthetic"
     samples: int = 4096
+    """How many there are before they come again."""
     vocab_size: int = 256
+    """Tokens are smaller than this."""
 
 
 @dataclass
@@ -189,12 +192,17 @@ class HfDataConfig(TokenDataConfig):
     path: str = MISSING
     """Folder written by `save_to_disk`, a folder of data files, or an id on the hub."""
     config: str | None = None
+    """Which configuration of the data set, where it has several."""
     split: str = "train"
+    """Split to train on."""
     eval_split: str | None = None
     """Split to evaluate on; null holds out a part of data.split."""
     column: str = "text"
+    """Column that holds the text."""
     tokenizer: str | None = None
+    """Folder of a transformers tokenizer, or a tokenizer.json; null reads bytes."""
     streaming: bool = False
+    """Read samples as they come instead of preparing the whole data set first."""
 
 
 @dataclass
@@ -239,6 +247,7 @@ class OrtDebugConfig:
     """Leave the exported and optimized graphs in the run folder under onnx/."""
     log_level: OrtLogLevel = OrtLogLevel.warning
     onnx_prefix: str = "model"
+    """Begins the names of these files."""
 
 
 @dataclass
@@ -288,7 +297,9 @@ class DdpConfig(TrainerConfig):
 
     name: str = "ddp"
     bucket_cap_mb: int = 25
+    """Size of the packets in which gradients are exchanged, in MB."""
     find_unused_parameters: bool = False
+    """Look in every step for parameters that took no part in the loss; needed by models that have such, and slower."""
     static_graph: bool | None = None
     """Whether every step uses the same parameters in the same way, which spares DDP the search; null says yes for the
     models of ours that do."""
@@ -315,6 +326,7 @@ class OptimizerConfig:
     lr: float = 3e-4
     """Peak learning rate; the scheduler multiplies it."""
     weight_decay: float = 0.0
+    """How far weights are drawn to zero in each step, times the learning rate."""
     decay_bias_and_norm: bool = False
     """Apply weight decay to biases, normalization weights and other one-dimensional parameters as well."""
 
@@ -326,8 +338,11 @@ class AdamWConfig(OptimizerConfig):
     name: str = "adamw"
     weight_decay: float = 0.01
     beta1: float = 0.9
+    """How much of the mean of the gradients is kept from step to step."""
     beta2: float = 0.95
+    """How much of the mean of their squares is kept from step to step."""
     eps: float = 1e-8
+    """Added to the root of the latter, so that nothing is divided by zero."""
 
 
 @dataclass
@@ -337,6 +352,7 @@ class SgdConfig(OptimizerConfig):
     name: str = "sgd"
     lr: float = 0.05
     momentum: float = 0.9
+    """How much of the last update is kept."""
 
 
 @dataclass
@@ -346,6 +362,7 @@ class AdafactorConfig(OptimizerConfig):
     name: str = "adafactor"
     lr: float = 0.01
     beta2_decay: float = -0.8
+    """How fast the means of squares forget: step to the power of this."""
     clip_threshold: float = 1.0
     """Largest root mean square of a parameter's update."""
 
@@ -356,6 +373,7 @@ class SchedulerConfig:
 
     name: str = MISSING
     warmup_steps: int = 0
+    """Steps in which the learning rate rises in a straight line to its peak."""
 
 
 @dataclass
@@ -371,6 +389,7 @@ class LinearConfig(SchedulerConfig):
 
     name: str = "linear"
     min_ratio: float = 0.0
+    """What is left of the peak at the last step."""
 
 
 @dataclass
@@ -379,6 +398,7 @@ class CosineConfig(SchedulerConfig):
 
     name: str = "cosine"
     min_ratio: float = 0.1
+    """What is left of the peak at the last step."""
 
 
 @dataclass
@@ -449,15 +469,20 @@ class SlurmConfig(LauncherConfig):
 
     name: str = "slurm"
     partition: str | None = None
+    """As SLURM's --partition, and so the next three; null leaves each to the cluster."""
     account: str | None = None
+    """What is charged."""
     qos: str | None = None
+    """Quality of service."""
     reservation: str | None = None
+    """Nodes that were set aside."""
     constraint: str | None = None
     """Features that every node must have, as SLURM writes them: a100&nvlink."""
     time: str | None = None
     """Time limit as SLURM writes it: minutes, hours:minutes:seconds or days-hours. Before it ends the run writes a
     checkpoint and queues again, so it limits a stay on the nodes and not the run."""
     gpus_per_node: int | None = None
+    """GPUs of each node; null asks for none, and the workers train on the CPU."""
     gpu_type: str | None = None
     """Type of the GPUs, where a cluster has several: h100."""
     gpu_request: GpuRequest = GpuRequest.auto
@@ -474,6 +499,7 @@ class SlurmConfig(LauncherConfig):
     dependency: str | None = None
     """What to wait for, as SLURM writes it: afterok:1234."""
     mail_user: str | None = None
+    """Who gets the mail."""
     mail_type: str | None = None
     """When to send mail, as SLURM writes it: END,FAIL."""
     extra: list[str] = field(default_factory=list)
@@ -573,6 +599,7 @@ class Config:
     name: str | None = None
     """The run's name; null makes one of model, backend and trainer."""
     seed: int = 0
+    """Of weights, data order, dropout and all else that is drawn; each worker's own follows from it."""
     device: Device = Device.auto
     run_root: str = "runs"
     """Folder that holds the run folders."""

@@ -18,7 +18,8 @@ from ortlaunch.config.compose import multirun_task, run_with_hydra
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.local import public, run, write_identity
+from ortlaunch.launch.folder import public
+from ortlaunch.launch.local import run, write_identity
 from ortlaunch.launch.multirun import IN_NAME, send
 from ortlaunch.launch.plan import default_name, make_plan
 from ortlaunch.launch.sweep import SweepTask, create, end, marks_of, run_name, swept_keys, swept_name

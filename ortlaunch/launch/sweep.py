@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.files import replace_text
-from ortlaunch.launch.plan import folder_name
 from ortlaunch.tracking.journal import Journal, Status
 from ortlaunch.tracking.sink import KIND_TAG, SWEEP_TAG
 
@@ -175,11 +174,6 @@ def marks_of(folder: Path) -> set[str]:
 
 def _ends_of(folder: Path) -> list[str]:
     return [path.read_text() for path in (folder / _ENDED).iterdir() if not path.name.startswith(".")]
-
-
-def sweep_folder(root: Path, experiment: str, stamp: str) -> Path:
-    """Where a sweep that begins now has its folder."""
-    return (root / folder_name(experiment) / f"multirun-{stamp}").absolute()
 
 
 def find_sweep(asked: str, roots: list[Path]) -> Path | None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.slurm.job import TRACKING_URI
+from ortlaunch.launch.slurm.request import TRACKING_URI
 from ortlaunch.tracking.relay import sync
 from ortlaunch.tracking.sync import tracking_of
 

@@ -27,13 +27,11 @@ from ortlaunch.launch.folder import ARTIFACT_FOLDER
 from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
 from ortlaunch.launch.slurm import history
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
+from ortlaunch.launch.slurm.request import TRACKING_URI
 from ortlaunch.launch.slurm.scheduler import job_state, own_job
 from ortlaunch.launch.slurm.verdict import REQUEUE_WORD, Facts, Verdict, judge
 from ortlaunch.tracking.goodput import journal_goodput
 from ortlaunch.tracking.journal import Journal, Status
-
-TRACKING_URI = "ORTLAUNCH_TRACKING_URI"
-"""Variable with the tracking URI where it holds a password, which stands in no file."""
 
 _NOTHING_TO_DO = 3
 _STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}

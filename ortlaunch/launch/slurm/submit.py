@@ -16,6 +16,7 @@ from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.slurm.plan import request_for
 from ortlaunch.launch.slurm.refusal import in_plain_words, is_final
+from ortlaunch.launch.slurm.request import TRACKING_URI
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.uri import redacted
 from ortlaunch.user import user_name
@@ -192,7 +193,7 @@ def submission_environment(config: Config) -> dict[str, str]:
     assert isinstance(cfg, SlurmConfig)
     uri = getattr(config.tracking, "uri", None)
     if uri is not None and redacted(uri) != uri:
-        kept["ORTLAUNCH_TRACKING_URI"] = uri
+        kept[TRACKING_URI] = uri
     return kept
 
 

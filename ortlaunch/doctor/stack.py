@@ -1,74 +1,23 @@
-"""``ortlaunch doctor``: what this environment has, what it lacks for ONNX Runtime, and the command that mends it."""
+"""What of Python's packages a run stands on: torch, ONNX Runtime and its libraries, DeepSpeed, NCCL."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import dataclasses
 import importlib.metadata
-import io
-import json
+import os
 import platform
+import shutil
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterator
 
+from ortlaunch.doctor.line import Level, Line
 from ortlaunch.ort import cuda_libs
 
 _PACKAGES = ("onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime", "onnxruntime-gpu")
 _TRAINING = _PACKAGES[:2]
 
 
-class Level(Enum):
-    """How bad a line is; an error means that ``backend=ort`` will not run as asked."""
-
-    ok = "ok"
-    warning = "warning"
-    error = "error"
-
-
-@dataclass(frozen=True)
-class Line:
-    """One thing that was looked at."""
-
-    name: str
-    level: Level
-    text: str
-    mend: str | None = None
-    """The command that mends it."""
-
-
-def main(arguments: list[str]) -> int:
-    """Prints the report.
-
-    Returns:
-        0, or 1 where a line is an error.
-    """
-    parser = argparse.ArgumentParser(prog="ortlaunch doctor", description="Examines this environment.")
-    parser.add_argument("--json", action="store_true", help="print the lines as JSON, for scripts")
-    wants_json = parser.parse_args(arguments).json
-    lines = examine()
-    healthy = all(line.level is not Level.error for line in lines)
-    print(_json(lines, healthy) if wants_json else _table(lines))
-    return 0 if healthy else 1
-
-
-def examine() -> list[Line]:
-    """Looks at everything, also after something that is broken."""
-    lines: list[Line] = []
-    for name, look in _LOOKS.items():
-        try:
-            # What libraries say while they are imported is no part of the report.
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                lines += look()
-        # Whatever a broken installation raises is what this command is for.
-        except Exception as error:
-            lines.append(Line(name, Level.error, str(error) or type(error).__name__))
-    return lines
-
-
-def _python() -> Iterator[Line]:
+def python() -> Iterator[Line]:
+    """The interpreter."""
     version = platform.python_version()
     if sys.version_info[:2] == (3, 11):
         yield Line("python", Level.ok, version)
@@ -76,7 +25,8 @@ def _python() -> Iterator[Line]:
         yield Line("python", Level.error, f"{version}; onnxruntime-training's wheels and ortlaunch need 3.11")
 
 
-def _torch() -> Iterator[Line]:
+def torch() -> Iterator[Line]:
+    """torch, and whether it suits this machine."""
     import torch
 
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
@@ -87,7 +37,8 @@ def _torch() -> Iterator[Line]:
         yield Line("torch", Level.warning, "cannot use this machine's GPU: a CUDA build of torch is needed for that")
 
 
-def _driver() -> Iterator[Line]:
+def driver() -> Iterator[Line]:
+    """The NVIDIA driver."""
     error = cuda_libs.driver_error()
     if error is None:
         yield Line("driver", Level.ok, f"NVIDIA driver for CUDA up to {cuda_libs.driver_cuda_version()}")
@@ -95,7 +46,8 @@ def _driver() -> Iterator[Line]:
         yield Line("driver", Level.ok, "no NVIDIA driver: training runs on the CPU")
 
 
-def _packages() -> Iterator[Line]:
+def packages() -> Iterator[Line]:
+    """Which ONNX Runtime is installed; two at once overwrite each other."""
     installed = {name: version for name in _PACKAGES if (version := _version(name)) is not None}
     names = " and ".join(f"{name} {version}" for name, version in installed.items())
     training = [name for name in _TRAINING if name in installed]
@@ -120,7 +72,8 @@ def _packages() -> Iterator[Line]:
         yield Line("onnxruntime", Level.ok, names)
 
 
-def _cuda_libraries() -> Iterator[Line]:
+def cuda_libraries() -> Iterator[Line]:
+    """The CUDA 11.8 libraries that ONNX Runtime was built for."""
     if not cuda_libs.has_cuda_provider():
         yield Line("cuda libraries", Level.ok, "not needed by this onnxruntime")
         return
@@ -134,7 +87,8 @@ def _cuda_libraries() -> Iterator[Line]:
             yield Line(found.library.soname, Level.ok, f"found: {found.origin}")
 
 
-def _ortmodule() -> Iterator[Line]:
+def ortmodule() -> Iterator[Line]:
+    """The compatibility layer, the compiled extension, and whether ORTModule imports."""
     from ortlaunch.ort import compat, extension
 
     if not any(_version(name) for name in _TRAINING):
@@ -156,29 +110,42 @@ def _ortmodule() -> Iterator[Line]:
     yield Line("ortmodule", Level.ok, "imports")
 
 
-_LOOKS: dict[str, Callable[[], Iterator[Line]]] = {
-    "python": _python,
-    "torch": _torch,
-    "driver": _driver,
-    "onnxruntime": _packages,
-    "cuda libraries": _cuda_libraries,
-    "ortmodule": _ortmodule,
-}
+def deepspeed() -> Iterator[Line]:
+    """DeepSpeed, and its optimizer for the host's memory, the one of its operators that a key of ours needs."""
+    version = _version("deepspeed")
+    if version is None:
+        yield Line(
+            "deepspeed", Level.error, "not installed: trainer=deepspeed needs it", "pip install 'deepspeed>=0.19,<0.20'"
+        )
+        return
+    yield Line("deepspeed", Level.ok, version)
+    import deepspeed.git_version_info as built
+    import torch
+
+    need = "trainer.offload_optimizer=true"
+    if built.installed_ops.get("cpu_adam"):
+        yield Line("deepspeed ops", Level.ok, f"cpu_adam is built, for {need}")
+    elif torch.version.cuda is None:
+        yield Line("deepspeed ops", Level.ok, f"none needed: {need} is for CUDA")
+    elif shutil.which(os.environ.get("CXX", "c++")) is None:
+        text = f"no C++ compiler to build cpu_adam with, which {need} needs"
+        yield Line("deepspeed ops", Level.warning, text, "apt-get install g++", by_hand=True)
+    else:
+        yield Line("deepspeed ops", Level.ok, f"cpu_adam is built at first use, for {need}")
 
 
-def _table(lines: list[Line]) -> str:
-    width = max(len(line.name) for line in lines)
-    rows = []
-    for line in lines:
-        rows.append(f"{line.level.value:<8} {line.name:<{width}}  {line.text}")
-        if line.mend is not None:
-            rows.append(f"{'':<8} {'':<{width}}  mend: {line.mend}")
-    return "\n".join(rows)
+def nccl() -> Iterator[Line]:
+    """NCCL, which CUDA workers talk by."""
+    import torch
+    from torch import distributed
 
-
-def _json(lines: list[Line], healthy: bool) -> str:
-    plain = [dataclasses.asdict(line) | {"level": line.level.value} for line in lines]
-    return json.dumps({"healthy": healthy, "lines": plain}, indent=2)
+    if torch.version.cuda is None:
+        yield Line("nccl", Level.ok, "not needed by this torch: workers on the CPU talk by Gloo")
+    elif not distributed.is_nccl_available():
+        yield Line("nccl", Level.error, "this torch has none: device=cuda with several workers needs it")
+    else:
+        version = torch.cuda.nccl.version()
+        yield Line("nccl", Level.ok, ".".join(map(str, version)) if isinstance(version, tuple) else str(version))
 
 
 def _version(package: str) -> str | None:

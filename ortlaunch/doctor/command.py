@@ -1,0 +1,103 @@
+"""``ortlaunch doctor``: looks at everything, also after something that is broken, and prints what it found."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+from ortlaunch.doctor import machine, stack, tracking
+from ortlaunch.doctor.fix import fix
+from ortlaunch.doctor.line import Level, Line
+
+_DESCRIPTION = """\
+Examines this environment and machine. Each line is ok, a warning or an error, with the command that mends it.
+Exit codes: 0, or 1 where a line is an error."""
+
+
+def main(arguments: list[str]) -> int:
+    """Prints the report.
+
+    Returns:
+        0, or 1 where a line is an error.
+    """
+    parser = argparse.ArgumentParser(
+        prog="ortlaunch doctor", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print the lines as JSON, for scripts")
+    parser.add_argument(
+        "--fix", action="store_true", help="run these commands, except those that need another user or a choice"
+    )
+    parser.add_argument("--uri", help="the MLflow store to look at (default: MLFLOW_TRACKING_URI, else that of runs)")
+    options = parser.parse_args(arguments)
+    if options.fix and options.json:
+        parser.error("--fix goes without --json")
+    lines = examine(options.uri)
+    if options.fix:
+        print(_table(lines))
+        if fix(lines) == 0:
+            print("nothing to mend that needs nobody")
+            return _code(lines)
+        # Anew in a process of its own: this one has the old packages in memory.
+        again = [] if options.uri is None else ["--uri", options.uri]
+        return subprocess.run([sys.executable, "-m", "ortlaunch", "doctor", *again]).returncode
+    print(_json(lines) if options.json else _table(lines))
+    return _code(lines)
+
+
+def examine(uri: str | None = None) -> list[Line]:
+    """Looks at everything.
+
+    Args:
+        uri: the MLflow store; None takes that of runs.
+    """
+    looks: dict[str, Callable[[], Iterator[Line]]] = {
+        "python": stack.python,
+        "torch": stack.torch,
+        "driver": stack.driver,
+        "onnxruntime": stack.packages,
+        "cuda libraries": stack.cuda_libraries,
+        "ortmodule": stack.ortmodule,
+        "deepspeed": stack.deepspeed,
+        "nccl": stack.nccl,
+        "disk": machine.disk,
+        "shared memory": machine.shared_memory,
+        "clock": machine.clock,
+        "slurm": machine.slurm,
+        "mlflow": functools.partial(tracking.mlflow, uri),
+    }
+    lines: list[Line] = []
+    for name, look in looks.items():
+        try:
+            # What libraries say while they are imported is no part of the report.
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                lines += look()
+        # Whatever a broken installation raises is what this command is for.
+        except Exception as error:
+            lines.append(Line(name, Level.error, str(error) or type(error).__name__))
+    return lines
+
+
+def _code(lines: list[Line]) -> int:
+    return 1 if any(line.level is Level.error for line in lines) else 0
+
+
+def _table(lines: list[Line]) -> str:
+    width = max(len(line.name) for line in lines)
+    rows = []
+    for line in lines:
+        rows.append(f"{line.level.value:<8} {line.name:<{width}}  {line.text}")
+        if line.mend is not None:
+            rows.append(f"{'':<8} {'':<{width}}  {'by hand' if line.by_hand else 'mend'}: {line.mend}")
+    return "\n".join(rows)
+
+
+def _json(lines: list[Line]) -> str:
+    plain = [dataclasses.asdict(line) | {"level": line.level.value} for line in lines]
+    return json.dumps({"healthy": _code(lines) == 0, "lines": plain}, indent=2)

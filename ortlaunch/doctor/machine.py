@@ -1,0 +1,104 @@
+"""What of the machine a run needs: room on the disk and in shared memory, a clock, and SLURM where it is there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ortlaunch.config.schema import Config
+from ortlaunch.doctor.line import Level, Line
+from ortlaunch.user import user_cache
+
+_GIB = 2**30
+SHARED_MEMORY = Path("/dev/shm")
+_LITTLE_SHARED = 256 * 2**20
+_SECONDS = 10
+_SKEW_SECONDS = 5.0
+"""Beyond this, time limits, heartbeats and the order of attempts are no longer what they say."""
+
+
+def disk() -> Iterator[Line]:
+    """Room where run folders and compiled libraries go."""
+    for name, folder in (("disk of runs", Path(Config.run_root)), ("disk of the cache", user_cache())):
+        there = _existing(folder)
+        free = shutil.disk_usage(there).free / _GIB
+        text = f"{free:.1f} GiB free for {folder.absolute()}"
+        if not os.access(there, os.W_OK):
+            yield Line(name, Level.error, f"{there} cannot be written", f"chown {os.getuid()} {there}", by_hand=True)
+        elif free < 1:
+            yield Line(
+                name, Level.error, f"{text}: a checkpoint hardly fits", f"du -xh {there} | sort -h", by_hand=True
+            )
+        elif free < 10:
+            text = f"{text}: checkpoints of a large model fill that soon; train.keep_checkpoints=2 keeps two"
+            yield Line(name, Level.warning, text, f"du -xh {there} | sort -h", by_hand=True)
+        else:
+            yield Line(name, Level.ok, text)
+
+
+def shared_memory() -> Iterator[Line]:
+    """Room in which data loaders and NCCL hand on tensors."""
+    if not SHARED_MEMORY.is_dir():
+        yield Line("shared memory", Level.warning, f"there is no {SHARED_MEMORY}: data.workers and NCCL need it")
+        return
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    text = f"{free / _GIB:.2f} GiB free in {SHARED_MEMORY}"
+    if free < _LITTLE_SHARED:
+        mend = f"mount -o remount,size=1g {SHARED_MEMORY}"
+        yield Line("shared memory", Level.warning, f"{text}; in Docker give --shm-size=1g", mend, by_hand=True)
+    else:
+        yield Line("shared memory", Level.ok, text)
+
+
+def clock() -> Iterator[Line]:
+    """This machine's clock against that of the disk that holds the run folders, which may be another machine's."""
+    with tempfile.NamedTemporaryFile(dir=_existing(Path(Config.run_root)), prefix=".ortlaunch-clock-") as file:
+        before = time.time()
+        file.write(b"x")
+        file.flush()
+        os.fsync(file.fileno())
+        skew = os.fstat(file.fileno()).st_mtime - before
+    yield clock_line("the disk of the run folders", skew)
+
+
+def clock_line(other: str, skew: float) -> Line:
+    """A line about how far another clock goes ahead of this machine's, in seconds."""
+    if abs(skew) <= _SKEW_SECONDS:
+        return Line("clock", Level.ok, f"within {_SKEW_SECONDS:.0f} s of {other}")
+    way = "behind" if skew > 0 else "ahead of"
+    text = f"{abs(skew):.0f} s {way} {other}"
+    return Line("clock", Level.warning, text, "chronyc makestep", by_hand=True)
+
+
+def slurm() -> Iterator[Line]:
+    """SLURM's commands, and whether a controller answers."""
+    if shutil.which("sbatch") is None:
+        yield Line("slurm", Level.ok, "not on this machine: launcher=slurm needs it, or launcher.dry_run=true")
+        return
+    version = _said(["sbatch", "--version"])
+    if not version.startswith("slurm"):
+        yield Line("slurm", Level.warning, f"installed, but belongs to no cluster: {version}", "sinfo", by_hand=True)
+    elif " UP" in (answer := _said(["scontrol", "ping"])):
+        yield Line("slurm", Level.ok, f"{version}, its controller answers")
+    else:
+        text = f"{version}, its controller does not answer: {answer}"
+        yield Line("slurm", Level.warning, text, "sinfo", by_hand=True)
+
+
+def _said(command: list[str]) -> str:
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return " ".join((result.stdout or result.stderr).split()[:12])
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    folder = folder.absolute()
+    return folder if folder.is_dir() else _existing(folder.parent)

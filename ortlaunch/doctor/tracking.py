@@ -1,0 +1,100 @@
+"""Whether the runs' record can be kept: the MLflow store that is asked for, its version, and its clock."""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import importlib.metadata
+import os
+import sqlite3
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.doctor.line import Level, Line
+from ortlaunch.doctor.machine import clock_line
+from ortlaunch.tracking.uri import redacted
+
+_SECONDS = 5
+
+
+def mlflow(uri: str | None) -> Iterator[Line]:
+    """The store.
+
+    Args:
+        uri: which; None takes ``MLFLOW_TRACKING_URI``, else what runs use by default.
+    """
+    installed = importlib.metadata.version("mlflow")
+    chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or MlflowConfig.uri
+    if chosen.startswith(("http://", "https://")):
+        yield from _server(chosen.rstrip("/"), installed)
+    elif chosen.startswith("sqlite:///"):
+        yield _file(Path(chosen.removeprefix("sqlite:///")).absolute(), installed)
+    else:
+        yield Line("mlflow", Level.ok, f"{installed}; {redacted(chosen)} was not looked at")
+
+
+def _file(path: Path, installed: str) -> Line:
+    if not path.is_file():
+        return Line("mlflow", Level.ok, f"{installed}; the first run makes {path}")
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_SECONDS) as store:
+            (runs,) = store.execute("select count(*) from runs").fetchone()
+    except sqlite3.Error as error:
+        # Moving it away loses the record of earlier runs, which their folders still have.
+        mend = f"mv {path} {path}.broken && ortlaunch sync runs/*/*"
+        return Line("mlflow", Level.error, f"{path} is no store of MLflow's: {error}", mend, by_hand=True)
+    return Line("mlflow", Level.ok, f"{installed}; {runs} runs in {path}")
+
+
+def _server(uri: str, installed: str) -> Iterator[Line]:
+    shown = redacted(uri)
+    try:
+        with _get(f"{uri}/health") as answer:
+            told = answer.headers.get("Date")
+    except (OSError, ValueError) as error:
+        text = f"{shown} does not answer ({error}); runs go on, and what they journal is sent later"
+        yield Line("mlflow", Level.warning, text, "ortlaunch sync runs/*/*", by_hand=True)
+        return
+    yield from _version(uri, shown, installed)
+    if moment := email.utils.parsedate_tz(told or ""):
+        yield clock_line(f"the tracking server {shown}", email.utils.mktime_tz(moment) - time.time())
+
+
+def _version(uri: str, shown: str, installed: str) -> Iterator[Line]:
+    try:
+        with _get(f"{uri}/version") as answer:
+            version = answer.read(100).decode(errors="replace").strip()
+        # Its answer is open to all; a list of experiments is not, where the server asks for a password.
+        with _get(f"{uri}/api/2.0/mlflow/experiments/search?max_results=1"):
+            pass
+    except urllib.error.HTTPError as error:
+        mends = {
+            401: ("it asks for a password", "export MLFLOW_TRACKING_USERNAME=… MLFLOW_TRACKING_PASSWORD=…"),
+            403: (
+                "this name is not allowed",
+                "export MLFLOW_SERVER_ALLOWED_HOSTS=…  # for the server, then restart it",
+            ),
+        }
+        why, mend = mends.get(error.code, (str(error.reason), f"curl -i {shown}/version"))
+        yield Line("mlflow", Level.error, f"{shown} refuses with {error.code}: {why}", mend, by_hand=True)
+        return
+    except (OSError, ValueError) as error:
+        yield Line("mlflow", Level.warning, f"{shown} breaks off: {error}")
+        return
+    if version.split(".")[:2] == installed.split(".")[:2]:
+        yield Line("mlflow", Level.ok, f"{installed}; {shown} answers, version {version}")
+    else:
+        text = f"{shown} has version {version}, this environment {installed}: only equal ones were tested"
+        yield Line("mlflow", Level.warning, text, f"pip install mlflow=={version}", by_hand=True)
+
+
+def _get(url: str) -> urllib.request.addinfourl:  # type: ignore[name-defined]
+    request = urllib.request.Request(url)
+    user, password = os.environ.get("MLFLOW_TRACKING_USERNAME"), os.environ.get("MLFLOW_TRACKING_PASSWORD")
+    if user and password is not None:
+        request.add_header("Authorization", "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode())
+    return urllib.request.urlopen(request, timeout=_SECONDS)

@@ -1,0 +1,143 @@
+"""docs/reference.md, made of the schema: ``python -m tests.config.reference`` writes it (make docs-reference)."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING
+
+from ortlaunch.config import schema
+from ortlaunch.config.paths import conf_dir, headline
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
+_INTRO = """\
+# Every key
+
+Made of `ortlaunch/config/schema.py` by `make docs-reference`. `ortlaunch --cfg job` prints a composed configuration;
+`KEY=VALUE` changes it, and what is wrong in it is refused before anything starts. A key is typed as it stands here;
+`null` takes a value away. Where a key belongs to one option of a group, the option has to be chosen first:
+`trainer=deepspeed trainer.zero_stage=2`.
+"""
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    parts = [_INTRO, "## The run\n", _table(schema.Config, "")]
+    parts += ["## train\n", _table(schema.TrainConfig, "train.")]
+    parts += ["## model\n", _options_of_models(), _table(schema.ModelConfig, "model.")]
+    for group, options in schema.GROUPS.items():
+        chosen = f"+{group}" if group in schema.OPTIONAL_GROUPS else group
+        parts += [f"## {group}\n", _shared(group, options)]
+        for option, node in options.items():
+            parts += [f"### {chosen}={option}\n", f"{_summary(node)}\n"]
+            parts.append(_table(node, f"{group}.", without=_base_of(options)))
+    return "\n".join(part for part in parts if part)
+
+
+def _shared(group: str, options: dict[str, type]) -> str:
+    base = _base_of(options)
+    table = _table(base, f"{group}.")
+    return f"{_summary(base)}\n\n{table}" if table else ""
+
+
+def _base_of(options: dict[str, type]) -> type:
+    return next(base for base in reversed(next(iter(options.values())).__mro__) if dataclasses.is_dataclass(base))
+
+
+def _options_of_models() -> str:
+    files = sorted((conf_dir() / "model").glob("*.yaml"))
+    rows = "".join(f"| `model={path.stem}` | {headline(path)} |\n" for path in files)
+    return f"| option | |\n| --- | --- |\n{rows}"
+
+
+def _table(node: type, prefix: str, without: type | None = None) -> str:
+    rows = _rows(node, prefix, without)
+    head = "| key | type | default | |\n| --- | --- | --- | --- |\n"
+    return head + "".join(f"| {' | '.join(row)} |\n" for row in rows) if rows else ""
+
+
+def _rows(node: type, prefix: str, without: type | None = None) -> list[tuple[str, str, str, str]]:
+    hints, docs = typing.get_type_hints(node), field_docs()
+    shared = {field.name: field.default for field in dataclasses.fields(without)} if without else {}
+    rows = []
+    for field in dataclasses.fields(node):
+        hint, key = hints[field.name], prefix + field.name
+        if (field.name == "name" and prefix) or (field.name in shared and shared[field.name] == field.default):
+            continue
+        if dataclasses.is_dataclass(hint) and prefix:
+            rows += _rows(typing.cast("type", hint), f"{key}.")
+        elif not _is_node(hint):
+            doc = docs.get((node, field.name)) or _inherited(node, field.name) or _of_enum(hint)
+            rows.append((f"`{key}`", _escape(_type(hint)), _escape(_default(field)), _escape(doc)))
+    return rows
+
+
+def _is_node(hint: Any) -> bool:
+    return any(dataclasses.is_dataclass(part) for part in (hint, *typing.get_args(hint)))
+
+
+def _type(hint: Any) -> str:
+    parts = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return " or ".join("null" if part is type(None) else _type(part) for part in parts)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return " ".join(f"`{member.name}`" for member in hint)
+    if typing.get_origin(hint) is list:
+        return f"list of {_type(parts[0])}"
+    if typing.get_origin(hint) is dict:
+        return "keys and values"
+    return {str: "text", int: "integer", float: "number", bool: "`true` `false`"}[hint]
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    value = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+    if value == MISSING:
+        return "must be given"
+    if isinstance(value, Enum):
+        value = value.name
+    elif value is None or isinstance(value, bool):
+        value = {None: "null", True: "true", False: "false"}[value]
+    elif value in ([], {}):
+        return "none"
+    return f"`{value}`"
+
+
+def _inherited(node: type, name: str) -> str:
+    return next((doc for base in node.__mro__ if (doc := field_docs().get((base, name)))), "")
+
+
+def _of_enum(hint: Any) -> str:
+    return _summary(hint) if isinstance(hint, type) and issubclass(hint, Enum) else ""
+
+
+def _summary(node: type) -> str:
+    return re.sub(r"\s+", " ", inspect.getdoc(node) or "").replace("``", "`")
+
+
+def field_docs() -> dict[tuple[type, str], str]:
+    """The text below each field of the schema."""
+    docs = {}
+    for one in ast.parse(inspect.getsource(schema)).body:
+        if isinstance(one, ast.ClassDef):
+            for field, after in zip(one.body, one.body[1:], strict=False):
+                if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+                    text = typing.cast("ast.Constant", after.value).value
+                    name = typing.cast("ast.Name", field.target).id
+                    docs[getattr(schema, one.name), name] = re.sub(r"\s+", " ", text).replace("``", "`")
+    return docs
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

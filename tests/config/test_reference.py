@@ -1,0 +1,22 @@
+"""docs/reference.md says what the schema says."""
+
+from __future__ import annotations
+
+from ortlaunch.config.compose import known_keys
+from ortlaunch.config.schema import GROUPS
+from tests.config.reference import PAGE, page
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "make docs-reference writes it anew"
+
+
+def test_it_has_every_key_and_each_is_explained() -> None:
+    text = page()
+    nodes = {*GROUPS, "train", "model", "backend.debug", "launcher.container"}
+    named = {f"{group}.name" for group in (*GROUPS, "model")}
+    for key in set(known_keys()) - nodes - named:
+        rows = [line for line in text.splitlines() if line.startswith(f"| `{key}` |")]
+        assert rows, key
+        for row in rows:
+            assert len(row.split(" | ")[-1]) > 8, f"{key} has no text in the schema"

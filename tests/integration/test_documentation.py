@@ -1,0 +1,78 @@
+"""Every command of README.md and docs/guide.md is run: whole, in order, in one folder, what trains on a small model."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.cli import VERBS
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import to_config
+
+ROOT = Path(__file__).parents[2]
+_ID = "1a2b3c"
+"""What the pages write where a reader puts the short id of a run."""
+_GPT2 = ("vocab_size=256", "n_embd=32", "n_layer=1", "n_head=2")
+_SMALL = {"gpt2": _GPT2, "gpt2_nano": _GPT2, "resnet": ("hidden_sizes=[32]", "depths=[1]"), "mlp": ()}
+_SHORT = ("device=cpu", "train.steps=2", "train.log_every=1", "launcher.workers_per_node=1")
+
+
+def commands(page: str) -> list[str]:
+    """The lines of a page's code blocks that are commands, without what a comment says of them."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    blocks = [text for language, text in found if language in ("", "sh")]
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    return [re.sub(r"\s+#.*", "", line) for line in lines if line.startswith(("ortlaunch ", "make ", "source "))]
+
+
+def trains(words: list[str]) -> bool:
+    return words[0] not in VERBS and "launcher.dry_run=true" not in words
+
+
+def shortened(words: list[str]) -> list[str]:
+    """The same command over few steps of a small model."""
+    asked = [word for word in words if not word.startswith(("--", "+after")) and "," not in word]
+    config = to_config(compose(asked))
+    params = [f"model.params.{param}" for param in _SMALL[config.model.name]]
+    tokens = ["data.seq_len=32"] if hasattr(config.data, "seq_len") else []
+    keys = {word.partition("=")[0] for word in (*_SHORT, *tokens)}
+    # Keys after an option would be taken for its values.
+    return [*_SHORT, *params, *tokens, *(word for word in words if word.partition("=")[0] not in keys)]
+
+
+def test_the_pages_name_commands() -> None:
+    for page, least in (("README.md", 12), ("docs/guide.md", 20)):
+        assert len(commands(page)) >= least
+    targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for page in ("README.md", "docs/guide.md", "docs/architecture.md"):
+        for target in re.findall(r"`?\bmake ([a-z][a-z0-9-]+)`?", (ROOT / page).read_text()):
+            assert target in targets, f"{page}: make {target}"
+
+
+@pytest.mark.timeout(900)
+def test_every_command_of_readme_and_guide_works(launch, tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text("In the beginning was the word. " * 500)
+    done: set[str] = set()
+    for command in [line for page in ("README.md", "docs/guide.md") for line in commands(page)]:
+        program, *words = shlex.split(command)
+        if program != "ortlaunch" or command in done:
+            continue
+        done.add(command)
+        folders = sorted(tmp_path.glob("runs/*/2*"), key=lambda folder: folder.stat().st_mtime)
+        if folders:
+            newest = folders[-1]
+            known = newest.name.rpartition("-")[2]
+            words = [str(newest) if word.endswith(f"-{_ID}") else word.replace(_ID, known) for word in words]
+        if words[0] == "resume":
+            words[-1] = "train.steps=3"
+        elif trains(words):
+            words = shortened(words)
+        elif "launcher.dry_run=true" in words:
+            words.append("device=cpu")
+        result = launch(tmp_path, *words)
+        assert result.returncode == 0, f"{command}\n{words}\n{result.report}"
+        assert result.stdout.strip(), command
+    assert (tmp_path / "weights").is_dir() and (tmp_path / "phone").is_dir()

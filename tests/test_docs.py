@@ -1,0 +1,62 @@
+"""The documentation as a site: it builds without a complaint, every page is reached, nothing comes from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    # A proxy that is not there: whatever would be fetched while it is built fails.
+    offline = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    result = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, **offline, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+def test_every_page_stands_in_the_navigation() -> None:
+    text = re.sub(r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text())
+    named = set(re.findall(r"[\w-]+\.md", str(yaml.safe_load(text)["nav"])))
+    assert named == {path.name for path in (ROOT / "docs").glob("*.md")}
+
+
+def test_nothing_is_fetched_when_it_is_read(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 12
+    for page in pages:
+        text = page.read_text()
+        fetched = re.findall(r'<(?:script|img|iframe|source)[^>]+src="(https?:[^"]+)"', text)
+        fetched += re.findall(r'<link[^>]+rel="(?:stylesheet|preconnect|icon)"[^>]+href="(https?:[^"]+)"', text)
+        assert not fetched, page
+    for sheet in site.rglob("*.css"):
+        assert not re.findall(r"url\(['\"]?https?:", sheet.read_text()), sheet
+
+
+def test_the_api_page_is_made_of_the_docstrings(site: Path) -> None:
+    text = (site / "api.html").read_text()
+    for name in ("register_model", "wrap_backend", "RequestError", "load_config", "Journal"):
+        assert name in text
+    assert "Raises" in text
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "slurm/lab/README.md"):
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert link.startswith("http") or (page.parent / link).exists(), f"{page}: {link}"
