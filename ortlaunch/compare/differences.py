@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+
+from omegaconf import OmegaConf
 
 from ortlaunch.compare.groups import CIRCUMSTANCES, Group, circumstance, same_work
+from ortlaunch.config.schema import GROUPS
+from ortlaunch.tracking.journal import flatten
 
 _SHOWN_CIRCUMSTANCES = (*CIRCUMSTANCES, "ortlaunch.hosts")
 
@@ -26,10 +31,35 @@ class Difference:
 
 
 def differences(groups: list[Group]) -> list[Difference]:
-    """What differs between the groups: parameters in the order of their names, then seeds, then circumstances."""
+    """What differs between the groups: parameters in the order of their names, then seeds, then circumstances.
+
+    What only follows from another choice is left out: that one backend or trainer has keys that another lacks, with the
+    values that they have anyway.
+    """
     keys = sorted({key for group in groups for key in group.first.params if not same_work(key)})
     found = [Difference(key, [group.first.params.get(key) for group in groups]) for key in keys]
+    found = [one for one in found if not _follows(one, groups)]
     found.append(Difference("seed", [", ".join(group.seeds) or None for group in groups]))
     for tag in _SHOWN_CIRCUMSTANCES:
         found.append(Difference(tag, [circumstance(group.first, tag) for group in groups]))
     return [one for one in found if len(set(one.values)) > 1]
+
+
+def _follows(difference: Difference, groups: list[Group]) -> bool:
+    """Whether every group has the value that its choice of an option brings."""
+    config_group, _, key = difference.key.partition(".")
+    if key == "name" or config_group not in GROUPS:
+        return False
+    choices = [group.first.params.get(f"{config_group}.name", "") for group in groups]
+    expected = [_defaults(config_group, choice).get(difference.key) for choice in choices]
+    return "" not in choices and expected == difference.values
+
+
+@cache
+def _defaults(config_group: str, choice: str) -> dict[str, str]:
+    """The parameters that an option of a config group has where nobody sets them, as they are recorded."""
+    node = GROUPS[config_group].get(choice)
+    if node is None:
+        return {}
+    plain = OmegaConf.to_container(OmegaConf.structured(node), enum_to_str=True)
+    return flatten({config_group: plain})

@@ -109,6 +109,7 @@ def _draw_curves(axis: Any, metric: str, curves: Curves, colours: list[Any]) -> 
         axis.plot(steps, values, style, color=colours[drawn.group], linewidth=1.3, marker=alone, markersize=3)
     axis.set_title(TITLES[metric], fontsize=10)
     axis.set_xlabel("step", fontsize=9)
+    axis.margins(y=0.1)
     if metric != "train/loss":
         axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3)

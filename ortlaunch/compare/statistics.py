@@ -1,7 +1,8 @@
 """Means of repeated runs and ratios of two means, with 95 % confidence intervals.
 
 Mean: Student's t. With n values, mean m and sample standard deviation s, the interval is m ± t·s/√n, t being the
-97.5 % point of Student's distribution with n - 1 degrees of freedom.
+97.5 % point of Student's distribution with n - 1 degrees of freedom. Rates and memory are never below 0, and neither is
+what is said of them.
 
 Ratio of two means: Fieller's interval (E. C. Fieller, "Some problems in interval estimation", Journal of the Royal
 Statistical Society B 16, 1954), which T. Kalibera and R. Jones ("Rigorous benchmarking in reasonable time", 2013) use
@@ -58,7 +59,8 @@ def mean_of(values: Sequence[float]) -> Mean | None:
         return Mean(1, mean, None, 0.0)
     squared_error = statistics.variance(values) / count
     half = student(count - 1) * math.sqrt(squared_error)
-    return Mean(count, mean, (mean - half, mean + half), squared_error)
+    low = mean - half if min(values) < 0 else max(0.0, mean - half)
+    return Mean(count, mean, (low, mean + half), squared_error)
 
 
 def ratio_interval(above: Mean, below: Mean) -> Interval | None:

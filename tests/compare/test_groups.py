@@ -10,6 +10,9 @@ import pytest
 from ortlaunch.compare.comparison import Comparison, compare_url, compared
 from ortlaunch.compare.curves import thinned
 from ortlaunch.compare.runs import Row
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import to_config, to_dict
+from ortlaunch.tracking.journal import flatten
 
 PARAMS = {"model.name": "gpt2", "train.batch_size": "4", "seed": "0", "data.name": "pysource"}
 TAGS = {"ortlaunch.backend": "eager", "ortlaunch.world_size": "2", "ortlaunch.git_commit": "a" * 40}
@@ -111,6 +114,22 @@ def test_only_what_differs_is_listed() -> None:
         "seed": ["0", "5", "0"],
     }
     assert of(row(0), row(1, params={"seed": "1"})).differences == []
+
+
+def test_what_follows_from_the_choice_of_an_option_is_no_difference() -> None:
+    def params(*words: str) -> dict[str, str]:
+        return flatten(to_dict(to_config(compose(["model=mlp", *words]))))
+
+    eager, ort = params("backend=eager", "trainer=ddp"), params("backend=ort", "trainer=deepspeed")
+    comparison = of(row(0, params=eager), row(1, params=ort))
+    assert {one.key: one.values for one in comparison.differences} == {
+        "backend.name": ["eager", "ort"],
+        "trainer.name": ["ddp", "deepspeed"],
+    }
+    threads = params("backend=ort", "trainer=deepspeed", "backend.threads=8")
+    comparison = of(row(0, params=eager), row(1, params=ort), row(2, params=threads))
+    found = {one.key: one.values for one in comparison.differences}
+    assert found["backend.threads"] == [None, "null", "8"]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,12 @@ def test_one_run_has_no_interval_and_none_no_mean() -> None:
     assert ratio_interval(single, several) is None and ratio_interval(several, single) is None
 
 
+def test_no_rate_is_below_nothing() -> None:
+    wide, signed = mean_of([10.0, 100.0]), mean_of([-1.0, 1.0])
+    assert wide is not None and wide.interval is not None and signed is not None and signed.interval is not None
+    assert wide.interval[0] == 0.0 and wide.interval[1] > 600 and signed.interval[0] < -10
+
+
 def test_fieller_by_hand() -> None:
     # Above: 2, 2, 2.3, 2.5 has m 2.2, v 0.06/4 = 0.015. Below: 0.9, 1.1, 1.0 has m 1, v 0.01/3. Ratio 2.2:
     # spread = 0.015 + 4.84/300 = 0.0311333; freedom = 0.0311333² / (0.015²/3 + (4.84/300)²/2) = 4.72494.
