@@ -23,6 +23,7 @@ from ortlaunch.launch.local import run, write_identity
 from ortlaunch.launch.multirun import IN_NAME, send
 from ortlaunch.launch.plan import default_name, make_plan
 from ortlaunch.launch.sweep import SweepTask, create, end, marks_of, run_name, swept_keys, swept_name
+from ortlaunch.tracking.uri import redacted
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -208,7 +209,8 @@ class _Bench:
         first = grid.cells[0].config
         name = swept_name(command, first.name).replace("sweep", "bench", 1)
         tracking = to_dict(public(first))["tracking"]
-        self._sweep = create(grid.folder, name, first.experiment, tracking, ["ortlaunch", *command])
+        words = [redacted(word) for word in command]
+        self._sweep = create(grid.folder, name, first.experiment, tracking, ["ortlaunch", *words])
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs all and compares them; returns the exit code of the whole."""

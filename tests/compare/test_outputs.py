@@ -168,7 +168,7 @@ def test_names_do_no_harm(store: MlflowConfig, make: Make, experiment: str, tmp_
 def test_runs_without_metrics_make_a_page_all_the_same(
     store: MlflowConfig, make: Make, experiment: str, tmp_path: Path
 ) -> None:
-    make("bare", status=None)
+    make("empty", status=None)
     words = ["--experiment", experiment, "--html", str(tmp_path / "a.html"), "--png", str(tmp_path / "a.png")]
     assert main(words, store.uri, "") == 0
     text = (tmp_path / "a.html").read_text()
@@ -181,7 +181,7 @@ def test_tokens_and_samples_have_plots_of_their_own(
     both = {"throughput/tokens_per_second": [1.0], "throughput/samples_per_second": [1.0]}
     make("text", 1.0, curves=both)
     make(
-        "image",
+        "picture",
         params={"model.name": "vit"},
         curves={"throughput/samples_per_second": [1.0]},
         samples_per_second_median=5.0,

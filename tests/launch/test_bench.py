@@ -100,6 +100,12 @@ def test_a_request_to_stop_ends_the_bench(started: Any) -> None:
     assert (code, compared, status) == (130, [], "KILLED")
 
 
+def test_no_password_of_the_command_line_is_kept(grid: bench.Grid) -> None:
+    bench._Bench(grid, 1, ["bench", "tracking.uri=http://me:geheim@host", "x=1,2"])
+    kept = "".join(path.read_text() for path in grid.folder.rglob("*") if path.is_file())
+    assert "http://me:***@host" in kept and "geheim" not in kept
+
+
 def test_a_baseline_that_is_named_stays(started: Any) -> None:
     _, _, (compared,), _ = started({}, 1, baseline="mine")
     assert compared.baseline == "mine"
