@@ -62,8 +62,9 @@ check: $(INSTALLED) docs
 	$(BIN)/python -m pytest --quiet tests/test_architecture.py
 
 ## docs: the pages of docs/ as a site in site/, made and read without a network
+# Not --quiet, which would hide the warnings from --strict.
 docs: $(INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 ## bench-ort: step time of ORT over eager's, interleaved in one run
 bench-ort: $(INSTALLED)

@@ -34,7 +34,7 @@ def trains(words: list[str]) -> bool:
 
 def shortened(words: list[str]) -> list[str]:
     """The same command over few steps of a small model."""
-    asked = [word for word in words if not word.startswith(("--", "+after")) and "," not in word]
+    asked = [word for word in words if not word.startswith(("--", "+after", "repeat=")) and "," not in word]
     config = to_config(compose(asked))
     params = [f"model.params.{param}" for param in _SMALL[config.model.name]]
     tokens = ["data.seq_len=32"] if hasattr(config.data, "seq_len") else []
@@ -68,6 +68,8 @@ def test_every_command_of_readme_and_guide_works(launch, tmp_path: Path) -> None
             words = [str(newest) if word.endswith(f"-{_ID}") else word.replace(_ID, known) for word in words]
         if words[0] == "resume":
             words[-1] = "train.steps=3"
+        elif words[0] == "bench":
+            words = ["bench", *shortened(words[1:])]
         elif trains(words):
             words = shortened(words)
         elif "launcher.dry_run=true" in words:
