@@ -9,12 +9,16 @@ import sys
 import numpy
 import torch
 
+from ortlaunch.trainer import vector_math
+
 
 def seed_everything(seed: int) -> None:
     """Seeds Python, NumPy, torch and, where the process uses it, ONNX Runtime.
 
-    Loaders have generators of their own, made of the run's seed.
+    Loaders have generators of their own, made of the run's seed. Nothing is computed before it, so this is where the
+    vectorized functions are warmed up, which the same bits need as well.
     """
+    vector_math.warm_up()
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)

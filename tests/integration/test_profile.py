@@ -42,8 +42,7 @@ def test_it_goes_to_mlflow(profiled, mlflow_run):
 def test_it_changes_no_number_and_its_steps_are_left_out_of_the_summary(launch, profiled):
     """On every worker: those that are not looked into wait for the one that is."""
     plain = launch(profiled.cwd, *SMALL, "backend=eager", "train.steps=12", "tracking=none")
-    # Not to the bit: on a machine with four times more work than cores equal runs were seen to differ in the last one.
-    assert profiled.losses == pytest.approx(plain.losses, abs=1e-5)
+    assert profiled.losses == plain.losses
     assert plain.series("summary/steady_steps")[12] - profiled.series("summary/steady_steps")[12] == 3
 
 
