@@ -42,7 +42,7 @@ def test_tags_look_everywhere_unless_told(store: MlflowConfig, make: Make, exper
 @pytest.mark.parametrize("pair", [("a`b", "x"), ("a", "both ' and \"")])
 def test_what_mlflow_cannot_search_for_is_said(store: MlflowConfig, make: Make, pair: tuple[str, str]) -> None:
     make("a")
-    with pytest.raises(RequestError, match="--tag .*cannot search"):
+    with pytest.raises(RequestError, match=r"--tag .*cannot search"):
         names(store, tags=[pair])
 
 
