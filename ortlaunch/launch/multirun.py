@@ -13,6 +13,7 @@ from ortlaunch.launch.local import run, write_identity
 from ortlaunch.launch.plan import LaunchPlan, default_name, make_plan
 from ortlaunch.launch.sweep import Sweep, SweepTask, create, end, marks_of, run_name, swept_keys, swept_name
 from ortlaunch.tracking.relay import Relay
+from ortlaunch.tracking.uri import redacted
 
 EXIT_INTERRUPTED = 128
 IN_NAME = ("name", "model", "backend", "trainer", "trainer.zero_stage")
@@ -102,7 +103,9 @@ class Multirun:
     def _created(self) -> Sweep:
         config = self._planned[0][1]
         tracking = to_dict(public(config))["tracking"]
-        return create(self._folder, self._name, config.experiment, tracking, ["ortlaunch", *self._arguments])
+        return create(
+            self._folder, self._name, config.experiment, tracking, ["ortlaunch", *map(redacted, self._arguments)]
+        )
 
 
 def send(folder: Path, config: Config) -> None:

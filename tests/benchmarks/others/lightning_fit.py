@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import lightning
@@ -32,6 +33,7 @@ class _Module(lightning.LightningModule):
 
 def main() -> None:
     asked = Request()
+    is_first = os.environ["RANK"] == "0"
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=2,
@@ -39,7 +41,8 @@ def main() -> None:
         max_steps=asked.steps,
         gradient_clip_val=CLIP,
         log_every_n_steps=LOG_EVERY,
-        logger=MLFlowLogger("bench", tracking_uri=f"sqlite:///{asked.folder}/mlflow.db"),
+        # With one on each worker two of them make the database at once, and break it.
+        logger=is_first and MLFlowLogger("bench", tracking_uri=f"sqlite:///{asked.folder}/mlflow.db"),
         enable_checkpointing=False,
         enable_progress_bar=False,
         default_root_dir=asked.folder,
