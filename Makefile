@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench-jobs bench-others coverage docs docs-reference run test test-quick test-wheel test-faults test-slurm test-slurm-quick test-torch26 check bench-ort bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-jobs coverage docs docs-reference run test test-quick test-wheel test-faults test-slurm test-slurm-quick test-torch26 check bench-ort bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -83,11 +83,13 @@ bench-tracking: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_tracking
 	$(BIN)/python -m tests.benchmarks.bench_compare
 
-## bench-others: ortlaunch against a script by hand, transformers' Trainer, Lightning and Accelerate
-bench-others: $(INSTALLED)
+## bench: ortlaunch against what people use instead (a script by hand, transformers' Trainer, Lightning, Accelerate), then bench-ort
+bench: $(INSTALLED)
 	$(PIP) --editable '.[cpu,dev,bench]'
+	$(BIN)/python -m tests.benchmarks.bench_start
 	$(BIN)/python -m tests.benchmarks.bench_others
 	$(BIN)/python -m tests.benchmarks.bench_others --model=gpt2 --rounds=3
+	$(BIN)/python -m tests.benchmarks.bench_ort
 
 ## docs-families: measure the model families under ORT with this torch, and write them into docs/ort-families.md
 docs-families: $(INSTALLED)
