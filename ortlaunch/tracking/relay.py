@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,7 @@ _POLL_SECONDS = 0.5
 _BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0)
 _HURRIED_SECONDS = 1.0
 _PARTING_SECONDS = 0.3
+_NICENESS = 10
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,9 @@ class Relay:
         return _result(self._run_dir, self._cfg, self._forwarder)
 
     def _work(self) -> None:
+        with suppress(OSError):
+            # On Linux this thread's alone: where both want a core, the workers have it.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         failures = 0
         while not self._abort.is_set():
             last = self._hurry.is_set()  # Asked before the step: what is journalled before finish() is still sent.
