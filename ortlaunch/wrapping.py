@@ -20,6 +20,7 @@ from ortlaunch.config.schema import (
     OrtConfig,
     TrainConfig,
 )
+from ortlaunch.errors import RequestError
 from ortlaunch.models.checks import check_model, reject_data_parallel
 from ortlaunch.models.recompute import recompute_activations
 from ortlaunch.trainer.engine import Engine
@@ -83,9 +84,19 @@ def wrap_backend(
     if train.activation_checkpointing:
         recompute_activations(model)
     if isinstance(cfg, CompileConfig):
+        _check_compiles(model)
         # In place, so that parameters keep their names.
         model.compile(mode=None if cfg.mode == "default" else cfg.mode, fullgraph=cfg.fullgraph)
     return model
+
+
+def _check_compiles(model: torch.nn.Module) -> None:
+    """Refuses what ends in a NameError within torch's compiler, a minute into the run (seen on torch 2.6.0)."""
+    if torch.__version__.startswith("2.6.") and type(model).__module__.startswith("transformers."):
+        raise RequestError(
+            f"backend=compile: torch {torch.__version__} cannot compile the models of the installed transformers: take "
+            "backend=eager or ort, or a newer torch"
+        )
 
 
 def wrap_trainer(inner: torch.nn.Module, config: Config, workers: Workers, task: Task) -> Engine:

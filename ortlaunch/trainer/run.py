@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ortlaunch.config.schema import Config
 from ortlaunch.data import build_loader
@@ -41,7 +40,7 @@ from ortlaunch.trainer.surroundings import Surroundings
 from ortlaunch.trainer.task import make_task
 from ortlaunch.trainer.watch import Watch
 from ortlaunch.trainer.weights import FOLDER, load_weights, save_weights
-from ortlaunch.trainer.workers import Workers, separate_group, shorten_timeout
+from ortlaunch.trainer.workers import Workers, leave, separate_group, shorten_timeout
 from ortlaunch.wrapping import wrap
 
 
@@ -189,10 +188,9 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
     loader.close()
     watch.through(lambda: _leave(config, run_dir, model, engine, boundary, journal))
     watch.stop()
-    # In order, ONNX Runtime's threads and then the process group's: left to the interpreter's end, one that is
-    # destroyed while it runs would abort the worker.
+    # ONNX Runtime's threads: left to the process' end, one that is destroyed while it runs would abort the worker.
     backend.close()
-    dist.destroy_process_group()
+    leave(workers)
 
 
 def check_vocabulary(model: torch.nn.Module, vocab_size: int | None) -> None:

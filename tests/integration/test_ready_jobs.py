@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from ortlaunch.config.compose import compose
 from ortlaunch.config.load import to_config
@@ -50,6 +51,9 @@ def runs(fleet_of, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
 @pytest.mark.parametrize("name", TRAINED)
 def test_each_trains(runs, name: str) -> None:
     result = runs[name]
+    if JOBS[name].backend.name == "compile" and torch.__version__.startswith("2.6."):
+        assert result.returncode == 2 and "cannot compile the models of the installed transformers" in result.stderr
+        return
     assert result.returncode == 0, result.report
     assert result.status == "FINISHED"
     assert set(result.losses) == {1, 2}

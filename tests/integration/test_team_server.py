@@ -48,13 +48,10 @@ def _needs(found: object, what: str) -> None:
 def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
     _needs(postgres_tools(), "postgresql")
     folder = tmp_path_factory.mktemp("team")
-    # The server's user must be able to reach its own folder.
-    for parent in (folder, *list(folder.parents)[:2]):
-        parent.chmod(0o755)
     secrets = {"admin": ADMIN, "database": DATABASE}
     for name, secret in secrets.items():
         (folder / name).write_text(secret + "\n")
-    with postgres(folder / "postgres", "mlflow", DATABASE, "mlflow") as port:
+    with postgres("mlflow", DATABASE, "mlflow") as port:
         server = Server(
             folder,
             [str(SCRIPT)],

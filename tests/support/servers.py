@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -142,54 +143,55 @@ def silent() -> Iterator[str]:
 
 
 @contextmanager
-def postgres(folder: Path, user: str, password: str, database: str) -> Iterator[int]:
+def postgres(user: str, password: str, database: str) -> Iterator[int]:
     """A PostgreSQL server of its own with one database, reached by password; yields its port.
 
-    PostgreSQL does not run as root: then it is run as the user that Debian's package made for it.
+    PostgreSQL does not run as root: then it is run as the user that Debian's package made for it, in a folder that this
+    user can reach.
     """
     tools = postgres_tools()
     assert tools is not None
-    data, port = folder / "data", free_port()
-    folder.mkdir(parents=True)
+    port = free_port()
     as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
-    if as_user:
-        shutil.chown(folder, "postgres", "postgres")
-    secret = folder / "password"
-    secret.write_text(password)
-    if as_user:
-        shutil.chown(secret, "postgres", "postgres")
-    secret.chmod(0o600)
-    quiet = {"check": True, "capture_output": True, "cwd": folder, "timeout": 60}
-    subprocess.run(
-        [*as_user, tools / "initdb", "-D", data, "-U", user, f"--pwfile={secret}", "--auth=scram-sha-256"],
-        **quiet,
-    )
-    with (folder / "postgres.log").open("wb") as log:
-        server = subprocess.Popen(
-            [
-                *(*as_user, tools / "postgres", "-D", data, "-p", str(port)),
-                *("-c", f"unix_socket_directories={folder}", "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off"),
-            ],
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-            start_new_session=True,
+    with tempfile.TemporaryDirectory(prefix="postgres-") as name:
+        folder = Path(name)
+        data, secret = folder / "data", folder / "password"
+        secret.write_text(password)
+        secret.chmod(0o600)
+        if as_user:
+            for path in (folder, secret):
+                shutil.chown(path, "postgres", "postgres")
+        words = ["-D", data, "-U", user, f"--pwfile={secret}", "--auth=scram-sha-256"]
+        subprocess.run(
+            [*as_user, tools / "initdb", *words], check=True, stdout=subprocess.DEVNULL, cwd=folder, timeout=120
         )
-    try:
-        environment = {**os.environ, "PGPASSWORD": password}
-        words = [tools / "createdb", "-h", "127.0.0.1", "-p", str(port), "-U", user, database]
-        deadline = time.monotonic() + START_SECONDS
-        while subprocess.run(words, env=environment, capture_output=True, check=False).returncode:
-            assert time.monotonic() < deadline, (folder / "postgres.log").read_text()
-            time.sleep(0.2)
-        yield port
-    finally:
-        # Its fast way to stop: it ends those that are connected.
-        server.send_signal(signal.SIGINT)
+        with (folder / "postgres.log").open("wb") as log:
+            server = subprocess.Popen(
+                [
+                    *(*as_user, tools / "postgres", "-D", data, "-p", str(port)),
+                    *("-c", f"unix_socket_directories={folder}", "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off"),
+                ],
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                start_new_session=True,
+            )
         try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            server.kill()
+            environment = {**os.environ, "PGPASSWORD": password}
+            create = [tools / "createdb", "-h", "127.0.0.1", "-p", str(port), "-U", user, database]
+            deadline = time.monotonic() + START_SECONDS
+            while subprocess.run(create, env=environment, capture_output=True, check=False).returncode:
+                assert time.monotonic() < deadline, (folder / "postgres.log").read_text()
+                time.sleep(0.2)
+            yield port
+        finally:
+            # Its fast way to stop: it ends those that are connected.
+            server.send_signal(signal.SIGINT)
+            try:
+                server.wait(20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait(10)
 
 
 def postgres_tools() -> Path | None:
