@@ -33,6 +33,9 @@ WORDS = (
     "model=gpt2_nano",
     "backend=eager",
     "trainer=ddp",
+    # Short steps: the more of them are logged, the more there is to send.
+    "model.params.n_layer=2",
+    "data.seq_len=64",
     "train.log_every=1",
     "train.steps=1000000",
     "train.save_weights=false",
