@@ -28,14 +28,12 @@ def base(tmp_path_factory) -> Base:
     return make_base(tmp_path_factory.mktemp("faults"))
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item, call):
-    """Counts by the test's name."""
-    outcome = yield
-    report = outcome.get_result()
-    if report.when == "call" and "trial" in getattr(item, "fixturenames", ()) and not report.skipped:
-        _TRIED[item.originalname] += 1
-        _SURVIVED[item.originalname] += report.passed
+def pytest_runtest_logreport(report):
+    """Counts by the test's name, where the reports of all processes arrive."""
+    name, bracket, _ = report.nodeid.rpartition("::")[2].partition("[")
+    if report.when == "call" and bracket and not report.skipped:
+        _TRIED[name] += 1
+        _SURVIVED[name] += report.passed
 
 
 def pytest_terminal_summary(terminalreporter):
