@@ -32,17 +32,25 @@ def free_port() -> int:
 class Server:
     """An `mlflow server` on a loopback port that is known before it is up."""
 
-    def __init__(self, folder: Path, command: list[str] | None = None, environment: dict[str, str] | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        command: list[str] | None = None,
+        environment: dict[str, str] | None = None,
+        niceness: int = 0,
+    ) -> None:
         """
         Args:
             folder: where it keeps its database, its artifacts and its log.
             command: starts another server than MLflow's plain one on sqlite; ``{port}`` stands for the port.
             environment: further variables.
+            niceness: how far it steps back where others want the cores.
         """
         self.folder = folder
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
-        self._command = [word.replace("{port}", str(self.port)) for word in command or self._plain()]
+        words = ["nice", "-n", str(niceness), *(command or self._plain())]
+        self._command = [word.replace("{port}", str(self.port)) for word in words]
         self.environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
 
