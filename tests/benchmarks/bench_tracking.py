@@ -57,6 +57,8 @@ def main() -> None:
         f"{'server':<24} {'step ms':>8} {'with/without':>13} {'95 % interval':>15}  points: journalled, missing, double"
     )
     only = sys.argv[1:]
+    # So that what was started is ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory() as folder:
         for name, place in _places(Path(folder)).items():
             if only and name not in only:
