@@ -88,6 +88,11 @@ class Forwarder:
         """Values that were left out, over all relays of this run."""
         return self._state.refused if self._state else 0
 
+    @property
+    def behind(self) -> bool:
+        """Whether the journal has so much that was not sent that there is no more to be gathered."""
+        return self._state is not None and self._journal.stat().st_size - self._state.offset >= _CHUNK_BYTES
+
     def try_step(self, final: bool) -> bool | None:
         """Sends the next chunk.
 

@@ -1,10 +1,11 @@
 """What sending its record costs a run: ``python -m tests.benchmarks.bench_tracking [SERVER ...]``.
 
-One run for each kind of server. It logs every step; a relay beside it, as a job on SLURM has one, is stopped and let go
-on in turns (SIGSTOP, SIGCONT), so that the very same processes are timed with and without it. When it goes on it sends
-the steps of both turns, twice what it would have to. A ratio is that of the mean step of two turns that follow each
-other; the line without a server, whose relay does nothing, shows what the machine's noise makes of it. Afterwards
-the rest is sent, and the points in MLflow are counted.
+One run for each kind of server, on half of the cores, which its workers fill. It logs every step; a relay beside it on
+the same cores, as a job on SLURM has one, is stopped and let go on in turns (SIGSTOP, SIGCONT), so that the very same
+processes are timed with and without it. A turn with it begins when it has sent what was journalled in the one before.
+The server has the other half of the cores, as it has a machine of its own in earnest, except where the line says so.
+A ratio is that of the mean step of two turns that follow each other; the line without a server, whose relay does
+nothing, shows what the machine's noise makes of it. Afterwards the rest is sent, and the points in MLflow are counted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.tracking.journal import read_events
 from ortlaunch.tracking.relay import Relay, sync
-from tests.support.servers import Server, free_port, silent, slow
+from tests.support.servers import Server, between, free_port, points, silent
 
 WORDS = (
     "model=gpt2_nano",
@@ -38,8 +39,12 @@ WORDS = (
     "train.save_weights=false",
     "tracking=none",
 )
-PAIRS = int(os.environ.get("ORTLAUNCH_BENCH_PAIRS", "12"))
-TURN_SECONDS = 4.0
+PAIRS = int(os.environ.get("ORTLAUNCH_BENCH_PAIRS", "8"))
+TURN_SECONDS = 10.0
+"""Twice what the relay gathers before it sends."""
+_CATCH_UP_SECONDS = 3.0
+_CORES = sorted(os.sched_getaffinity(0))
+_OURS, _OTHERS = _CORES[: max(1, len(_CORES) // 2)], _CORES[len(_CORES) // 2 :]
 _SETTLE_SECONDS = 0.25
 """At a turn's beginning: left out, for a step may lie in both."""
 _SLOW_SECONDS = 0.2
@@ -52,11 +57,12 @@ Turn = tuple[float, float, bool]
 
 def main() -> None:
     """Measures and prints."""
-    print(f"{PAIRS} pairs of turns of {TURN_SECONDS:g} s each; {os.cpu_count()} cores, 2 workers, every step logged")
+    print(f"{PAIRS} pairs of turns of {TURN_SECONDS:g} s; 2 workers on {len(_OURS)} cores, every step logged")
     print(
         f"{'server':<24} {'step ms':>8} {'with/without':>13} {'95 % interval':>15}  points: journalled, missing, double"
     )
     only = sys.argv[1:]
+    os.sched_setaffinity(0, _OTHERS)
     # So that what was started is ended, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory() as folder:
@@ -68,12 +74,10 @@ def main() -> None:
 
 
 def _places(folder: Path) -> dict[str, Place]:
-    (folder / "server").mkdir()
-    # It has a machine of its own in earnest; here it takes what the workers leave.
-    server = Server(folder / "server", niceness=19)
-
     @contextmanager
-    def answering() -> Iterator[str]:
+    def answering(*within: str) -> Iterator[str]:
+        place = Path(tempfile.mkdtemp(dir=folder, prefix="server-"))
+        server = Server(place, within=within)
         server.up()
         try:
             yield server.uri
@@ -82,7 +86,7 @@ def _places(folder: Path) -> dict[str, Place]:
 
     @contextmanager
     def slowly() -> Iterator[str]:
-        with answering() as uri, slow(uri, _SLOW_SECONDS) as way:
+        with answering() as uri, between(uri, lambda path: time.sleep(_SLOW_SECONDS)) as way:
             yield way
 
     return {
@@ -90,9 +94,14 @@ def _places(folder: Path) -> dict[str, Place]:
         "never there": lambda: nullcontext(f"http://127.0.0.1:{free_port()}"),
         "never answers": silent,
         f"answers after {_SLOW_SECONDS:g} s": slowly,
-        "on the same machine": answering,
+        "answers": answering,
+        "on the run's cores": lambda: answering(*_on(_OURS), "nice", "-n", "19"),
         "none, but SQLite": lambda: nullcontext(f"sqlite:///{folder}/embedded.db"),
     }
+
+
+def _on(cores: list[int]) -> list[str]:
+    return ["taskset", "-c", ",".join(map(str, cores))]
 
 
 def _report(name: str, uri: str | None, folder: Path) -> None:
@@ -122,7 +131,7 @@ def _training(folder: Path) -> Iterator[Path]:
     """A run in its steady state; stopped at the end."""
     known = set(folder.glob("runs/*/*"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "ortlaunch", *WORDS],
+        [*_on(_OURS), sys.executable, "-m", "ortlaunch", *WORDS],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.DEVNULL,
@@ -151,10 +160,11 @@ def _take_turns(run_dir: Path, uri: str | None) -> list[Turn]:
     relay.start()
     assert relay.pid is not None
     # Until it has caught up, or met what it meets.
-    time.sleep(TURN_SECONDS * 3)
+    time.sleep(TURN_SECONDS)
     turns: list[Turn] = []
     for on in itertools.islice(itertools.cycle((True, False, False, True)), 2 * PAIRS):
         os.kill(relay.pid, signal.SIGCONT if on else signal.SIGSTOP)
+        time.sleep(_CATCH_UP_SECONDS)
         begin = time.time()
         time.sleep(TURN_SECONDS)
         turns.append((1000 * begin, 1000 * time.time(), on))
@@ -164,6 +174,7 @@ def _take_turns(run_dir: Path, uri: str | None) -> list[Turn]:
 
 
 def _relay(run_dir: Path, uri: str | None) -> None:
+    os.sched_setaffinity(0, _OURS)
     if uri is not None:
         Relay(run_dir, _tracking(run_dir, uri)).start()
     while True:
@@ -187,8 +198,8 @@ def _counted(run_dir: Path, uri: str | None) -> str:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
-    keys = {key for key, _ in journalled}
-    sent = Counter((key, p.step) for key in keys for p in client.get_metric_history(str(result.mlflow_run_id), key))
+    arrived = points(client, client.get_run(str(result.mlflow_run_id)))
+    sent = Counter((key, step) for key, step, _ in arrived.elements())
     return f"{len(journalled)}, {len(journalled.keys() - sent.keys())}, {sum(sent.values()) - len(sent)}"
 
 

@@ -12,12 +12,16 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+
+from tests.support.needs import needs
 
 START_SECONDS = 60
 
@@ -37,19 +41,19 @@ class Server:
         folder: Path,
         command: list[str] | None = None,
         environment: dict[str, str] | None = None,
-        niceness: int = 0,
+        within: Sequence[str] = (),
     ) -> None:
         """
         Args:
             folder: where it keeps its database, its artifacts and its log.
             command: starts another server than MLflow's plain one on sqlite; ``{port}`` stands for the port.
             environment: further variables.
-            niceness: how far it steps back where others want the cores.
+            within: a command that starts it, such as ``nice -n 19`` or ``taskset -c 3``.
         """
         self.folder = folder
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
-        words = ["nice", "-n", str(niceness), *(command or self._plain())]
+        words = [*within, *(command or self._plain())]
         self._command = [word.replace("{port}", str(self.port)) for word in words]
         self.environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,16 +105,27 @@ class Server:
             return False
 
 
+def points(client: Any, run: Any) -> Counter[tuple[str, int, float]]:
+    """How often each point (metric, step, value) of a run is in MLflow."""
+    history = ((key, point) for key in run.data.metrics for point in client.get_metric_history(run.info.run_id, key))
+    return Counter((key, point.step, point.value) for key, point in history)
+
+
 @contextmanager
-def slow(uri: str, seconds: float) -> Iterator[str]:
-    """A way to a server on which every request takes so much longer; yields its address."""
+def between(uri: str, before: Callable[[str], None]) -> Iterator[str]:
+    """A way to a server on which something happens before each request goes on; yields its address.
+
+    Args:
+        uri: the server.
+        before: is called with the request's path.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            time.sleep(seconds)
+            before(self.path)
             names = ("Content-Type", "Authorization")
             headers = {name: self.headers[name] for name in names if name in self.headers}
             request = Request(uri + self.path, body or None, headers, method=self.command)
@@ -130,15 +145,22 @@ def slow(uri: str, seconds: float) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             """Says nothing."""
 
-    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=proxy.serve_forever, args=(0.05,))
+    with serving(Handler) as address:
+        yield address
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """A server on the loopback address; yields its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{proxy.server_address[1]}"
+        yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
-        proxy.shutdown()
+        server.shutdown()
         thread.join(10)
-        proxy.server_close()
+        server.server_close()
 
 
 @contextmanager
@@ -157,7 +179,8 @@ def postgres(user: str, password: str, database: str) -> Iterator[int]:
     PostgreSQL does not run as root: then it is run as the user that Debian's package made for it, in a folder that this
     user can reach.
     """
-    tools = postgres_tools()
+    tools = _postgres_tools()
+    needs(tools, "needs Debian's package postgresql")
     assert tools is not None
     port = free_port()
     as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
@@ -202,7 +225,7 @@ def postgres(user: str, password: str, database: str) -> Iterator[int]:
                 server.wait(10)
 
 
-def postgres_tools() -> Path | None:
+def _postgres_tools() -> Path | None:
     """The folder with initdb and postgres of Debian's newest package; None without one."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     return found[-1].parent if found else None

@@ -17,6 +17,12 @@ from tests.support.servers import Server
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relays send soon, so that tests need not wait."""
+    monkeypatch.setattr("ortlaunch.tracking.relay._GATHER_SECONDS", 0.2)
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that is not up yet: tests call `up()`."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+
+import pytest
 
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.relay import Relay, sync
+from tests.support.servers import between
 
 NewRun = Callable[..., tuple[Path, Journal]]
 
@@ -99,59 +97,48 @@ def test_outages_lose_and_double_nothing(server: Any, new_run: NewRun, client: A
     assert "not sent" in log and "takes events again" in log
 
 
-@contextmanager
-def late_create(server: Any) -> Iterator[tuple[str, list[str]]]:
-    """A proxy that lets the first request to create a run reach the server only after the client gave up on it."""
-    creates: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            if self.path.endswith("runs/create"):
-                creates.append(self.path)
-                if len(creates) == 1:
-                    time.sleep(1.6)
-            headers = {"Content-Type": self.headers.get("Content-Type", "application/json")}
-            request = Request(server.uri + self.path, body or None, headers, method=self.command)
-            try:
-                with urlopen(request, timeout=10) as answer:
-                    status, text = answer.status, answer.read()
-            except HTTPError as error:
-                status, text = error.code, error.read()
-            with suppress(OSError):  # The client may have hung up.
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-        do_POST = do_GET
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Says nothing."""
-
-    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=proxy.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{proxy.server_address[1]}", creates
-    finally:
-        proxy.shutdown()
-        thread.join(10)
-        proxy.server_close()
-
-
 def test_run_whose_creation_got_no_answer_is_not_created_twice(server: Any, new_run: NewRun, client: Any) -> None:
     server.up()
     opened = client(server.uri)
     opened.create_experiment("late")
     run_dir, journal = new_run("late")
     journal.end("FINISHED")
-    with late_create(server) as (uri, creates):
+    creates = []
+
+    def late(path: str) -> None:
+        """Lets the first request to create a run reach the server only after the client gave up on it."""
+        if path.endswith("runs/create"):
+            creates.append(path)
+            if len(creates) == 1:
+                time.sleep(1.6)
+
+    with between(server.uri, late) as uri:
         result = Relay(run_dir, config(uri)).finish(20)
     assert result.sent and len(creates) == 1, result.message
     runs = opened.search_runs([opened.get_experiment_by_name("late").experiment_id])
     assert [run.info.run_id for run in runs] == [result.mlflow_run_id]
     assert "not sent" in (run_dir / "logs" / "relay.log").read_text(), "the proxy must have been too slow"
+
+
+def test_a_run_that_logs_all_the_time_is_sent_in_few_requests(
+    server: Any, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ortlaunch.tracking.relay._GATHER_SECONDS", 1.0)
+    server.up()
+    run_dir, journal = new_run("talkative")
+    batches: list[str] = []
+    with between(server.uri, lambda path: batches.append(path) if path.endswith("log-batch") else None) as uri:
+        relay = Relay(run_dir, config(uri))
+        relay.start()
+        began = time.monotonic()
+        for step in range(200):
+            journal.metrics(step, {"a": step})
+            time.sleep(0.01)
+        journal.end("FINISHED")
+        result = relay.finish(20)
+    assert result.sent, result.message
+    # One when the run is created, one each second, and the rest at the end; without gathering one every 0.03 s or so.
+    assert len(batches) <= time.monotonic() - began + 4
 
 
 def test_hung_server_does_not_delay_the_end_of_the_run(server: Any, new_run: NewRun) -> None:
