@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.groups import Group
-from ortlaunch.compare.runs import Row
+from ortlaunch.compare.runs import Row, logged_number
 from ortlaunch.tables import printable
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ POINTS = 600
 _LEAST_POINTS = 100
 _ALL_POINTS = 60_000
 """Points of a plot, so that a page of a thousand runs is one that a browser still opens."""
-_INFINITE = 1.797e308
 TITLES = {
     "throughput/tokens_per_second": "Throughput (tokens/s)",
     "throughput/samples_per_second": "Throughput (samples/s)",
@@ -115,8 +114,9 @@ def _history(client: MlflowClient, row: Row, metric: str) -> Iterator[Point]:
     last = None
     for point in sorted(points, key=lambda point: (point.step, point.timestamp)):
         if point.step != last:
-            value = point.value if math.isfinite(point.value) and abs(point.value) < _INFINITE else None
-            yield point.step, (point.timestamp - row.started) / 1000.0, value
+            value = logged_number(point.value)
+            drawn = value if value is not None and math.isfinite(value) else None
+            yield point.step, (point.timestamp - row.started) / 1000.0, drawn
         last = point.step
 
 

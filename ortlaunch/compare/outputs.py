@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ortlaunch.errors import RequestError
+from ortlaunch.files import replace
 
 
 def check_free(option: str, path: Path, *, force: bool) -> None:
@@ -30,10 +30,7 @@ def write(path: Path, content: bytes) -> None:
     Raises:
         RequestError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_bytes(content)
-        os.replace(partial, path)
+        replace(path, content)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise RequestError(f"{path} cannot be written: {error.strerror}") from None

@@ -88,14 +88,14 @@ def row_of(run: Run) -> Row:
         ort_active={"true": True, "false": False}.get(tags.get("ortlaunch.ort_active", "")),
         trainer=f"{trainer} z{stage}" if trainer and stage is not None else trainer,
         world_size=tags.get("ortlaunch.world_size"),
-        last_loss=_number(metrics.get("train/loss")),
-        tokens_per_second_median=_number(metrics.get("summary/tokens_per_second_median")),
-        samples_per_second_median=_number(metrics.get("summary/samples_per_second_median")),
-        step_seconds_p50=_number(metrics.get("summary/step_seconds_p50")),
-        step_seconds_p95=_number(metrics.get("summary/step_seconds_p95")),
-        peak_memory_gib=_number(metrics.get("summary/peak_memory_gib")),
-        steady_windows=_number(metrics.get("summary/steady_windows")),
-        other_cpu_percent=_number(metrics.get("summary/other_cpu_percent")),
+        last_loss=logged_number(metrics.get("train/loss")),
+        tokens_per_second_median=logged_number(metrics.get("summary/tokens_per_second_median")),
+        samples_per_second_median=logged_number(metrics.get("summary/samples_per_second_median")),
+        step_seconds_p50=logged_number(metrics.get("summary/step_seconds_p50")),
+        step_seconds_p95=logged_number(metrics.get("summary/step_seconds_p95")),
+        peak_memory_gib=logged_number(metrics.get("summary/peak_memory_gib")),
+        steady_windows=logged_number(metrics.get("summary/steady_windows")),
+        other_cpu_percent=logged_number(metrics.get("summary/other_cpu_percent")),
         started=run.info.start_time or 0,
         experiment_id=str(run.info.experiment_id),
         params=_shared(params, ""),
@@ -115,5 +115,6 @@ def _curves(metrics: Mapping[str, float]) -> tuple[str, ...]:
     return tuple(key for key in firsts if key is not None)
 
 
-def _number(value: float | None) -> float | None:
+def logged_number(value: float | None) -> float | None:
+    """What a run logged, from what MLflow holds of it."""
     return math.copysign(math.inf, value) if value is not None and abs(value) >= _INFINITE else value

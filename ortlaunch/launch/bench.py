@@ -15,22 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.config.compose import multirun_task, run_with_hydra
-from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.folder import public
 from ortlaunch.launch.local import run, write_identity
-from ortlaunch.launch.multirun import IN_NAME, send
-from ortlaunch.launch.plan import default_name, make_plan
-from ortlaunch.launch.sweep import SweepTask, create, end, marks_of, run_name, swept_keys, swept_name
-from ortlaunch.tracking.uri import redacted
+from ortlaunch.launch.multirun import FIRST_STOPPED, combination_name, create_sweep, end_sweep
+from ortlaunch.launch.plan import make_plan
+from ortlaunch.launch.sweep import SweepTask, swept_keys, swept_name
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 REPEAT = 3
-_FIRST_STOPPED = 128
-"""Exit codes from here on mean that somebody asked to stop."""
 _COMMON = ("experiment", "run_root", "tracking")
 """What all runs of a bench have the same of."""
 _KEEPS_WEIGHTS = "train.save_weights"
@@ -139,10 +134,7 @@ def _composed(words: list[str], to_config: Callable[[DictConfig], Config]) -> Gr
         except RequestError as error:
             grid.refused.append((" ".join(task.overrides), error))
             return
-        shown = IN_NAME if config.name is None else ("name",)
-        keys = [key for key in swept_keys(words) if key not in shown]
-        name = run_name(config.name or default_name(config), keys, task.overrides)
-        grid.cells.append(Cell(name, config, task.overrides))
+        grid.cells.append(Cell(combination_name(config, words, task.overrides), config, task.overrides))
 
     run_with_hydra([*words, "--multirun"], take)
     return grid
@@ -208,9 +200,7 @@ class _Bench:
         self._finished: list[Path] = []
         first = grid.cells[0].config
         name = swept_name(command, first.name).replace("sweep", "bench", 1)
-        tracking = to_dict(public(first))["tracking"]
-        words = [redacted(word) for word in command]
-        self._sweep = create(grid.folder, name, first.experiment, tracking, ["ortlaunch", *words])
+        self._sweep = create_sweep(grid.folder, name, first, command)
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs all and compares them; returns the exit code of the whole."""
@@ -218,7 +208,7 @@ class _Bench:
         stopped = True
         try:
             code = self._rounds()
-            stopped = code >= _FIRST_STOPPED
+            stopped = code >= FIRST_STOPPED
         finally:
             self._close(stopped=stopped)
         again = f"ortlaunch compare --sweep {self._grid.folder}"
@@ -239,7 +229,7 @@ class _Bench:
                 number += 1
                 print(f"\n{number}/{total}  round {turn + 1} of {self._repeat}: {cell.name}", flush=True)
                 code = self._run(cell, turn)
-                if code >= _FIRST_STOPPED:
+                if code >= FIRST_STOPPED:
                     return code
                 if code:
                     # What failed once would mostly fail again, and take its time for it.
@@ -261,14 +251,13 @@ class _Bench:
         code = run(plan, config, _with_seed(cell.overrides, seed))
         if code == 0:
             self._finished.append(plan.run_dir)
-        elif code < _FIRST_STOPPED:
+        elif code < FIRST_STOPPED:
             self._failed[cell.name] = f"exit code {code} in round {turn + 1}; see {plan.run_dir}"
         return code
 
     def _close(self, *, stopped: bool) -> None:
         self._sweep.write(self._runs, complete=True)
-        end(self._grid.folder, marks_of(self._grid.folder) | ({"KILLED"} if stopped else set()))
-        send(self._grid.folder, self._grid.cells[0].config)
+        end_sweep(self._grid.folder, self._grid.cells[0].config, {"KILLED"} if stopped else set())
 
     def _compare(self, options: argparse.Namespace, again: str) -> None:
         """The comparison; against the first run that finished, unless another is named."""

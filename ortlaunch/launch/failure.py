@@ -7,7 +7,6 @@ that was killed leaves none, and then torchrun's own report says which rank it w
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ortlaunch.errors import RequestError
+from ortlaunch.files import replace_text
 
 _TAIL_LINES = 15
 _FOLDER = "failures"
@@ -59,9 +59,7 @@ def record(run_dir: Path, rank: int, error: BaseException, host: str | None = No
     try:
         folder = run_dir / _FOLDER
         folder.mkdir(exist_ok=True)
-        partial = folder / f".rank-{rank}.json"
-        partial.write_text(json.dumps(asdict(failure)))
-        os.replace(partial, folder / f"rank-{rank}.json")
+        replace_text(folder / f"rank-{rank}.json", json.dumps(asdict(failure)))
     except OSError:
         traceback.print_exc()
 

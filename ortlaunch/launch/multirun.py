@@ -15,8 +15,9 @@ from ortlaunch.launch.sweep import Sweep, SweepTask, create, end, marks_of, run_
 from ortlaunch.tracking.relay import Relay
 from ortlaunch.tracking.uri import redacted
 
-EXIT_INTERRUPTED = 128
-IN_NAME = ("name", "model", "backend", "trainer", "trainer.zero_stage")
+FIRST_STOPPED = 128
+"""Exit codes from here on mean that somebody asked to stop."""
+_IN_NAME = ("name", "model", "backend", "trainer", "trainer.zero_stage")
 """Keys that a run's own name shows already."""
 
 
@@ -54,7 +55,7 @@ class Multirun:
         """
         if not self._planned:
             self._name = swept_name(self._varied, config.name)
-        config = dataclasses.replace(config, name=self._name_of(config, overrides))
+        config = dataclasses.replace(config, name=combination_name(config, self._varied, overrides))
         task = SweepTask(self._folder, len(self._planned))
         plan = dataclasses.replace(make_plan(config), sweep=task)
         self._planned.append((plan, config, overrides))
@@ -89,27 +90,49 @@ class Multirun:
             return submit_array(self._name, self._created, self._folder, self._planned)
         if self._sweep is not None:
             self._sweep.write([planned.run_dir for planned, _, _ in self._planned], complete=True)
-            stopped = {"KILLED"} if code >= EXIT_INTERRUPTED else {"FAILED"} if code else set()
-            end(self._folder, marks_of(self._folder) | stopped)
-            send(self._folder, config)
+            end_sweep(self._folder, config, {"KILLED"} if code >= FIRST_STOPPED else {"FAILED"} if code else set())
             print(f"sweep:      {self._folder}\ncompare:    ortlaunch compare --sweep {self._folder}")
         return code
 
-    def _name_of(self, config: Config, overrides: list[str]) -> str:
-        shown = IN_NAME if config.name is None else ("name",)
-        keys = [key for key in swept_keys(self._varied) if key not in shown]
-        return run_name(config.name or default_name(config), keys, overrides)
-
     def _created(self) -> Sweep:
-        config = self._planned[0][1]
-        tracking = to_dict(public(config))["tracking"]
-        return create(
-            self._folder, self._name, config.experiment, tracking, ["ortlaunch", *map(redacted, self._arguments)]
-        )
+        return create_sweep(self._folder, self._name, self._planned[0][1], self._arguments)
 
 
-def send(folder: Path, config: Config) -> None:
-    """Sends a sweep's end to MLflow, for no longer than the configuration says."""
+def combination_name(config: Config, varied: list[str], overrides: list[str]) -> str:
+    """The name of one run of a grid: the run's own, with the values that this does not show.
+
+    Args:
+        config: its configuration.
+        varied: the command line of the grid, with what a ready job sweeps.
+        overrides: those that make this run.
+    """
+    shown = _IN_NAME if config.name is None else ("name",)
+    keys = [key for key in swept_keys(varied) if key not in shown]
+    return run_name(config.name or default_name(config), keys, overrides)
+
+
+def create_sweep(folder: Path, name: str, config: Config, arguments: list[str]) -> Sweep:
+    """Makes a sweep's folder, without credentials in it.
+
+    Args:
+        folder: where.
+        name: what the sweep is called.
+        config: that of its first run.
+        arguments: the command line after ``ortlaunch``.
+    """
+    tracking = to_dict(public(config))["tracking"]
+    return create(folder, name, config.experiment, tracking, ["ortlaunch", *map(redacted, arguments)])
+
+
+def end_sweep(folder: Path, config: Config, statuses: set[str]) -> None:
+    """Ends a sweep as its runs ended, and sends this to MLflow for no longer than the configuration says.
+
+    Args:
+        folder: the sweep's.
+        config: that of its first run.
+        statuses: further ends, of what has left no mark.
+    """
+    end(folder, marks_of(folder) | statuses)
     if isinstance(config.tracking, MlflowConfig):
         result = Relay(folder, config.tracking).finish(config.tracking.flush_seconds)
         if result.message:

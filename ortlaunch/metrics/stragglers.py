@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from ortlaunch.metrics.marks import Marks
+
 
 class OwnTime:
-    """A worker's own time in a window. On CUDA by events in the stream, read when the device has caught up."""
+    """A worker's own time in a window."""
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         """
@@ -24,38 +26,24 @@ class OwnTime:
             device: where the steps run.
             now: seconds; replaced in tests.
         """
-        self._cuda = device.type == "cuda"
-        self._now = now
+        self._marks = Marks(device, now)
         self._begun: Any = None
         self._pairs: list[tuple[Any, Any]] = []
-        self._seconds = 0.0
 
     def begin(self) -> None:
         """What follows is this worker's own."""
-        self._begun = self._mark()
+        self._begun = self._marks.mark()
 
     def end(self) -> None:
         """From here on it may wait for others."""
-        if self._begun is None:
-            return
-        if self._cuda:
-            self._pairs.append((self._begun, self._mark()))
-        else:
-            self._seconds += self._mark() - self._begun
-        self._begun = None
+        if self._begun is not None:
+            self._pairs.append((self._begun, self._marks.mark()))
+            self._begun = None
 
     def read(self) -> float:
         """Seconds since the last call; on CUDA call it when the device has caught up."""
-        seconds = self._seconds + sum(first.elapsed_time(second) / 1000.0 for first, second in self._pairs)
-        self._seconds, self._pairs = 0.0, []
-        return float(seconds)
-
-    def _mark(self) -> Any:
-        if not self._cuda:
-            return self._now()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        pairs, self._pairs = self._pairs, []
+        return sum((self._marks.seconds(*pair) for pair in pairs), 0.0)
 
 
 def straggler_metrics(own_seconds: Sequence[float], step_seconds: Sequence[float]) -> dict[str, float]:

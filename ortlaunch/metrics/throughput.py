@@ -1,7 +1,5 @@
-"""Speed of the training loop, measured without making it wait.
-
-On the CPU a step has ended when Python comes back from it. On CUDA it has not: there an event is recorded in the stream
-at each step's end and read at the next log step, when the host waits for the device anyway.
+"""Speed of the training loop, measured without making it wait: the marks of a window's steps are read at the next log
+step, when the host waits for the device anyway.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ortlaunch.metrics.marks import Marks
+
 
 class StepClock:
     """Durations of single steps."""
@@ -25,35 +25,24 @@ class StepClock:
             device: where the steps run.
             now: seconds; replaced in tests.
         """
-        self._cuda = device.type == "cuda"
-        self._now = now
+        self._marks = Marks(device, now)
         # A list of marks for each stretch of steps that followed each other at once.
-        self._stretches: list[list[Any]] = [[self._mark()]]
+        self._stretches: list[list[Any]] = [[self._marks.mark()]]
 
     def step_done(self) -> None:
         """Marks the end of a step."""
-        self._stretches[-1].append(self._mark())
+        self._stretches[-1].append(self._marks.mark())
 
     def read(self) -> list[float]:
         """Seconds of each step since the last call; on CUDA call it when the device has caught up."""
         stretches, self._stretches = self._stretches, [self._stretches[-1][-1:]]
-        if self._cuda:
+        if self._marks.on_cuda:
             stretches[-1][-1].synchronize()
-        return [self._between(*pair) for marks in stretches for pair in itertools.pairwise(marks)]
+        return [self._marks.seconds(*pair) for marks in stretches for pair in itertools.pairwise(marks)]
 
     def restart(self) -> None:
         """The next step begins now: the time since the last one's end belongs to no step."""
-        self._stretches.append([self._mark()])
-
-    def _between(self, first: Any, second: Any) -> float:
-        return first.elapsed_time(second) / 1000.0 if self._cuda else second - first
-
-    def _mark(self) -> Any:
-        if not self._cuda:
-            return self._now()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        self._stretches.append([self._marks.mark()])
 
 
 @dataclass

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import math
-import os
-import re
-import shutil
-import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +13,13 @@ import pytest
 
 from ortlaunch.compare.command import main
 from ortlaunch.config.schema import MlflowConfig
+from tests.support.browser import visiting
+from tests.support.servers import serving
 
 COLOURS = [(0x2F, 0x7E, 0xD8), (0xE0, 0x7B, 0x00), (0x2A, 0x9D, 0x55)]
 """Of the first three groups."""
-EARLY = "<script>window.wrong = []; addEventListener('error', (event) => wrong.push(event.message));</script>"
-PROBE = """<script>
-const colours = COLOURS;
-const count = (canvas) => {
+COUNTED = """
+(colours) => [...document.querySelectorAll("canvas")].map((canvas) => {
   const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
   const context = copy.getContext("2d", { willReadFrequently: true });
   context.drawImage(canvas, 0, 0);
@@ -35,103 +29,45 @@ const count = (canvas) => {
     colours.forEach((c, n) => { if (c.every((value, part) => pixels[at + part] === value)) found[n] += 1; });
   }
   return found;
-};
-const all = () => [...document.querySelectorAll("canvas")].map(count);
-const box = (n) => document.querySelectorAll("#runs input")[n];
-const wait = () => new Promise((done) => setTimeout(done, 300));
-(async () => {
-  await wait();
-  const drawn = all();
-  box(1).click();
-  await wait();
-  const without = all();
-  box(1).click();
-  await wait();
-  const said = {
-    drawn, without, again: all(), wrong, titles: [...document.querySelectorAll("h3")].map((h) => h.textContent),
-    labels: [...document.querySelectorAll("#runs label")].map((l) => l.textContent),
-    asked: performance.getEntriesByType("resource").map((entry) => entry.name),
-    wide: document.documentElement.scrollWidth > innerWidth,
-  };
-  const place = document.createElement("pre");
-  place.id = "probe";
-  place.textContent = btoa(unescape(encodeURIComponent(JSON.stringify(said))));
-  document.body.append(place);
-})();
-</script></body>"""
+})"""
+"""How many pixels of each colour every plot has."""
+SETTLED = 300
+"""Milliseconds after which a click has been drawn."""
 
 
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        message = "needs a browser: apt-get install chromium"
-        if os.environ.get("CI") == "1":
-            pytest.fail(message)
-        pytest.skip(message)
-    return found
-
-
+@dataclass
 class Site:
-    """Serves one page on the loopback, and keeps what is asked of it."""
+    """One page on the loopback address, and what is asked of it."""
 
-    def __init__(self) -> None:
-        self.page = b""
-        self.asked: list[str] = []
-        site = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                site.asked.append(self.path)
-                self.send_response(200)
-                self.send_header("Content-Type", "text/html; charset=utf-8")
-                self.end_headers()
-                self.wfile.write(site.page)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/page.html"
+    page: bytes = b""
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
     site = Site()
-    threading.Thread(target=site.server.serve_forever, daemon=True).start()
-    yield site
-    site.server.shutdown()
 
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            site.asked.append(self.path)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(site.page)
 
-def opened(chromium: str, url: str, profile: Path) -> tuple[dict[str, Any], list[str]]:
-    """What the probe in the page found, and the browser's console."""
-    command = [
-        chromium,
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
-        f"--user-data-dir={profile}",
-    ]
-    command += ["--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--enable-logging=stderr", "--v=0"]
-    command += ["--window-size=1400,1200", "--virtual-time-budget=10000", "--dump-dom", url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    found = re.search(r'<pre id="probe">([^<]+)</pre>', done.stdout)
-    assert found, done.stderr[-2000:] + done.stdout[-500:]
-    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return json.loads(base64.b64decode(found[1])), console
+        def log_message(self, *_: Any) -> None:
+            """Says nothing."""
+
+    with serving(Handler) as address:
+        site.url = f"{address}/page.html"
+        yield site
 
 
 def test_three_curves_are_drawn_and_can_be_hidden(
-    store: MlflowConfig,
-    make: Callable[..., str],
-    experiment: str,
-    tmp_path: Path,
-    chromium: str,
-    site: Site,
-    capsys: Any,
+    store: MlflowConfig, make: Callable[..., str], experiment: str, tmp_path: Path, site: Site
 ) -> None:
-    evil = "</script><img src=http://127.0.0.1:1/x onerror=wrong.push('ran')>"
+    evil = "</script><img src=http://127.0.0.1:1/x onerror=wrong()>"
     for number, name in enumerate(("one", evil, "three")):
         rates = [100.0 * (number + 1) + 20 * math.sin(step / 3) for step in range(60)]
         losses = [5.0 + number - step / 20 for step in range(60)]
@@ -139,20 +75,28 @@ def test_three_curves_are_drawn_and_can_be_hidden(
         make(name, rates[0], params={"optimizer.lr": str(number)}, curves=curves, peak_memory_gib=1.0 + number)
     page = tmp_path / "page.html"
     assert main(["--experiment", experiment, "--html", str(page)], store.uri, "") == 0
-    text = page.read_text()
-    text = text.replace("<head>\n", f"<head>\n{EARLY}", 1)
-    text = text.replace("</body>", PROBE.replace("COLOURS", json.dumps(COLOURS)))
-    site.page = text.encode()
-    said, console = opened(chromium, site.url, tmp_path / "profile")
-    assert said["wrong"] == [] and console == []
-    assert said["asked"] == [] and site.asked == ["/page.html"]
+    site.page = page.read_bytes()
+    counts = []
+    with visiting(width=1400, height=1200) as visit:
+        visit.page.goto(site.url)
+        boxes = visit.page.locator("#runs input")
+        for _ in range(3):  # As it is, without the second, and with it again.
+            visit.page.wait_for_timeout(SETTLED)
+            counts.append(visit.page.evaluate(COUNTED, COLOURS))
+            boxes.nth(1).click()
+        titles = visit.page.locator("h3").all_text_contents()
+        labels = visit.page.locator("#runs label").all_text_contents()
+        wide = visit.page.evaluate("document.documentElement.scrollWidth > innerWidth")
+    assert visit.errors == [] and visit.failed == []
+    assert site.asked == ["/page.html"] and {f"http://{host}/page.html" for host in visit.hosts} == {site.url}
     plots = ("Throughput (tokens/s)", "Resident memory (GiB)", "Training loss")
-    assert said["titles"] == [f"{title} over {axis}" for title in plots for axis in ("steps", "time")]
-    assert said["labels"] == ["1 one (baseline)", f"2 {evil}", "3 three"]
-    assert len(said["drawn"]) == 6
-    for counts in said["drawn"]:
-        assert min(counts) > 150, counts
-    for counts in said["without"]:
-        assert counts[1] == 0 and counts[0] > 150 and counts[2] > 150, counts
-    assert [min(counts) > 150 for counts in said["again"]] == [True] * 6
-    assert not said["wide"], "only the tables scroll sideways"
+    assert titles == [f"{title} over {axis}" for title in plots for axis in ("steps", "time")]
+    assert labels == ["1 one (baseline)", f"2 {evil}", "3 three"]
+    drawn, without, again = counts
+    assert len(drawn) == 6
+    for found in drawn:
+        assert min(found) > 150, found
+    for found in without:
+        assert found[1] == 0 and found[0] > 150 and found[2] > 150, found
+    assert [min(found) > 150 for found in again] == [True] * 6
+    assert not wide, "only the tables scroll sideways"

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.integration.conftest import Started, journal, mentioning
-from tests.support.servers import Server
+from tests.support.servers import Server, points
 
 WORDS = ("model=mlp", "backend=eager", "train.log_every=1", "train.save_weights=false", "tracking.timeout_seconds=1")
 PASSWORD = "sehr%20geheim"
@@ -35,8 +35,7 @@ def in_mlflow(server: Server, run_dir: Path) -> tuple[Any, Counter[tuple[str, in
     client = MlflowClient(server.uri)
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     (run,) = client.search_runs(experiments, f"tags.`ortlaunch.run_dir` = '{run_dir}'")
-    history = ((key, p) for key in run.data.metrics for p in client.get_metric_history(run.info.run_id, key))
-    return run, Counter((key, point.step, point.value) for key, point in history)
+    return run, points(client, run)
 
 
 def journalled(run_dir: Path) -> Counter[tuple[str, int, float]]:
@@ -73,9 +72,9 @@ def test_killed_server_and_killed_run_lose_nothing(
     synced = start(tmp_path, "sync", str(run_dir)).finish()
     assert synced.returncode == 0, synced.report
     assert "was killed" in synced.stdout
-    run, points = in_mlflow(server, run_dir)
-    assert points == journalled(run_dir)
-    assert len({step for key, step, _ in points if key == "train/loss"}) > 300
+    run, arrived = in_mlflow(server, run_dir)
+    assert arrived == journalled(run_dir)
+    assert len({step for key, step, _ in arrived if key == "train/loss"}) > 300
     assert run.info.status == "KILLED"
     assert run.info.end_time / 1000 == pytest.approx(killed, abs=2)
 
@@ -91,8 +90,8 @@ def test_server_that_is_never_there(start: Callable[..., Started], server: Serve
     server.up()
     synced = start(tmp_path, "sync", "--all", "--uri", uri).finish()
     assert synced.returncode == 0, synced.report
-    run, points = in_mlflow(server, ran.run_dir)
-    assert points == journalled(ran.run_dir)
+    run, arrived = in_mlflow(server, ran.run_dir)
+    assert arrived == journalled(ran.run_dir)
     assert run.info.status == "FINISHED"
     files = [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
     told = [ran.stdout, ran.stderr, synced.stdout, synced.stderr, str(run.data.params), str(run.data.tags)]

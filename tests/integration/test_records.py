@@ -6,9 +6,12 @@ import json
 import re
 import shlex
 import socket
+from collections import Counter
 
 import pytest
 import torch
+
+from tests.support.servers import points
 
 STARTUP = {f"startup/{name}_seconds" for name in ("time_to_first_step", "import", "rendezvous", "build")}
 HOST = re.sub(r"[^\w.-]", "_", socket.gethostname())
@@ -81,9 +84,7 @@ def test_mlflow_has_the_metrics_of_the_journal(result, mlflow_run):
     names = run.data.metrics.keys()
     wanted = METRICS | ({"startup/ort_export_seconds"} if "ort" in result.tags["ortlaunch.backend"] else set())
     assert wanted <= names
-    points = [(name, p.step, p.value) for name in names for p in client.get_metric_history(run.info.run_id, name)]
-    assert len(points) == len(set(points))
-    assert set(points) == result.points
+    assert points(client, run) == Counter(result.points)
 
 
 def test_mlflow_has_the_artifacts(result, mlflow_run):

@@ -6,16 +6,9 @@ import pytest
 import torch
 
 from ortlaunch.metrics.stragglers import OwnTime, Tally, straggler_metrics
+from tests.support.fake_time import FakeTime
 
 CPU = torch.device("cpu")
-
-
-class FakeTime:
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
 
 
 def test_own_time_is_what_lies_between_the_marks() -> None:
@@ -61,7 +54,7 @@ def test_on_cuda_events_are_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     own = OwnTime(torch.device("cuda"))
     own.begin()
-    clock.seconds = 2.0
+    clock.seconds += 2.0
     own.end()
     assert read == []
     assert own.read() == 2.0

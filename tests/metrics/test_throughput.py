@@ -6,16 +6,7 @@ import pytest
 import torch
 
 from ortlaunch.metrics.throughput import Steady, StepClock, Window, percentile, window_metrics
-
-
-class FakeTime:
-    """A clock that the test moves."""
-
-    def __init__(self) -> None:
-        self.seconds = 100.0
-
-    def __call__(self) -> float:
-        return self.seconds
+from tests.support.fake_time import FakeTime
 
 
 def test_a_step_clock_gives_the_time_of_each_step_since_it_was_read() -> None:

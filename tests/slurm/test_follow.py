@@ -23,6 +23,7 @@ from ortlaunch.launch.slurm import query
 from ortlaunch.tracking.journal import Journal
 from tests.launch.follow.conftest import Maker
 from tests.slurm.conftest import free_ports
+from tests.support.needs import needs
 
 LAB = Path(__file__).resolve().parents[2] / "slurm" / "lab" / "lab.py"
 SECONDS = 120
@@ -37,10 +38,8 @@ import lab  # noqa: E402
 def cluster(request: pytest.FixtureRequest) -> Iterator[bool]:
     """A cluster for these tests alone, without slurmdbd and with it; yields whether it has it."""
     accounting: bool = request.param
-    if problem := lab.missing(accounting=accounting):
-        if os.environ.get("CI") == "1":
-            pytest.fail(problem)
-        pytest.skip(problem)
+    why = lab.missing(accounting=accounting)
+    needs(not why, str(why))
     # munge wants folders that everybody may enter.
     folder = Path(tempfile.mkdtemp(prefix="follow-lab-"))
     folder.chmod(0o755)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 
@@ -10,14 +9,14 @@ import psutil
 import pytest
 from lab import Lab, down, load, missing, up
 
+from tests.support.needs import needs
+
 
 @pytest.fixture(scope="module")
 def accounted(slurm):
     """A second cluster beside the first, with slurmdbd."""
-    if why := missing(accounting=True):
-        if os.environ.get("CI") == "1":
-            pytest.fail(why)
-        pytest.skip(why)
+    why = missing(accounting=True)
+    needs(not why, str(why))
     folder = slurm.lab.folder / "second"
     folder.mkdir(mode=0o711)
     lab = Lab(folder, slurm.lab.base_port + 2000, accounting=True)

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from playwright.sync_api import Page, Response, sync_playwright
 
+from tests.support.needs import needs
+
 CHROMIUM = shutil.which("chromium")
 
 
@@ -41,6 +43,7 @@ class Visit:
 @contextmanager
 def visiting(user: str | None = None, password: str = "", width: int = 1400, height: int = 1000) -> Iterator[Visit]:
     """Opens an empty page; `user` and `password` are for basic auth."""
+    needs(CHROMIUM, "needs Debian's package chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM,
