@@ -1,13 +1,14 @@
-"""ORT's step time over eager's, on this machine, in one run: ``make bench-ort``.
+"""Step time of ORT over that of eager and of torch.compile, on this machine, in one run: ``make bench-ort``.
 
-Runs ``ortlaunch`` itself with its defaults and two workers, eager and ORT in turn, so that a machine whose speed drifts
-slows both. A figure below 1 means that ORT is faster. Each pair gives a ratio of median step times; printed are the
-ratios and their median.
+Runs ``ortlaunch`` itself with its defaults and two workers, the backends in turn, so that a machine whose speed drifts
+slows all. A figure below 1 means that ORT is faster. Each round gives a ratio of median step times; printed are the
+ratios' medians, and those over eager one by one.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import subprocess
@@ -25,19 +26,22 @@ class Case:
     trainer: str
     steps: int
     rounds: int
+    backends: tuple[str, ...] = ("eager", "compile", "ort")
 
     @property
     def title(self) -> str:
         return f"{self.model} {self.trainer}"
 
 
+_BOTH = ("eager", "ort")
 CASES = (
     Case("gpt2_nano", "ddp", steps=40, rounds=5),
-    Case("gpt2_nano", "deepspeed", steps=40, rounds=5),
+    Case("gpt2_nano", "deepspeed", steps=40, rounds=5, backends=_BOTH),
     Case("gpt2", "ddp", steps=8, rounds=3),
-    Case("gpt2", "deepspeed", steps=8, rounds=3),
+    Case("gpt2", "deepspeed", steps=8, rounds=3, backends=_BOTH),
+    *(Case(model, "ddp", steps=40, rounds=3) for model in ("mlp", "resnet", "vit")),
+    *(Case(model, "ddp", steps=8, rounds=2) for model in ("bert", "llama")),
 )
-BACKENDS = ("eager", "ort")
 
 
 def step_seconds(case: Case, backend: str, folder: Path) -> float:
@@ -62,32 +66,43 @@ def step_seconds(case: Case, backend: str, folder: Path) -> float:
 
 
 def measure(case: Case) -> list[dict[str, float]]:
-    """Pairs of step times in the order in which they were taken; every other pair begins with the other backend."""
-    pairs = []
+    """Rounds of step times in the order in which they were taken; every other one goes the other way round."""
+    rounds = []
     with tempfile.TemporaryDirectory() as name:
         for number in range(case.rounds):
-            order = BACKENDS if number % 2 == 0 else BACKENDS[::-1]
-            pairs.append({backend: step_seconds(case, backend, Path(name)) for backend in order})
-    return pairs
+            order = case.backends if number % 2 == 0 else case.backends[::-1]
+            rounds.append({backend: step_seconds(case, backend, Path(name)) for backend in order})
+    return rounds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="run the cases whose title contains this")
-    parser.add_argument("--rounds", type=int, help="pairs of runs in each case")
+    parser.add_argument("--rounds", type=int, help="rounds of each case")
     arguments = parser.parse_args()
-    print(f"{'case':<22} {'eager s':>8} {'ort s':>8} {'ort / eager':>12}   ratio of each pair")
+    names = f"{'eager s':>8} {'compile s':>9} {'ort s':>8} {'ort/eager':>10} {'ort/compile':>11}"
+    print(f"{'case':<20} {names}   ort/eager of each")
     for case in CASES:
         if arguments.only and arguments.only not in case.title:
             continue
         if arguments.rounds:
-            case = Case(case.model, case.trainer, case.steps, arguments.rounds)
-        pairs = measure(case)
-        ratios = [pair["ort"] / pair["eager"] for pair in pairs]
-        medians = {backend: statistics.median(pair[backend] for pair in pairs) for backend in BACKENDS}
-        each = " ".join(f"{ratio:.2f}" for ratio in ratios)
-        figures = f"{medians['eager']:>8.3f} {medians['ort']:>8.3f} {statistics.median(ratios):>12.2f}"
-        print(f"{case.title:<22} {figures}   {each}", flush=True)
+            case = dataclasses.replace(case, rounds=arguments.rounds)
+        print(_line(case, measure(case)), flush=True)
+
+
+def _line(case: Case, rounds: list[dict[str, float]]) -> str:
+    def seconds(backend: str) -> str:
+        return f"{statistics.median(one[backend] for one in rounds):.3f}" if backend in case.backends else "-"
+
+    def ratios(backend: str) -> list[float]:
+        return [one["ort"] / one[backend] for one in rounds] if backend in case.backends else []
+
+    over_eager, over_compile = (
+        f"{statistics.median(r):.2f}" if (r := ratios(b)) else "-" for b in ("eager", "compile")
+    )
+    each = " ".join(f"{ratio:.2f}" for ratio in ratios("eager"))
+    figures = f"{seconds('eager'):>8} {seconds('compile'):>9} {seconds('ort'):>8} {over_eager:>10} {over_compile:>11}"
+    return f"{case.title:<20} {figures}   {each}"
 
 
 if __name__ == "__main__":
