@@ -6,7 +6,7 @@ VENV26 := .venv-torch26
 WHOLE_RUNS := tests/integration tests/faults tests/wheel
 CLUSTER_RUNS := tests/slurm
 # Whole runs side by side: starting up is one core wide and most of a short run. Their threads must not spin for each other.
-AT_ONCE := 2
+AT_ONCE := $(shell cores=$$(nproc); echo $$((cores > 3 ? 3 : 2)))
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
@@ -18,9 +18,9 @@ run: $(INSTALLED)
 	$(BIN)/ortlaunch model=gpt2 trainer=deepspeed train.steps=10
 	$(BIN)/ortlaunch compare
 
-## test: all tests but test-slurm's: those that start no workers on all cores, then faults and whole runs, two at a time
+## test: all tests but test-slurm's: those that start no workers on all cores, then faults and whole runs, some at a time
 test: test-quick
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) tests/faults
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 tests/faults
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadfile tests/integration tests/wheel
 
 ## test-quick: the tests that start no workers
@@ -29,12 +29,12 @@ test-quick: $(INSTALLED)
 
 ## test-faults: ten of each kind of fault, at moments drawn with fixed seeds; prints how many the runs survived
 test-faults: $(INSTALLED)
-	ORTLAUNCH_FAULT_TRIALS=10 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) tests/faults
+	ORTLAUNCH_FAULT_TRIALS=10 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 tests/faults
 
 ## test-torch26: the same tests on torch 2.6.0, in an environment of its own
 test-torch26: $(VENV26)/.installed
 	OMP_NUM_THREADS=1 $(VENV26)/bin/python -m pytest --numprocesses=auto $(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
-	$(VENV26)/bin/python -m pytest $(WHOLE_RUNS)
+	OMP_WAIT_POLICY=passive $(VENV26)/bin/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadfile $(WHOLE_RUNS)
 
 ## test-slurm: runs on a real SLURM cluster of two nodes on this machine (root and Debian's packages: slurm/lab/README.md)
 test-slurm: $(INSTALLED)
