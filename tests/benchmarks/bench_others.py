@@ -41,7 +41,7 @@ class Work:
 
 
 WORKS = {
-    "gpt2_nano": Work("gpt2_nano", steps=60, batch_size=8, seq_len=128),
+    "gpt2_nano": Work("gpt2_nano", steps=200, batch_size=8, seq_len=128),
     "gpt2": Work("gpt2", steps=12, batch_size=2, seq_len=128),
 }
 
@@ -132,9 +132,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=WORKS, default="gpt2_nano")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", choices=CONTENDERS, default=list(CONTENDERS), help=f"beside {OURS}")
     arguments = parser.parse_args()
     work = WORKS[arguments.model]
-    names = list(CONTENDERS)
+    names = [name for name in CONTENDERS if name in (OURS, *arguments.only)]
     found: dict[str, list[Measured]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as root:
         data = Path(root) / "text.txt"
