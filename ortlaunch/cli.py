@@ -153,7 +153,7 @@ def _config(tree: DictConfig) -> Config:
 def _launch(config: Config, arguments: list[str]) -> int:
     from ortlaunch.config.schema import LocalConfig, SlurmConfig
     from ortlaunch.launch import machines
-    from ortlaunch.launch.plan import make_plan
+    from ortlaunch.launch.planning import make_plan
 
     if config.launcher.dry_run and config.launcher.nodes > 1 and isinstance(config.launcher, LocalConfig):
         print(machines.dry_run(config.launcher, Path(config.run_root), arguments))

@@ -19,7 +19,7 @@ from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.local import run, write_identity
 from ortlaunch.launch.multirun import FIRST_STOPPED, combination_name, create_sweep, end_sweep
-from ortlaunch.launch.plan import make_plan
+from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.sweep import SweepTask, swept_keys, swept_name
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.folder import public
 from ortlaunch.launch.local import run, write_identity
-from ortlaunch.launch.plan import LaunchPlan, default_name, make_plan
+from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.planning import default_name, make_plan
 from ortlaunch.launch.sweep import Sweep, SweepTask, create, end, marks_of, run_name, swept_keys, swept_name
 from ortlaunch.tracking.relay import Relay
 from ortlaunch.tracking.uri import redacted

@@ -19,7 +19,8 @@ from ortlaunch.launch.follow.folders import folder_at
 from ortlaunch.launch.follow.state import State
 from ortlaunch.launch.follow.status import look
 from ortlaunch.launch.local import run
-from ortlaunch.launch.plan import WORKERS_LOCK, plan_in
+from ortlaunch.launch.plan import WORKERS_LOCK
+from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.slurm.plan import settled
 from ortlaunch.launch.slurm.submit import submit
 from ortlaunch.tracking.journal import Event, read_events

@@ -44,7 +44,7 @@ def workers_per_node(config: Config) -> int:
 
 
 def plan_job(config: Config, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
-    """Plans a job; as `ortlaunch.launch.plan.plan_in`, whose arguments these are."""
+    """Plans a job; as `ortlaunch.launch.planning.plan_in`, whose arguments these are."""
     return LaunchPlan(
         run_dir=run_dir,
         run_id=run_id,

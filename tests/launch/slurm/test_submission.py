@@ -16,7 +16,7 @@ from ortlaunch.config.rules import check
 from ortlaunch.config.schema import Device, SlurmConfig
 from ortlaunch.config.slurm_rules import slurm_seconds
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.plan import make_plan
+from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.slurm.node import environment_of, torchrun, torchrun_source
 from ortlaunch.launch.slurm.plan import request_for, settled
 from ortlaunch.launch.slurm.refusal import in_plain_words
