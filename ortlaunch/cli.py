@@ -209,9 +209,10 @@ def _export(arguments: list[str]) -> int:
 
 def _compare(arguments: list[str]) -> int:
     from ortlaunch.compare.command import main
+    from ortlaunch.config.schema import Config
+    from ortlaunch.tracking.uri import default_uri
 
-    uri, experiment = _tracking_defaults()
-    return main(arguments, uri, experiment)
+    return main(arguments, default_uri(), Config.experiment)
 
 
 def _bench(arguments: list[str]) -> int:
@@ -248,16 +249,6 @@ def _doctor(arguments: list[str]) -> int:
     from ortlaunch.doctor.command import main
 
     return main(arguments)
-
-
-def _tracking_defaults() -> tuple[str, str]:
-    """Where runs go by default, so that ``compare`` looks there."""
-    from ortlaunch.config.schema import Config, MlflowConfig
-    from ortlaunch.tracking.uri import resolve_tracking
-
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or MlflowConfig.uri
-    resolved = resolve_tracking(dataclasses.replace(MlflowConfig(), uri=uri), Path.cwd())
-    return resolved.uri, Config.experiment
 
 
 VERBS: dict[str, Callable[[list[str]], int]] = {

@@ -43,7 +43,7 @@ def main(args: list[str], default_uri: str, default_experiment: str) -> int:
 def run(options: argparse.Namespace, default_uri: str, default_experiment: str) -> int:
     """Compares as the parsed options say."""
     check_files(options)
-    check_uri(options.uri or default_uri, "--uri" if options.uri else "tracking.uri")
+    check_uri(options.uri or default_uri, "--uri" if options.uri else None)
     uri = resolve_tracking(MlflowConfig(uri=options.uri or default_uri), Path.cwd()).uri
     named = options.run or options.sweep or options.tag
     selection = Selection(
@@ -144,7 +144,7 @@ def _parser(default_experiment: str) -> argparse.ArgumentParser:
         help="runs with this tag in MLflow, in all experiments unless one is named; several must all hold",
     )
     parser.add_argument("--experiment", metavar="NAME", help=f"default where nothing is named: {default_experiment}")
-    parser.add_argument("--uri", help="tracking URI to read from")
+    parser.add_argument("--uri", help="tracking URI to read from (default: MLFLOW_TRACKING_URI, else that of runs)")
     parser.add_argument("--last", type=_positive, default=10, metavar="N", help="the last N runs of these (default 10)")
     add_output_options(parser)
     return parser

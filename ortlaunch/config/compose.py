@@ -17,9 +17,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.config.load import first_line
 from ortlaunch.config.paths import conf_dir, group_options, ready_jobs, slurm_profiles
-from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig, open_model, register_schemas
+from ortlaunch.config.schema import (
+    GROUPS,
+    OPTIONAL_GROUPS,
+    Config,
+    MlflowConfig,
+    ModelConfig,
+    open_model,
+    register_schemas,
+)
 from ortlaunch.errors import RequestError
 from ortlaunch.registry import available, unknown_model_message
+from ortlaunch.tracking.uri import default_uri
 
 
 def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> None:
@@ -117,6 +126,8 @@ def _register_options(overrides: list[str]) -> None:
     from hydra.core.config_store import ConfigStore
 
     register_schemas()
+    # MLflow's own variable gives way to whatever sets tracking.uri, as a default does.
+    ConfigStore.instance().store(group="schema/tracking", name="mlflow", node=MlflowConfig(uri=default_uri()))
     for name in set(available()) - set(group_options("model")):
         ConfigStore.instance().store(group="model", name=name, node=open_model(name))
 

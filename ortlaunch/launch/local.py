@@ -25,7 +25,7 @@ from ortlaunch.launch.terminal import Display
 from ortlaunch.tracking.goodput import journal_goodput
 from ortlaunch.tracking.journal import Journal, read_events
 from ortlaunch.tracking.relay import Relay, RelayResult
-from ortlaunch.tracking.uri import redacted
+from ortlaunch.tracking.uri import compare_command, redacted
 
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -226,7 +226,7 @@ def _record(plan: LaunchPlan, config: Config, sent: RelayResult | None, outcome:
         return lines
     if sent.sent:
         lines.append(("mlflow", f"{redacted(config.tracking.uri)} run {sent.mlflow_run_id}"))
-        lines.append(("compare", f"ortlaunch compare --experiment {shlex.quote(config.experiment)}"))
+        lines.append(("compare", compare_command(config.tracking, "--experiment", config.experiment)))
     else:
         lines.append(("mlflow", f"{sent.unsent_events} events not sent: {sent.message}"))
         lines.append(("send them", f"ortlaunch sync {shlex.quote(str(plan.run_dir))}"))

@@ -14,7 +14,7 @@ from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.planning import default_name, make_plan
 from ortlaunch.launch.sweep import Sweep, SweepTask, create, end, marks_of, run_name, swept_keys, swept_name
 from ortlaunch.tracking.relay import Relay
-from ortlaunch.tracking.uri import redacted
+from ortlaunch.tracking.uri import compare_command, redacted
 
 FIRST_STOPPED = 128
 """Exit codes from here on mean that somebody asked to stop."""
@@ -92,7 +92,9 @@ class Multirun:
         if self._sweep is not None:
             self._sweep.write([planned.run_dir for planned, _, _ in self._planned], complete=True)
             end_sweep(self._folder, config, {"KILLED"} if code >= FIRST_STOPPED else {"FAILED"} if code else set())
-            print(f"sweep:      {self._folder}\ncompare:    ortlaunch compare --sweep {self._folder}")
+            print(f"sweep:      {self._folder}")
+            if isinstance(config.tracking, MlflowConfig):
+                print(f"compare:    {compare_command(config.tracking, '--sweep', str(self._folder))}")
         return code
 
     def _created(self) -> Sweep:

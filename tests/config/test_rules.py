@@ -172,6 +172,21 @@ def test_typos_fail_while_composing_with_the_nearest_name(override: str, words: 
     assert "\n" not in str(caught.value)
 
 
+def test_runs_go_where_mlflows_own_variable_says_unless_a_key_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://team:5000")
+    (tmp_path / "job.yaml").write_text("# A job.\ntracking:\n  uri: http://job\n")
+    monkeypatch.setenv("ORTLAUNCH_JOBS", str(tmp_path))
+    assert config().tracking.uri == "http://team:5000"
+    assert config("tracking.uri=sqlite:///mlruns.db").tracking.uri == "sqlite:///mlruns.db"
+    assert config("+jobs=job").tracking.uri == "http://job"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "./mlruns")
+    assert refusal().startswith("MLFLOW_TRACKING_URI=./mlruns is a file store")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert config().tracking.uri == "sqlite:///mlruns.db"
+
+
 def test_a_value_that_the_user_must_give_is_asked_for_by_key() -> None:
     with pytest.raises(RequestError, match=r"model\.params\.pretrained is not set"):
         to_config(compose(["model=hf"]))

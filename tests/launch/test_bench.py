@@ -17,6 +17,7 @@ from ortlaunch.config.load import to_config
 from ortlaunch.errors import RequestError
 from ortlaunch.launch import bench
 from ortlaunch.launch.sweep import note_end
+from ortlaunch.tracking.relay import RelayResult
 
 
 @pytest.fixture
@@ -50,6 +51,15 @@ class Runs:
         return code
 
 
+class Unsent:
+    """Takes the place of the relay to MLflow."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def finish(self, _: float) -> RelayResult:
+        return RelayResult(sent=True, unsent_events=0, mlflow_run_id=None, message="")
+
+
 @pytest.fixture
 def started(grid: bench.Grid, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the grid without real runs; says what was started, compared, and how the sweep ended."""
@@ -57,7 +67,7 @@ def started(grid: bench.Grid, monkeypatch: pytest.MonkeyPatch) -> Any:
     def start(codes: dict[str, int], repeat: int, **options: Any) -> tuple[int, Runs, list[argparse.Namespace], str]:
         runs, compared = Runs(codes), []
         monkeypatch.setattr(bench, "run", runs)
-        monkeypatch.setattr(bench, "send", lambda *_: None)
+        monkeypatch.setattr("ortlaunch.launch.multirun.Relay", Unsent)
         monkeypatch.setattr("ortlaunch.compare.command.run", lambda wanted, *_: compared.append(wanted))
         given = {"baseline": None, **options}
         code = bench._Bench(grid, repeat, ["bench", "x=1,2"]).run(argparse.Namespace(**given))
