@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig, MlflowConfig
+from ortlaunch.files import replace_text
 from ortlaunch.launch import failure, machines, sweep
 from ortlaunch.launch.devices import resolve_device
 from ortlaunch.launch.folder import journal_start, write_run_folder
+from ortlaunch.launch.follow.record import newest_checkpoint
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.processes import WorkerGroup
 from ortlaunch.launch.terminal import Display
@@ -209,7 +211,9 @@ def write_identity(run_dir: Path) -> None:
         "host": socket.gethostname(),
         "start_ticks": start_ticks(os.getpid()),
     }
-    (run_dir / "launcher.json").write_text(json.dumps(identity) + "\n")
+    # In one step: it is read at any moment. A new file also changes the folder's modification time, by which
+    # `ortlaunch jobs` sees that what it knows of an earlier attempt no longer holds.
+    replace_text(run_dir / "launcher.json", json.dumps(identity) + "\n")
 
 
 def start_ticks(pid: int) -> int:
@@ -220,7 +224,7 @@ def start_ticks(pid: int) -> int:
 
 def _record(plan: LaunchPlan, config: Config, sent: RelayResult | None, outcome: Outcome) -> list[tuple[str, str]]:
     lines = [("run folder", str(plan.run_dir))]
-    if outcome.status != "FINISHED" and any((plan.run_dir / "checkpoints").glob("step-*/manifest.json")):
+    if outcome.status != "FINISHED" and newest_checkpoint(plan.run_dir):
         lines.append(("go on", f"ortlaunch resume {shlex.quote(str(plan.run_dir))}"))
     if sent is None or not isinstance(config.tracking, MlflowConfig):
         return lines

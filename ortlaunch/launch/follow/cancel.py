@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch.errors import RequestError
+from ortlaunch.files import replace_text
 from ortlaunch.launch.follow.find import HELP, find_runs
 from ortlaunch.launch.follow.folders import RunFolder
 from ortlaunch.launch.follow.record import STATE_TAG, Record, read_record
@@ -127,10 +128,8 @@ def _see_to_the_end(folder: RunFolder) -> list[Path]:
 
 
 def _ask_to_stop(run_dir: Path) -> None:
-    partial = run_dir / f".{STOP_FILE}.{os.getpid()}"
     try:
-        partial.write_text("cancel\n")
-        partial.replace(run_dir / STOP_FILE)
+        replace_text(run_dir / STOP_FILE, "cancel\n")
     except OSError as error:
         raise RequestError(f"the run cannot be asked to stop: {error}") from error
 
