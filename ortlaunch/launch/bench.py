@@ -20,7 +20,7 @@ from ortlaunch.errors import RequestError
 from ortlaunch.launch.local import run, write_identity
 from ortlaunch.launch.multirun import FIRST_STOPPED, combination_name, create_sweep, end_sweep
 from ortlaunch.launch.planning import make_plan
-from ortlaunch.launch.sweep import SweepTask, swept_keys, swept_name
+from ortlaunch.launch.sweep import SweepTask, discard, swept_keys, swept_name
 from ortlaunch.tracking.uri import compare_command
 
 if TYPE_CHECKING:
@@ -164,15 +164,9 @@ def _check(grid: Grid) -> None:
 
 
 def _leave_nothing(grid: Grid) -> None:
-    """Removes what Hydra wrote while it composed, and the folders that are empty without it."""
-    if grid.folder == Path():
-        return
-    (grid.folder / "multirun.yaml").unlink(missing_ok=True)
-    for folder in (grid.folder, grid.folder.parent, grid.folder.parent.parent):
-        try:
-            folder.rmdir()
-        except OSError:
-            return
+    # With --cfg and the like Hydra composes no cell, and makes no folder.
+    if grid.cells or grid.refused:
+        discard(grid.folder)
 
 
 def _listed(grid: Grid, repeat: int) -> str:

@@ -111,7 +111,11 @@ def test_a_request_to_stop_ends_the_bench(started: Any) -> None:
 
 
 def test_no_password_of_the_command_line_is_kept(grid: bench.Grid) -> None:
+    grid.folder.mkdir(parents=True)
+    # As Hydra leaves it.
+    (grid.folder / "multirun.yaml").write_text("tracking:\n  uri: http://me:geheim@host\n")
     bench._Bench(grid, 1, ["bench", "tracking.uri=http://me:geheim@host", "x=1,2"])
+    assert (grid.folder / "multirun.yaml").read_text() == "tracking:\n  uri: http://me:***@host\n"
     kept = "".join(path.read_text() for path in grid.folder.rglob("*") if path.is_file())
     assert "http://me:***@host" in kept and "geheim" not in kept
 
