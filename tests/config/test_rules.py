@@ -50,6 +50,8 @@ def test_the_default_configuration_is_accepted() -> None:
         ("launcher.max_restarts", -1),
         ("launcher.timeout_seconds", 0),
         ("launcher.grace_seconds", 0),
+        ("tracking.timeout_seconds", 0),
+        ("tracking.flush_seconds", -1),
     ],
 )
 def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int) -> None:
@@ -105,6 +107,8 @@ def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int
         (["experiment=a/b"], ["experiment='a/b'"]),
         (["backend.debug.onnx_prefix=a/b"], ["backend.debug.onnx_prefix='a/b'"]),
         (["backend.debug.onnx_prefix="], ["backend.debug.onnx_prefix=''"]),
+        (["launcher.run=mine"], ["launcher.run=mine", "20260101-120000-1a2b3c"]),
+        (["launcher.master_port=70000"], ["launcher.master_port=70000", "65535"]),
         (["tracking.uri=file:///tmp/x"], ["tracking.uri", "sqlite:///"]),
     ],
 )
