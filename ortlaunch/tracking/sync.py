@@ -39,9 +39,13 @@ def sync_main(args: list[str], run_root: Path = Path("runs")) -> int:
     """
     options = _parser().parse_args(args)
     roots = [Path(folder) for folder in options.run_dir]
-    run_dirs = _all_below(roots or [run_root]) if options.all else roots
-    if not run_dirs:
+    if not options.all and not roots:
         raise RequestError("sync: name the run folders to send, or send all with --all")
+    run_dirs = _all_below(roots or [run_root]) if options.all else roots
+    if options.all and options.uri is None:
+        everything, run_dirs = run_dirs, [run_dir for run_dir in run_dirs if not _is_without_mlflow(run_dir)]
+        if left := len(everything) - len(run_dirs):
+            print(f"{left} started without MLflow (tracking=none) are left out: --uri names a store for them")
     plans = [(run_dir, tracking_of(run_dir, options.uri)) for run_dir in run_dirs]
     complete = True
     for run_dir, cfg in plans:
@@ -104,6 +108,10 @@ def tracking_of(run_dir: Path, uri: str | None = None) -> MlflowConfig:
     cfg = MlflowConfig(**values)
     check_uri(cfg.uri)
     return resolve_tracking(cfg, Path.cwd())
+
+
+def _is_without_mlflow(run_dir: Path) -> bool:
+    return _tracking_node(run_dir).get("name") == "none"
 
 
 def _tracking_node(run_dir: Path) -> dict[str, Any]:

@@ -72,6 +72,22 @@ def test_all_looks_below_the_run_root(store: MlflowConfig, new_run: NewRun, tmp_
         sync_main(["--all"], run_root=tmp_path / "elsewhere")
 
 
+def test_all_leaves_out_what_was_started_without_mlflow(
+    store: MlflowConfig, new_run: NewRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, journal = new_run("some")
+    journal.end("FINISHED")
+    use(run_dir, store)
+    without, _ = new_run("some", "without")
+    configure(without, name="none")
+    assert sync_main(["--all", str(run_dir.parent)]) == 0
+    said, sent = capsys.readouterr().out.splitlines()
+    assert said.startswith("1 started without MLflow") and sent.startswith(f"{run_dir}: 2 events sent")
+    assert not (without / "relay.json").exists()
+    assert sync_main(["--all", str(run_dir.parent), "--uri", store.uri]) == 0
+    assert (without / "relay.json").exists()
+
+
 def test_unreachable_server_is_exit_code_1(new_run: NewRun, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir, journal = new_run("away")
     journal.end("FINISHED")
