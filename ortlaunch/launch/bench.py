@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from ortlaunch.config.compose import multirun_task, run_with_hydra
 from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.local import run, write_identity
+from ortlaunch.launch.identity import write_identity
+from ortlaunch.launch.local import run
 from ortlaunch.launch.multirun import FIRST_STOPPED, combination_name, create_sweep, end_sweep
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.sweep import SweepTask, discard, swept_keys, swept_name

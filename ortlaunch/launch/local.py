@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 import shlex
 import signal
 import socket
@@ -16,11 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig, MlflowConfig
-from ortlaunch.files import replace_text
 from ortlaunch.launch import failure, machines, sweep
 from ortlaunch.launch.devices import resolve_device
 from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.follow.record import newest_checkpoint
+from ortlaunch.launch.identity import write_identity
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.processes import WorkerGroup
 from ortlaunch.launch.terminal import Display
@@ -32,7 +30,7 @@ from ortlaunch.tracking.uri import compare_command, redacted
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-EXIT_DONE, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_DONE, EXIT_FAILED, EXIT_REQUEST = 0, 1, 2
 
 
 def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
@@ -202,24 +200,6 @@ def _outcome(plan: LaunchPlan, code: int, stop_signal: int | None) -> Outcome:
         tail = "\n".join(plan.torchrun_log.read_text(errors="replace").strip().splitlines()[-15:])
         found = failure.Failure(0, socket.gethostname(), f"torchrun ended with {code}:\n{tail}", False, 0.0)
     return Outcome("FAILED", EXIT_REQUEST if found.is_request else EXIT_FAILED, found)
-
-
-def write_identity(run_dir: Path) -> None:
-    """Says which process launches a run, so that one whose launcher was killed is told from one that goes on."""
-    identity = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "start_ticks": start_ticks(os.getpid()),
-    }
-    # In one step: it is read at any moment. A new file also changes the folder's modification time, by which
-    # `ortlaunch jobs` sees that what it knows of an earlier attempt no longer holds.
-    replace_text(run_dir / "launcher.json", json.dumps(identity) + "\n")
-
-
-def start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot (field 22 of /proc/PID/stat): with its number its identity."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[19])
 
 
 def _record(plan: LaunchPlan, config: Config, sent: RelayResult | None, outcome: Outcome) -> list[tuple[str, str]]:

@@ -9,7 +9,8 @@ from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.folder import public
-from ortlaunch.launch.local import run, write_identity
+from ortlaunch.launch.identity import write_identity
+from ortlaunch.launch.local import run
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.planning import default_name, make_plan
 from ortlaunch.launch.sweep import Sweep, SweepTask, create, end, marks_of, run_name, swept_keys, swept_name

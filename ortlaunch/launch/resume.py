@@ -20,6 +20,7 @@ from ortlaunch.launch.follow.folders import folder_at
 from ortlaunch.launch.follow.record import newest_checkpoint
 from ortlaunch.launch.follow.state import State
 from ortlaunch.launch.follow.status import look
+from ortlaunch.launch.identity import is_alive
 from ortlaunch.launch.local import run
 from ortlaunch.launch.plan import WORKERS_LOCK
 from ortlaunch.launch.planning import plan_in
@@ -27,7 +28,6 @@ from ortlaunch.launch.slurm.plan import settled
 from ortlaunch.launch.slurm.submit import submit
 from ortlaunch.tracking.journal import Event, read_events
 from ortlaunch.tracking.store import exclusive
-from ortlaunch.tracking.sync import is_alive
 from ortlaunch.tracking.uri import resolve_tracking
 
 _HELP = """\

@@ -12,6 +12,8 @@ from typing import Any
 
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.launch.follow.roots import RUN_ROOT
+from ortlaunch.launch.identity import is_alive
 from ortlaunch.launch.plan import WORKERS_LOCK
 from ortlaunch.launch.sweep import note_end, task_of
 from ortlaunch.tracking.journal import Journal, read_events
@@ -24,7 +26,7 @@ _QUIET_ELSEWHERE_SECONDS = 1800
 """A launcher on another machine cannot be asked; a collective may take this long before the run fails."""
 
 
-def sync_main(args: list[str], run_root: Path = Path("runs")) -> int:
+def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
     """Runs `ortlaunch sync`.
 
     Args:
@@ -183,13 +185,3 @@ def _slurm_job(run_dir: Path) -> str | None:
         return str(json.loads((run_dir / "job.json").read_text())["job_id"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def is_alive(pid: int, start_ticks: int) -> bool:
-    """Whether the process with this id that started at this tick (field 22 of /proc/PID/stat) still runs."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    values = stat.rpartition(")")[2].split()  # The command's name before it may hold spaces and parentheses.
-    return values[0] not in ("Z", "X") and int(values[19]) == start_ticks

@@ -18,15 +18,12 @@ import yaml
 
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.launch.identity import is_alive, start_ticks
 from ortlaunch.launch.plan import WORKERS_LOCK
 from ortlaunch.tracking.journal import Journal
-from ortlaunch.tracking.sync import is_alive, sync_main, tracking_of
+from ortlaunch.tracking.sync import sync_main, tracking_of
 
 NewRun = Callable[..., tuple[Path, Journal]]
-
-
-def start_ticks(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def configure(run_dir: Path, **tracking: Any) -> None:

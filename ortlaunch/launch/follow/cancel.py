@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ortlaunch.config.schema import LauncherConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.files import replace_text
 from ortlaunch.launch.follow.find import HELP, find_runs
@@ -23,10 +24,10 @@ from ortlaunch.launch.follow.record import STATE_TAG, Record, read_record
 from ortlaunch.launch.follow.rows import Row
 from ortlaunch.launch.follow.state import State
 from ortlaunch.launch.follow.status import look
+from ortlaunch.launch.identity import is_alive
 from ortlaunch.launch.plan import STOP_FILE
 from ortlaunch.launch.sweep import note_end
 from ortlaunch.tracking.journal import Journal
-from ortlaunch.tracking.sync import is_alive
 
 EXIT_GOES_ON = 1
 
@@ -182,7 +183,7 @@ def _wait(is_over: Callable[[], bool], deadline: float, pause: float) -> bool:
 
 def _grace(run_dir: Path) -> float:
     match = re.search(r"^  grace_seconds: (\d+)$", _config(run_dir), re.MULTILINE)
-    return float(match[1]) if match else 120.0
+    return float(match[1] if match else LauncherConfig.grace_seconds)
 
 
 def _config(run_dir: Path) -> str:

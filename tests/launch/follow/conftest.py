@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ortlaunch.launch.local import start_ticks
+from ortlaunch.launch.identity import start_ticks
 from ortlaunch.launch.plan import folder_name
 from ortlaunch.tracking.journal import Journal
 

@@ -22,7 +22,7 @@ from ortlaunch.launch.follow.record import read_record
 from ortlaunch.launch.follow.rows import Survey
 from ortlaunch.launch.follow.status import look, status
 from ortlaunch.launch.follow.table import render, span
-from ortlaunch.launch.local import write_identity
+from ortlaunch.launch.identity import write_identity
 from ortlaunch.launch.sweep import create
 from ortlaunch.tracking.journal import Journal
 
