@@ -177,7 +177,8 @@ def _register_file(group: str, name: str, path: Path, package: str, overrides: l
 
 def _times_without_quotes(path: Path) -> list[tuple[int, str]]:
     """Lines with a time such as 24:00:00, which YAML reads as 86400: SLURM would take that for minutes."""
-    nodes, found = [yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)], []
+    nodes: list[Any] = [yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)]
+    found: list[tuple[int, str]] = []
     while nodes:
         node = nodes.pop()
         if isinstance(node, yaml.MappingNode):
