@@ -15,6 +15,7 @@ from ortlaunch.errors import RequestError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from ortlaunch.config.compose import MultirunTask
     from ortlaunch.config.schema import Config
     from ortlaunch.launch.multirun import Multirun
 
@@ -65,7 +66,7 @@ def _run(arguments: list[str]) -> int:
     from ortlaunch.config.compose import run_with_hydra
 
     words, after = _split_after(arguments)
-    launches = _Launches(arguments, after)
+    launches = _Launches(arguments, words, after)
     run_with_hydra(words, launches)
     return launches.close()
 
@@ -77,39 +78,53 @@ class _Launches:
     are kept for the caller, because Hydra would put words of its own before them.
     """
 
-    def __init__(self, arguments: list[str], after: list[str]) -> None:
+    def __init__(self, arguments: list[str], words: list[str], after: list[str]) -> None:
+        """
+        Args:
+            arguments: the command line after ``ortlaunch``.
+            words: what of it is Hydra's.
+            after: the runs that come first.
+        """
+        self._arguments = arguments
+        self._words = words
         self._after = after
         self._code = 0
         self._error: RequestError | None = None
-        self._arguments = arguments
+        self._sweep_folder: Path | None = None
         self._multirun: Multirun | None = None
 
     def __call__(self, tree: DictConfig) -> None:
+        from ortlaunch.config.compose import multirun_task
+
         if self._code or self._error is not None:
             return
+        task = multirun_task()
+        self._sweep_folder = task.folder if task is not None else None
         try:
-            self._code = self._launch(_after(_config(tree), self._after))
+            config = _after(_config(tree), self._after)
+            self._code = _launch(config, self._arguments) if task is None else self._next_of_sweep(config, task)
         except RequestError as error:
             self._error = error
 
     def close(self) -> int:
         """What remains when all combinations are known; returns the exit code of the whole."""
-        if self._multirun is not None and (self._error is None or self._multirun.has_run):
-            self._code = self._multirun.close(self._code or (EXIT_REQUEST if self._error else 0))
+        try:
+            if self._multirun is not None and (self._error is None or self._multirun.has_run):
+                self._code = self._multirun.close(self._code or (EXIT_REQUEST if self._error else 0))
+        finally:
+            if self._sweep_folder is not None:
+                from ortlaunch.launch.sweep import discard
+
+                discard(self._sweep_folder)
         if self._error is not None:
             raise self._error
         return self._code
 
-    def _launch(self, config: Config) -> int:
-        from ortlaunch.config.compose import multirun_task
-
-        task = multirun_task()
-        if task is None:
-            return _launch(config, self._arguments)
+    def _next_of_sweep(self, config: Config, task: MultirunTask) -> int:
         if self._multirun is None:
             from ortlaunch.launch.multirun import Multirun
 
-            self._multirun = Multirun(task.folder, self._arguments, task.swept)
+            self._multirun = Multirun(task.folder, self._arguments, [*self._words, *task.swept])
         return self._multirun.take(config, task.overrides)
 
 
@@ -153,7 +168,7 @@ def _config(tree: DictConfig) -> Config:
 def _launch(config: Config, arguments: list[str]) -> int:
     from ortlaunch.config.schema import LocalConfig, SlurmConfig
     from ortlaunch.launch import machines
-    from ortlaunch.launch.plan import make_plan
+    from ortlaunch.launch.planning import make_plan
 
     if config.launcher.dry_run and config.launcher.nodes > 1 and isinstance(config.launcher, LocalConfig):
         print(machines.dry_run(config.launcher, Path(config.run_root), arguments))
@@ -209,9 +224,10 @@ def _export(arguments: list[str]) -> int:
 
 def _compare(arguments: list[str]) -> int:
     from ortlaunch.compare.command import main
+    from ortlaunch.config.schema import Config
+    from ortlaunch.tracking.uri import default_uri
 
-    uri, experiment = _tracking_defaults()
-    return main(arguments, uri, experiment)
+    return main(arguments, default_uri(), Config.experiment)
 
 
 def _bench(arguments: list[str]) -> int:
@@ -248,16 +264,6 @@ def _doctor(arguments: list[str]) -> int:
     from ortlaunch.doctor.command import main
 
     return main(arguments)
-
-
-def _tracking_defaults() -> tuple[str, str]:
-    """Where runs go by default, so that ``compare`` looks there."""
-    from ortlaunch.config.schema import Config, MlflowConfig
-    from ortlaunch.tracking.uri import resolve_tracking
-
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or MlflowConfig.uri
-    resolved = resolve_tracking(dataclasses.replace(MlflowConfig(), uri=uri), Path.cwd())
-    return resolved.uri, Config.experiment
 
 
 VERBS: dict[str, Callable[[list[str]], int]] = {

@@ -1,4 +1,4 @@
-"""What several parts' tests need: exports kept per test, and stand-ins for the CUDA libraries.
+"""What several parts' tests need: exports kept per test, no store of the user's, stand-ins for the CUDA libraries.
 
 The stand-ins are small, but real for the dynamic loader.
 """
@@ -29,6 +29,12 @@ def exports_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     from ortlaunch.ort import export_cache
 
     monkeypatch.setattr(export_cache, "folder", lambda: tmp_path / "exports")
+
+
+@pytest.fixture(autouse=True)
+def no_store_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test writes to a server that the shell it is started in names."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
 @dataclass(frozen=True)

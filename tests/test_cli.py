@@ -135,6 +135,22 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["launcher.dry_run=true", "trainer=ddp,single"], 0),
+        (["launcher=slurm", "launcher.dry_run=true", "optimizer.lr=0.1,0.2"], 0),
+        (["train.steps=0,4"], 2),
+        (["train.steps=4,0", "launcher=slurm"], 2),
+    ],
+    ids=" ".join,
+)
+def test_a_sweep_that_starts_nothing_writes_nothing(tmp_path: Path, arguments: list[str], code: int) -> None:
+    result = run(*arguments, "--multirun", cwd=tmp_path)
+    assert result.returncode == code, result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_options_may_stand_between_keys(tmp_path: Path) -> None:
     arguments = ["model=gpt2", "--cfg", "job", "trainer=deepspeed", "--resolve", "seed=3"]
     result = run(*arguments, cwd=tmp_path)

@@ -7,10 +7,12 @@ import http.server
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 from ortlaunch.doctor import command, machine, tracking
 from ortlaunch.doctor.fix import fix
 from ortlaunch.doctor.line import Level, Line
+from ortlaunch.errors import RequestError
 from ortlaunch.ort import extension
 
 
@@ -212,9 +215,28 @@ def test_a_store_in_a_file(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "mlruns.db").write_text("no database")
     (line,) = tracking.mlflow(uri)
     assert line.level is Level.error
-    # What the environment names comes before what runs take.
+    # Where runs go that name no store.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert next(tracking.mlflow(None)).text == line.text
+
+
+def test_a_store_that_runs_would_refuse_is_an_error(monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "./mlruns")
+    with pytest.raises(RequestError, match=r"^MLFLOW_TRACKING_URI=\./mlruns is a file store"):
+        next(tracking.mlflow(None))
+
+
+def test_a_store_that_another_process_has_locked_is_not_called_broken(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(tracking, "_SECONDS", 0.1)
+    path = tmp_path / "50%25 done" / "mlruns.db"
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("create table runs (run_uuid text)")
+        (line,) = tracking.mlflow(f"sqlite:///{path}?timeout=3")
+        assert line.level is Level.ok and f"0 runs in {path}" in line.text
+        writer.execute("begin exclusive")
+        (line,) = tracking.mlflow(f"sqlite:///{path}")
+    assert line.level is Level.warning and "locked" in line.text and line.mend is None
 
 
 def test_fix_runs_what_mends_and_leaves_what_needs_a_person(tmp_path: Path, capfd) -> None:

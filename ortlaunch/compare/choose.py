@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ortlaunch.compare.runs import Row, row_of
 from ortlaunch.errors import RequestError
-from ortlaunch.tracking.sink import KIND_TAG, RUN_ID_TAG
+from ortlaunch.tracking.sink import KIND_TAG, PARENT_TAG, RUN_ID_TAG
 from ortlaunch.tracking.store import quoted
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def sweep_runs(client: MlflowClient, ids: list[str], asked: str) -> list[Row]:
         RequestError: If there is no such sweep, or MLflow knows no run of it.
     """
     parent = find_run(client, ids, asked).info.run_id
-    condition = f"tags.`mlflow.parentRunId` = {quoted(parent)}"
+    condition = f"tags.`{PARENT_TAG}` = {quoted(parent)}"
     rows = [row_of(run) for run in _search(client, ids, condition, _RUNS_PAGE)]
     if not rows:
         raise RequestError(f"{asked} is no sweep that MLflow knows a run of")

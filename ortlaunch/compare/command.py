@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ortlaunch.arguments import positive
 from ortlaunch.compare.choose import Selection, choose
 from ortlaunch.compare.comparison import Comparison, compared
 from ortlaunch.compare.curves import LIMIT, Curves, read_curves
@@ -43,7 +44,7 @@ def main(args: list[str], default_uri: str, default_experiment: str) -> int:
 def run(options: argparse.Namespace, default_uri: str, default_experiment: str) -> int:
     """Compares as the parsed options say."""
     check_files(options)
-    check_uri(options.uri or default_uri, "--uri" if options.uri else "tracking.uri")
+    check_uri(options.uri or default_uri, "--uri" if options.uri else None)
     uri = resolve_tracking(MlflowConfig(uri=options.uri or default_uri), Path.cwd()).uri
     named = options.run or options.sweep or options.tag
     selection = Selection(
@@ -144,8 +145,8 @@ def _parser(default_experiment: str) -> argparse.ArgumentParser:
         help="runs with this tag in MLflow, in all experiments unless one is named; several must all hold",
     )
     parser.add_argument("--experiment", metavar="NAME", help=f"default where nothing is named: {default_experiment}")
-    parser.add_argument("--uri", help="tracking URI to read from")
-    parser.add_argument("--last", type=_positive, default=10, metavar="N", help="the last N runs of these (default 10)")
+    parser.add_argument("--uri", help="tracking URI to read from (default: MLFLOW_TRACKING_URI, else that of runs)")
+    parser.add_argument("--last", type=positive, default=10, metavar="N", help="the last N runs of these (default 10)")
     add_output_options(parser)
     return parser
 
@@ -159,7 +160,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write it as a page that opens without a network")
     parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
     parser.add_argument(
-        "--curves", type=_positive, default=LIMIT, metavar="N", help=f"draw N runs at most (default {LIMIT})"
+        "--curves", type=positive, default=LIMIT, metavar="N", help=f"draw N runs at most (default {LIMIT})"
     )
     parser.add_argument("--log", action="store_true", help="keep page, picture and figures as a run in MLflow")
 
@@ -169,10 +170,3 @@ def _pair(text: str) -> tuple[str, str]:
     if not key or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
     return key, value
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value

@@ -17,9 +17,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.config.load import first_line
 from ortlaunch.config.paths import conf_dir, group_options, ready_jobs, slurm_profiles
-from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig, open_model, register_schemas
+from ortlaunch.config.schema import (
+    GROUPS,
+    OPTIONAL_GROUPS,
+    Config,
+    MlflowConfig,
+    ModelConfig,
+    open_model,
+    register_schemas,
+)
 from ortlaunch.errors import RequestError
 from ortlaunch.registry import available, unknown_model_message
+from ortlaunch.tracking.uri import default_uri
 
 
 def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> None:
@@ -117,6 +126,8 @@ def _register_options(overrides: list[str]) -> None:
     from hydra.core.config_store import ConfigStore
 
     register_schemas()
+    # MLflow's own variable gives way to whatever sets tracking.uri, as a default does.
+    ConfigStore.instance().store(group="schema/tracking", name="mlflow", node=MlflowConfig(uri=default_uri()))
     for name in set(available()) - set(group_options("model")):
         ConfigStore.instance().store(group="model", name=name, node=open_model(name))
     ConfigStore.instance().store(group="launcher/slurm_profile", name="none", node={}, package="launcher")
@@ -156,13 +167,33 @@ def _register_jobs(overrides: list[str]) -> None:
 def _register_file(group: str, name: str, path: Path, package: str, overrides: list[str]) -> None:
     from hydra.core.config_store import ConfigStore
 
+    is_chosen = bool({f"{group}={name}", f"+{group}={name}"} & set(overrides))
     try:
         keys = OmegaConf.load(path)
+        misread = _times_without_quotes(path) if is_chosen else []
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
-        if {f"{group}={name}", f"+{group}={name}"} & set(overrides):
+        if is_chosen:
             raise RequestError(f"{group}={name}: {path} cannot be read: {error}") from error
         return
+    if misread:
+        line, time = misread[0]
+        raise RequestError(f'{group}={name}: {path}, line {line}: YAML takes {time} for a number: write "{time}"')
     ConfigStore.instance().store(group=group, name=name, node=keys, package=package)
+
+
+def _times_without_quotes(path: Path) -> list[tuple[int, str]]:
+    """Lines with a time such as 24:00:00, which YAML reads as 86400: SLURM would take that for minutes."""
+    nodes: list[Any] = [yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)]
+    found: list[tuple[int, str]] = []
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, yaml.MappingNode):
+            nodes += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        elif isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and ":" in node.value:
+            found.append((node.start_mark.line + 1, node.value))
+    return sorted(found)
 
 
 def explain(error: Exception) -> str:

@@ -71,6 +71,9 @@ def _positive_numbers(config: Config) -> None:
         least["launcher.workers_per_node"] = (config.launcher.workers_per_node, 1)
     if isinstance(config.backend, OrtConfig) and config.backend.threads is not None:
         least["backend.threads"] = (config.backend.threads, 1)
+    if isinstance(config.tracking, MlflowConfig):
+        least["tracking.timeout_seconds"] = (config.tracking.timeout_seconds, 1)
+        least["tracking.flush_seconds"] = (config.tracking.flush_seconds, 0)
     if config.train.eval_every is not None:
         least["train.eval_every"] = (config.train.eval_every, 1)
     for key, (value, minimum) in least.items():
@@ -90,6 +93,12 @@ def _machines(config: Config) -> None:
     launcher = config.launcher
     if not isinstance(launcher, LocalConfig):
         return
+    if launcher.run is not None and not re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", launcher.run):
+        raise RequestError(
+            f"launcher.run={launcher.run}: not of the form 20260101-120000-1a2b3c, as the first machine says"
+        )
+    if not 1 <= launcher.master_port <= 65535:
+        raise RequestError(f"launcher.master_port={launcher.master_port}: must be a port, 1 to 65535")
     if launcher.nodes == 1:
         if launcher.master_addr is not None or launcher.node_rank:
             raise RequestError("launcher.master_addr and launcher.node_rank need launcher.nodes=2 or more")
@@ -106,10 +115,6 @@ def _machines(config: Config) -> None:
     if launcher.run is None and launcher.node_rank and not launcher.dry_run:
         raise RequestError(
             "launcher.run is missing: start the first machine (launcher.node_rank=0); it prints the line for this one"
-        )
-    if launcher.run is not None and not re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", launcher.run):
-        raise RequestError(
-            f"launcher.run={launcher.run}: not of the form 20260101-120000-1a2b3c, as the first machine says"
         )
 
 

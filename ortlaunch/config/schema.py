@@ -534,7 +534,8 @@ class MlflowConfig(TrackingConfig):
 
     name: str = "mlflow"
     uri: str = "sqlite:///mlruns.db"
-    """Any MLflow tracking URI; a relative sqlite path is taken from the folder where ortlaunch is started."""
+    """Any MLflow tracking URI; a relative sqlite path is taken from the folder where ortlaunch is started. Where this
+    key is not set, the environment's MLFLOW_TRACKING_URI comes before the default."""
     artifacts: str = "mlartifacts"
     """Artifact folder of an embedded (sqlite) store; a server has its own."""
     timeout_seconds: int = 5

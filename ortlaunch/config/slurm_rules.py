@@ -33,6 +33,19 @@ _OURS = {
     "--nodes": "set launcher.nodes",
 }
 """Options of sbatch that a user may not give by `launcher.extra`, and why or what instead."""
+_SHORT = {
+    "-D": "--chdir",
+    "-G": "--gpus",
+    "-J": "--job-name",
+    "-N": "--nodes",
+    "-W": "--wait",
+    "-a": "--array",
+    "-c": "--cpus-per-task",
+    "-e": "--error",
+    "-n": "--ntasks",
+    "-o": "--output",
+}
+"""The same by their letters, behind which a value may follow at once."""
 
 
 def _options(config: Config) -> None:
@@ -43,7 +56,7 @@ def _options(config: Config) -> None:
         for option in getattr(cfg, key):
             if not re.fullmatch(r"--?[a-zA-Z][^\n\r]*", option):
                 raise RequestError(f"launcher.{key}: {option!r} is no option on one line, such as --nice=100")
-            name = re.split(r"[= ]", option)[0]
+            name = re.split(r"[= ]", option)[0] if option.startswith("--") else _SHORT.get(option[:2], option)
             if name in _OURS:
                 raise RequestError(f"launcher.{key}: {name} would be in ortlaunch's way: {_OURS[name]}")
     keys = ("partition", "account", "qos", "reservation", "constraint", "gres", "memory", "dependency", "mail_user")
@@ -99,23 +112,30 @@ def slurm_seconds(text: str) -> int | None:
     return first * 60 + second
 
 
+def names_gpus(gres: str | None) -> bool:
+    """Whether `launcher.gres` asks for GPUs: gpu:a100:4, or gres/gpu=4 as newer versions write it."""
+    return re.search(r"(?:^|,)(?:gres[:/])?gpu\b", gres or "") is not None
+
+
 def _gpus(config: Config) -> None:
     cfg = config.launcher
     if not isinstance(cfg, SlurmConfig):
         return
-    if cfg.gpus_per_node and re.search(r"(?:^|,)(?:gres[:/])?gpu\b", cfg.gres or ""):
+    if cfg.gpus_per_node and names_gpus(cfg.gres):
         raise RequestError(f"launcher.gres={cfg.gres} and launcher.gpus_per_node={cfg.gpus_per_node}: give only one")
     if config.device is not Device.cuda:
         return
-    if not cfg.gpus_per_node and "gpu" not in (cfg.gres or ""):
+    if not cfg.gpus_per_node and not names_gpus(cfg.gres):
         raise RequestError("device=cuda and the job asks for no GPU: give launcher.gpus_per_node=N")
     if cfg.workers_per_node is not None and cfg.gpus_per_node and cfg.workers_per_node > cfg.gpus_per_node:
         raise RequestError(
             f"launcher.workers_per_node={cfg.workers_per_node} is more than launcher.gpus_per_node={cfg.gpus_per_node}:"
             " each worker has a GPU of its own"
         )
-    if cfg.gpus_per_node is None and cfg.workers_per_node is None:
-        raise RequestError(f"launcher.gres={cfg.gres} does not say how many workers a node has: give workers_per_node")
+    if cfg.gpus_per_node is None and cfg.workers_per_node is None and config.trainer.name != "single":
+        raise RequestError(
+            f"launcher.gres={cfg.gres} does not say how many workers a node has: give launcher.workers_per_node=N"
+        )
 
 
 SLURM_RULES: tuple[Callable[[Config], None], ...] = (_options, _numbers, _gpus)

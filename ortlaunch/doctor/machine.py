@@ -23,20 +23,25 @@ _SKEW_SECONDS = 5.0
 
 
 def disk() -> Iterator[Line]:
-    """Room where run folders and compiled libraries go."""
-    for name, folder in (("disk of runs", Path(Config.run_root)), ("disk of the cache", user_cache())):
+    """Room where run folders go, and compiled libraries and exported graphs."""
+    for name, folder, little, soon in (
+        (
+            "disk of runs",
+            Path(Config.run_root),
+            "a checkpoint hardly fits",
+            "a large model's checkpoints fill that soon",
+        ),
+        ("disk of the cache", user_cache(), "an exported graph hardly fits", "exported graphs fill that in time"),
+    ):
         there = _existing(folder)
         free = shutil.disk_usage(there).free / _GIB
         text = f"{free:.1f} GiB free for {folder.absolute()}"
         if not os.access(there, os.W_OK):
             yield Line(name, Level.error, f"{there} cannot be written", f"chown {os.getuid()} {there}", by_hand=True)
         elif free < 1:
-            yield Line(
-                name, Level.error, f"{text}: a checkpoint hardly fits", f"du -xh {there} | sort -h", by_hand=True
-            )
+            yield Line(name, Level.error, f"{text}: {little}", f"du -xh {there} | sort -h", by_hand=True)
         elif free < 10:
-            text = f"{text}: checkpoints of a large model fill that soon; train.keep_checkpoints=2 keeps two"
-            yield Line(name, Level.warning, text, f"du -xh {there} | sort -h", by_hand=True)
+            yield Line(name, Level.warning, f"{text}: {soon}", f"du -xh {there} | sort -h", by_hand=True)
         else:
             yield Line(name, Level.ok, text)
 

@@ -11,12 +11,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
-from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.doctor.line import Level, Line
 from ortlaunch.doctor.machine import clock_line
-from ortlaunch.tracking.uri import redacted
+from ortlaunch.tracking.uri import check_uri, default_uri, redacted, sqlite_path
 
 _SECONDS = 5
 
@@ -25,14 +26,18 @@ def mlflow(uri: str | None) -> Iterator[Line]:
     """The store.
 
     Args:
-        uri: which; None takes ``MLFLOW_TRACKING_URI``, else what runs use by default.
+        uri: which; None takes that of runs where nothing names one.
+
+    Raises:
+        RequestError: it is none that MLflow takes.
     """
     installed = importlib.metadata.version("mlflow")
-    chosen = uri or os.environ.get("MLFLOW_TRACKING_URI") or MlflowConfig.uri
+    chosen = uri or default_uri()
+    check_uri(chosen, "--uri" if uri else None)
     if chosen.startswith(("http://", "https://")):
         yield from _server(chosen.rstrip("/"), installed)
-    elif chosen.startswith("sqlite:///"):
-        yield _file(Path(chosen.removeprefix("sqlite:///")).absolute(), installed)
+    elif (database := sqlite_path(chosen)) is not None:
+        yield _file(database.absolute(), installed)
     else:
         yield Line("mlflow", Level.ok, f"{installed}; {redacted(chosen)} was not looked at")
 
@@ -41,11 +46,15 @@ def _file(path: Path, installed: str) -> Line:
     if not path.is_file():
         return Line("mlflow", Level.ok, f"{installed}; the first run makes {path}")
     try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_SECONDS) as store:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=_SECONDS)) as store:
             (runs,) = store.execute("select count(*) from runs").fetchone()
     except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+            return Line(
+                "mlflow", Level.warning, f"{installed}; {path} has been locked by another process for {_SECONDS} s"
+            )
         # Moving it away loses the record of earlier runs, which their folders still have.
-        mend = f"mv {path} {path}.broken && ortlaunch sync runs/*/*"
+        mend = f"mv {path} {path}.broken && ortlaunch sync --all"
         return Line("mlflow", Level.error, f"{path} is no store of MLflow's: {error}", mend, by_hand=True)
     return Line("mlflow", Level.ok, f"{installed}; {runs} runs in {path}")
 
@@ -57,7 +66,7 @@ def _server(uri: str, installed: str) -> Iterator[Line]:
             told = answer.headers.get("Date")
     except (OSError, ValueError) as error:
         text = f"{shown} does not answer ({error}); runs go on, and what they journal is sent later"
-        yield Line("mlflow", Level.warning, text, "ortlaunch sync runs/*/*", by_hand=True)
+        yield Line("mlflow", Level.warning, text, "ortlaunch sync --all", by_hand=True)
         return
     yield from _version(uri, shown, installed)
     if moment := email.utils.parsedate_tz(told or ""):

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING
 from ortlaunch.config.compose import multirun_task, run_with_hydra
 from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.local import run, write_identity
+from ortlaunch.launch.identity import write_identity
+from ortlaunch.launch.local import run
 from ortlaunch.launch.multirun import FIRST_STOPPED, combination_name, create_sweep, end_sweep
-from ortlaunch.launch.plan import make_plan
-from ortlaunch.launch.sweep import SweepTask, swept_keys, swept_name
+from ortlaunch.launch.planning import make_plan
+from ortlaunch.launch.sweep import SweepTask, discard, swept_keys, swept_name
+from ortlaunch.tracking.uri import compare_command
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -163,15 +165,9 @@ def _check(grid: Grid) -> None:
 
 
 def _leave_nothing(grid: Grid) -> None:
-    """Removes what Hydra wrote while it composed, and the folders that are empty without it."""
-    if grid.folder == Path():
-        return
-    (grid.folder / "multirun.yaml").unlink(missing_ok=True)
-    for folder in (grid.folder, grid.folder.parent, grid.folder.parent.parent):
-        try:
-            folder.rmdir()
-        except OSError:
-            return
+    # With --cfg and the like Hydra composes no cell, and makes no folder.
+    if grid.cells or grid.refused:
+        discard(grid.folder)
 
 
 def _listed(grid: Grid, repeat: int) -> str:
@@ -211,13 +207,15 @@ class _Bench:
             stopped = code >= FIRST_STOPPED
         finally:
             self._close(stopped=stopped)
-        again = f"ortlaunch compare --sweep {self._grid.folder}"
+        tracking = self._grid.cells[0].config.tracking
+        assert isinstance(tracking, MlflowConfig)
+        again = compare_command(tracking, "--sweep", str(self._grid.folder))
         print(f"bench:      {self._grid.folder}\ncompare:    {again}", flush=True)
         for name, why in self._failed.items():
             print(f"ortlaunch: {name} failed: {why}", file=sys.stderr, flush=True)
         if stopped or not self._finished:
             return code
-        self._compare(options, again)
+        self._compare(options, tracking, again)
         return code
 
     def _rounds(self) -> int:
@@ -259,16 +257,15 @@ class _Bench:
         self._sweep.write(self._runs, complete=True)
         end_sweep(self._grid.folder, self._grid.cells[0].config, {"KILLED"} if stopped else set())
 
-    def _compare(self, options: argparse.Namespace, again: str) -> None:
+    def _compare(self, options: argparse.Namespace, tracking: MlflowConfig, again: str) -> None:
         """The comparison; against the first run that finished, unless another is named."""
         from ortlaunch.compare import command
 
-        config = self._grid.cells[0].config
-        assert isinstance(config.tracking, MlflowConfig)
-        chosen = {"run": [], "tag": [], "last": 1, "sweep": str(self._grid.folder), "experiment": config.experiment}
-        wanted = argparse.Namespace(**vars(options), **chosen, uri=config.tracking.uri)
+        experiment = self._grid.cells[0].config.experiment
+        chosen = {"run": [], "tag": [], "last": 1, "sweep": str(self._grid.folder), "experiment": experiment}
+        wanted = argparse.Namespace(**vars(options), **chosen, uri=tracking.uri)
         wanted.baseline = options.baseline or str(self._finished[0])
         try:
-            command.run(wanted, config.tracking.uri, config.experiment)
+            command.run(wanted, tracking.uri, experiment)
         except RequestError as error:
             raise RequestError(f"the runs have ended, but cannot be compared: {error}. Later: {again}") from error

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 import shlex
 import signal
 import socket
@@ -19,18 +17,20 @@ from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig, MlflowC
 from ortlaunch.launch import failure, machines, sweep
 from ortlaunch.launch.devices import resolve_device
 from ortlaunch.launch.folder import journal_start, write_run_folder
+from ortlaunch.launch.follow.record import newest_checkpoint
+from ortlaunch.launch.identity import write_identity
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.processes import WorkerGroup
 from ortlaunch.launch.terminal import Display
 from ortlaunch.tracking.goodput import journal_goodput
 from ortlaunch.tracking.journal import Journal, read_events
 from ortlaunch.tracking.relay import Relay, RelayResult
-from ortlaunch.tracking.uri import redacted
+from ortlaunch.tracking.uri import compare_command, redacted
 
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-EXIT_DONE, EXIT_FAILED, EXIT_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_DONE, EXIT_FAILED, EXIT_REQUEST = 0, 1, 2
 
 
 def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
@@ -202,31 +202,15 @@ def _outcome(plan: LaunchPlan, code: int, stop_signal: int | None) -> Outcome:
     return Outcome("FAILED", EXIT_REQUEST if found.is_request else EXIT_FAILED, found)
 
 
-def write_identity(run_dir: Path) -> None:
-    """Says which process launches a run, so that one whose launcher was killed is told from one that goes on."""
-    identity = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "start_ticks": start_ticks(os.getpid()),
-    }
-    (run_dir / "launcher.json").write_text(json.dumps(identity) + "\n")
-
-
-def start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot (field 22 of /proc/PID/stat): with its number its identity."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[19])
-
-
 def _record(plan: LaunchPlan, config: Config, sent: RelayResult | None, outcome: Outcome) -> list[tuple[str, str]]:
     lines = [("run folder", str(plan.run_dir))]
-    if outcome.status != "FINISHED" and any((plan.run_dir / "checkpoints").glob("step-*/manifest.json")):
+    if outcome.status != "FINISHED" and newest_checkpoint(plan.run_dir):
         lines.append(("go on", f"ortlaunch resume {shlex.quote(str(plan.run_dir))}"))
     if sent is None or not isinstance(config.tracking, MlflowConfig):
         return lines
     if sent.sent:
         lines.append(("mlflow", f"{redacted(config.tracking.uri)} run {sent.mlflow_run_id}"))
-        lines.append(("compare", f"ortlaunch compare --experiment {shlex.quote(config.experiment)}"))
+        lines.append(("compare", compare_command(config.tracking, "--experiment", config.experiment)))
     else:
         lines.append(("mlflow", f"{sent.unsent_events} events not sent: {sent.message}"))
         lines.append(("send them", f"ortlaunch sync {shlex.quote(str(plan.run_dir))}"))

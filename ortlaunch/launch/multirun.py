@@ -9,11 +9,13 @@ from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.folder import public
-from ortlaunch.launch.local import run, write_identity
-from ortlaunch.launch.plan import LaunchPlan, default_name, make_plan
+from ortlaunch.launch.identity import write_identity
+from ortlaunch.launch.local import run
+from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.planning import default_name, make_plan
 from ortlaunch.launch.sweep import Sweep, SweepTask, create, end, marks_of, run_name, swept_keys, swept_name
 from ortlaunch.tracking.relay import Relay
-from ortlaunch.tracking.uri import redacted
+from ortlaunch.tracking.uri import compare_command
 
 FIRST_STOPPED = 128
 """Exit codes from here on mean that somebody asked to stop."""
@@ -24,16 +26,16 @@ _IN_NAME = ("name", "model", "backend", "trainer", "trainer.zero_stage")
 class Multirun:
     """Takes the combinations one by one, and closes the sweep."""
 
-    def __init__(self, folder: Path, arguments: list[str], swept: list[str]) -> None:
+    def __init__(self, folder: Path, arguments: list[str], varied: list[str]) -> None:
         """
         Args:
             folder: the sweep's folder.
-            arguments: the command line after ``ortlaunch``.
-            swept: what a ready job sweeps, as KEY=VALUES; what is swept on the command line is in `arguments`.
+            arguments: the command line after ``ortlaunch``, for the record.
+            varied: what of it is Hydra's, with what a ready job sweeps, as KEY=VALUES.
         """
         self._folder = folder
         self._arguments = arguments
-        self._varied = [*arguments, *swept]
+        self._varied = varied
         self._planned: list[tuple[LaunchPlan, Config, list[str]]] = []
         self._sweep: Sweep | None = None
         self._name = ""
@@ -91,7 +93,9 @@ class Multirun:
         if self._sweep is not None:
             self._sweep.write([planned.run_dir for planned, _, _ in self._planned], complete=True)
             end_sweep(self._folder, config, {"KILLED"} if code >= FIRST_STOPPED else {"FAILED"} if code else set())
-            print(f"sweep:      {self._folder}\ncompare:    ortlaunch compare --sweep {self._folder}")
+            print(f"sweep:      {self._folder}")
+            if isinstance(config.tracking, MlflowConfig):
+                print(f"compare:    {compare_command(config.tracking, '--sweep', str(self._folder))}")
         return code
 
     def _created(self) -> Sweep:
@@ -121,7 +125,7 @@ def create_sweep(folder: Path, name: str, config: Config, arguments: list[str]) 
         arguments: the command line after ``ortlaunch``.
     """
     tracking = to_dict(public(config))["tracking"]
-    return create(folder, name, config.experiment, tracking, ["ortlaunch", *map(redacted, arguments)])
+    return create(folder, name, config.experiment, tracking, ["ortlaunch", *arguments])
 
 
 def end_sweep(folder: Path, config: Config, statuses: set[str]) -> None:

@@ -10,21 +10,24 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ortlaunch.config.compose import explain
 from ortlaunch.config.load import first_line, load_config, to_config
 from ortlaunch.config.rules import check
-from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig, SlurmConfig
+from ortlaunch.config.schema import GROUPS, Config, LocalConfig, MlflowConfig, SlurmConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.follow.find import find_run
 from ortlaunch.launch.follow.folders import folder_at
+from ortlaunch.launch.follow.record import newest_checkpoint
 from ortlaunch.launch.follow.state import State
 from ortlaunch.launch.follow.status import look
+from ortlaunch.launch.identity import is_alive
 from ortlaunch.launch.local import run
-from ortlaunch.launch.plan import WORKERS_LOCK, plan_in
+from ortlaunch.launch.plan import WORKERS_LOCK
+from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.slurm.plan import settled
 from ortlaunch.launch.slurm.submit import submit
 from ortlaunch.tracking.journal import Event, read_events
 from ortlaunch.tracking.store import exclusive
-from ortlaunch.tracking.sync import is_alive
 from ortlaunch.tracking.uri import resolve_tracking
 
 _HELP = """\
@@ -88,19 +91,28 @@ def _stored_config(run_dir: Path) -> Config:
 
 def _changed(config: Config, overrides: list[str], run_dir: Path) -> Config:
     """The configuration with keys changed; goes on from the newest checkpoint unless told otherwise."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
     for override in overrides:
-        if "=" not in override:
+        if "=" not in override or override.startswith("~"):
             raise RequestError(f"resume: {override} is not of the form KEY=VALUE")
-        if override.partition("=")[0].lstrip("+") in ("model", "data", "backend", "trainer", "optimizer", "scheduler"):
+        if override.partition("=")[0].lstrip("+") in ("model", *GROUPS):
             raise RequestError(
                 f"resume: {override}: a run keeps what it is made of; only single keys can change, such as train.steps"
             )
-    if any((run_dir / "checkpoints").glob("step-*/manifest.json")) and config.train.resume != "auto":
+    if newest_checkpoint(run_dir) and config.train.resume != "auto":
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, resume="auto"))
+    tree = OmegaConf.structured(config)
     try:
-        return to_config(OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(overrides)))  # type: ignore[arg-type]
-    except OmegaConfBaseException as error:
-        raise RequestError(f"resume: {first_line(error)}") from error
+        # By Hydra's grammar, as for a run: YAML's takes launcher.time=4:00:00 for the number 14400.
+        for change in OverridesParser.create().parse_overrides(overrides):
+            if change.is_sweep_override():
+                raise RequestError(f"resume: {change.input_line}: a run has one value of a key")
+            OmegaConf.update(tree, change.key_or_group, change.value(), merge=True)
+    except (OmegaConfBaseException, OverrideParseException) as error:
+        raise RequestError(f"resume: {explain(error)}") from error
+    return to_config(tree)
 
 
 def _named(config: Config, run_dir: Path) -> Config:

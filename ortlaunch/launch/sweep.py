@@ -7,21 +7,27 @@ every run's does. Each of its runs has a ``sweep.json`` that names it. When a ru
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.errors import RequestError
 from ortlaunch.files import replace_text
+from ortlaunch.launch.secrets import without_secrets
 from ortlaunch.tracking.journal import Journal, Status
 from ortlaunch.tracking.sink import KIND_TAG, SWEEP_TAG
 
 SWEEP_FILE = "sweep.json"
 """In the sweep's folder: what it is. In a run's: which sweep it belongs to, and its number there."""
 
+HYDRA_FILE = "multirun.yaml"
+"""In the sweep's folder: what Hydra leaves there before the first run is known."""
+
 _ENDED, _TASKS = "ended", "tasks"
-_SWEPT = (",", "range(", "glob(", "choice(", "interval(")
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class Sweep:
 
 
 def create(folder: Path, name: str, experiment: str, tracking: dict[str, Any], command: list[str]) -> Sweep:
-    """Makes a sweep's folder, with a journal that begins the parent run.
+    """Makes a sweep's folder, with a journal that begins the parent run; without credentials, Hydra's file included.
 
     Args:
         folder: where.
@@ -75,17 +81,34 @@ def create(folder: Path, name: str, experiment: str, tracking: dict[str, Any], c
     """
     import yaml
 
+    hydras = folder / HYDRA_FILE
+    if hydras.is_file():
+        replace_text(hydras, without_secrets(hydras.read_text(encoding="utf-8")))
+    command = [without_secrets(word) for word in command]
+
     sweep = Sweep(folder, name, experiment, secrets.token_hex(3))
     (folder / _ENDED).mkdir(parents=True, exist_ok=True)
     (folder / _TASKS).mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump({"experiment": experiment, "name": name, "tracking": tracking}))
     journal = Journal(sweep.journal)
     journal.start(experiment, name, sweep.run_id)
-    tags = {KIND_TAG: "sweep", "ortlaunch.run_dir": str(folder), "ortlaunch.command": " ".join(command)}
+    tags = {KIND_TAG: "sweep", "ortlaunch.run_dir": str(folder), "ortlaunch.command": shlex.join(command)}
     journal.tags(tags)
     journal.close()
     sweep.write([], complete=False)
     return sweep
+
+
+def discard(folder: Path) -> None:
+    """Removes what Hydra wrote for a sweep that was not made after all, and the folders that are empty without it."""
+    if (folder / SWEEP_FILE).exists():
+        return
+    (folder / HYDRA_FILE).unlink(missing_ok=True)
+    for one in (folder, folder.parent, folder.parent.parent):
+        try:
+            one.rmdir()
+        except OSError:
+            return
 
 
 def swept_name(overrides: list[str], name: str | None) -> str:
@@ -94,9 +117,27 @@ def swept_name(overrides: list[str], name: str | None) -> str:
 
 
 def swept_keys(overrides: list[str]) -> list[str]:
-    """The keys that the command line of a sweep gives several values."""
-    pairs = [override.partition("=") for override in overrides]
-    return [key.lstrip("+~") for key, _, value in pairs if any(mark in value for mark in _SWEPT)]
+    """The keys that the command line of a sweep gives several values; a list in brackets or quotes is one value.
+
+    Raises:
+        RequestError: Hydra does not understand the command line.
+    """
+    return list(_swept_keys(tuple(word for word in overrides if "=" in word and not word.startswith("-"))))
+
+
+@functools.lru_cache(maxsize=1)
+def _swept_keys(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Kept, since every run of a sweep asks for its name."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(words))
+    except OverrideParseException as error:
+        from ortlaunch.config.compose import explain
+
+        raise RequestError(explain(error)) from error
+    return tuple(one.key_or_group for one in parsed if one.is_sweep_override())
 
 
 def run_name(name: str, keys: list[str], overrides: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""One journal's way to MLflow, chunk by chunk, with its state in the run folder."""
+"""One journal's way to MLflow, chunk by chunk, with its state in the run folder; a sweep's before those of its runs."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ _ERROR_LENGTH = 500
 
 class RelayBusy(Exception):
     """Another process is sending the same run."""
+
+
+class ParentUnknown(Exception):
+    """The parent run could not be created now; it is tried again."""
 
 
 @dataclass
@@ -75,7 +79,7 @@ class Forwarder:
         self._cfg = cfg
         self._journal = run_dir / "journal.jsonl"
         self._log = relay_log(run_dir, cfg.uri)
-        self._sink = MlflowSink(cfg, run_dir, self._log)
+        self._sink = MlflowSink(cfg, run_dir, self._log, parent_id)
         self._held = ExitStack()
         self._state: RelayState | None = None
         self._translator = Translator()
@@ -194,6 +198,33 @@ class Forwarder:
         if text != self.last_error:
             self._log.warning("not sent, trying again: %s", text)
         self.last_error = text
+
+
+def parent_id(folder: Path, cfg: MlflowConfig) -> str | None:
+    """MLflow's id of a sweep's parent run, which is created if nobody has yet.
+
+    Args:
+        folder: the sweep's folder.
+        cfg: the store.
+
+    Returns:
+        None if the folder is gone: the run then stands alone.
+
+    Raises:
+        ParentUnknown: the store cannot be reached, or another process is creating it.
+    """
+    if not (folder / "journal.jsonl").is_file():
+        return None
+    if known := load_state(folder, cfg.uri).mlflow_run_id:
+        return known
+    forwarder = Forwarder(folder, cfg)
+    try:
+        forwarder.try_step(final=False)
+    finally:
+        forwarder.close()
+    if known := load_state(folder, cfg.uri).mlflow_run_id:
+        return known
+    raise ParentUnknown(f"the run of the sweep {folder}: {forwarder.last_error or 'not yet there'}")
 
 
 class _ScrubbingFormatter(logging.Formatter):

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 RUN_ID_TAG = "ortlaunch.run_id"
+PARENT_TAG = "mlflow.parentRunId"
+"""MLflow's own: under which run one stands."""
 SWEEP_TAG = "ortlaunch.sweep"
 """The folder of the sweep that a run belongs to."""
 KIND_TAG = "ortlaunch.kind"
@@ -57,9 +59,23 @@ class MlflowSink:
     harmless. What MLflow refuses for good is logged, counted in `refused` and left out.
     """
 
-    def __init__(self, cfg: MlflowConfig, run_dir: Path, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        cfg: MlflowConfig,
+        run_dir: Path,
+        log: logging.Logger,
+        parent_id: Callable[[Path, MlflowConfig], str | None],
+    ) -> None:
+        """
+        Args:
+            cfg: the store.
+            run_dir: the run folder.
+            log: takes what was left out.
+            parent_id: finds or creates the run of a sweep by its folder; None for a sweep that is gone.
+        """
         self.refused = 0
         self._cfg = cfg
+        self._parent_id = parent_id
         self._run_dir = run_dir
         self._log = log
         self._opened: MlflowClient | None = None
@@ -187,9 +203,7 @@ class MlflowSink:
         """The tag that puts a run under its sweep's, where the tags name a sweep."""
         if SWEEP_TAG not in values:
             return {}
-        from ortlaunch.tracking.parent import PARENT_TAG, parent_id
-
-        parent = parent_id(Path(values[SWEEP_TAG]), self._cfg)
+        parent = self._parent_id(Path(values[SWEEP_TAG]), self._cfg)
         return {} if parent is None else {PARENT_TAG: parent}
 
     def _send_or_split(

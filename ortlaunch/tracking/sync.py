@@ -12,6 +12,8 @@ from typing import Any
 
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.launch.follow.roots import RUN_ROOT
+from ortlaunch.launch.identity import is_alive
 from ortlaunch.launch.plan import WORKERS_LOCK
 from ortlaunch.launch.sweep import note_end, task_of
 from ortlaunch.tracking.journal import Journal, read_events
@@ -24,7 +26,7 @@ _QUIET_ELSEWHERE_SECONDS = 1800
 """A launcher on another machine cannot be asked; a collective may take this long before the run fails."""
 
 
-def sync_main(args: list[str], run_root: Path = Path("runs")) -> int:
+def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
     """Runs `ortlaunch sync`.
 
     Args:
@@ -39,9 +41,13 @@ def sync_main(args: list[str], run_root: Path = Path("runs")) -> int:
     """
     options = _parser().parse_args(args)
     roots = [Path(folder) for folder in options.run_dir]
-    run_dirs = _all_below(roots or [run_root]) if options.all else roots
-    if not run_dirs:
+    if not options.all and not roots:
         raise RequestError("sync: name the run folders to send, or send all with --all")
+    run_dirs = _all_below(roots or [run_root]) if options.all else roots
+    if options.all and options.uri is None:
+        everything, run_dirs = run_dirs, [run_dir for run_dir in run_dirs if not _is_without_mlflow(run_dir)]
+        if left := len(everything) - len(run_dirs):
+            print(f"{left} started without MLflow (tracking=none) are left out: --uri names a store for them")
     plans = [(run_dir, tracking_of(run_dir, options.uri)) for run_dir in run_dirs]
     complete = True
     for run_dir, cfg in plans:
@@ -104,6 +110,10 @@ def tracking_of(run_dir: Path, uri: str | None = None) -> MlflowConfig:
     cfg = MlflowConfig(**values)
     check_uri(cfg.uri)
     return resolve_tracking(cfg, Path.cwd())
+
+
+def _is_without_mlflow(run_dir: Path) -> bool:
+    return _tracking_node(run_dir).get("name") == "none"
 
 
 def _tracking_node(run_dir: Path) -> dict[str, Any]:
@@ -175,13 +185,3 @@ def _slurm_job(run_dir: Path) -> str | None:
         return str(json.loads((run_dir / "job.json").read_text())["job_id"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def is_alive(pid: int, start_ticks: int) -> bool:
-    """Whether the process with this id that started at this tick (field 22 of /proc/PID/stat) still runs."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    values = stat.rpartition(")")[2].split()  # The command's name before it may hold spaces and parentheses.
-    return values[0] not in ("Z", "X") and int(values[19]) == start_ticks

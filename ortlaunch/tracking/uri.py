@@ -1,9 +1,10 @@
-"""Tracking URIs: which ones MLflow takes, where a relative one points, and how to show one without its password."""
+"""Tracking URIs: which one is meant, which ones MLflow takes, where a relative one points, how to show one."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,6 +16,9 @@ from ortlaunch.errors import RequestError
 if TYPE_CHECKING:
     from ortlaunch.config.schema import MlflowConfig
 
+VARIABLE = "MLFLOW_TRACKING_URI"
+"""MLflow's own: the store of who names none."""
+
 _SQLITE = re.compile(r"^(?P<scheme>sqlite(?:\+\w+)?):///(?P<path>[^?]+)(?P<query>\?.*)?$")
 _HTTP = ("http", "https")
 _DATABASES = ("postgresql", "mysql", "mssql")
@@ -25,16 +29,38 @@ _HOST_ONLY = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:@/?#]*)(:\d+)?$")
 _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN")
 
 
-def check_uri(uri: str, key: str = "tracking.uri") -> None:
+def default_uri() -> str:
+    """The store of runs, and of what reads them, where nobody names one: the environment's, else the schema's."""
+    from ortlaunch.config.schema import MlflowConfig
+
+    return os.environ.get(VARIABLE) or MlflowConfig.uri
+
+
+def compare_command(cfg: MlflowConfig, *words: str) -> str:
+    """The command that compares runs of a store, to be typed in this folder; it names a store that is not the default.
+
+    Args:
+        cfg: The store, its places made absolute.
+        words: Which runs.
+    """
+    try:
+        default = resolve_tracking(replace(cfg, uri=default_uri()), Path.cwd()).uri
+    except RequestError:
+        default = ""  # No URI can name a file in this folder.
+    return shlex.join(["ortlaunch", "compare", *words, *([] if cfg.uri == default else ["--uri", redacted(cfg.uri)])])
+
+
+def check_uri(uri: str, key: str | None = None) -> None:
     """Refuses what MLflow would refuse, without importing it.
 
     Args:
         uri: The tracking URI as the user gave it.
-        key: How the user calls it, for the message.
+        key: How the user calls it, for the message; None for the environment's or that of the configuration.
 
     Raises:
         RequestError: For a file store, an unknown scheme, or an incomplete URI.
     """
+    key = key or (VARIABLE if uri == os.environ.get(VARIABLE) else "tracking.uri")
     shown = f"{key}={redacted(uri)}"
     scheme = urlsplit(uri).scheme if "://" in uri or uri.startswith("file:") else ""
     base = scheme.partition("+")[0]

@@ -50,6 +50,8 @@ def test_the_default_configuration_is_accepted() -> None:
         ("launcher.max_restarts", -1),
         ("launcher.timeout_seconds", 0),
         ("launcher.grace_seconds", 0),
+        ("tracking.timeout_seconds", 0),
+        ("tracking.flush_seconds", -1),
     ],
 )
 def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int) -> None:
@@ -105,6 +107,8 @@ def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int
         (["experiment=a/b"], ["experiment='a/b'"]),
         (["backend.debug.onnx_prefix=a/b"], ["backend.debug.onnx_prefix='a/b'"]),
         (["backend.debug.onnx_prefix="], ["backend.debug.onnx_prefix=''"]),
+        (["launcher.run=mine"], ["launcher.run=mine", "20260101-120000-1a2b3c"]),
+        (["launcher.master_port=70000"], ["launcher.master_port=70000", "65535"]),
         (["tracking.uri=file:///tmp/x"], ["tracking.uri", "sqlite:///"]),
     ],
 )
@@ -170,6 +174,21 @@ def test_typos_fail_while_composing_with_the_nearest_name(override: str, words: 
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_runs_go_where_mlflows_own_variable_says_unless_a_key_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://team:5000")
+    (tmp_path / "job.yaml").write_text("# A job.\ntracking:\n  uri: http://job\n")
+    monkeypatch.setenv("ORTLAUNCH_JOBS", str(tmp_path))
+    assert config().tracking.uri == "http://team:5000"
+    assert config("tracking.uri=sqlite:///mlruns.db").tracking.uri == "sqlite:///mlruns.db"
+    assert config("+jobs=job").tracking.uri == "http://job"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "./mlruns")
+    assert refusal().startswith("MLFLOW_TRACKING_URI=./mlruns is a file store")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert config().tracking.uri == "sqlite:///mlruns.db"
 
 
 def test_a_value_that_the_user_must_give_is_asked_for_by_key() -> None:

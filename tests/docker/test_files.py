@@ -180,7 +180,7 @@ def test_no_secret_stands_in_compose_and_services_wait_until_others_are_healthy(
             assert "healthcheck" in services[needed[0]]
     assert services["mlflow"]["ports"] == ["127.0.0.1:5000:5000"]
     assert "mlflow:5000" in services["mlflow"]["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"].split(",")
-    assert "tracking.uri=http://mlflow:5000" in services["train"]["entrypoint"]
+    assert services["train"]["environment"]["MLFLOW_TRACKING_URI"] == "http://mlflow:5000"
 
 
 def test_the_health_check_of_the_server_is_a_program(tmp_path: Path) -> None:

@@ -91,7 +91,21 @@ def test_the_entrypoint_takes_the_password_from_its_file(stand_in: Path, tmp_pat
     assert result.stdout.splitlines()[0] == "arguments model=mlp a b"
     assert said(result)["MLFLOW_TRACKING_PASSWORD"] == "p w"
     assert "MLFLOW_TRACKING_PASSWORD" not in said(run("entrypoint.sh", path=stand_in))
-    assert run("entrypoint.sh", path=stand_in, MLFLOW_TRACKING_PASSWORD_FILE="/nowhere").returncode == 2
+
+
+def test_server_and_entrypoint_read_a_password_alike(stand_in: Path, tmp_path: Path) -> None:
+    (tmp_path / "password").write_bytes(b"from windows\r\n")
+    file = str(tmp_path / "password")
+    server = said(run("mlflow-server.sh", path=stand_in, MLFLOW_ADMIN_PASSWORD_FILE=file, **SERVER))
+    client = said(run("entrypoint.sh", path=stand_in, MLFLOW_TRACKING_PASSWORD_FILE=file))
+    assert server["MLFLOW_AUTH_ADMIN_PASSWORD"] == client["MLFLOW_TRACKING_PASSWORD"] == "from windows"
+
+
+@pytest.mark.parametrize(("file", "words"), [("/nowhere", "cannot be read"), ("/dev/null", "is empty")])
+def test_the_entrypoint_says_what_is_wrong_with_the_file(stand_in: Path, file: str, words: str) -> None:
+    result = run("entrypoint.sh", path=stand_in, MLFLOW_TRACKING_PASSWORD_FILE=file)
+    assert result.returncode == 2 and result.stdout == ""
+    assert f"MLFLOW_TRACKING_PASSWORD_FILE={file}: {words}" in result.stderr
 
 
 def test_secrets_are_made_once_and_kept(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ortlaunch.config.load import to_config
 from ortlaunch.errors import RequestError
 from ortlaunch.launch import bench
 from ortlaunch.launch.sweep import note_end
+from ortlaunch.tracking.relay import RelayResult
 
 
 @pytest.fixture
@@ -50,6 +51,15 @@ class Runs:
         return code
 
 
+class Unsent:
+    """Takes the place of the relay to MLflow."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def finish(self, _: float) -> RelayResult:
+        return RelayResult(sent=True, unsent_events=0, mlflow_run_id=None, message="")
+
+
 @pytest.fixture
 def started(grid: bench.Grid, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the grid without real runs; says what was started, compared, and how the sweep ended."""
@@ -57,7 +67,7 @@ def started(grid: bench.Grid, monkeypatch: pytest.MonkeyPatch) -> Any:
     def start(codes: dict[str, int], repeat: int, **options: Any) -> tuple[int, Runs, list[argparse.Namespace], str]:
         runs, compared = Runs(codes), []
         monkeypatch.setattr(bench, "run", runs)
-        monkeypatch.setattr(bench, "send", lambda *_: None)
+        monkeypatch.setattr("ortlaunch.launch.multirun.Relay", Unsent)
         monkeypatch.setattr("ortlaunch.compare.command.run", lambda wanted, *_: compared.append(wanted))
         given = {"baseline": None, **options}
         code = bench._Bench(grid, repeat, ["bench", "x=1,2"]).run(argparse.Namespace(**given))
@@ -101,7 +111,11 @@ def test_a_request_to_stop_ends_the_bench(started: Any) -> None:
 
 
 def test_no_password_of_the_command_line_is_kept(grid: bench.Grid) -> None:
+    grid.folder.mkdir(parents=True)
+    # As Hydra leaves it.
+    (grid.folder / "multirun.yaml").write_text("tracking:\n  uri: http://me:geheim@host\n")
     bench._Bench(grid, 1, ["bench", "tracking.uri=http://me:geheim@host", "x=1,2"])
+    assert (grid.folder / "multirun.yaml").read_text() == "tracking:\n  uri: http://me:***@host\n"
     kept = "".join(path.read_text() for path in grid.folder.rglob("*") if path.is_file())
     assert "http://me:***@host" in kept and "geheim" not in kept
 

@@ -12,7 +12,7 @@ import pytest
 from ortlaunch.config.compose import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.launch import environment, folder
-from ortlaunch.launch.plan import make_plan
+from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.secrets import without_secrets
 from ortlaunch.tracking.journal import Journal, read_events
 

@@ -9,7 +9,8 @@ import pytest
 from ortlaunch.config.compose import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.launch import devices
-from ortlaunch.launch.plan import LaunchPlan, make_plan
+from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.planning import make_plan
 
 
 def plan(*overrides: str) -> LaunchPlan:

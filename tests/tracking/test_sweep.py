@@ -13,7 +13,17 @@ from ortlaunch.compare.choose import Selection
 from ortlaunch.compare.command import collect
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.sweep import SweepTask, create, find_sweep, join, note_end, run_name, swept_name, tags_of
+from ortlaunch.launch.sweep import (
+    SweepTask,
+    create,
+    find_sweep,
+    join,
+    note_end,
+    run_name,
+    swept_keys,
+    swept_name,
+    tags_of,
+)
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.relay import sync
 
@@ -116,5 +126,9 @@ def test_names_say_what_a_sweep_varies() -> None:
     words = ["model=mlp,gpt2", "optimizer.lr=0.1,0.2", "train.steps=5", "seed=range(1,3)", "-m"]
     assert swept_name(words, None) == "sweep-model-optimizer.lr-seed"
     assert swept_name(words, "mine") == "sweep-mine"
+    lists = ["model.params.hidden_sizes=[32,64]", "data.path='a.txt,b.txt'", "+a.b={x:1,y:2}", "backend=eager,ort"]
+    assert swept_keys(lists) == ["backend"], "a list is one value"
+    with pytest.raises(RequestError, match=r"name=\[1: not understood"):
+        swept_keys(["name=[1"])
     made = ["model=mlp", "optimizer.lr=0.2", "train.steps=5", "seed=1"]
     assert run_name("mlp-ort-ddp", ["optimizer.lr", "seed"], made) == "mlp-ort-ddp-lr=0.2-seed=1"

@@ -18,15 +18,12 @@ import yaml
 
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.launch.identity import is_alive, start_ticks
 from ortlaunch.launch.plan import WORKERS_LOCK
 from ortlaunch.tracking.journal import Journal
-from ortlaunch.tracking.sync import is_alive, sync_main, tracking_of
+from ortlaunch.tracking.sync import sync_main, tracking_of
 
 NewRun = Callable[..., tuple[Path, Journal]]
-
-
-def start_ticks(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def configure(run_dir: Path, **tracking: Any) -> None:
@@ -70,6 +67,22 @@ def test_all_looks_below_the_run_root(store: MlflowConfig, new_run: NewRun, tmp_
     assert (run_dir / "relay.json").exists()
     with pytest.raises(RequestError, match="no run folder below"):
         sync_main(["--all"], run_root=tmp_path / "elsewhere")
+
+
+def test_all_leaves_out_what_was_started_without_mlflow(
+    store: MlflowConfig, new_run: NewRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, journal = new_run("some")
+    journal.end("FINISHED")
+    use(run_dir, store)
+    without, _ = new_run("some", "without")
+    configure(without, name="none")
+    assert sync_main(["--all", str(run_dir.parent)]) == 0
+    said, sent = capsys.readouterr().out.splitlines()
+    assert said.startswith("1 started without MLflow") and sent.startswith(f"{run_dir}: 2 events sent")
+    assert not (without / "relay.json").exists()
+    assert sync_main(["--all", str(run_dir.parent), "--uri", store.uri]) == 0
+    assert (without / "relay.json").exists()
 
 
 def test_unreachable_server_is_exit_code_1(new_run: NewRun, capsys: pytest.CaptureFixture[str]) -> None:

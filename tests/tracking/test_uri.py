@@ -8,7 +8,16 @@ import pytest
 
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
-from ortlaunch.tracking.uri import artifact_location, check_uri, redacted, resolve_tracking, scrubbed
+from ortlaunch.tracking.uri import (
+    VARIABLE,
+    artifact_location,
+    check_uri,
+    compare_command,
+    default_uri,
+    redacted,
+    resolve_tracking,
+    scrubbed,
+)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +59,45 @@ def test_bad_uris_are_refused_with_advice(uri: str, advice: str) -> None:
     with pytest.raises(RequestError) as raised:
         check_uri(uri)
     assert advice in str(raised.value) and "tracking.uri=" in str(raised.value)
+
+
+def test_a_refusal_names_the_variable_that_holds_the_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "mlruns")
+    with pytest.raises(RequestError, match=r"^MLFLOW_TRACKING_URI=mlruns is a file store"):
+        check_uri(default_uri())
+    with pytest.raises(RequestError, match=r"^tracking\.uri=others"):
+        check_uri("others")
+
+
+@pytest.mark.parametrize(
+    ("variable", "uri"), [(None, "sqlite:///mlruns.db"), ("", "sqlite:///mlruns.db"), ("http://h", "http://h")]
+)
+def test_the_store_of_who_names_none(monkeypatch: pytest.MonkeyPatch, variable: str | None, uri: str) -> None:
+    if variable is None:
+        monkeypatch.delenv(VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(VARIABLE, variable)
+    assert default_uri() == uri
+
+
+@pytest.mark.parametrize(
+    ("variable", "uri", "command"),
+    [
+        ("", "sqlite:///mlruns.db", "ortlaunch compare --sweep 'a b'"),
+        ("", "sqlite:////elsewhere/m.db", "ortlaunch compare --sweep 'a b' --uri sqlite:////elsewhere/m.db"),
+        ("", "http://h:1", "ortlaunch compare --sweep 'a b' --uri http://h:1"),
+        ("", "http://u:geheim@h", "ortlaunch compare --sweep 'a b' --uri 'http://u:***@h'"),
+        ("http://h:1", "http://h:1", "ortlaunch compare --sweep 'a b'"),
+        ("http://h:1", "sqlite:///mlruns.db", "ortlaunch compare --sweep 'a b' --uri sqlite:///{cwd}/mlruns.db"),
+    ],
+)
+def test_the_command_that_compares_names_a_store_that_is_not_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, uri: str, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, variable)
+    cfg = resolve_tracking(MlflowConfig(uri=uri), tmp_path)
+    assert compare_command(cfg, "--sweep", "a b") == command.format(cwd=tmp_path)
 
 
 def test_refusal_hides_the_password() -> None:

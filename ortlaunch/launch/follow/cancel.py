@@ -15,17 +15,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ortlaunch.config.schema import LauncherConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.files import replace_text
 from ortlaunch.launch.follow.find import HELP, find_runs
 from ortlaunch.launch.follow.folders import RunFolder
 from ortlaunch.launch.follow.record import STATE_TAG, Record, read_record
 from ortlaunch.launch.follow.rows import Row
 from ortlaunch.launch.follow.state import State
 from ortlaunch.launch.follow.status import look
+from ortlaunch.launch.identity import is_alive
 from ortlaunch.launch.plan import STOP_FILE
 from ortlaunch.launch.sweep import note_end
 from ortlaunch.tracking.journal import Journal
-from ortlaunch.tracking.sync import is_alive
 
 EXIT_GOES_ON = 1
 
@@ -127,10 +129,8 @@ def _see_to_the_end(folder: RunFolder) -> list[Path]:
 
 
 def _ask_to_stop(run_dir: Path) -> None:
-    partial = run_dir / f".{STOP_FILE}.{os.getpid()}"
     try:
-        partial.write_text("cancel\n")
-        partial.replace(run_dir / STOP_FILE)
+        replace_text(run_dir / STOP_FILE, "cancel\n")
     except OSError as error:
         raise RequestError(f"the run cannot be asked to stop: {error}") from error
 
@@ -183,7 +183,7 @@ def _wait(is_over: Callable[[], bool], deadline: float, pause: float) -> bool:
 
 def _grace(run_dir: Path) -> float:
     match = re.search(r"^  grace_seconds: (\d+)$", _config(run_dir), re.MULTILINE)
-    return float(match[1]) if match else 120.0
+    return float(match[1] if match else LauncherConfig.grace_seconds)
 
 
 def _config(run_dir: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from pathlib import Path
 
 from ortlaunch.errors import RequestError
@@ -31,8 +32,12 @@ def find_run(asked: str, roots: list[Path] | None = None) -> RunFolder:
         RequestError: No run is meant, or several are; they are then listed.
     """
     if "/" in asked or Path(asked).expanduser().is_dir():
-        return folder_at(Path(asked))
-    folders = scan(known_roots() if roots is None else roots)
+        found = folder_at(Path(asked))
+        if runs_of(found.path) is not None:
+            raise RequestError(_of_a_sweep(asked))
+        return found
+    roots = known_roots() if roots is None else roots
+    folders = scan(roots)
     meant = _meant(asked, folders)
     here = RUN_ROOT.absolute()
     # What lies where the user is comes before what they have elsewhere under the same name.
@@ -40,7 +45,7 @@ def find_run(asked: str, roots: list[Path] | None = None) -> RunFolder:
     if len(meant) == 1:
         return meant[0]
     if not meant:
-        raise RequestError(_nothing(asked, folders))
+        raise RequestError(_nothing(asked, folders) if find_sweep(asked, roots) is None else _of_a_sweep(asked))
     listed = "\n".join(f"  {folder.run_id}  {folder.time}  {folder.path}" for folder in meant[:_LISTED])
     more = f"\n  and {len(meant) - _LISTED} older ones" if len(meant) > _LISTED else ""
     raise RequestError(f"{asked} means {len(meant)} runs: name one by its id or its folder\n{listed}{more}")
@@ -90,6 +95,10 @@ def _of_job(asked: str, folders: list[RunFolder]) -> dict[Path, RunFolder]:
         # The number that a task of an array was given when it started.
         found = {folder.path: folder for folder in folders if jobs.get(folder.place) == job.job_id}
     return found
+
+
+def _of_a_sweep(asked: str) -> str:
+    return f"{asked} is a sweep: name one of its runs (ortlaunch jobs --sweep {shlex.quote(asked)})"
 
 
 def _nothing(asked: str, folders: list[RunFolder]) -> str:

@@ -7,11 +7,13 @@ import json
 import sys
 from pathlib import Path
 
+from ortlaunch.arguments import positive
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.follow.folders import RunFolder, scan
 from ortlaunch.launch.follow.roots import known_roots
 from ortlaunch.launch.follow.rows import Row, Survey
 from ortlaunch.launch.follow.state import State
+from ortlaunch.launch.plan import folder_name
 from ortlaunch.launch.sweep import find_sweep, runs_of
 
 _DESCRIPTION = """\
@@ -79,7 +81,8 @@ def _show(rows: list[Row], known: int, survey: Survey) -> None:
 
 
 def _of_experiment(folders: list[RunFolder], experiment: str) -> list[RunFolder]:
-    chosen = [folder for folder in folders if folder.experiment == experiment]
+    # Run folders are known by their names alone, and a folder's name has no spaces.
+    chosen = [folder for folder in folders if folder.experiment in (experiment, folder_name(experiment))]
     if not chosen:
         known = ", ".join(sorted({folder.experiment for folder in folders})) or "none"
         raise RequestError(f"there are no runs of an experiment {experiment} (known: {known})")
@@ -106,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="ortlaunch jobs", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     states = [state.value for state in State]
-    parser.add_argument("--last", type=_positive, default=20, metavar="N", help="rows to fill (default: 20)")
+    parser.add_argument("--last", type=positive, default=20, metavar="N", help="rows to fill (default: 20)")
     parser.add_argument("--all", action="store_true", help="every run")
     parser.add_argument(
         "--state", action="append", choices=states, metavar="STATE", help="only runs in this state; may be repeated"
@@ -119,10 +122,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--available", action="store_true", help="list the ready jobs instead, a line each")
     parser.add_argument("--json", action="store_true", help="for programs: a list of objects, with exact values")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ortlaunch.arguments import count
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.follow.find import HELP, find_run
 from ortlaunch.launch.follow.folders import RunFolder
@@ -94,7 +95,7 @@ def logs(arguments: list[str]) -> int:
             raise RequestError(_nothing(folder, options))
         for source in found:
             lines = (line for line in source.lines(final=True) if keep(line))
-            for line in deque(lines, maxlen=options.lines) if options.lines else lines:
+            for line in lines if options.lines is None else deque(lines, maxlen=options.lines):
                 print(source.label + line)
         return 0
     return _follow(folder, pick, keep, options.lines, sources)
@@ -121,7 +122,7 @@ def _follow(
             is_new = source.path not in sources
             source = sources.setdefault(source.path, source)
             lines: Iterator[str] | deque[str] = (line for line in source.lines(final=over) if keep(line))
-            for line in deque(lines, maxlen=last) if is_new and last else lines:
+            for line in deque(lines, maxlen=last) if is_new and last is not None else lines:
                 print(source.label + line, flush=True)
         if over:
             if not sources:
@@ -198,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run is over")
     parser.add_argument("--rank", type=_rank, default="0", metavar="N|all", help="which worker (default: 0)")
     parser.add_argument("--grep", metavar="PATTERN", help="only lines in which this regular expression is found")
-    parser.add_argument("-n", "--lines", type=int, metavar="N", help="begin with the last N lines of each log")
+    parser.add_argument("-n", "--lines", type=count, metavar="N", help="begin with the last N lines of each log")
     parser.add_argument(
         "--log",
         choices=_OTHERS,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.launch.follow.folders import RunFolder
-from ortlaunch.launch.plan import HEALTH, STOPPED_FILE, stop_word
+from ortlaunch.launch.plan import DONE_FILE, HEALTH, STOPPED_FILE, stop_word
 from ortlaunch.tracking.journal import Event, decoded
 
 _HEAD_BYTES = 16 * 1024
@@ -84,7 +84,7 @@ def read_record(folder: RunFolder) -> Record:
     record.stop = "cancel" if word == "" else word
     stopped = read_json(path / STOPPED_FILE) or {}
     record.stopped_step = stopped.get("step") if isinstance(stopped.get("step"), int) else None
-    record.done = (path / "done.json").exists()
+    record.done = (path / DONE_FILE).exists()
     _read_journal(path / "journal.jsonl", record)
     _take_launch_time(path / "launcher.json", record)
     if record.ended != "FINISHED":

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from ortlaunch.config.schema import Config
 from ortlaunch.files import replace_text
 from ortlaunch.user import user_cache
 
-RUN_ROOT = Path("runs")
+RUN_ROOT = Path(Config.run_root)
 """Run root of a run that names no other, below the folder where it was started."""
 
 _MOST = 50

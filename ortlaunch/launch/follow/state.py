@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Any
 
 from ortlaunch.launch.follow.record import REASON_TAG, STATE_TAG, Record
+from ortlaunch.launch.identity import is_alive
 from ortlaunch.launch.slurm.query import Job, Queue
-from ortlaunch.tracking.sync import is_alive
 
 _SILENT_SECONDS = 1800.0
 """A launcher on another machine cannot be asked: after this long without a word from its run it counts as gone."""

@@ -29,7 +29,11 @@ def main() -> None:
     """Runs the command line."""
     first, *others = (send(Path(folder)) for folder in sys.argv[1:])
     missing = sum(one is None for one in (first, *others))
-    print(f"mlflow run {first}" + (f" ({missing} not yet sent: the jobs will)" if missing else ""))
+    parts = [
+        f"mlflow run {first}" if first is not None else "",
+        f"({missing} not yet sent: the jobs will)" * (missing > 0),
+    ]
+    print(" ".join(part for part in parts if part))
 
 
 if __name__ == "__main__":

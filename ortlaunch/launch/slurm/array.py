@@ -19,7 +19,7 @@ from ortlaunch.launch.slurm.plan import request_for
 from ortlaunch.launch.slurm.submit import ask, queue, said_by, write_job, write_script
 from ortlaunch.launch.sweep import Sweep, end
 from ortlaunch.tracking.journal import Journal
-from ortlaunch.tracking.uri import redacted
+from ortlaunch.tracking.uri import compare_command, redacted
 
 _ANNOUNCE_SECONDS = 120
 
@@ -93,6 +93,8 @@ def _say(sweep: Sweep, job_id: str, runs: int, config: Config, said: str) -> Non
     print(f"ortlaunch: {sweep.name} is in the queue as job {job_id}: {runs} runs of {cfg.nodes} node(s){limit}")
     print(f"sweep:      {sweep.folder}")
     print(f"runs:       ortlaunch jobs --sweep {job_id}")
-    print(f"compare:    ortlaunch compare --sweep {sweep.folder}")
-    if said and isinstance(config.tracking, MlflowConfig):
+    if not isinstance(config.tracking, MlflowConfig):
+        return
+    print(f"compare:    {compare_command(config.tracking, '--sweep', str(sweep.folder))}")
+    if said:
         print(f"mlflow:     {redacted(config.tracking.uri)} {said}")

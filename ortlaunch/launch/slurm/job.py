@@ -24,6 +24,7 @@ from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
 from ortlaunch.launch import failure, sweep
 from ortlaunch.launch.environment import slurm_variables
 from ortlaunch.launch.folder import ARTIFACT_FOLDER
+from ortlaunch.launch.follow.record import newest_checkpoint
 from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
 from ortlaunch.launch.slurm import history
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
@@ -175,11 +176,6 @@ def gather(run_dir: Path, code: int, signals: list[str]) -> Facts:
         barren=past.barren(job_id, newest_checkpoint(run_dir)),
         requeue_limit=cfg.requeue_limit,
     )
-
-
-def newest_checkpoint(run_dir: Path) -> str:
-    """Name of the newest complete checkpoint; empty if there is none."""
-    return max((path.parent.name for path in (run_dir / "checkpoints").glob("step-*/manifest.json")), default="")
 
 
 def tracking_of(run_dir: Path) -> MlflowConfig | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, SlurmConfig
 from ortlaunch.launch.devices import usable_cores
-from ortlaunch.launch.plan import worker_environment
+from ortlaunch.launch.planning import worker_environment
 from ortlaunch.launch.slurm.fitness import attempt_token, report
 from ortlaunch.launch.slurm.plan import workers_per_node
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from ortlaunch.config.schema import Config, Device, GpuRequest, SlurmConfig
+from ortlaunch.config.slurm_rules import names_gpus
 from ortlaunch.launch.plan import CPU_WORKERS, LaunchPlan
 from ortlaunch.launch.slurm.request import JobRequest
 
@@ -26,7 +27,7 @@ def settled(config: Config) -> Config:
     cfg = config.launcher
     if not isinstance(cfg, SlurmConfig) or config.device is not Device.auto:
         return config
-    asks = bool(cfg.gpus_per_node) or re.search(r"(?:^|,)(?:gres[:/])?gpu\b", cfg.gres or "") is not None
+    asks = bool(cfg.gpus_per_node) or names_gpus(cfg.gres)
     return dataclasses.replace(config, device=Device.cuda if asks else Device.cpu)
 
 
@@ -44,7 +45,7 @@ def workers_per_node(config: Config) -> int:
 
 
 def plan_job(config: Config, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
-    """Plans a job; as `ortlaunch.launch.plan.plan_in`, whose arguments these are."""
+    """Plans a job; as `ortlaunch.launch.planning.plan_in`, whose arguments these are."""
     return LaunchPlan(
         run_dir=run_dir,
         run_id=run_id,

@@ -18,7 +18,7 @@ from ortlaunch.config.load import save_config, to_config
 from ortlaunch.config.rules import check as check_rules
 from ortlaunch.config.schema import Config, OrtConfig
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.plan import make_plan
+from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.processes import die_with_parent
 from ortlaunch.ort.check.render import render
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ortlaunch.launch.local import start_ticks
+from ortlaunch.launch.identity import start_ticks
 from ortlaunch.launch.plan import folder_name
 from ortlaunch.tracking.journal import Journal
 
@@ -54,7 +54,7 @@ class Maker:
         self.made += 1
         run_id = run_id or f"{self.made:06x}"
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(1_790_000_000 + 60 * self.made))
-        run_dir = self.root / experiment / f"{stamp}-{folder_name(name)}-{run_id}"
+        run_dir = self.root / folder_name(experiment) / f"{stamp}-{folder_name(name)}-{run_id}"
         (run_dir / "logs").mkdir(parents=True)
         (run_dir / "config.yaml").write_text(CONFIG.format(experiment=experiment, name=name, steps=steps))
         gone = {"pid": 2**22 - 1, "host": socket.gethostname(), "start_ticks": 1}

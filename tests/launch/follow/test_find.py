@@ -10,6 +10,7 @@ from ortlaunch.errors import RequestError
 from ortlaunch.launch.follow.find import find_run
 from ortlaunch.launch.follow.roots import known_roots, note_root
 from ortlaunch.launch.follow.rows import Survey
+from ortlaunch.launch.sweep import create
 from tests.launch.follow.conftest import Maker
 
 
@@ -39,6 +40,14 @@ def test_a_folder_that_was_renamed_is_a_run_too(make_run, tmp_path: Path) -> Non
     (tmp_path / "empty").mkdir()
     with pytest.raises(RequestError, match=r"empty is no run folder"):
         find_run("empty")
+
+
+def test_a_sweep_is_no_run_and_its_runs_are_one_command_away(make_run) -> None:
+    sweep = create(make_run.root / "default" / "multirun-20260101-000000", "sweep-lr", "default", {}, [])
+    sweep.write([make_run()], complete=True)
+    for asked in (str(sweep.folder), "sweep-lr"):
+        with pytest.raises(RequestError, match=f"^{asked} is a sweep: .*ortlaunch jobs --sweep {asked}"):
+            find_run(asked)
 
 
 def test_several_runs_are_listed_with_what_tells_them_apart(make_run) -> None:

@@ -22,6 +22,7 @@ from ortlaunch.launch.follow.record import read_record
 from ortlaunch.launch.follow.rows import Survey
 from ortlaunch.launch.follow.status import look, status
 from ortlaunch.launch.follow.table import render, span
+from ortlaunch.launch.identity import write_identity
 from ortlaunch.launch.sweep import create
 from ortlaunch.tracking.journal import Journal
 
@@ -131,6 +132,24 @@ def test_runs_are_chosen_by_state_and_experiment(make_run, capsys) -> None:
     assert [row["name"] for row in listed(capsys, "--experiment", "two", "--state", "failed")] == ["b"]
     # The index of the whole root survives a look at a part of it.
     assert len(listed(capsys)) == 3
+
+
+def test_an_experiment_is_chosen_by_its_own_name_or_its_folders(make_run, capsys) -> None:
+    make_run("a", experiment="my speed, at last")
+    for asked in ("my speed, at last", "my_speed_at_last"):
+        assert [row["experiment"] for row in listed(capsys, "--experiment", asked)] == ["my speed, at last"]
+
+
+def test_a_launcher_that_says_who_it_is_is_seen_though_the_run_was_over_a_moment_before(make_run, capsys) -> None:
+    """A resumed run's folder has changed already, and is looked at before its new launcher.json is there."""
+    run_dir = make_run(end="FAILED")
+    assert listed(capsys)[0]["state"] == "failed"
+    before = run_dir.stat().st_mtime_ns
+    write_identity(run_dir)
+    assert run_dir.stat().st_mtime_ns > before
+    journal = Journal(run_dir / "journal.jsonl")
+    journal.start("default", "gpt2-ort-ddp", "000001")
+    assert listed(capsys)[0]["state"] == "running"
 
 
 def test_the_end_of_a_long_journal_is_enough(make_run) -> None:

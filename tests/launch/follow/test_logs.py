@@ -40,6 +40,20 @@ def test_one_rank_and_a_pattern(run_dir, capsys) -> None:
     assert shown(capsys, "--grep", "nothing like it") == []
 
 
+@pytest.mark.parametrize(("given", "lines"), [("0", []), ("1", ["zero ünfinished"]), ("99", 4)])
+def test_the_last_lines(run_dir, capsys, given: str, lines: object) -> None:
+    found = shown(capsys, "-n", given)
+    assert found == lines or len(found) == lines
+
+
+@pytest.mark.parametrize("given", ["-5", "few"])
+def test_what_is_no_number_of_lines(run_dir, capsys, given: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        logs(["abc123", f"--lines={given}"])
+    assert ended.value.code == 2
+    assert f"argument -n/--lines: '{given}': must be a number, 0 or more" in capsys.readouterr().err
+
+
 def test_what_is_not_there_is_said(run_dir, make_run) -> None:
     with pytest.raises(RequestError, match="no rank 3: it has ranks 0 to 10"):
         logs(["abc123", "--rank", "3"])

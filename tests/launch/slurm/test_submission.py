@@ -16,7 +16,7 @@ from ortlaunch.config.rules import check
 from ortlaunch.config.schema import Device, SlurmConfig
 from ortlaunch.config.slurm_rules import slurm_seconds
 from ortlaunch.errors import RequestError
-from ortlaunch.launch.plan import make_plan
+from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.slurm.node import environment_of, torchrun, torchrun_source
 from ortlaunch.launch.slurm.plan import request_for, settled
 from ortlaunch.launch.slurm.refusal import in_plain_words
@@ -106,6 +106,10 @@ def test_profiles_that_do_not_work(tmp_path, monkeypatch, overrides, words):
         (["launcher.time=soon"], "must be as SLURM writes it"),
         (["launcher.time=3"], "last launcher.grace_seconds=120"),
         (['launcher.extra=["--array=1-3"]'], "--array would be in ortlaunch's way"),
+        (['launcher.extra=["-N4"]'], "--nodes would be in ortlaunch's way: set launcher.nodes"),
+        (['launcher.srun_extra=["-o x.log"]'], "--output would be in ortlaunch's way"),
+        (["device=cuda", "launcher.gres='gpupower:1'"], r"give launcher\.gpus_per_node=N"),
+        (["launcher.gres='gpu:2'"], r"give launcher\.workers_per_node=N"),
         (['launcher.extra=["nice"]'], "no option on one line"),
         (["+launcher.env.HF_TOKEN=x"], r"launcher\.env\.HF_TOKEN: .* export HF_TOKEN in the shell"),
         (["+launcher.env.A-B=1"], r"launcher\.env\.A-B: not the name of a variable"),
@@ -116,6 +120,23 @@ def test_profiles_that_do_not_work(tmp_path, monkeypatch, overrides, words):
 def test_keys_that_cannot_work(overrides, words):
     with pytest.raises(RequestError, match=words):
         check(config(*overrides))
+
+
+def test_one_worker_needs_no_number_of_workers():
+    check(config("trainer=single", "launcher.gres='gpu:1'"))
+
+
+@pytest.mark.parametrize("text", ["time: 24:00:00", "env:\n  LIMIT: 12:30", "extra: [4:00:00]"])
+def test_a_time_that_yaml_takes_for_a_number_is_refused(tmp_path, monkeypatch, text):
+    """Otherwise SLURM would be asked for 86400 minutes."""
+    (tmp_path / "mine.yaml").write_text(f"# Mine.\n{text}\n")
+    monkeypatch.setenv("ORTLAUNCH_SLURM_PROFILES", str(tmp_path))
+    compose(["launcher=slurm"])
+    time = text.split()[-1].strip("[]")
+    with pytest.raises(RequestError, match=rf'mine\.yaml, line {1 + len(text.splitlines())}: YAML .*: write "{time}"'):
+        compose(["launcher=slurm", "launcher/slurm_profile=mine"])
+    (tmp_path / "mine.yaml").write_text('time: "24:00:00"\nnodes: 2\n')
+    assert config("launcher/slurm_profile=mine").launcher.time == "24:00:00"
 
 
 @pytest.mark.parametrize(
