@@ -143,7 +143,6 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(tmp_path: Path) -> None
         (["train.steps=0,4"], 2),
         (["train.steps=4,0", "launcher=slurm"], 2),
     ],
-    ids=" ".join,
 )
 def test_a_sweep_that_starts_nothing_writes_nothing(tmp_path: Path, arguments: list[str], code: int) -> None:
     result = run(*arguments, "--multirun", cwd=tmp_path)

@@ -96,9 +96,11 @@ def test_the_entrypoint_takes_the_password_from_its_file(stand_in: Path, tmp_pat
 def test_server_and_entrypoint_read_a_password_alike(stand_in: Path, tmp_path: Path) -> None:
     (tmp_path / "password").write_bytes(b"from windows\r\n")
     file = str(tmp_path / "password")
-    server = said(run("mlflow-server.sh", path=stand_in, MLFLOW_ADMIN_PASSWORD_FILE=file, **SERVER))
-    client = said(run("entrypoint.sh", path=stand_in, MLFLOW_TRACKING_PASSWORD_FILE=file))
-    assert server["MLFLOW_AUTH_ADMIN_PASSWORD"] == client["MLFLOW_TRACKING_PASSWORD"] == "from windows"
+    for name, variable in (("mlflow", "MLFLOW_AUTH_ADMIN_PASSWORD"), ("ortlaunch", "MLFLOW_TRACKING_PASSWORD")):
+        (stand_in / name).write_text(f'#!/bin/sh\nprintf %s "${variable}" | wc -c\n')
+    server = run("mlflow-server.sh", path=stand_in, MLFLOW_ADMIN_PASSWORD_FILE=file, **SERVER)
+    client = run("entrypoint.sh", path=stand_in, MLFLOW_TRACKING_PASSWORD_FILE=file)
+    assert int(server.stdout) == int(client.stdout) == len("from windows")
 
 
 @pytest.mark.parametrize(("file", "words"), [("/nowhere", "cannot be read"), ("/dev/null", "is empty")])
