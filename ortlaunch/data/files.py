@@ -23,9 +23,10 @@ def find_files(value: str, key: str = "data.path", suffix: str = "") -> list[Pat
     Raises:
         RequestError: Nothing is given, or a part matches no file.
     """
-    if value.strip() in UNSET:
+    words = [part.strip() for part in value.split(",") if part.strip()]
+    if value.strip() in UNSET or not words:
         raise RequestError(f"{key} is not set: give a file, a folder or a glob")
-    parts = [value] if _path(value).exists() else [part.strip() for part in value.split(",") if part.strip()]
+    parts = [value] if _path(value).exists() else words
     found = [file for part in parts for file in _expand(part, key, suffix)]
     return list(dict.fromkeys(found))
 

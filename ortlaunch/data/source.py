@@ -39,7 +39,7 @@ class Source:
     """An opened data source.
 
     Attributes:
-        dataset: Either a map-style dataset, the whole data on every rank, sample i the same everywhere; or an a
+        dataset: Either a map-style dataset, the whole data on every rank, sample i the same everywhere; or a
             stream of this rank's own part, an epoch per iteration. Samples are dicts of tensors.
         kind: "tokens" or "images".
         origin: The data as its user typed it, for messages.

@@ -141,8 +141,8 @@ def _move(tensor: TensorProto, folder: Path, data: BinaryIO) -> None:
     data.write(b"\0" * (-data.tell() % _ALIGNED))
     offset = data.tell()
     data.write(content)
-    name = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    name.data_location = TensorProto.EXTERNAL
+    moved = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    moved.data_location = TensorProto.EXTERNAL
     for key, entry in (("location", Path(data.name).name), ("offset", offset), ("length", len(content))):
-        name.external_data.add(key=key, value=str(entry))
-    tensor.CopyFrom(name)
+        moved.external_data.add(key=key, value=str(entry))
+    tensor.CopyFrom(moved)

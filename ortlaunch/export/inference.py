@@ -12,7 +12,7 @@ from ortlaunch.errors import RequestError
 from ortlaunch.export import beside, graph
 from ortlaunch.export.exporting import export_inference
 from ortlaunch.export.folder import written
-from ortlaunch.export.forward import find_forward
+from ortlaunch.export.forward import Forward, find_forward
 from ortlaunch.export.names import aliases_of
 from ortlaunch.export.onnx_file import MODEL, leave_facts
 from ortlaunch.export.proofs import largest_error, prove_inference
@@ -59,12 +59,12 @@ def export_for_inference(request: Request) -> Record:
         )
         if request.has("quantize"):
             quantize(folder / MODEL, folder / QUANTIZED, external=beside.any_in(exported))
-            record.findings["quantized"] = _check_quantized(source, folder / QUANTIZED)
+            record.findings["quantized"] = _check_quantized(source, forward, folder / QUANTIZED)
         leave_facts(record, source.config, {}, folder)
     return record
 
 
-def _check_quantized(source: Source, path: Path) -> dict[str, float]:
+def _check_quantized(source: Source, forward: Forward, path: Path) -> dict[str, float]:
     """How far the quantized outputs are from PyTorch's, and how often the largest one is the same.
 
     Raises:
@@ -73,7 +73,6 @@ def _check_quantized(source: Source, path: Path) -> dict[str, float]:
     beside.lower_version(path)
     run = Graph(path)
     model = source.model
-    forward = find_forward(model, source.batches[0], with_labels=False)
     worst, same, count = 0.0, 0, 0
     for batch in source.batches:
         with torch.no_grad():

@@ -17,7 +17,7 @@ from ortlaunch.export.proofs import dropout_off
 from ortlaunch.export.record import Record
 from ortlaunch.ort.artifacts import CHECKPOINT, TRAINING, Checkpoint, Trainer
 from ortlaunch.ort.check.nested import NamedTensors
-from ortlaunch.trainer.task import Batch
+from ortlaunch.trainer.task import Batch, make_task
 
 _ROUNDING = 1e-6
 """Of the largest gradient: in fp32, smaller ones are sums that have cancelled out."""
@@ -36,9 +36,10 @@ def fed_of(record: Record, model: torch.nn.Module, batch: Batch) -> Fed:
     names = [port.name for port in record.inputs if port.name != LABELS]
     labels = batch[LABELS]
     if record.loss in ("mse", "bce"):
+        given = {name: tensor for name, tensor in batch.items() if name != LABELS}
         with untouched(model), torch.no_grad():
-            forward = find_forward(model, batch, with_labels=False)
-            labels = losses.target(record.loss, forward(model, batch)[LOGITS], labels)
+            outputs = make_task(model, given).outputs(model, given)
+        labels = losses.target(record.loss, Forward.named(outputs)[LOGITS], labels)
     return Fed({name: batch[name] for name in names}, labels)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
 from ortlaunch.errors import RequestError
 from ortlaunch.export.request import Request
@@ -75,7 +76,7 @@ def _check_statistics(model: torch.nn.Module) -> None:
 
 def _load(model: torch.nn.Module, request: Request) -> str:
     if request.from_weights is not None:
-        load_weights(model, request.from_weights)
+        load_weights(model, request.from_weights, "from_weights")
         return f"{request.from_weights}"
     if request.from_run is not None:
         return _load_run(model, request.config, request.from_run, request.checkpoint)
@@ -91,7 +92,7 @@ def _load_run(model: torch.nn.Module, config: Config, run_dir: Path, named: Path
     if checkpoint is None:
         if not final.is_dir():
             raise RequestError(f"{run_dir}: there is neither a complete checkpoint nor {FOLDER}/ in it")
-        load_weights(model, final)
+        load_weights(model, final, "from_run")
         return f"{final}, at the run's end"
     if wrong := manifest.problems(checkpoint):
         raise RequestError(f"{checkpoint} is damaged: {wrong[0]}")
@@ -115,6 +116,4 @@ def _last_checkpoint(run_dir: Path) -> Path | None:
 
 
 def _steps(run_dir: Path) -> int:
-    from ortlaunch.config.load import load_config
-
     return load_config(run_dir / "config.yaml").train.steps

@@ -87,8 +87,8 @@ def verify(folder: Path, *, steps: int, batch_size: int) -> Verdict:
         side = Beside(model, record, config.optimizer)
         _train(found, device, side, [fed_of(record, model, batch) for batch in batches[:steps]])
         _compare_weights(found, device.checkpoint.values(), side)
-        _compare_trained(found, device, side, batches[steps], Path(scratch))
-    found.problems = list(_problems(found))
+        serves = _compare_trained(found, device, side, batches[steps], Path(scratch))
+    found.problems = _problems(found, serves)
     found.ok = not found.problems
     return found
 
@@ -127,8 +127,12 @@ def _compare_weights(found: Verdict, values: dict[str, np.ndarray[Any, Any]], si
             found.weight_difference, found.weight = largest, name
 
 
-def _compare_trained(found: Verdict, device: Device, side: Beside, fresh: Batch, scratch: Path) -> None:
-    """The trained checkpoint in PyTorch, and the inference model that the device exports, in eval mode."""
+def _compare_trained(found: Verdict, device: Device, side: Beside, fresh: Batch, scratch: Path) -> bool:
+    """The trained checkpoint in PyTorch, and the inference model that the device exports, in eval mode.
+
+    Returns:
+        Whether that model's outputs are PyTorch's.
+    """
     record, folder = device.record, device.folder
     device.checkpoint.save(scratch / "trained")
     model = side.model
@@ -149,12 +153,11 @@ def _compare_trained(found: Verdict, device: Device, side: Beside, fresh: Batch,
         expected = {name: tensor for name, tensor in side.outputs(fed).items() if name in outputs}
     actual = Graph(scratch / "inference.onnx")(fed.inputs)
     found.inference_error, _, differs = largest_error(actual, expected)
-    if differs:
-        found.problems.append("inference")
     model.load_state_dict(before)
+    return not differs
 
 
-def _problems(found: Verdict) -> list[str]:
+def _problems(found: Verdict, serves: bool) -> list[str]:
     problems = []
     if not found.loss_difference <= TOLERANCE:
         problems.append(f"losses differ by {found.loss_difference:.1e}")
@@ -166,7 +169,7 @@ def _problems(found: Verdict) -> list[str]:
         problems.append("dropout does nothing in the training model")
     if not found.eval_loss_difference <= TOLERANCE:
         problems.append(f"losses in eval mode differ by {found.eval_loss_difference:.1e}")
-    if found.problems:
+    if not serves:
         problems.append(f"the inference model's outputs differ by {found.inference_error:.1e}")
     return problems
 

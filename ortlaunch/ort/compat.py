@@ -17,11 +17,12 @@ import contextlib
 import ctypes
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def torchscript_export() -> Iterator[None]:
         return original(*args, **kwargs)
 
     # ORTModule asks the signature which arguments exist, so the stand-in must show the original's.
-    export.__signature__ = _signature(original)  # type: ignore[attr-defined]
+    export.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     torch.onnx.export = export
     try:
         yield
@@ -145,11 +146,5 @@ def _no_range(*_args: object) -> int:
 
 
 def _exports_with_dynamo() -> bool:
-    parameter = _signature(torch.onnx.export).parameters.get("dynamo")
+    parameter = inspect.signature(torch.onnx.export).parameters.get("dynamo")
     return parameter is not None and parameter.default is not False
-
-
-def _signature(function: Callable[..., Any]) -> Any:
-    import inspect
-
-    return inspect.signature(function)

@@ -9,6 +9,7 @@ one that changed the model, and one with addresses of this process in it (custom
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -201,7 +202,9 @@ def _load(place: Path) -> _Export | None:
         # Whatever it is, exporting again mends it.
         shutil.rmtree(place, ignore_errors=True)
         return None
-    os.utime(place)
+    # Which is the oldest; a cache that lies in an image may not be written to, and is as good.
+    with contextlib.suppress(OSError):
+        os.utime(place)
     return kept if isinstance(kept, _Export) else None
 
 

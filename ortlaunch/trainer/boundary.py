@@ -101,10 +101,12 @@ class Boundary:
 
     def _save(self, step: int, eval_loss: float | None) -> None:
         begin = time.perf_counter()
+        # The saver would wait for it, too, but not say that it does.
+        ended = self._wait()
         own, meta = self._facts(step)
         # Before the snapshot, which may draw numbers.
         own["rng"] = rng.capture()
-        ended = self._saver.save(step, self._engine.snapshot, own, {**meta, "eval_loss": eval_loss})
+        ended += self._saver.save(step, self._engine.snapshot, own, {**meta, "eval_loss": eval_loss})
         if not self._cfg.checkpoint_async:
             ended += self._wait()
         stall = time.perf_counter() - begin

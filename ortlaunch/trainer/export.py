@@ -34,7 +34,7 @@ def export_weights(arguments: list[str]) -> int:
     run_dir = checkpoint.parents[1]
     config = load_config(run_dir / "config.yaml")
     out: Path = (options.out or run_dir / FOLDER).expanduser().absolute()
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RequestError(f"{out} is not empty: name by --out a folder that is, or that is not there yet")
     with contextlib.redirect_stdout(sys.stderr):
         _export(config, checkpoint, out)
@@ -94,4 +94,9 @@ def weights_in(checkpoint: Path, config: Config, model: torch.nn.Module) -> dict
         from ortlaunch.trainer.checkpoint.deepspeed_state import read_weights
     else:
         from ortlaunch.trainer.checkpoint.torch_state import read_weights
-    return fill_names(read_weights(checkpoint / ENGINE), model)
+    weights = read_weights(checkpoint / ENGINE)
+    for name, buffer in model.named_buffers():
+        # DeepSpeed reads counters, too, as fp32.
+        if name in weights and not buffer.is_floating_point():
+            weights[name] = weights[name].to(buffer.dtype)
+    return fill_names(weights, model)

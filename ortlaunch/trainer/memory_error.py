@@ -32,9 +32,7 @@ def explained(error: BaseException, config: Config, run_dir: Path, rank: int) ->
     snapshot = _snapshot(run_dir, rank)
     if snapshot is not None:
         lines.append(f"what held the memory: {snapshot} (drop it on pytorch.org/memory_viz)")
-    explanation = TrainingError("\n".join(lines))
-    explanation.__cause__ = error
-    return explanation
+    return TrainingError("\n".join(lines))
 
 
 def is_lack_of_memory(error: BaseException) -> bool:
@@ -64,7 +62,7 @@ def _advice(config: Config) -> list[str]:
             f"  train.batch_size={half} train.grad_accumulation={train.grad_accumulation * 2} "
             "(the same samples in a step, half of the activations)"
         )
-    if not getattr(train, "activation_checkpointing", True):
+    if not train.activation_checkpointing:
         lines.append("  train.activation_checkpointing=true (recomputes activations in the backward)")
     stage = config.trainer.zero_stage if isinstance(config.trainer, DeepSpeedConfig) else 0
     if stage < 3:

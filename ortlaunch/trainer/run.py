@@ -95,7 +95,8 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
     if config.train.tf32:
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
-    resume.check_data(start, loader.fingerprint, loader.samples, workers)
+    reading = resume.reading_of(config, loader.samples)
+    resume.check_data(start, loader.fingerprint, loader.samples, workers, reading)
     # The same weights on every worker, then random numbers of its own for each.
     seed_everything(config.seed)
     model = build_model(config.model)
@@ -159,6 +160,7 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
             "seed": config.seed,
             "data": loader.fingerprint,
             "samples": loader.samples,
+            "reading": reading,
             "position": feed.position.as_dict(),
             "mlflow_run_id": mlflow_run_id(run_dir),
             "time": time.time(),

@@ -92,6 +92,9 @@ class StopRequests:
         self._asked = True
 
     def _end_in_time(self, reader: int) -> None:
-        number = os.read(reader, 1)[0]
+        # Every signal that has a handler in Python comes by here; torch has one for SIGCHLD where there are loader
+        # processes, and that one of them has ended is no request.
+        while (number := os.read(reader, 1)[0]) not in _SIGNALS:
+            pass
         time.sleep(self._grace)
         os._exit(128 + number)

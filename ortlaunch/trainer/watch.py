@@ -57,8 +57,9 @@ class Watch:
             run_dir: the run folder.
             rank: this worker's number.
             workers: how many there are.
-            first_seconds: how long the first step may take: export and compilation are in it.
-            seconds: how long anything may take afterwards.
+            first_seconds: how long the first step may take (trainer.timeout_seconds): export and compilation are in
+                it.
+            seconds: how long anything may take afterwards (launcher.timeout_seconds).
         """
         self._run_dir = run_dir
         self._rank = rank
@@ -121,6 +122,10 @@ class Watch:
     def _limit(self) -> float:
         return self._first_seconds if self._step is None else self._seconds
 
+    @property
+    def _key(self) -> str:
+        return "trainer.timeout_seconds" if self._step is None else "launcher.timeout_seconds"
+
     def _stands_still(self, seconds: float) -> bool:
         return not self._slow and time.monotonic() - self._moved > seconds
 
@@ -142,7 +147,7 @@ class Watch:
         time.sleep(_PEERS_SECONDS)
         if not self._done.is_set():
             guilty = stuck(self._run_dir, self._workers)
-            message = describe(guilty, self._limit, self._run_dir)
+            message = describe(guilty, self._limit, self._key, self._run_dir)
             failure.record(self._run_dir, guilty.rank, TrainingError(message), host=guilty.host)
             if guilty.host == socket.gethostname() and guilty.pid not in (0, os.getpid()):
                 # It may be past obeying, and torchrun would wait for it.
@@ -175,12 +180,11 @@ def _read(run_dir: Path, rank: int) -> Health:
         return Health(rank, "an unknown host", 0, 0, 0, 0.0)
 
 
-def describe(guilty: Health, seconds: float, run_dir: Path) -> str:
-    """What to tell the user."""
+def describe(guilty: Health, seconds: float, key: str, run_dir: Path) -> str:
+    """What to tell the user; `key` is the one that limits the time."""
     return (
-        f"no progress for {seconds:g} s (launcher.timeout_seconds): rank {guilty.rank} on {guilty.host} "
-        f"(process {guilty.pid}) stopped answering after step {guilty.step}; the stacks of the workers are in "
-        f"{run_dir / STACKS}"
+        f"no progress for {seconds:g} s ({key}): rank {guilty.rank} on {guilty.host} (process {guilty.pid}) stopped "
+        f"answering after step {guilty.step}; the stacks of the workers are in {run_dir / STACKS}"
     )
 
 

@@ -19,25 +19,30 @@ FOLDER = "weights"
 """Folder in the run folder where a run leaves its weights."""
 
 
-def load_weights(model: torch.nn.Module, path: Path) -> None:
+def load_weights(model: torch.nn.Module, path: Path, key: str = "model.weights") -> None:
     """Puts stored weights into a plain model.
 
     Args:
         model: the model, on the CPU and not wrapped.
         path: a safetensors file, or a folder with one or several of them.
+        key: by which it was asked for, for messages.
 
     Raises:
-        RequestError: there is no such file, or which names and shapes are not the model's.
+        RequestError: there is no such file, it cannot be read, or which names and shapes are not the model's.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     stored: dict[str, torch.Tensor] = {}
-    for file in _files(path):
-        stored |= load_file(file)
+    for file in _files(path, key):
+        try:
+            stored |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise RequestError(f"{key}={path}: {file} cannot be read as safetensors: {error}") from error
     stored = fill_names(stored, model)
     shapes = {name: list(value.shape) for name, value in stored.items()}
     if lines := differences(shapes, shapes_of(model)):
-        raise RequestError(f"model.weights={path} does not fit the model:\n" + "\n".join(lines))
+        raise RequestError(f"{key}={path} does not fit the model:\n" + "\n".join(lines))
     model.load_state_dict(stored, strict=False)
 
 
@@ -108,7 +113,7 @@ def _stored_once(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return once
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path, key: str) -> list[Path]:
     path = path.expanduser()
     if path.is_file():
         return [path]
@@ -118,5 +123,5 @@ def _files(path: Path) -> list[Path]:
         return [path / name for name in sorted(names)]
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise RequestError(f"model.weights={path}: there is no .safetensors file in it")
+        raise RequestError(f"{key}={path}: there is no .safetensors file in it")
     return files

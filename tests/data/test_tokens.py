@@ -83,6 +83,13 @@ def test_files_that_cannot_work_say_so(
     assert all(part in str(error.value) for part in parts), str(error.value)
 
 
+@pytest.mark.parametrize("path", ["", " , "])
+def test_a_path_that_names_nothing_is_said(load: Load, path: str) -> None:
+    """As two variables of a shell that are both empty."""
+    with pytest.raises(RequestError, match=r"data\.path is not set"):
+        load(TokensConfig(path=path))
+
+
 def test_a_folder_without_token_files_says_what_it_looked_for(load: Load, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(RequestError, match=r"matches no \.bin file"):

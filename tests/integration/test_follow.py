@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 
+from tests.support.stuck import stuck_model
+
 LONG = ("model=mlp", "backend=eager", "train.steps=100000", "train.log_every=20")
 
 
@@ -43,9 +45,7 @@ def test_cancel_leaves_a_checkpoint_from_which_the_run_goes_on(start, launch, tm
 
 def test_cancel_at_once_waits_for_no_step(start, launch, tmp_path, leftovers):
     """Neither for one that never ends."""
-    (tmp_path / "nets.py").write_text(STUCK)
-    words = ("model=factory", "model.target=nets:Stuck", "data=digits", "backend=eager", "train.log_every=1")
-    running = start(tmp_path, *words, "tracking=none")
+    running = start(tmp_path, *stuck_model(tmp_path))
     run_dir = running.wait_for_training()
     run_id = run_dir.name[-6:]
     patient = launch(tmp_path, "cancel", run_id, "--wait", "2")
@@ -60,20 +60,3 @@ def test_cancel_at_once_waits_for_no_step(start, launch, tmp_path, leftovers):
     assert running.finish(10).status == "KILLED"
     assert the_run(launch, tmp_path)["state"] == "killed"
     assert leftovers(run_dir) == []
-
-
-STUCK = """
-import time
-from torch import nn
-
-class Stuck(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.out, self.calls = nn.Linear(64, 10), 0
-
-    def forward(self, pixel_values):
-        self.calls += 1
-        if self.calls > 2:
-            time.sleep(1000)
-        return self.out(pixel_values.flatten(1))
-"""

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tests.support.stuck import stuck_model
+
 LONG = ("model=mlp", "backend=eager", "train.steps=100000", "train.log_every=50")
 SECONDS = 30
 
@@ -33,28 +35,9 @@ def test_a_signal_stops_the_run(start, folder, leftovers, mlflow_run, number, co
     assert leftovers(run_dir) == []
 
 
-SLOW = """
-import time
-from torch import nn
-
-class Slow(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.out, self.calls = nn.Linear(64, 10), 0
-
-    def forward(self, pixel_values):
-        self.calls += 1
-        if self.calls > 2:
-            time.sleep(1000)
-        return self.out(pixel_values.flatten(1))
-"""
-
-
 def test_a_second_ctrl_c_stops_at_once(start, tmp_path, leftovers):
     """The step that the first one waits for never ends."""
-    (tmp_path / "nets.py").write_text(SLOW)
-    words = ("model=factory", "model.target=nets:Slow", "data=digits", "backend=eager", "train.log_every=1")
-    running = start(tmp_path, *words, "tracking=none")
+    running = start(tmp_path, *stuck_model(tmp_path))
     run_dir = running.wait_for_training()
     running.process.send_signal(signal.SIGINT)
     time.sleep(3)

@@ -11,7 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import ModelConfig, OrtConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.ort.check.cost import measure
 from ortlaunch.ort.check.export import Setting, check_export
 from ortlaunch.ort.check.parity import check_parity
 from ortlaunch.ort.check.randomness import check_randomness
@@ -334,6 +338,21 @@ def test_random_numbers_in_evaluation_are_found() -> None:
     found = check_randomness(wrapped, data[0], setting(model, data[0]))
     assert not found.off_in_eval
     assert found.status == "failed"
+
+
+def test_the_cost_of_a_run_that_would_save_graphs_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = to_config(compose(["model=mlp", "device=cpu", "backend=ort", "backend.debug.save_onnx=true"]))
+    measured = measure(config, threads=1)
+    assert measured["export_seconds"] and measured["step_seconds"]
+    assert not (tmp_path / "onnx").exists()
+
+
+def test_the_cost_is_that_of_the_run_with_its_activation_checkpointing() -> None:
+    """Which this model has no method for, so that the run would be refused."""
+    overrides = ["model=mlp", "device=cpu", "backend=eager", "train.activation_checkpointing=true"]
+    with pytest.raises(RequestError, match=r"train\.activation_checkpointing"):
+        measure(to_config(compose(overrides)), threads=1)
 
 
 def test_structure_of_a_sound_model() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import importlib.metadata
 import json
 import os
@@ -169,6 +170,19 @@ def test_a_damaged_export_is_made_anew(net: Path, damage: bytes) -> None:
     assert again["origins"] == ["stored"]
     assert again["grad"] == first["grad"]
     assert start(net)["origins"] == ["hit"]
+
+
+def test_a_cache_that_cannot_be_written_to_is_used_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that lies in an image."""
+    wrapped(torch.nn.Linear(4, 3))(torch.rand(2, 4)).sum().backward()
+
+    def refuse(*_arguments: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(export_cache.os, "utime", refuse)
+    ort = wrapped(torch.nn.Linear(4, 3))
+    ort(torch.rand(2, 4)).sum().backward()
+    assert session.export_origins(ort) == ["hit"]
 
 
 class Frozen(torch.nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -49,3 +50,24 @@ def test_all_workers_stop_at_the_same_step(tmp_path, how):
     assert steps[0] == steps[1]
     assert (steps[0] == STEPS) == (how == "nothing")
     assert steps[0] > 50
+
+
+def lingering(folder: str, number: int | None) -> None:
+    """Loses a child, as a worker whose loader processes end; then is signalled, and takes longer than it may."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    # As torch does where it has started loader processes.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    StopRequests(Path(folder), dist.group.WORLD, is_first=True, grace_seconds=0.2).listen()
+    subprocess.run(["true"], check=True)
+    if number is not None:
+        os.kill(os.getpid(), number)
+    time.sleep(1.5)
+    os._exit(0)
+
+
+@pytest.mark.parametrize(("number", "code"), [(None, 0), (signal.SIGTERM, 143)], ids=["nothing", "signal"])
+def test_only_a_request_to_stop_ends_a_process_that_takes_too_long(tmp_path, number, code):
+    process = mp.get_context("spawn").Process(target=lingering, args=(str(tmp_path), number))
+    process.start()
+    process.join(60)
+    assert process.exitcode == code

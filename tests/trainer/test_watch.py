@@ -1,8 +1,10 @@
-"""Which worker the others wait for."""
+"""Which worker the others wait for, and what is said of it."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 
 import pytest
@@ -57,3 +59,28 @@ def test_the_one_that_never_said_anything(tmp_path, say):
 def test_what_a_larger_attempt_left_does_not_count(tmp_path, say):
     say(0, 40), say(1, 40, stack=BUSY), say(2, 3, time=1.0)
     assert stuck(tmp_path, 2).rank == 1
+
+
+STANDS_STILL = """
+import sys, time
+from pathlib import Path
+from ortlaunch.trainer.watch import Watch
+
+watch = Watch(Path(sys.argv[1]), 0, 1, first_seconds=1, seconds=2)
+watch.start()
+if sys.argv[2] == "later":
+    watch.step_done(1)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "limit"),
+    [("first step", "1 s (trainer.timeout_seconds)"), ("later", "2 s (launcher.timeout_seconds)")],
+)
+def test_the_key_that_is_named_is_the_one_that_was_waited_for(tmp_path, when, limit):
+    """The first step, with export and compilation in it, has a limit of its own."""
+    ran = subprocess.run([sys.executable, "-c", STANDS_STILL, str(tmp_path), when], timeout=60, check=False)
+    assert ran.returncode == 1
+    (failure,) = (tmp_path / "failures").iterdir()
+    assert f"no progress for {limit}: rank 0 on " in json.loads(failure.read_text())["message"]

@@ -87,7 +87,7 @@ def measure(config: Config, threads: int) -> dict[str, float | None]:
 
     from ortlaunch.metrics.memory import peak_memory_gib
     from ortlaunch.models.checks import check_model
-    from ortlaunch.ort.check.prepare import ONNX_DIR, built, first_batches, place
+    from ortlaunch.ort.check.prepare import built, first_batches, place
     from ortlaunch.trainer.engines.torch_engine import TorchEngine
     from ortlaunch.trainer.task import make_task
     from ortlaunch.wrapping import wrap_backend
@@ -97,7 +97,8 @@ def measure(config: Config, threads: int) -> dict[str, float | None]:
     check_model(model)
     batches = first_batches(config, config.train.batch_size, _WARM_UP, model, here.device)
     task = make_task(model, batches[0])
-    inner = wrap_backend(model.to(here.device), config.backend, threads=threads, onnx_dir=ONNX_DIR)
+    # As a run would, but that no graphs are saved.
+    inner = wrap_backend(model.to(here.device), config.backend, threads=threads, onnx_dir=None, train=config.train)
     engine = TorchEngine(inner, config, None, here.worker, task)
     seconds: list[float] = []
     begun = time.perf_counter()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -34,8 +33,8 @@ class Setting:
     seed: int
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """A copy of `model` in an ORTModule."""
-        return session.wrap(copy.deepcopy(model), self.backend, threads=self.threads, onnx_dir=Path("onnx"))
+        """A copy of `model` in an ORTModule that saves no graphs."""
+        return session.wrap(copy.deepcopy(model), self.backend, threads=self.threads, onnx_dir=None)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,7 +57,3 @@ def built(config: Config) -> Any:
     """What the model's builder returns, with the weights that a run would start from."""
     seed_everything(config.seed)
     return construct(config.model)
-
-
-ONNX_DIR = Path("onnx")
-"""Never made: the check saves no graphs."""

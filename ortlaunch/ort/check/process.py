@@ -108,7 +108,6 @@ def _compared(
     assert isinstance(config.backend, OrtConfig)
     # An export of its own: that is what is looked at, and timed.
     backend = dataclasses.replace(config.backend, fallback=Fallback.error, export_cache=False)
-    backend.debug = dataclasses.replace(backend.debug, save_onnx=False)
     setting = Setting(make_task(model, batches[0]), engine.precision_context, backend, here.threads, config.seed)
     export, wrapped = check_export(model, batches, setting)
     if not export.succeeded:

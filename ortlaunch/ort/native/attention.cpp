@@ -49,7 +49,9 @@ struct Layout {
   int64_t batch, head, place;
 };
 
-Layout heads_first(const at::Tensor& x) { return {x.size(1) * x.size(2) * x.size(3), x.size(2) * x.size(3), x.size(3)}; }
+Layout heads_first(const at::Tensor& x) {
+  return {x.size(1) * x.size(2) * x.size(3), x.size(2) * x.size(3), x.size(3)};
+}
 
 struct Problem {
   int64_t batches, heads, shared_heads, queries, keys, size, value_size;
@@ -309,7 +311,8 @@ double factor(std::optional<double> scale, int64_t size) {
 }
 
 Problem unpacked(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double p, bool causal, std::optional<double> scale) {
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double p, bool causal,
+    std::optional<double> scale) {
   TORCH_CHECK(query.dim() == 4 && key.dim() == 4 && value.dim() == 4, "attention takes tensors of rank 4");
   TORCH_CHECK(query.size(1) % key.size(1) == 0 && key.size(1) == value.size(1), "attention: heads do not divide");
   const int64_t value_size = value.size(3), queries = query.size(2), heads = query.size(1);
@@ -396,7 +399,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_packed(
-    const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t heads, double p, bool causal, std::optional<double> scale) {
+    const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t heads, double p, bool causal,
+    std::optional<double> scale) {
   const Problem of = packed_problem(x, heads, p, causal, scale);
   const at::Tensor seed = draw_seed(p);
   at::Tensor out = fresh({of.batches, of.queries, heads, of.size}, at::kFloat);
@@ -410,7 +414,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_packed(
 
 at::Tensor attention_packed_backward(
     const at::Tensor& grad, const at::Tensor& x, const at::Tensor& out, const at::Tensor& logarithms,
-    const at::Tensor& seed, const std::optional<at::Tensor>& mask, int64_t heads, double p, bool causal, std::optional<double> scale) {
+    const at::Tensor& seed, const std::optional<at::Tensor>& mask, int64_t heads, double p, bool causal,
+    std::optional<double> scale) {
   const Problem of = packed_problem(x, heads, p, causal, scale);
   at::Tensor result = fresh_like(x);
   const float* query = x.const_data_ptr<float>();

@@ -12,10 +12,13 @@ namespace {
 constexpr int64_t kRow = 4096;     // elements that share a row of random words
 constexpr int64_t kGrain = 16384;  // elements worth a thread
 
+// Rows worth a thread.
+int64_t grain(int64_t columns) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, columns)); }
+
 template <typename Body>
 void in_rows(int64_t count, const Body& body) {
   const int64_t rows = (count + kRow - 1) / kRow;
-  at::parallel_for(0, rows, kGrain / kRow, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, rows, grain(kRow), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) body(row, row * kRow, std::min(count, (row + 1) * kRow));
   });
 }
@@ -105,7 +108,8 @@ at::Tensor gelu_tanh(const at::Tensor& x) {
   if (!plain(x)) return at::gelu(x, "tanh");
   at::Tensor result = fresh_like(x);
   const float* from = x.const_data_ptr<float>();
-  map(from, from, result.data_ptr<float>(), x.numel(), [](Floats value, Floats) { return value / (1.0f + decay(value)); });
+  map(from, from, result.data_ptr<float>(), x.numel(),
+      [](Floats value, Floats) { return value / (1.0f + decay(value)); });
   return result;
 }
 
@@ -137,7 +141,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cross_entropy(
   const int64_t* wanted = target.const_data_ptr<int64_t>();
   float* logarithm = logarithms.data_ptr<float>();
   float* loss = losses.data_ptr<float>();
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, classes)), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, rows, grain(classes), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       loss[row] = 0.0f;
       logarithm[row] = 0.0f;
@@ -173,7 +177,7 @@ at::Tensor cross_entropy_backward(
   const int64_t* wanted = target.const_data_ptr<int64_t>();
   float* to = result.data_ptr<float>();
   const float scale = grad.item<float>() / total.item<float>();
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, classes)), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, rows, grain(classes), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* source = from + row * classes;
       float* line = to + row * classes;

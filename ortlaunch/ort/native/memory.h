@@ -5,9 +5,10 @@
 
 namespace ortlaunch {
 
-// An uninitialized contiguous tensor of `like`'s dtype on the CPU.
+// An uninitialized contiguous tensor on the CPU.
 at::Tensor fresh(at::IntArrayRef sizes, at::ScalarType dtype);
 
+// The same in the shape and dtype of another.
 inline at::Tensor fresh_like(const at::Tensor& like) { return fresh(like.sizes(), like.scalar_type()); }
 
 }  // namespace ortlaunch

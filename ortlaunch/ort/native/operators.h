@@ -24,8 +24,8 @@ at::Tensor cross_entropy_backward(
     const at::Tensor& target, int64_t ignore);
 
 // softmax(query @ key^T * scale + mask) @ value with dropout of the weights; scale 1 / sqrt(E) where none is given.
-// Query [B, H, L, E], key and value [B, H or a divisor of it, S, E or V], B also 1 in some; mask none, boolean or added,
-// broadcast to [B, H, L, S]. A query that sees no key gets zeros.
+// Query [B, H, L, E], key and value [B, H or a divisor of it, S, E or V], B also 1 in some; mask none, boolean or
+// added, broadcast to [B, H, L, S]. A query that sees no key gets zeros.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
     double p, bool causal, std::optional<double> scale);
@@ -37,9 +37,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
 // The same for query, key and value side by side as one projection leaves them, [B, L, 3 * heads * E]; returns
 // [B, L, heads, E].
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_packed(
-    const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t heads, double p, bool causal, std::optional<double> scale);
+    const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t heads, double p, bool causal,
+    std::optional<double> scale);
 at::Tensor attention_packed_backward(
     const at::Tensor& grad, const at::Tensor& x, const at::Tensor& out, const at::Tensor& logarithms,
-    const at::Tensor& seed, const std::optional<at::Tensor>& mask, int64_t heads, double p, bool causal, std::optional<double> scale);
+    const at::Tensor& seed, const std::optional<at::Tensor>& mask, int64_t heads, double p, bool causal,
+    std::optional<double> scale);
 
 }  // namespace ortlaunch

@@ -116,14 +116,25 @@ def shapes_of(model: torch.nn.Module) -> dict[str, list[int]]:
     return {name: list(value.shape) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
 
 
-def check_data(start: Start, fingerprint: str, samples: int | None, workers: Workers) -> None:
-    """Refuses to go on in other data than the checkpoint's.
+def reading_of(config: Config, samples: int | None) -> dict[str, Any]:
+    """The keys without which a place in a stream says nothing, since it counts batches; none for a data set, whose
+    `samples` have numbers."""
+    if samples is not None:
+        return {}
+    of_data = ("seq_len", "workers", "eval_fraction", "eval_split")
+    reading = {f"data.{name}": getattr(config.data, name) for name in of_data}
+    return {"train.batch_size": config.train.batch_size, **reading}
+
+
+def check_data(start: Start, fingerprint: str, samples: int | None, workers: Workers, reading: dict[str, Any]) -> None:
+    """Refuses to go on in other data than the checkpoint's, or in a stream that is read otherwise.
 
     Args:
         start: where to begin.
         fingerprint: of this run's data.
         samples: how many samples it is cut into; None for a stream.
         workers: this worker's place.
+        reading: what `reading_of` says of this run.
 
     Raises:
         RequestError: with what differs.
@@ -144,6 +155,15 @@ def check_data(start: Start, fingerprint: str, samples: int | None, workers: Wor
             f"{start.path} was written by {start.workers} workers, each in its own part of a stream: go on with as "
             f"many (launcher.workers_per_node={start.workers}), or take data.streaming=false"
         )
+    for key, now in reading.items():
+        # Checkpoints of older versions do not say.
+        then = start.meta.get("reading", {}).get(key, now)
+        if then != now:
+            raise RequestError(
+                f"{start.path} counts the batches of a stream that was read with {key}={_word(then)}, and this run has "
+                f"{key}={_word(now)}: use the same, or begin anew from its weights, by ortlaunch export weights and "
+                "model.weights"
+            )
 
 
 def kind_of(config: Config) -> str:
@@ -203,6 +223,11 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
             f"{start.path} was written with seed={start.meta.get('seed')}, which orders the data, and this run has "
             f"seed={config.seed}: use the same"
         )
+
+
+def _word(value: Any) -> str:
+    """A value as it is typed."""
+    return "null" if value is None else str(value)
 
 
 def _listed(title: str, names: list[str]) -> list[str]:

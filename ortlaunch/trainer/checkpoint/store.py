@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,8 @@ class Store:
 
     def _is_best(self, meta: dict[str, Any]) -> bool:
         loss, best = meta.get("eval_loss"), self._target("best")
-        if loss is None:
+        # Nothing is lower than a loss that is no number: the first of them would stay the best for ever.
+        if loss is None or not math.isfinite(loss):
             return False
         known = read_meta(best).get("eval_loss") if best is not None else None
         return known is None or loss < known

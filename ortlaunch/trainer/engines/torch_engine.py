@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,17 @@ class TorchEngine(Engine):
         self._optimizer.zero_grad(set_to_none=True)
         return norm
 
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        if self._ddp is not None and self._ddp.modules_buffers:
+            # Each worker's last batch has moved its own. As DDP does before a forward in training, so that what is
+            # evaluated is one model: the first worker's, which checkpoints and weights hold.
+            self._ddp._sync_buffers()
+        with super().evaluating():
+            yield
+
     def evaluate(self, batch: Batch) -> torch.Tensor:
-        # Not through DDP: nothing is exchanged without gradients but buffers, which are the same everywhere.
+        # Not through DDP: without gradients there is nothing left to exchange.
         with self.precision_context():
             return self._task.loss(self.inner, batch)
 
@@ -96,7 +106,7 @@ class TorchEngine(Engine):
             return
         # Of a static graph it learns the order in the second backward only.
         for _ in range(2):
-            with autocast(self._device_type, self._precision):
+            with self.precision_context():
                 loss = self._task.loss(self._module, batch)
             loss.backward()
             self._optimizer.zero_grad(set_to_none=True)

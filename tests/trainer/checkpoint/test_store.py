@@ -120,6 +120,15 @@ def test_best_follows_the_lowest_evaluation_loss_and_is_kept(folder):
     assert [path.name for path in steps_in(folder)] == ["step-00000050", "step-00000040", "step-00000020"]
 
 
+def test_a_loss_that_is_no_number_is_never_the_best(folder):
+    """Nothing would be lower than the first of them."""
+    store = Store(folder, 2)
+    for step, loss in ((10, float("nan")), (20, 3.0), (30, float("nan")), (40, 2.0)):
+        save(store, step, eval_loss=loss)
+        assert (folder / "best").exists() is (step > 10)
+    assert (folder / "best").resolve().name == "step-00000040"
+
+
 def test_one_that_is_in_the_way_is_set_aside(folder):
     store = Store(folder, 2)
     old = save(store, 10)

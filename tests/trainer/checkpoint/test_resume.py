@@ -1,0 +1,58 @@
+"""What a checkpoint must have in common with the run that goes on from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ortlaunch.config.schema import Config, DataConfig, HfDataConfig, SyntheticConfig, TrainConfig
+from ortlaunch.errors import RequestError
+from ortlaunch.trainer.checkpoint.resume import Start, check_data, reading_of
+from ortlaunch.trainer.workers import Workers
+
+WORKERS = Workers(0, 2, torch.device("cpu"), threads=1)
+
+
+def goes_on(then: DataConfig, now: DataConfig, samples: int | None, batches: tuple[int, int] = (8, 8)) -> None:
+    """Checks a run against a checkpoint of another, with (batch size before, now)."""
+    before, after = (
+        reading_of(Config(data=data, train=TrainConfig(batch_size=size)), samples)
+        for data, size in zip((then, now), batches, strict=True)
+    )
+    start = Start(Path("here"), {"data": "abc", "samples": samples, "workers": 2, "reading": before})
+    check_data(start, "abc", samples, WORKERS, after)
+
+
+def stream(**keys: object) -> HfDataConfig:
+    return HfDataConfig(path="somewhere", streaming=True, **keys)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("keys", "batches", "parts"),
+    [
+        ({"seq_len": 64}, (8, 8), ("data.seq_len=128", "data.seq_len=64")),
+        ({"workers": 2}, (8, 8), ("data.workers=0", "data.workers=2")),
+        ({"eval_fraction": 0.5}, (8, 8), ("data.eval_fraction=0.02", "data.eval_fraction=0.5")),
+        ({"eval_split": "dev"}, (8, 8), ("data.eval_split=null", "data.eval_split=dev")),
+        ({}, (8, 4), ("train.batch_size=8", "train.batch_size=4")),
+    ],
+)
+def test_a_stream_that_is_read_otherwise_is_another_place(
+    keys: dict[str, object], batches: tuple[int, int], parts: tuple[str, ...]
+) -> None:
+    """A place in it is a number of batches of one loader: in other batches it is elsewhere, and nobody would see it."""
+    with pytest.raises(RequestError) as caught:
+        goes_on(stream(), stream(**keys), None, batches)
+    assert all(part in str(caught.value) for part in ("here", *parts)), str(caught.value)
+
+
+def test_what_has_not_changed_and_older_checkpoints_go_on() -> None:
+    goes_on(stream(), stream(), None)
+    start = Start(Path("here"), {"data": "abc", "samples": None, "workers": 2})
+    check_data(start, "abc", None, WORKERS, reading_of(Config(data=stream()), None))
+
+
+def test_numbered_samples_can_be_read_in_other_batches() -> None:
+    goes_on(SyntheticConfig(), SyntheticConfig(workers=3), 100, (8, 4))

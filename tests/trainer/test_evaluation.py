@@ -1,0 +1,52 @@
+"""What is evaluated, between real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.config.schema import DdpConfig
+from ortlaunch.trainer.engines.torch_engine import TorchEngine
+from ortlaunch.trainer.task import make_task
+from ortlaunch.trainer.workers import Workers
+
+
+def worker(rank: int, folder: str) -> None:
+    """A step on images of its own, then an evaluation of the same ones; leaves its loss and its running means."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+    batch = {"pixel_values": torch.rand(8, 1, 8, 8), "labels": torch.arange(8)}
+    config = to_config(compose(["model=mlp", "trainer=ddp", "device=cpu"]))
+    assert isinstance(config.trainer, DdpConfig)
+    workers = Workers(rank, 2, torch.device("cpu"), threads=1)
+    engine = TorchEngine(model, config, config.trainer, workers, make_task(model, batch))
+    engine.micro_step({**batch, "pixel_values": batch["pixel_values"] * (1 + rank)}, last=True)
+    engine.step()
+    mine = model[1].running_mean.clone()
+    with engine.evaluating():
+        loss = engine.evaluate(batch)
+    torch.save((mine, model[1].running_mean, loss), f"{folder}/rank-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_all_workers_evaluate_the_model_that_is_saved(tmp_path: Path) -> None:
+    """Each one's last batch has moved statistics of its own; a checkpoint has the first worker's."""
+    context = mp.get_context("spawn")
+    processes = [context.Process(target=worker, args=(rank, str(tmp_path))) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    (first, of_first, loss), (second, of_second, other) = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
+    assert not torch.equal(first, second)
+    assert torch.equal(of_first, first)
+    assert torch.equal(of_second, first)
+    assert torch.equal(loss, other)

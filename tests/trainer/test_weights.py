@@ -1,0 +1,52 @@
+"""Weights that are read into a plain model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ortlaunch.config.compose import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.errors import RequestError
+from ortlaunch.trainer import export
+from ortlaunch.trainer.checkpoint.saver import ENGINE
+from ortlaunch.trainer.weights import load_weights
+
+
+def test_a_file_that_is_no_safetensors_is_named_with_its_key(tmp_path: Path) -> None:
+    """As torch's own files, which people have, too."""
+    model = nn.Linear(2, 2)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(RequestError, match=r"^model\.weights=.*pytorch_model\.bin cannot be read as safetensors"):
+        load_weights(model, tmp_path / "pytorch_model.bin")
+
+
+def test_a_part_that_the_index_names_and_the_folder_lacks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"weight": "part-1.safetensors"}}')
+    with pytest.raises(RequestError, match=r"^from_weights=.*part-1\.safetensors cannot be read"):
+        load_weights(nn.Linear(2, 2), tmp_path, "from_weights")
+
+
+def test_counters_are_still_integers_after_deepspeed_has_read_them(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    model(torch.rand(4, 3))
+    folder = tmp_path / ENGINE / "deepspeed"
+    folder.mkdir(parents=True)
+    torch.save({"module": model.state_dict()}, folder / "mp_rank_00_model_states.pt")
+    config = to_config(compose(["model=mlp", "trainer=deepspeed", "trainer.zero_stage=0"]))
+    found = export.weights_in(tmp_path, config, model)
+    for name, value in model.state_dict().items():
+        assert found[name].dtype == value.dtype, name
+        assert torch.equal(found[name], value), name
+
+
+def test_a_file_in_the_place_of_the_folder_is_the_users_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").touch()
+    monkeypatch.setattr(export, "run_or_folder", lambda _: tmp_path)
+    monkeypatch.setattr(export, "_checkpoint", lambda _: tmp_path / "run" / "checkpoints" / "step-00000001")
+    monkeypatch.setattr(export, "load_config", lambda _: None)
+    with pytest.raises(RequestError, match="out is not empty: name by --out"):
+        export.export_weights(["run", "--out", str(tmp_path / "out")])
