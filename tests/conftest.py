@@ -10,17 +10,30 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from ortlaunch.ort import cuda_libs
+from ortlaunch.user import user_cache
 
 # As in the real ones, what a library needs is found by name alone.
 NEEDS = {"libcublas.so.11": ["libcublasLt.so.11"], "libcudnn_cnn_infer.so.8": ["libcudnn_ops_infer.so.8"]}
 FOR_PROVIDER = ["libcudart.so.11.0", "libcublasLt.so.11", "libcublas.so.11", "libcufft.so.10"]
 FOR_PROVIDER += ["libcurand.so.10", "libcudnn.so.8"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test notes its runs where `ortlaunch jobs` of the developer looks; what is compiled is shared."""
+    folder = tmp_path_factory.mktemp("cache")
+    for built in user_cache().glob("cpython-*"):
+        (folder / built.name).symlink_to(built)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ORTLAUNCH_CACHE", str(folder))
+        yield
 
 
 @pytest.fixture(autouse=True)
