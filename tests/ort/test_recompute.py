@@ -91,6 +91,10 @@ def test_no_level_is_left_in_the_environment(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("cfg", [EagerConfig(), CompileConfig()])
 def test_other_backends_have_the_model_do_it(cfg: EagerConfig | CompileConfig) -> None:
     train = TrainConfig(activation_checkpointing=True)
+    if isinstance(cfg, CompileConfig) and torch.__version__.startswith("2.6."):
+        with pytest.raises(RequestError, match="cannot compile the models of the installed transformers"):
+            wrap_backend(gpt(), cfg, threads=1, onnx_dir=None, train=train)
+        return
     model = wrap_backend(gpt(), cfg, threads=1, onnx_dir=None, train=train)
     assert model.is_gradient_checkpointing
     if isinstance(cfg, EagerConfig):
