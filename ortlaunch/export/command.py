@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import io
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -112,10 +109,6 @@ def _libraries_quiet() -> Iterator[None]:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # onnxruntime-training imports DeepSpeed where it is installed, which would look for GPUs and tell of it.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    if shutil.which("nvcc") or "CUDA_HOME" in os.environ:
-        # Which prints that it has found a toolkit and no GPU.
-        with contextlib.redirect_stderr(io.StringIO()):
-            importlib.import_module("torch.utils.cpp_extension")
     yield
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 
 from ortlaunch.config.schema import AdamWConfig, OptimizerConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.ort.quiet import onnxruntime
 
 Array = NDArray[np.generic]
 

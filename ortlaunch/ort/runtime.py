@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import onnxruntime
 import torch
 
 from ortlaunch.ort.check.nested import NamedTensors
+from ortlaunch.ort.quiet import onnxruntime
 
 _ERRORS_ALONE = 3
 
