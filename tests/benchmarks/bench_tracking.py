@@ -11,7 +11,6 @@ nothing, shows what the machine's noise makes of it. Afterwards the rest is sent
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import signal
 import statistics
@@ -25,6 +24,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing import get_context
 from pathlib import Path
 
+from ortlaunch.compare.statistics import mean_of
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.tracking.journal import read_events
 from ortlaunch.tracking.relay import Relay, sync
@@ -115,10 +115,12 @@ def _report(name: str, uri: str | None, folder: Path) -> None:
     means = [_mean_step(steps, turn) for turn in turns]
     # With and without follow each other in either order, so that a machine that becomes slower favours none.
     ratios = [means[n + (not turns[n][2])] / means[n + turns[n][2]] for n in range(0, len(means), 2)]
-    mean, spread = statistics.mean(ratios), 1.96 * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    ratio = mean_of(ratios)
+    assert ratio is not None and ratio.interval is not None
     step = 1000 * statistics.median(means)
-    interval = f"{mean - spread:.3f} to {mean + spread:.3f}"
-    print(f"{name:<24} {step:>8.1f} {mean:>13.3f} {interval:>15}  {_counted(run_dir, uri)}", flush=True)
+    low, high = ratio.interval
+    interval = f"{low:.3f} to {high:.3f}"
+    print(f"{name:<24} {step:>8.1f} {ratio.mean:>13.3f} {interval:>15}  {_counted(run_dir, uri)}", flush=True)
 
 
 def _mean_step(steps: list[tuple[int, float]], turn: Turn) -> float:
