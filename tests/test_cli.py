@@ -70,6 +70,7 @@ def test_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["backend=eager,ort"], ["backend=eager,ort", "--multirun", "ortlaunch bench"]),
         (["model=gtp2"], ["gtp2", "model=gpt2"]),
         (["trian"], ["trian", "compare"]),
         (["train.steps=0"], ["train.steps=0"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ortlaunch.compare.runs import Row, row_of
 from ortlaunch.errors import RequestError
+from ortlaunch.tracking.known import mlflow_run_id
 from ortlaunch.tracking.sink import KIND_TAG, PARENT_TAG, RUN_ID_TAG
 from ortlaunch.tracking.store import quoted
 
@@ -230,12 +230,9 @@ def _candidates(client: MlflowClient, ids: list[str], asked: str) -> Iterator[li
 
 
 def _run_of_folder(client: MlflowClient, folder: Path) -> Run:
-    try:
-        run_id = json.loads((folder / "relay.json").read_text())["mlflow_run_id"]
-        if not isinstance(run_id, str):
-            raise ValueError("no run id")
-    except (OSError, ValueError, KeyError, TypeError):
-        raise RequestError(f"{folder} has not been sent to MLflow: send it with: ortlaunch sync {folder}") from None
+    run_id = mlflow_run_id(folder)
+    if run_id is None:
+        raise RequestError(f"{folder} has not been sent to MLflow: send it with: ortlaunch sync {folder}")
     try:
         run = client.get_run(run_id)
     except Exception as error:

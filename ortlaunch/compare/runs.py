@@ -98,10 +98,16 @@ def row_of(run: Run) -> Row:
         other_cpu_percent=logged_number(metrics.get("summary/other_cpu_percent")),
         started=run.info.start_time or 0,
         experiment_id=str(run.info.experiment_id),
-        params=_shared(params, ""),
+        params=_shared(_with_steps(params, metrics), ""),
         tags=_shared(tags, _TAGS),
         curves=_curves(metrics),
     )
+
+
+def _with_steps(params: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, str]:
+    """The parameters, and how far the run came: a resumed one may have gone on for more steps than MLflow was told."""
+    reached = metrics.get("summary/last_step")
+    return dict(params) if reached is None else {**params, "steps taken": f"{reached:g}"}
 
 
 def _shared(values: Mapping[str, str], prefix: str) -> dict[str, str]:

@@ -214,6 +214,12 @@ def explain(error: Exception) -> str:
             f"{error.override}: not understood. A value with special characters needs quotes that reach ortlaunch: "
             "KEY='\"VALUE\"'"
         )
+    if several := re.search(r"^Ambiguous value for argument '([^=]+)=(.*?)'$", text, re.MULTILINE):
+        name, values = several[1], several[2]
+        return (
+            f"{name}={values}: several values: add --multirun to run them one after the other, or compare them by "
+            f"ortlaunch bench; a list that is one value is written '{name}=[{values}]'"
+        )
     if override := re.search(r"Error merging override (\S+)", text):
         return f"{override[1]}: {_cause(error)}"
     return "configuration: " + " ".join(line.strip() for line in text.strip().splitlines()[:2])

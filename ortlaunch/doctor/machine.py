@@ -87,7 +87,8 @@ def slurm() -> Iterator[Line]:
         return
     version = _said(["sbatch", "--version"])
     if not version.startswith("slurm"):
-        yield Line("slurm", Level.warning, f"installed, but belongs to no cluster: {version}", "sinfo", by_hand=True)
+        text = f"installed, but this machine belongs to no cluster; only launcher=slurm needs one ({version})"
+        yield Line("slurm", Level.warning, text, "sinfo", by_hand=True)
     elif " UP" in (answer := _said(["scontrol", "ping"])):
         yield Line("slurm", Level.ok, f"{version}, its controller answers")
     else:

@@ -10,6 +10,7 @@ import json
 import re
 import signal
 import socket
+import sysconfig
 import time
 import traceback
 from dataclasses import asdict, dataclass
@@ -53,8 +54,7 @@ def record(run_dir: Path, rank: int, error: BaseException, host: str | None = No
         host: its machine; None for this one.
     """
     is_request = isinstance(error, RequestError)
-    lines = "".join(traceback.format_exception(error)).strip().splitlines()
-    message = str(error) if is_request else "\n".join(lines[-_TAIL_LINES:])
+    message = str(error) if is_request else _end_of(error)
     failure = Failure(rank, host or socket.gethostname(), message, is_request, time.time())
     try:
         folder = run_dir / _FOLDER
@@ -62,6 +62,24 @@ def record(run_dir: Path, rank: int, error: BaseException, host: str | None = No
         replace_text(folder / f"rank-{rank}.json", json.dumps(asdict(failure)))
     except OSError:
         traceback.print_exc()
+
+
+def _end_of(error: BaseException) -> str:
+    """The traceback's last lines, after the line of the user's own code if that is further up."""
+    lines = "".join(traceback.format_exception(error)).strip().splitlines()
+    shown = "\n".join(lines[-_TAIL_LINES:])
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    place = f'  File "{own[-1].filename}", line {own[-1].lineno}, in {own[-1].name}' if own else ""
+    if not own or place in shown:
+        return shown
+    return f"{place}\n    {own[-1].line}\n  …\n{shown}"
+
+
+def _is_users(file: str) -> bool:
+    path = Path(file)
+    others = (Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1])
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return path.is_file() and not installed and not any(path.is_relative_to(folder) for folder in others)
 
 
 def forget(run_dir: Path, rank: int) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ortlaunch.config.schema import TrainConfig
@@ -130,12 +128,3 @@ class Boundary:
                 self._journal.tags({"ortlaunch.checkpoint_failure": text})
             else:
                 self._journal.metrics(one.step, {"checkpoint/write_seconds": one.seconds})
-
-
-def mlflow_run_id(run_dir: Path) -> str | None:
-    """The id that MLflow gave to this run, where the relay has noted one."""
-    try:
-        stored = json.loads((run_dir / "relay.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return stored.get("mlflow_run_id") if isinstance(stored, dict) else None

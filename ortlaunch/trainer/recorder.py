@@ -169,6 +169,7 @@ class Recorder:
         if self._journal is None:
             return
         summary = self._steady.summary(self._workers.world_size) | {"summary/peak_memory_gib": max(peaks)}
+        summary["summary/last_step"] = float(step)
         shares = [100.0 * other / total for other, total in zip(others, totals, strict=True) if total > 0]
         if shares:
             summary["summary/other_cpu_percent"] = sum(shares) / len(shares)

@@ -22,9 +22,10 @@ from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.metrics.peaks import peak_flops
 from ortlaunch.registry import build_model
 from ortlaunch.tracking.journal import Journal
+from ortlaunch.tracking.known import mlflow_run_id
 from ortlaunch.trainer import memory_error
 from ortlaunch.trainer.backend_run import backend_run
-from ortlaunch.trainer.boundary import Boundary, mlflow_run_id
+from ortlaunch.trainer.boundary import Boundary
 from ortlaunch.trainer.checkpoint import resume, rng, store
 from ortlaunch.trainer.checkpoint.saver import ENGINE, Saver
 from ortlaunch.trainer.engine import Engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -99,3 +100,13 @@ def test_a_baseline_may_be_of_another_experiment(store: MlflowConfig, make: Make
     assert [row.name for row in comparison.rows] == ["elsewhere", "a"] and comparison.baseline_id == run_id
     with pytest.raises(RequestError, match="no run 'nobody'"):
         collect(store.uri, Selection(experiment=experiment, baseline="nobody"))
+
+
+def test_runs_that_came_to_other_steps_are_no_repeats(
+    store: MlflowConfig, make: Make, experiment: str, capsys: Any
+) -> None:
+    """A resumed run goes on for more steps than MLflow was told when it began."""
+    for name, step in (("short", 60.0), ("long", 300.0)):
+        make(name, 100.0, params={"train.steps": "60"}, last_step=step)
+    assert main(["--experiment", experiment], store.uri, "") == 0
+    assert re.search(r"steps taken\s+60\s+short\s+300\s+long", capsys.readouterr().out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from ortlaunch.errors import RequestError
 from ortlaunch.launch import failure
@@ -35,6 +36,24 @@ def test_the_first_failure_is_shown_since_the_others_follow_from_it(tmp_path: Pa
     assert found.rank == 1
     assert "ValueError: the cause" in found.message
     assert not found.is_request
+
+
+def test_the_line_of_the_users_own_code_is_shown_however_deep_the_library_fails(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text("def forward(depth):\n    return descend(depth)\n")
+    library = tmp_path / "site-packages" / "library.py"
+    library.parent.mkdir()
+    library.write_text("def descend(depth):\n    assert depth, 'shapes'\n    return descend(depth - 1) + 1\n")
+    names: dict[str, Any] = {}
+    for path in (library, tmp_path / "nets.py"):
+        exec(compile(path.read_text(), path, "exec"), names)
+    try:
+        names["forward"](failure._TAIL_LINES)
+    except AssertionError as error:
+        failure.record(tmp_path, 0, error)
+    found = failure.first(tmp_path, tmp_path / "torchrun.log")
+    assert found is not None
+    assert found.message.startswith(f'  File "{tmp_path}/nets.py", line 2, in forward\n    return descend(depth)\n')
+    assert found.gist == "AssertionError: shapes"
 
 
 def test_a_wrong_request_is_its_message_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which run a user means by RUN: a run folder, its short id, its name, or a job id."""
+"""Which run a user means by RUN: a run folder, its short id, its name, a job id, or MLflow's id."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from ortlaunch.launch.follow.roots import RUN_ROOT, known_roots
 from ortlaunch.launch.follow.rows import Survey
 from ortlaunch.launch.plan import folder_name
 from ortlaunch.launch.sweep import find_sweep, runs_of
+from ortlaunch.tracking.known import mlflow_run_id
 
 HELP = "run folder, its short id, its name, or a job id"
 
 _LISTED = 10
 _JOB_ID = re.compile(r"\d+(_\d+)?")
+_MLFLOW_ID = re.compile(r"[0-9a-f]{8,32}")
+"""What `compare` shows is its beginning."""
 _SHORT_ID = re.compile(r"[0-9a-f]{3,6}")
 
 
@@ -83,6 +86,8 @@ def _meant(asked: str, folders: list[RunFolder]) -> list[RunFolder]:
         meant = {folder.path: folder for folder in folders if {folder.name, folder.path.name} & {*words}}
     if not meant and _SHORT_ID.fullmatch(asked):
         meant = {folder.path: folder for folder in folders if folder.run_id.startswith(asked)}
+    if not meant and _MLFLOW_ID.fullmatch(asked):
+        meant = {folder.path: folder for folder in folders if (mlflow_run_id(folder.path) or "").startswith(asked)}
     return list(meant.values())
 
 

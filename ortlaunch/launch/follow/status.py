@@ -6,15 +6,15 @@ import argparse
 import json
 import shlex
 import time
-from pathlib import Path
 from typing import Any
 
 from ortlaunch.launch.follow.find import HELP, find_run
 from ortlaunch.launch.follow.folders import RunFolder
-from ortlaunch.launch.follow.record import Record, read_json, read_record
+from ortlaunch.launch.follow.record import Record, read_record
 from ortlaunch.launch.follow.rows import Row, Survey
 from ortlaunch.launch.follow.state import State
 from ortlaunch.launch.follow.table import number, span
+from ortlaunch.tracking.known import mlflow_run_id
 
 
 def status(arguments: list[str]) -> int:
@@ -55,14 +55,10 @@ def _document(row: Row, record: Record) -> dict[str, Any]:
         "job": record.job,
         "stop_requested": record.stop,
         "failure": record.failure,
-        "mlflow_run_id": _mlflow(record.folder.path),
+        "mlflow_run_id": mlflow_run_id(record.folder.path),
         "tags": record.tags,
         "logs": [str(path) for path in sorted((record.folder.path / "logs").glob("*.log"))],
     }
-
-
-def _mlflow(run_dir: Path) -> str | None:
-    return (read_json(run_dir / "relay.json") or {}).get("mlflow_run_id")
 
 
 def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
@@ -78,7 +74,7 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
         ("why requeued", record.tags.get("ortlaunch.requeue_reason", "")),
         ("time limit", f"in {span(row.limit_seconds)}" if row.limit_seconds is not None else ""),
         ("checkpoint", row.checkpoint),
-        ("mlflow run", _mlflow(record.folder.path) or ""),
+        ("mlflow run", mlflow_run_id(record.folder.path) or ""),
         ("failure", record.failure if row.state is State.FAILED and record.failure != row.reason else ""),
         ("untold", f"MLflow takes it for running: ortlaunch sync {row.run_dir}" if _is_untold(row, record) else ""),
         *_advice(row),
@@ -87,7 +83,7 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
 
 
 def _is_untold(row: Row, record: Record) -> bool:
-    return row.is_over and record.ended is None and _mlflow(record.folder.path) is not None
+    return row.is_over and record.ended is None and mlflow_run_id(record.folder.path) is not None
 
 
 def _where(row: Row) -> str:

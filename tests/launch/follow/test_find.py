@@ -34,6 +34,13 @@ def test_a_run_is_found_by_folder_id_beginning_name_and_job(make_run, tmp_path: 
         assert find_run(asked).path == run_dir, asked
 
 
+def test_a_run_is_found_by_the_beginning_of_mlflows_id_which_compare_shows(make_run) -> None:
+    run_dir = make_run(run_id="abc123")
+    make_run("other", run_id="fff000")
+    (run_dir / "relay.json").write_text('{"offset": 0, "mlflow_run_id": "98c5ae50d1e2f3a4b5c6d7e8f9a0b1c2"}')
+    assert find_run("98c5ae50").path == run_dir
+
+
 def test_a_folder_that_was_renamed_is_a_run_too(make_run, tmp_path: Path) -> None:
     moved = make_run(run_id="abc123").rename(tmp_path / "kept")
     assert find_run("kept").path == moved
