@@ -67,7 +67,8 @@ def test_each_sweep_trains_every_combination(launch, tmp_path: Path, name: str) 
     assert result.returncode == 0, result.report
     runs = sorted(path.parent.name for path in tmp_path.glob("runs/*/2*/journal.jsonl"))
     assert len(runs) == 2 and len({run.split("-", 2)[2] for run in runs}) == 2
-    assert "ortlaunch compare --sweep" in result.stdout
+    (sweep,) = tmp_path.glob("runs/*/multirun-*")
+    assert f"sweep:      {sweep}\n" in result.stdout
     dry = launch(tmp_path, f"+jobs={name}", "launcher.dry_run=true", "device=cpu").stdout
     assert dry.count("torch.distributed.run") == 4
     for combination in ("eager-ddp", "eager-deepspeed", "ort-ddp", "ort-deepspeed"):
