@@ -95,7 +95,12 @@ class Forwarder:
     @property
     def behind(self) -> bool:
         """Whether the journal has so much that was not sent that there is no more to be gathered."""
-        return self._state is not None and self._journal.stat().st_size - self._state.offset >= _CHUNK_BYTES
+        if self._state is None:
+            return False
+        try:
+            return self._journal.stat().st_size - self._state.offset >= _CHUNK_BYTES
+        except OSError:  # Somebody removed the folder.
+            return False
 
     def try_step(self, final: bool) -> bool | None:
         """Sends the next chunk.
