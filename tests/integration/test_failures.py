@@ -6,23 +6,10 @@ import socket
 
 import pytest
 
-NETS = """
-import os
+from tests.support.stumbling import NET, WORDS
+
+NETS = f"""{NET}
 import signal
-from torch import nn
-
-RANK = int(os.environ["RANK"])
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.out, self.calls = nn.Linear(64, 10), 0
-
-    def forward(self, pixel_values):
-        self.calls += 1
-        if RANK == 1 and self.calls == 5:
-            self.stumble()
-        return self.out(pixel_values.flatten(1))
 
 class Raises(Net):
     def stumble(self):
@@ -41,8 +28,7 @@ def sized(width: int):
 def train(launch, tmp_path_factory):
     folder = tmp_path_factory.mktemp("failures")
     (folder / "nets.py").write_text(NETS)
-    words = ("model=factory", "data=digits", "backend=eager", "train.steps=100000", "train.log_every=1")
-    return lambda *more: launch(folder, *words, *more)
+    return lambda *more: launch(folder, *WORDS, *more)
 
 
 @pytest.fixture(scope="module")

@@ -10,24 +10,11 @@ import time
 import psutil
 import pytest
 
-NETS = """
-import os
+from tests.support.stumbling import NET, WORDS
+
+NETS = f"""{NET}
 import time
 import torch
-from torch import nn
-
-RANK = int(os.environ["RANK"])
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.out, self.calls = nn.Linear(64, 10), 0
-
-    def forward(self, pixel_values):
-        self.calls += 1
-        if RANK == 1 and self.calls == 5:
-            self.stumble()
-        return self.out(pixel_values.flatten(1))
 
 class Sleeps(Net):
     def stumble(self):
@@ -40,7 +27,6 @@ class Greedy(Net):
 def sleep_for_ever():
     time.sleep(1e6)
 """
-WORDS = ("model=factory", "data=digits", "backend=eager", "train.steps=100000", "train.log_every=1")
 
 
 @pytest.fixture(scope="module")
