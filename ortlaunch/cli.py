@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
 
 EXIT_REQUEST, EXIT_INTERRUPTED = 2, 130
 
+_ALLOCATIONS_PER_COLLECTION = 50_000
+"""Python's 700 has a short command search its imports and its configuration for garbage a hundred times."""
+
 
 def main() -> None:
     """Entry point of the ``ortlaunch`` command."""
     # The user's own choice to see Hydra's tracebacks is read before Hydra is told to raise.
     debug = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0")
+    gc.set_threshold(_ALLOCATIONS_PER_COLLECTION)
     try:
         code = dispatch(sys.argv[1:])
     except RequestError as error:
@@ -39,6 +44,8 @@ def main() -> None:
         # The reader of a pipe (head, less) has left: no error of ours, and nothing more to write.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    # The interpreter's end would search everything once more.
+    gc.freeze()
     sys.exit(code)
 
 
