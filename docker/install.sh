@@ -40,7 +40,8 @@ pip check
 
 export ORTLAUNCH_CACHE="${ORTLAUNCH_CACHE:-$folder/cache}" ORTLAUNCH_MARCH="${ORTLAUNCH_MARCH:-x86-64-v3}"
 mkdir -p "$ORTLAUNCH_CACHE"
-"$folder/bin/python" -m ortlaunch.ort.extension
+# -P: the installed package, where this is started in a checkout.
+"$folder/bin/python" -P -m ortlaunch.ort.extension
 # Any user may be the one who runs: exported graphs are added here, and nobody removes another's.
 chmod 1777 "$ORTLAUNCH_CACHE"
 "$folder/bin/ortlaunch" --version

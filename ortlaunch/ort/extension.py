@@ -251,11 +251,15 @@ def main() -> None:
 
     from ortlaunch.ort import cuda_libs
 
-    names = needed()
-    if torch.version.cuda and cuda_libs.has_cuda_provider() and _GPU_ALLOCATOR not in names:
-        names.append(_GPU_ALLOCATOR)
-    for name in names:
-        print(build(name))
+    try:
+        names = needed()
+        if torch.version.cuda and cuda_libs.has_cuda_provider() and _GPU_ALLOCATOR not in names:
+            names.append(_GPU_ALLOCATOR)
+        for name in names:
+            print(build(name))
+    except RequestError as error:
+        print(f"ortlaunch: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

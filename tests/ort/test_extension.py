@@ -47,6 +47,16 @@ def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     assert {path.name for path in libraries[0].parent.iterdir()} <= {"aten_op_executor.so", "aten_op_executor.lock"}
 
 
+def test_building_ahead_says_in_one_message_what_is_missing(tmp_path: Path) -> None:
+    environment = {**os.environ, "ORTLAUNCH_CACHE": str(tmp_path), "PYTHONPATH": ":".join(sys.path), "PATH": ""}
+    environment.pop("CXX", None)
+    command = [sys.executable, "-m", "ortlaunch.ort.extension"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert [line.split(":")[0] for line in ended.stderr.splitlines() if line] == ["ortlaunch"], ended.stderr
+    assert "compiler" in ended.stderr
+
+
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch (no GPU)")
 def test_the_gpu_allocator_compiles_without_a_toolkit(monkeypatch, tmp_path: Path) -> None:
     """torch's own wheels bring the headers; nvcc is not needed."""
