@@ -17,6 +17,7 @@ from ortlaunch import output
 from ortlaunch.launch import failure
 from ortlaunch.launch.plan import WORKERS_LOCK
 from ortlaunch.launch.processes import die_with_parent
+from ortlaunch.programs import add_to_path
 
 
 def main() -> None:
@@ -106,6 +107,7 @@ def _import_stack(trainer: str, backend: str) -> None:
     import torch  # noqa: F401
 
     if trainer == "deepspeed":
+        add_to_path()  # Its own optimizers are compiled when they are first used.
         import deepspeed  # noqa: F401
     if backend == "ort":
         from ortlaunch.ort import session

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ortlaunch.errors import RequestError
+from ortlaunch.programs import add_to_path
 from ortlaunch.user import user_cache
 
 _PACKAGE = "onnxruntime.training.ortmodule.torch_cpp_extensions"
@@ -139,6 +140,7 @@ def _instructions() -> str:
 def _compile(name: str, library: Path) -> None:
     from torch.utils import cpp_extension
 
+    add_to_path()
     is_cuda, is_ours = name == _GPU_ALLOCATOR, name == KERNELS
     processor = os.environ.get(_MARCH) or "native"
     folder = _OUR_SOURCES

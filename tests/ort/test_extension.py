@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,8 +32,15 @@ def test_the_cache_lies_in_the_users_cache_folder(monkeypatch, tmp_path: Path) -
 
 
 def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
-    """The second waits for the lock and finds the library; nothing is written into site-packages."""
-    environment = {**os.environ, "ORTLAUNCH_CACHE": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    """The second waits for the lock and finds the library; nothing is written into site-packages.
+
+    ninja is found where its package lies, in an environment that nobody activated on a machine without another.
+    """
+    programs, cache = tmp_path / "programs", tmp_path / "cache"
+    programs.mkdir()
+    for name in ("as", "c++", "ld", "which"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    environment = {**os.environ, "ORTLAUNCH_CACHE": str(cache), "PYTHONPATH": ":".join(sys.path), "PATH": str(programs)}
     started = [
         subprocess.Popen([sys.executable, "-c", BUILD], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -40,7 +48,7 @@ def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     outputs = [process.communicate(timeout=280)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0]
     assert sum("compiling aten_op_executor" in output for output in outputs) == 1
-    libraries = list(tmp_path.rglob("*.so"))
+    libraries = list(cache.rglob("*.so"))
     assert [path.name for path in libraries] == ["aten_op_executor.so"]
     assert {output.strip().splitlines()[-1] for output in outputs} == {str(libraries[0])}
     # What the compiler left behind is gone.
