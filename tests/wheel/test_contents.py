@@ -43,7 +43,15 @@ def test_the_source_package_has_all_that_builds_the_wheel_and_the_images(sdist: 
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "constraints.txt", "mkdocs.yml"}
-    wanted |= {"docker/Dockerfile.cpu", "docker/install.sh", "docs/slurm.md", "slurm/job.sh", "ortlaunch/py.typed"}
+    wanted |= {
+        "docker/Dockerfile.cpu",
+        "docker/install.sh",
+        "docker/compose.yaml",
+        ".dockerignore",
+        "docs/slurm.md",
+        "slurm/job.sh",
+        "ortlaunch/py.typed",
+    }
     wanted |= {f"jobs/{path.name}" for path in (ROOT / "jobs").glob("*.yaml")}
     assert wanted <= names
     assert not [name for name in names if name.startswith(("tests", "docker/secrets/", "runs"))]
