@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +12,6 @@ import pytest
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.tracking.journal import Journal
 from tests.support.servers import Server
-
-os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 
 @pytest.fixture(autouse=True)
