@@ -68,7 +68,10 @@ def lingering(folder: str, number: int | None) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(None, 0), (signal.SIGTERM, 143)], ids=["nothing", "signal"])
 def test_only_a_request_to_stop_ends_a_process_that_takes_too_long(tmp_path, number, code):
-    process = mp.get_context("spawn").Process(target=lingering, args=(str(tmp_path), number), daemon=True)
+    process = mp.get_context("spawn").Process(target=lingering, args=(str(tmp_path), number))
     process.start()
-    process.join(60)
-    assert process.exitcode == code
+    try:
+        process.join(60)
+        assert process.exitcode == code
+    finally:
+        process.kill()  # It does not listen to SIGTERM.
