@@ -1,5 +1,5 @@
 # Everything runs from .venv, which the first target that needs it makes.
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11)
 VENV := .venv
 BIN := $(VENV)/bin
 VENV26 := .venv-torch26
@@ -106,9 +106,11 @@ docs-precision: $(INSTALLED)
 ## install: .venv with the tested versions, and ORTModule's extension compiled for them
 install: $(INSTALLED)
 
+CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else f"ortlaunch needs Python 3.11, this is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
+
 # torch comes first: what is installed after it then finds the pinned build and brings no other.
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else f"ortlaunch needs Python 3.11, this is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
+	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) --editable '.[cpu,dev]'
@@ -116,6 +118,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV26)/.installed: pyproject.toml constraints.txt constraints-torch26.txt
+	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV26)
 	{ grep -v $$(sed -n 's/^\([a-z]*\)==.*/-e ^\1==/p' constraints-torch26.txt) constraints.txt; cat constraints-torch26.txt; } > $(VENV26)/constraints.txt
 	$(PIP26) torch

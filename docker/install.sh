@@ -4,7 +4,7 @@
 #
 #   docker/install.sh EXTRAS FOLDER SOURCE
 #     EXTRAS   of ortlaunch, separated by commas: cpu,digits or cuda,digits
-#     FOLDER   the virtual environment, which must not exist
+#     FOLDER   the virtual environment, which must not exist; what a failure leaves of it is removed
 #     SOURCE   a wheel of ortlaunch, or the folder of its sources
 #
 #   PYTHON            the Python 3.11 to use; python3.11
@@ -29,13 +29,16 @@ constraints=${CONSTRAINTS:-$here/constraints.txt}
 [ -r "$constraints" ] || fail "CONSTRAINTS=$constraints: cannot be read"
 command -v "$python" >/dev/null || fail "there is no $python: give another as PYTHON=…"
 command -v "${CXX:-c++}" >/dev/null || fail "there is no C++ compiler: Debian's package is g++, Red Hat's gcc-c++"
-source=$(realpath "$source")
+source=$(realpath "$source") folder=$(realpath --canonicalize-missing --no-symlinks "$folder")
 
+trap '[ $? -eq 0 ] || rm -rf "$folder"' EXIT
 "$python" -m venv "$folder"
 pip() { "$folder/bin/python" -m pip --quiet --disable-pip-version-check --no-cache-dir "$@"; }
-# torch first: what comes after it then finds this build and brings no other.
-pip install --constraint "$constraints" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
-pip install --constraint "$constraints" "ortlaunch[$extras] @ file://$source"
+# torch first: what comes after it then finds this build and brings no other. It comes alone: an index of torch's builds
+# has few versions of the packages that it needs, and seldom the tested ones.
+pip install --constraint "$constraints" --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+# As a path, which may have spaces in it, where an address may not.
+pip install --constraint "$constraints" "${source}[$extras]"
 pip check
 
 export ORTLAUNCH_CACHE="${ORTLAUNCH_CACHE:-$folder/cache}" ORTLAUNCH_MARCH="${ORTLAUNCH_MARCH:-x86-64-v3}"

@@ -18,7 +18,12 @@ import pytest
 
 from ortlaunch.ort import cuda_libs
 from ortlaunch.user import user_cache
+from tests.support.needs import needs
 
+# Before any test file imports MLflow.
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+OF_THE_USERS = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+OF_THE_USERS += ("ORTLAUNCH_JOBS", "ORTLAUNCH_SLURM_PROFILES")
 # As in the real ones, what a library needs is found by name alone.
 NEEDS = {"libcublas.so.11": ["libcublasLt.so.11"], "libcudnn_cnn_infer.so.8": ["libcudnn_ops_infer.so.8"]}
 FOR_PROVIDER = ["libcudart.so.11.0", "libcublasLt.so.11", "libcublas.so.11", "libcufft.so.10"]
@@ -27,12 +32,15 @@ FOR_PROVIDER += ["libcurand.so.10", "libcudnn.so.8"]
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test notes its runs where `ortlaunch jobs` of the developer looks; what is compiled is shared."""
+    """No test notes its runs where `ortlaunch jobs` of the developer looks, nor takes what their shell names; what is
+    compiled is shared."""
     folder = tmp_path_factory.mktemp("cache")
     for built in user_cache().glob("cpython-*"):
         (folder / built.name).symlink_to(built)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ORTLAUNCH_CACHE", str(folder))
+        for name in OF_THE_USERS:
+            patch.delenv(name, raising=False)
         yield
 
 
@@ -100,8 +108,7 @@ def compile_library(file: Path, needs: list[Path], source: str = "") -> None:
 @pytest.fixture(scope="session")
 def cuda_site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     """Everything there: the provider, the libraries of all five wheels, and a driver for CUDA 12.4."""
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler")
+    needs(shutil.which("cc"), "needs a C compiler")
     site = Site(tmp_path_factory.mktemp("cuda") / "site-packages")
     files: dict[str, Path] = {}
     for library in cuda_libs.LIBRARIES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,23 +29,15 @@ def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedPro
 def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
     result = run("--help", cwd=tmp_path)
     assert result.returncode == 0
+    for verb in cli.VERBS:
+        assert re.search(rf"^ +ortlaunch (\[{verb}\]|{verb})( |$)", result.stdout, re.MULTILINE), verb
     for word in (
-        "check",
-        "jobs",
         "status RUN",
         "logs RUN",
         "cancel RUN",
-        "resume",
         "export weights",
         "export onnx|artifacts|inference",
         "export verify",
-        "compare",
-        "bench",
-        "sync",
-        "models",
-        "doctor",
-        "resume",
-        "export weights",
         "gpt2_nano",
         "+jobs=NAME",
         "gpt2_zero2_ort",
@@ -129,10 +122,12 @@ def test_configuration_of_the_users_own_is_found(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_prints_the_command_and_writes_nothing(tmp_path: Path) -> None:
-    result = run("launcher.dry_run=true", "device=cpu", cwd=tmp_path)
+    result = run("model=gpt2", "trainer=deepspeed", "launcher.dry_run=true", "device=cpu", cwd=tmp_path)
     assert result.returncode == 0
     assert "torch.distributed.run" in result.stdout
+    assert "--nproc-per-node=2" in result.stdout
     assert "OMP_NUM_THREADS=" in result.stdout
+    assert str(tmp_path / "runs") in result.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -175,55 +170,3 @@ def test_each_export_has_a_page(tmp_path: Path, name: str) -> None:
     assert result.returncode == 0
     assert f"ortlaunch export {name}" in result.stdout and "Exit codes" in result.stdout
     assert name in run("export", "--help", cwd=tmp_path).stdout
-
-
-LIGHT = """
-import sys
-sys.argv = ["ortlaunch", *sys.argv[1:]]
-from ortlaunch.cli import main
-try:
-    main()
-except SystemExit as end:
-    code = end.code
-heavy = {"torch", "transformers", "mlflow", "deepspeed", "onnxruntime", "pandas"} & set(sys.modules)
-print("HEAVY", code, sorted(heavy))
-"""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["--help"], 0),
-        (["--cfg", "job"], 0),
-        (["models"], 0),
-        (["jobs"], 0),
-        (["status", "nothing"], 2),
-        (["logs", "nothing"], 2),
-        (["cancel", "nothing"], 2),
-        (["resume", "nothing"], 2),
-        (["resume", "--help"], 0),
-        (["export", "--help"], 0),
-        (["export", "artifacts", "--help"], 0),
-        (["export", "verify", "--help"], 0),
-        (["export", "onnx"], 2),
-        (["bench", "backend=eager,ort", "launcher.dry_run=true"], 0),
-        (["launcher.dry_run=true"], 0),
-        (["launcher=slurm", "launcher.nodes=2", "launcher.dry_run=true"], 0),
-        (["trainer=ddp,single", "launcher.dry_run=true", "--multirun"], 0),
-        (["launcher=slurm", "optimizer.lr=0.1,0.2", "launcher.dry_run=true", "--multirun"], 0),
-        (["launcher.dry_run=true", "+after=nothing"], 0),
-        (["launcher=slurm", "launcher.dry_run=true", "+after=nothing"], 2),
-        (["train.steps=0"], 2),
-        (["model=nothing"], 2),
-    ],
-)
-def test_the_launcher_imports_nothing_heavy(tmp_path: Path, arguments: list[str], code: int) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", LIGHT, *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.stdout.splitlines()[-1] == f"HEAVY {code} []"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,22 +29,12 @@ TASK = Task(by_name=(), by_position=("x",))
 @pytest.fixture(scope="module", autouse=True)
 def process_group() -> Iterator[None]:
     """A real group of one worker, so that DDP and DeepSpeed can be built."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    variables = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-    }
-    os.environ.update(variables, GLOO_SOCKET_IFNAME="lo", DS_ACCELERATOR="cpu")
-    dist.init_process_group("gloo")
-    yield
-    dist.destroy_process_group()
-    for name in variables:
-        os.environ.pop(name, None)
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in {"GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}.items():
+            environment.setenv(name, value)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        yield
+        dist.destroy_process_group()
 
 
 def config(*overrides: str) -> Config:

@@ -32,6 +32,7 @@ from files import DATABASE_SQL, Lab, gres_conf, hosts, slurm_conf, slurmdbd_conf
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db")
+_DAEMONS = ("munged", "slurmctld", "slurmdbd", "mariadbd")
 _PATIENCE_SECONDS = 20.0
 
 
@@ -49,13 +50,24 @@ def missing(*, accounting: bool = False) -> str:
 
 
 def up(lab: Lab) -> None:
-    """Starts the cluster and waits until its nodes are idle.
+    """Starts the cluster and waits until its nodes are idle; of one that does not start nothing goes on running.
 
     Raises:
-        LabError: something is not installed or does not start.
+        LabError: something is not installed or does not start, or a cluster runs in the folder already.
     """
     if why := missing(accounting=lab.accounting):
         raise LabError(why)
+    # Before anything is written: a new key would lock out the cluster that runs.
+    if running := [name for name in (*_DAEMONS, *lab.names) if _is_alive(lab, name)]:
+        raise LabError(f"{lab.folder} holds a cluster that runs ({', '.join(running)}): lab.py down {lab.folder}")
+    try:
+        _bring_up(lab)
+    except LabError:
+        down(lab)
+        raise
+
+
+def _bring_up(lab: Lab) -> None:
     _write_files(lab)
     _start(lab, "munged", ["munged", "--foreground", *_munge_options(lab)])
     _wait_for(lab, lambda: lab.socket.is_socket(), "munged")
@@ -281,11 +293,7 @@ def main() -> int:
     try:
         if verb == "up":
             lab = Lab(folder, user=getpass.getuser(), **options)
-            try:
-                up(lab)
-            except LabError:
-                down(lab)
-                raise
+            up(lab)
             print(f"export SLURM_CONF={lab.conf}")
         elif verb == "down":
             down(load(folder))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,7 @@ from typing import Any
 import pytest
 
 from ortlaunch.config.schema import MlflowConfig
-
-os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> MlflowConfig:
-    """An embedded store; the first test to send something initialises it."""
-    folder = tmp_path_factory.mktemp("läufe und mehr")
-    return MlflowConfig(uri=f"sqlite:///{folder}/mlruns.db", artifacts=str(folder / "mlartifacts"), timeout_seconds=2)
+from tests.tracking.conftest import store as store
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import islice, pairwise
 from pathlib import Path
 
+import datasets
 import pytest
 
 from ortlaunch.config.schema import HfDataConfig
@@ -19,7 +20,6 @@ from ortlaunch.data.hf import open_hf
 from ortlaunch.data.source import Share
 from ortlaunch.errors import RequestError
 
-datasets = pytest.importorskip("datasets")
 Load = Callable[..., Loader]
 ROWS = [f"document {number:03d}" for number in range(120)]
 ROW_BYTES = 13

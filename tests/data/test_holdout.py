@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -35,7 +37,6 @@ def numbered(tmp_path: Path) -> TokensConfig:
 @pytest.fixture
 def documents(tmp_path: Path) -> HfDataConfig:
     """400 documents of 8 bytes with their newline, no two alike."""
-    datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"text": [f"doc{number:04d}" for number in range(400)]})
     datasets.DatasetDict({"train": rows, "validation": rows.select(range(7))}).save_to_disk(str(tmp_path / "saved"))
     return HfDataConfig(path=str(tmp_path / "saved"), seq_len=8)
@@ -68,8 +69,11 @@ def test_no_held_out_sample_is_trained_on(
     epoch = loader.batches_per_epoch or 170
     trained = seen(list(islice(loader, epoch)))
     assert len(trained) > 5 * len(evaluated) > 0
-    # Digits holds the same picture twice, within the trained part and across: told apart by place, not by look.
-    if name != "digits":
+    if name == "digits":
+        # Some of its pictures are there twice: none may come up more often than it is there.
+        there = seen([next(load(DigitsConfig(), batch_size=1797))])
+        assert Counter(trained) + Counter(evaluated) <= Counter(there)
+    else:
         assert not set(trained) & set(evaluated)
     if name == "pysource":
         whole = load(PysourceConfig(seq_len=10_000)).samples

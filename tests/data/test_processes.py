@@ -19,6 +19,8 @@ import torch
 from ortlaunch.config.schema import SyntheticConfig
 from ortlaunch.data import build_loader
 
+# torch's own look after the worker, which would do in some seconds what is tested here.
+torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 1000
 stop = []
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda *_: stop.append(1))
@@ -36,8 +38,7 @@ if sys.argv[1] == "raise":
 print("done", flush=True)
 """
 
-ENDS_WITHIN_SECONDS = 4.0
-"""Less than torch itself takes to notice that the worker is gone."""
+PATIENCE = 60
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def _state(pid: int) -> str:
 
 def wait_gone(pids: list[int]) -> list[int]:
     """Waits until none runs; returns those that outlast the wait."""
-    deadline = time.monotonic() + ENDS_WITHIN_SECONDS
+    deadline = time.monotonic() + PATIENCE
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     return alive(pids)
@@ -90,7 +91,7 @@ def test_a_signal_to_the_whole_group_leaves_the_data_flowing(
 ) -> None:
     worker, children = start(workers, "close")
     os.killpg(worker.pid, number)
-    out, err = worker.communicate(timeout=60)
+    out, err = worker.communicate(timeout=PATIENCE)
     assert (out, worker.returncode) == ("done\n", 0), err
     assert not alive(children)
 
@@ -99,7 +100,7 @@ def test_a_signal_to_the_whole_group_leaves_the_data_flowing(
 def test_a_loader_that_nobody_closed_ends_at_exit(workers: list[subprocess.Popen[str]], ending: str) -> None:
     worker, children = start(workers, ending)
     os.killpg(worker.pid, signal.SIGINT)
-    worker.communicate(timeout=20)
+    worker.communicate(timeout=PATIENCE)
     assert not alive(children)
 
 

@@ -143,7 +143,49 @@ def test_the_installation_needs_a_compiler(tmp_path: Path) -> None:
     assert not (tmp_path / "venv").exists()
 
 
+@pytest.fixture
+def pretended_python(tmp_path: Path) -> Path:
+    """A Python whose virtual environments note in the file `calls` what they are told, and fail at what FAILS names."""
+    noting = f'#!/bin/sh\necho "$*" >>"{tmp_path}/calls"\ncase "$*" in *"${{FAILS:-nothing}}"*) exit 1 ;; esac\n'
+    program = tmp_path / "python"
+    # Called as `python -m venv FOLDER`.
+    program.write_text(
+        f'#!/bin/sh\nmkdir -p "$3/bin"\nfor name in python ortlaunch; do\n'
+        f'cat >"$3/bin/$name" <<\'END\'\n{noting}END\nchmod +x "$3/bin/$name"\ndone\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
+def install(tmp_path: Path, python: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """install.sh of a wheel in a folder with a space in its name."""
+    wheel = tmp_path / "my wheels" / "x.whl"
+    wheel.parent.mkdir()
+    wheel.touch()
+    return run("install.sh", "cpu,hf", str(tmp_path / "venv"), str(wheel), PYTHON=str(python), CXX="sh", **variables)
+
+
+def test_torch_is_installed_first_and_alone_from_its_index(tmp_path: Path, pretended_python: Path) -> None:
+    """An index of torch's builds lacks the tested versions of what torch needs: that comes with the rest."""
+    result = install(tmp_path, pretended_python, TORCH_INDEX="https://torch.example/cpu")
+    assert result.returncode == 0, result.stderr
+    torch, rest, *_ = [line for line in (tmp_path / "calls").read_text().splitlines() if " install " in line]
+    assert torch.endswith(" torch") and "--no-deps" in torch and "--index-url https://torch.example/cpu" in torch
+    assert rest.endswith(f" {tmp_path}/my wheels/x.whl[cpu,hf]")
+    assert "--no-deps" not in rest and "--index-url" not in rest
+    for line in (torch, rest):
+        assert f"--constraint {DOCKER.parent}/constraints.txt" in line
+
+
+@pytest.mark.parametrize("fails", ["--no-deps", "[cpu,hf]", "-dir check", "ortlaunch.ort.extension"])
+def test_an_installation_that_fails_leaves_nothing_in_the_way_of_the_next(
+    tmp_path: Path, pretended_python: Path, fails: str
+) -> None:
+    assert install(tmp_path, pretended_python, FAILS=fails).returncode == 1
+    assert not (tmp_path / "venv").exists()
+
+
 def test_all_scripts_are_executable_and_correct_bash() -> None:
-    for script in DOCKER.glob("*.sh"):
+    for script in [*DOCKER.glob("*.sh"), DOCKER.parent / ".ci" / "run"]:
         assert os.access(script, os.X_OK), script
         subprocess.run(["bash", "-n", str(script)], check=True)

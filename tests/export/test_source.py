@@ -41,8 +41,9 @@ def test_a_run_that_has_left_nothing(tmp_path) -> None:
 
 def test_a_batch_norm_that_averages_over_all_steps_is_refused(tmp_path, monkeypatch) -> None:
     lines = ["from torch import nn", "def build():", "    return nn.Sequential(nn.BatchNorm2d(2, momentum=None))"]
-    (tmp_path / "nets.py").write_text("\n".join(lines))
+    # A name that no other test gives to a module: it stays among those of the process.
+    (tmp_path / "momentum_nets.py").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RequestError, match="0: a BatchNorm with momentum=None"):
-        source.built(to_config(compose(["model=factory", "model.target=nets:build"])))
+        source.built(to_config(compose(["model=factory", "model.target=momentum_nets:build"])))

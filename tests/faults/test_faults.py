@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 
 from tests.faults.trials import EVERY, STEPS, Trial, end
 from tests.integration.conftest import journal
+from tests.support.needs import needs
 
 
 @pytest.fixture
@@ -185,12 +187,9 @@ def small_disk(tmp_path, base, monkeypatch):
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
+    needs(mounted.returncode == 0, f"a tmpfs cannot be mounted here: {mounted.stderr.decode().strip()}")
     known = set(base.folder.glob("runs/*/*"))
     (folder / "checkpoints").mkdir()
-
-    import threading
 
     def link():
         while True:

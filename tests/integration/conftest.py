@@ -21,8 +21,6 @@ import pytest
 
 import ortlaunch
 
-os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-
 RUN_SECONDS = 240
 """Longest wait for one run: some thirty times what it takes on an idle machine."""
 

@@ -47,8 +47,8 @@ def test_the_pages_name_commands() -> None:
     for page, least in (("README.md", 12), ("docs/guide.md", 20)):
         assert len(commands(page)) >= least
     targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for page in ("README.md", "docs/guide.md", "docs/architecture.md"):
-        for target in re.findall(r"`?\bmake ([a-z][a-z0-9-]+)`?", (ROOT / page).read_text()):
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "constraints-torch26.txt"):
+        for target in re.findall(r"(?:`|^)make ([a-z][a-z0-9-]+)", page.read_text(), re.MULTILINE):
             assert target in targets, f"{page}: make {target}"
 
 

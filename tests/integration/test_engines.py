@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import ortlaunch
+from tests.support.torchrun import run_probe
 
 
 def _case(trainer: str, stage: int | None, precision: str, *more: str) -> str:
@@ -46,23 +43,8 @@ CASES = {
 def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What each rank saw, by case."""
     out = tmp_path_factory.mktemp("probe") / "seen.pt"
-    script = Path(__file__).with_name("engine_probe.py")
     cases = [f"{name}:{overrides}" for name, overrides in CASES.items()]
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--nnodes=1"),
-            *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
-            *(str(script), str(out), *cases),
-        ],
-        env=os.environ
-        | {"PYTHONPATH": str(Path(ortlaunch.__file__).parents[1]), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-        | {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
+    run_probe(Path(__file__).with_name("engine_probe.py"), out, *cases)
     ranks = [torch.load(f"{out}.{rank}") for rank in range(2)]
     return {name: [rank[name] for rank in ranks] for name in CASES}
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import ortlaunch
+from tests.support.needs import needs
 
 ROOT = Path(ortlaunch.__file__).parents[1]
 DEVICE = ROOT / "docs" / "device"
@@ -164,8 +165,7 @@ def run_python(python: Path | str, script: Path, *arguments: object) -> str:
 def test_a_device_without_torch_trains_saves_and_goes_on(exports, work, device_python, launch, tmp_path) -> None:
     out, data, trained = exports("resnet-zero2-phone").out, tmp_path / "digits.npz", tmp_path / "trained"
     python, missing = device_python.result()
-    if missing:
-        pytest.skip(missing)
+    needs(not missing, missing)
     run_python(sys.executable, DEVICE / "digits.py", data)
     script = DEVICE / "train_on_device.py"
     said = run_python(python, script, out, "--data", data, "--out", trained, "--epochs", "2")

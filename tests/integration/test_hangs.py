@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 
 import psutil
 import pytest
@@ -39,9 +38,7 @@ def folder(tmp_path_factory):
 def test_a_worker_that_stands_still_is_named_with_the_stacks_of_all(start, folder, leftovers):
     running = start(folder, *WORDS, "model.target=nets:Sleeps", "launcher.timeout_seconds=4", "tracking=none")
     run_dir = running.wait_for_training()
-    began = time.monotonic()
-    result = running.finish(60)
-    assert time.monotonic() - began < 40
+    result = running.finish()
     assert result.returncode == 1, result.report
     assert f"rank 1 on {socket.gethostname()} failed" in result.stderr
     assert "no progress for 4 s (launcher.timeout_seconds)" in result.stderr
@@ -64,7 +61,7 @@ def test_a_worker_that_is_frozen_is_named(start, folder, leftovers):
         if str(run_dir) in (process.info["cmdline"] or []) and process.environ().get("RANK") == "1"
     )
     os.kill(frozen.pid, signal.SIGSTOP)
-    result = running.finish(60)
+    result = running.finish()
     assert result.returncode == 1, result.report
     assert f"rank 1 on {socket.gethostname()} failed" in result.stderr
     assert "stopped answering" in result.stderr

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import signal
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("hosts", Path(__file__).with_name("hosts.py"))
-hosts = importlib.util.module_from_spec(_spec)
-sys.modules["hosts"] = hosts
-_spec.loader.exec_module(hosts)
+from tests.integration import hosts
+from tests.support.needs import needs
 
-WHY_NOT = hosts.missing()
-needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 SMALL = ("model=gpt2_nano", "model.params.n_layer=2", "data.seq_len=32", "train.batch_size=2", "train.log_every=1")
 SAME = (*SMALL, *(f"model.params.{kind}_pdrop=0" for kind in ("resid", "embd", "attn")))
 
 
 @pytest.fixture
 def two_hosts():
+    why = hosts.missing()
+    needs(why is None, str(why))
     with hosts.two_hosts() as made:
         yield made
 
@@ -38,7 +33,6 @@ def lines(launch, folder, *words):
     return [line[1:] for line in typed]
 
 
-@needs_hosts
 @pytest.mark.parametrize("trainer", [("trainer=ddp",), ("trainer=deepspeed", "trainer.zero_stage=2", "backend=ort")])
 def test_two_machines_train_as_one_with_as_many_workers(launch, start, two_hosts, tmp_path, mlflow_run, trainer):
     words = (*SAME, "backend=eager", "train.steps=6", *trainer)
@@ -61,7 +55,6 @@ def test_two_machines_train_as_one_with_as_many_workers(launch, start, two_hosts
     assert {path.name for path in (led.run_dir / "logs").glob("torchrun-*.log")} == {"torchrun-0.log", "torchrun-1.log"}
 
 
-@needs_hosts
 def test_stopped_on_one_machine_it_goes_on_from_both(launch, start, two_hosts, tmp_path):
     words = (*SMALL, "backend=eager", "tracking=none")
     several = ("launcher.nodes=2", f"launcher.master_addr={two_hosts[0].address}", "launcher.workers_per_node=1")
@@ -70,7 +63,7 @@ def test_stopped_on_one_machine_it_goes_on_from_both(launch, start, two_hosts, t
     second = start(tmp_path, *typed[1], prefix=two_hosts[1].prefix())
     run_dir = first.wait_for_training()
     second.process.send_signal(signal.SIGINT)
-    ended = first.finish(60), second.finish(60)
+    ended = first.finish(), second.finish()
     assert [one.returncode for one in ended] == [130, 130], [one.report for one in ended]
     assert ended[0].status == "KILLED"
     done = max(ended[0].losses)
@@ -85,7 +78,6 @@ def test_stopped_on_one_machine_it_goes_on_from_both(launch, start, two_hosts, t
     assert f"after step {done}" in led.stdout + assisted.stdout
 
 
-@needs_hosts
 def test_a_killed_worker_is_named_with_its_machine_by_the_first_one(launch, start, two_hosts, tmp_path):
     words = (*SMALL, "backend=eager", "tracking=none", "train.steps=100000", "launcher.workers_per_node=1")
     several = ("launcher.nodes=2", f"launcher.master_addr={two_hosts[0].address}")
@@ -100,7 +92,7 @@ def test_a_killed_worker_is_named_with_its_machine_by_the_first_one(launch, star
     ]
     assert len(workers) == 1
     workers[0].kill()
-    ended = first.finish(90), second.finish(90)
+    ended = first.finish(), second.finish()
     assert [one.returncode for one in ended] == [1, 1], [one.report for one in ended]
     assert "SIGKILL" in ended[1].stderr
     assert "rank " in ended[0].stderr and "failed" in ended[0].stderr

@@ -67,16 +67,15 @@ def test_killed_server_and_killed_run_lose_nothing(
         with suppress(psutil.Error):
             process.send_signal(signal.SIGKILL)
     running.process.wait()
-    killed = time.time()
+    last = journal(run_dir)[-1]["t"]
     server.up()
     synced = start(tmp_path, "sync", str(run_dir)).finish()
     assert synced.returncode == 0, synced.report
     assert "was killed" in synced.stdout
     run, arrived = in_mlflow(server, run_dir)
     assert arrived == journalled(run_dir)
-    assert len({step for key, step, _ in arrived if key == "train/loss"}) > 300
-    assert run.info.status == "KILLED"
-    assert run.info.end_time / 1000 == pytest.approx(killed, abs=2)
+    assert len({step for key, step, _ in arrived if key == "train/loss"}) >= 300
+    assert (run.info.status, run.info.end_time) == ("KILLED", last), "it lived as long as it journalled"
 
 
 def test_server_that_is_never_there(start: Callable[..., Started], server: Server, tmp_path: Path) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-import ortlaunch
 from ortlaunch.config.precisions import Cell, cells
 from ortlaunch.config.schema import Device, Precision
+from tests.support.torchrun import run_probe
 
 TOLERANCE = {Precision.fp32: 1e-5, Precision.bf16: 3e-2, Precision.fp16: 5e-3}
 
@@ -46,21 +43,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """The loss of each step by cell."""
     out = tmp_path_factory.mktemp("precision") / "losses.pt"
     cases = [f"{name}:{_overrides(cell)}" for name, cell in RUNNING.items() if _has_instructions(cell)]
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--nnodes=1"),
-            *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
-            *(str(Path(__file__).with_name("precision_probe.py")), str(out), *cases),
-        ],
-        env=os.environ
-        | {"PYTHONPATH": str(Path(ortlaunch.__file__).parents[1]), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-        | {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=290,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_probe(Path(__file__).with_name("precision_probe.py"), out, *cases)
     return torch.load(out)
 
 

@@ -6,19 +6,14 @@ size would otherwise never be freed between forward and backward, and nothing wo
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import ortlaunch
+from tests.support.torchrun import run_probe
 
 _ZERO = "+trainer.config.zero_optimization"
 _ALL_FREED = (f"{_ZERO}.stage3_param_persistence_threshold=0", f"{_ZERO}.stage3_max_reuse_distance=0")
@@ -55,64 +50,25 @@ TABLE |= {f"dropout-{mode}": (*_DROPOUT, *VARIANTS[mode], *_ZERO3, *_RUN) for mo
 TABLE["accumulated-recompute"] = (*TABLE["gpt2_nano-recompute"], "train.batch_size=1", "train.grad_accumulation=2")
 
 
-class Runs:
-    """The runs of `TABLE`, each made once; the next in the table comes up while one trains."""
-
-    def __init__(self, folder: Path, launch: Any) -> None:
-        self._folder = folder
-        self._launch = launch
-        self._pool = ThreadPoolExecutor(max_workers=2)
-        self._futures: dict[str, Future[Any]] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        names = list(TABLE)
-        for ahead in names[names.index(name) :][:2]:
-            if ahead not in self._futures:
-                self._futures[ahead] = self._pool.submit(self._launch, self._folder, *TABLE[ahead])
-        return self._futures[name].result()
-
-    def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, launch: Any) -> Iterator[Runs]:
-    made = Runs(tmp_path_factory.mktemp("zero3"), launch)
-    yield made
-    made.close()
+def runs(fleet_of: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    fleet = fleet_of(tmp_path_factory.mktemp("zero3"), TABLE)
+    yield fleet
+    fleet.close()
 
 
 @pytest.fixture(scope="module")
 def one_backward(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Loss, gradients and names by family and variant, from two workers under torchrun."""
     out = tmp_path_factory.mktemp("gradients") / "results.pt"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("zero3_gradients.py")
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}")
     families = [",".join((*_ZERO3, *words)) for words in FAMILIES.values()]
-    result = subprocess.run(
-        [*torchrun, str(script), str(out), *families],
-        env={
-            **os.environ,
-            "DS_ACCELERATOR": "cpu",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "2",
-            "PYTHONPATH": str(Path(ortlaunch.__file__).parents[1]),
-        },
-        cwd=out.parent,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
+    run_probe(Path(__file__).with_name("zero3_gradients.py"), out, *families)
     return dict(zip(FAMILIES, torch.load(out).values(), strict=True))
 
 
 @pytest.mark.parametrize("mode", ["recompute", "hold"])
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_the_losses_are_eagers(runs: Runs, family: str, mode: str) -> None:
+def test_the_losses_are_eagers(runs: Any, family: str, mode: str) -> None:
     """At each of 20 steps, from the command to the exit code."""
     eager, ort = runs[f"{family}-eager"], runs[f"{family}-{mode}"]
     assert eager.returncode == 0, eager.report
@@ -126,14 +82,14 @@ def test_the_losses_are_eagers(runs: Runs, family: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE if not name.endswith("eager")])
-def test_workers_end_without_an_abort(runs: Runs, name: str) -> None:
+def test_workers_end_without_an_abort(runs: Any, name: str) -> None:
     for rank in (0, 1):
         log = runs[name].log(rank)
         for words in ("terminate called", "Aborted", "core dumped", "Traceback"):
             assert words not in log
 
 
-def test_dropout_inside_the_blocks_is_the_same_in_both_passes(runs: Runs) -> None:
+def test_dropout_inside_the_blocks_is_the_same_in_both_passes(runs: Any) -> None:
     """Holding runs each block once. Recomputing runs it twice, and learns the same only if the masks were the same."""
     recompute, hold = runs["dropout-recompute"], runs["dropout-hold"]
     assert recompute.losses == pytest.approx(hold.losses, rel=1e-5)
@@ -141,7 +97,7 @@ def test_dropout_inside_the_blocks_is_the_same_in_both_passes(runs: Runs) -> Non
     assert all(abs(recompute.losses[step] - without[step]) > 1e-4 for step in (2, 10, 20))
 
 
-def test_accumulated_micro_batches_compute_what_one_batch_computes(runs: Runs) -> None:
+def test_accumulated_micro_batches_compute_what_one_batch_computes(runs: Any) -> None:
     accumulated, whole = runs["accumulated-recompute"], runs["gpt2_nano-eager"]
     assert accumulated.returncode == 0, accumulated.report
     assert accumulated.losses == pytest.approx(whole.losses, rel=1e-5)

@@ -7,7 +7,7 @@ import time
 
 import psutil
 import pytest
-from lab import Lab, down, load, missing, up
+from lab import Lab, LabError, down, load, missing, up
 
 from tests.support.needs import needs
 
@@ -61,6 +61,15 @@ def test_nothing_listens_beyond_this_machine(accounted):
     ]
     assert {one.laddr.port for one in listening} == ports
     assert {one.laddr.ip for one in listening} == {"127.0.0.1"}
+
+
+def test_up_leaves_a_cluster_that_runs_alone(accounted):
+    before = {path: path.read_bytes() for path in (accounted.folder / "etc").iterdir()}
+    processes = {process.pid for process in of(accounted.folder)}
+    with pytest.raises(LabError, match=r"holds a cluster that runs \(munged, slurmctld, .*lab\.py down"):
+        up(accounted)
+    assert {path: path.read_bytes() for path in (accounted.folder / "etc").iterdir()} == before
+    assert {process.pid for process in of(accounted.folder)} == processes
 
 
 def test_down_leaves_nothing(accounted):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,13 +13,14 @@ from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.tracking.journal import Journal
 from tests.support.servers import Server
 
-os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+PATIENCE = "MLFLOW_HTTP_REQUEST_TIMEOUT", "60"
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relays send soon, so that tests need not wait."""
+    """Relays send soon, so that tests need not wait; how long they wait for answers is gone in the next test."""
     monkeypatch.setattr("ortlaunch.tracking.relay._GATHER_SECONDS", 0.2)
+    monkeypatch.setenv(*PATIENCE)
 
 
 @pytest.fixture(scope="session")
@@ -39,12 +39,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> MlflowConfig:
 
 
 @pytest.fixture
-def client() -> Callable[[str], Any]:
-    """Opens an MLflow client of its own on a URI."""
+def client(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Opens an MLflow client of its own on a URI, which waits longer for answers than the relay before it."""
 
     def connect(uri: str) -> Any:
         from mlflow import MlflowClient
 
+        monkeypatch.setenv(*PATIENCE)
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
     return connect

@@ -19,7 +19,9 @@ def test_the_wheel_carries_all_that_is_read_at_run_time(wheel: Path) -> None:
             assert f"ortlaunch/{path.relative_to(ROOT)}" in names
     for path in (ROOT / "ortlaunch" / "ort" / "native").iterdir():
         assert str(path.relative_to(ROOT)) in names
-    assert {"ortlaunch/py.typed", "ortlaunch/slurm/job.sh", "ortlaunch/slurm/profiles/example.yaml"} <= names
+    for path in (ROOT / "slurm" / "job.sh", *(ROOT / "slurm" / "profiles").iterdir()):
+        assert f"ortlaunch/{path.relative_to(ROOT)}" in names
+    assert "ortlaunch/py.typed" in names
     assert not [name for name in names if "test" in name or name.startswith(("docs", "docker"))]
 
 
@@ -42,8 +44,17 @@ def test_the_version_stands_in_one_place_and_in_the_changelog() -> None:
 def test_the_source_package_has_all_that_builds_the_wheel_and_the_images(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "constraints.txt", "mkdocs.yml"}
-    wanted |= {"docker/Dockerfile.cpu", "docker/install.sh", "docs/slurm.md", "slurm/job.sh", "ortlaunch/py.typed"}
-    wanted |= {f"jobs/{path.name}" for path in (ROOT / "jobs").glob("*.yaml")}
+    wanted = {
+        "pyproject.toml",
+        "README.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "constraints.txt",
+        "mkdocs.yml",
+        ".dockerignore",
+    }
+    for folder in ("ortlaunch", "conf", "jobs", "slurm", "docker", "docs"):
+        wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*") if path.is_file()}
+    wanted = {name for name in wanted if "__pycache__" not in name and not name.startswith("docker/secrets/")}
     assert wanted <= names
     assert not [name for name in names if name.startswith(("tests", "docker/secrets/", "runs"))]

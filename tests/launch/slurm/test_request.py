@@ -14,6 +14,7 @@ import pytest
 
 from ortlaunch.config.schema import ContainerConfig, ContainerRuntime, GpuRequest, SlurmConfig
 from ortlaunch.launch.slurm.request import JobRequest
+from tests.support.needs import needs
 
 GOLDEN = Path(__file__).parent / "golden"
 NASTY = "a b'c\"d$(touch pwned)`e`\n# $HOME ü%j\\n;*"
@@ -142,8 +143,7 @@ def test_one_line_directives():
 
 
 def test_the_head_node_is_the_first_of_a_thousand(tmp_path):
-    if shutil.which("scontrol") is None:
-        pytest.skip("needs SLURM's scontrol")
+    needs(shutil.which("scontrol"), "needs SLURM's scontrol")
     part = PLAIN.script().partition("# Node 0")[2].partition("on_each_node")[0]
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nNodeName=n[0001-1000]\nPartitionName=p Nodes=ALL\n")
