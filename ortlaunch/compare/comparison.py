@@ -41,6 +41,12 @@ class Comparison:
         """Whether some configuration was run more than once."""
         return any(len(group.rows) > 1 for group in self.groups)
 
+    @property
+    def has_undecided(self) -> bool:
+        """Whether some ratio's interval contains 1."""
+        ratios = (ratio for group in self.groups for ratio in (group.speedup, group.memory))
+        return any(ratio is not None and ratio.undecided for ratio in ratios)
+
 
 def compared(rows: list[Row], baseline_id: str, uri: str, notes: list[str] | None = None) -> Comparison:
     """Compares runs, one of which is the baseline."""

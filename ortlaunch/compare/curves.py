@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ortlaunch.compare.comparison import Comparison
@@ -63,7 +64,7 @@ class Curves:
     runs: list[Drawn]
     curves: list[Curve]
     left_out: int
-    """Runs that are not drawn."""
+    """Runs with a history that are not drawn."""
 
     @property
     def metrics(self) -> list[str]:
@@ -85,20 +86,20 @@ def read_curves(client: MlflowClient, comparison: Comparison, limit: int) -> Cur
         limit: how many runs are drawn at most.
     """
     runs = _drawn(comparison, limit)
-    most = max(_LEAST_POINTS, min(POINTS, _ALL_POINTS // len(runs)))
+    most = max(_LEAST_POINTS, min(POINTS, _ALL_POINTS // max(1, len(runs))))
     curves = []
     for number, drawn in enumerate(runs):
         for metric in drawn.row.curves:
             if points := thinned(list(_history(client, drawn.row, metric)), most):
                 curves.append(Curve(metric, number, points))
-    return Curves(runs, curves, len(comparison.rows) - len(runs))
+    return Curves(runs, curves, sum(1 for row in comparison.rows if row.curves) - len(runs))
 
 
 def _drawn(comparison: Comparison, limit: int) -> list[Drawn]:
-    """Round by round one run of each group, so that none is left out for another's repeats."""
+    """Round by round one run of each group that has a history, so that none is left out for another's repeats."""
     groups = sorted(enumerate(comparison.groups), key=lambda pair: not pair[1].is_baseline)
-    rounds = max(len(group.rows) for group in comparison.groups)
-    chosen = [(n, g, g.rows[turn]) for turn in range(rounds) for n, g in groups if turn < len(g.rows)][:limit]
+    rounds = zip_longest(*([(n, group, row) for row in group.rows if row.curves] for n, group in groups))
+    chosen = [one for turn in rounds for one in turn if one is not None][:limit]
     chosen.sort(key=lambda one: (not one[1].is_baseline, one[0]))
     return [Drawn(row, _label(number, group, row), n) for number, (n, group, row) in enumerate(chosen, 1)]
 

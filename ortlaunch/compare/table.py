@@ -83,8 +83,7 @@ def repeats_line(comparison: Comparison, *, each: bool) -> str:
         return "1 run of each: no intervals (repeat runs with other seeds, or: ortlaunch bench repeat=3)"
     if each:
         return "single runs have no intervals; their groups of repeats do, without --each"
-    ratios = [ratio for group in comparison.groups for ratio in (group.speedup, group.memory) if ratio is not None]
-    mark = f"; {figures.UNDECIDED} 1 lies in it: no difference is shown" if any(r.undecided for r in ratios) else ""
+    mark = f"; {figures.UNDECIDED} 1 lies in it: no difference is shown" if comparison.has_undecided else ""
     return f"means of repeats with 95 % intervals{mark}"
 
 
