@@ -88,7 +88,9 @@ def _plots(curves: Curves) -> list[str]:
     if not curves.curves:
         return ['<h2>Curves</h2>\n<p class="faint">No run has a history of throughput, memory or loss.</p>\n']
     left = f"{curves.left_out} runs are not drawn (--curves N draws more). " if curves.left_out else ""
-    hint = f"{left}Drag to zoom, double-click to see all again."
+    resumed = any(curve.pauses for curve in curves.curves)
+    broken = " Over time, a line is broken where a run had ended and was resumed." if resumed else ""
+    hint = f"{left}Drag to zoom, double-click to see all again.{broken}"
     return [
         f'<h2>Curves</h2>\n<p class="faint">{hint}</p>\n<div id="runs"></div>\n',
         '<div id="plots" class="plots"></div>\n',
@@ -111,6 +113,7 @@ def _data(curves: Curves) -> str:
                     "run": curve.run,
                     "steps": [step for step, _, _ in curve.points],
                     "seconds": [round(seconds, 3) for _, seconds, _ in curve.points],
+                    "pauses": curve.pauses,
                     "values": [value if value is None else float(f"{value:.6g}") for _, _, value in curve.points],
                 }
                 for curve in curves.of(metric)
