@@ -63,6 +63,7 @@ def _print(table: Table, columns: list[Column], console: Console) -> None:
 def footnotes(comparison: Comparison, *, each: bool) -> list[str]:
     """What the table's figures refer to, and what to beware of."""
     listed = [f"{baseline_line(comparison, each=each)}; {repeats_line(comparison, each=each)}"]
+    listed += reason_lines(comparison)
     listed += [printable(note) for note in comparison.notes]
     if comparison.url:
         listed.append(f"in MLflow: {comparison.url}")
@@ -75,6 +76,12 @@ def baseline_line(comparison: Comparison, *, each: bool) -> str:
     if each or not comparison.has_repeats:
         return f"speed-up and memory against {printable(base.name)} ({base.run_id[:8]})"
     return f"speed-up and memory against {printable(comparison.baseline.label)}"
+
+
+def reason_lines(comparison: Comparison) -> list[str]:
+    """Why they refer to it, and what to do for another; nothing where the user named it or there is no other."""
+    has_choice = comparison.why and len(comparison.rows) > 1
+    return [f"baseline: {printable(comparison.why)}; another by --baseline RUN"] if has_choice else []
 
 
 def repeats_line(comparison: Comparison, *, each: bool) -> str:

@@ -12,7 +12,7 @@ from ortlaunch.compare import figures
 from ortlaunch.compare.columns import Column, columns_of, doubtful, lines
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.curves import TITLES, Curves
-from ortlaunch.compare.table import baseline_line, difference_columns, repeats_line
+from ortlaunch.compare.table import baseline_line, difference_columns, reason_lines, repeats_line
 from ortlaunch.tables import printable
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
@@ -50,7 +50,8 @@ def as_html(comparison: Comparison, curves: Curves) -> str:
 def _head(comparison: Comparison) -> list[str]:
     made = time.strftime("%Y-%m-%d %H:%M %Z")
     each = not comparison.has_repeats
-    facts = [baseline_line(comparison, each=each), repeats_line(comparison, each=each), *comparison.notes]
+    facts = [baseline_line(comparison, each=each), *reason_lines(comparison), repeats_line(comparison, each=each)]
+    facts += comparison.notes
     found = [f'<p class="faint">{_text(fact)}</p>\n' for fact in facts]
     link = f' · <a href="{escape(comparison.url)}">the same runs in MLflow</a>' if comparison.url else ""
     return [*found, f'<p class="faint">from {_text(comparison.uri)}, {made}{link}</p>\n']
