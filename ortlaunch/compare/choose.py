@@ -67,15 +67,12 @@ def choose(client: MlflowClient, selection: Selection) -> Chosen:
     """
     ids = experiment_ids(client, selection.experiment)
     notes: list[str] = []
-    more = False
+    last, more = selection.last or LAST, False
     rows = [row_of(find_run(client, ids, asked)) for asked in selection.runs]
     if selection.sweep is not None:
         rows += sweep_runs(client, ids, selection.sweep)
     if selection.tags or not (selection.runs or selection.sweep is not None):
-        last = selection.last or LAST
         latest, more = latest_runs(client, ids, last, _filter(selection.tags))
-        if more:
-            notes.append(f"the last {last} runs only: more by --last N")
         rows += latest
     if not rows:
         raise RequestError(_nothing(selection))
@@ -84,7 +81,10 @@ def choose(client: MlflowClient, selection: Selection) -> Chosen:
         base, why = _default_baseline(client, ids, selection, rows, others=more and selection.last is None)
     else:
         base, why = row_of(_baseline(client, ids, selection.baseline)), ""
-    if base.run_id not in [row.run_id for row in rows]:
+    is_older = base.run_id not in [row.run_id for row in rows]
+    if more:
+        notes.append(f"the last {last} runs{' and the baseline' if is_older else ''} only: more by --last N")
+    if is_older:
         rows.insert(0, base)
     return Chosen(rows, base.run_id, notes, why)
 

@@ -125,9 +125,9 @@ def test_the_baseline_stays_while_runs_are_added(store: MlflowConfig, make: Make
         assert baseline_of(store, experiment=experiment)[0] == "eager-0"
     assert main(["--experiment", experiment], store.uri, "") == 0
     out = capsys.readouterr().out
-    assert (
-        "\nbaseline: the oldest eager run of gpt2 (the newest run's model) that finished; another by --baseline" in out
-    )
+    why = "the oldest eager run of gpt2 (the newest run's model) that finished"
+    assert f"\nbaseline: {why}; another by --baseline RUN\n" in out
+    assert "\nthe last 10 runs and the baseline only: more by --last N\n" in out
     assert len(names(store, experiment=experiment)) == 11, "the last ten, and the baseline"
     assert baseline_of(store, experiment=experiment, tags=[("ortlaunch.backend", "ort")])[0] == "ort first"
     assert baseline_of(store, experiment=experiment, last=5)[0] == "eager-11", "who gives a number wants no others"
@@ -172,3 +172,14 @@ def test_runs_that_came_to_other_steps_are_no_repeats(
         make(name, 100.0, params={"train.steps": "60"}, last_step=step)
     assert main(["--experiment", experiment], store.uri, "") == 0
     assert re.search(r"steps taken\s+60\s+short\s+300\s+long", capsys.readouterr().out)
+
+
+def test_how_far_came_what_did_not_finish(store: MlflowConfig, make: Make, experiment: str, capsys: Any) -> None:
+    make("whole", 100.0, params={"train.steps": "100"}, last_step=100.0)
+    losses = {"train/loss": [5.0, 4.0, 3.0]}
+    fell = make("fell", params={"train.steps": "100", "seed": "1"}, curves=losses, status="FAILED")
+    early = make("early", params={"optimizer.lr": "1"}, status="KILLED")
+    assert main(["--experiment", experiment], store.uri, "") == 0
+    out = capsys.readouterr().out
+    assert f"not finished: fell ({fell[:8]}) FAILED at step 3 of 100, early ({early[:8]}) KILLED, no step logged" in out
+    assert "1 FINISHED 1 FAILED" in out and "steps taken" not in out
