@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from ortlaunch.doctor import command, machine, tracking
+from ortlaunch.doctor import command, machine, stack, tracking
 from ortlaunch.doctor.fix import fix
 from ortlaunch.doctor.line import Level, Line
 from ortlaunch.errors import RequestError
@@ -60,6 +61,21 @@ def test_this_environment_is_healthy() -> None:
     assert {line.split()[0] for line in result.stdout.splitlines()} <= {"ok", "warning", "mend:", "by"}
     for name in ("python", "torch", "driver", "onnxruntime-training", "aten_op_executor is built", "ortmodule"):
         assert name in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([], ["ORTModule supports torch", "nothing to adapt"]),
+        (["a is moved", "b is off"], ["every run adapts torch", "nothing is to be done (a is moved; b is off)"]),
+    ],
+)
+def test_what_ortmodule_needs_on_this_torch_is_said_in_words(monkeypatch, steps: list[str], words: list[str]) -> None:
+    monkeypatch.setattr("ortlaunch.ort.compat.before_import", lambda: steps)
+    line = next(stack.ortmodule())
+    assert (line.name, line.level, line.mend) == ("compatibility", Level.ok, None)
+    for word in (*words, torch.__version__):
+        assert word in line.text
 
 
 @pytest.mark.parametrize("other", ["onnxruntime", "onnxruntime-gpu", "onnxruntime-training"])

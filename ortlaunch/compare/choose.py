@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortlaunch.compare.runs import Row, row_of
+from ortlaunch.compare.runs import RATES, Row, row_of
 from ortlaunch.errors import RequestError
 from ortlaunch.tracking.known import mlflow_run_id
 from ortlaunch.tracking.sink import KIND_TAG, PARENT_TAG, RUN_ID_TAG
@@ -23,6 +23,9 @@ _PAGE = 1000
 _RUNS_PAGE = 500
 """Runs asked for at once: what MLflow builds for them is several times larger than what is kept."""
 _SHOWN = 10
+_OLDEST_PAGE = 20
+LAST = 10
+"""Runs of an experiment that are compared unless more are asked for."""
 COMPARISON = "comparison"
 """What `KIND_TAG` says of a run that holds a comparison."""
 _NO_TRAINING = ("sweep", COMPARISON)
@@ -39,8 +42,9 @@ class Selection:
     """Pairs that runs must carry, all of them."""
     experiment: str | None = None
     """Where to look; None looks everywhere."""
-    last: int = 10
-    """How many of the runs with the tags, or of the experiment where nothing is named."""
+    last: int | None = None
+    """How many of the runs with the tags, or of the experiment where nothing is named, and no other; None takes `LAST`,
+    and the baseline where it is older."""
     baseline: str | None = None
 
 
@@ -51,6 +55,8 @@ class Chosen:
     rows: list[Row]
     baseline_id: str
     notes: list[str]
+    why: str = ""
+    """What makes the baseline the baseline; empty where the user named it."""
 
 
 def choose(client: MlflowClient, selection: Selection) -> Chosen:
@@ -61,23 +67,78 @@ def choose(client: MlflowClient, selection: Selection) -> Chosen:
     """
     ids = experiment_ids(client, selection.experiment)
     notes: list[str] = []
+    last, more = selection.last or LAST, False
     rows = [row_of(find_run(client, ids, asked)) for asked in selection.runs]
     if selection.sweep is not None:
         rows += sweep_runs(client, ids, selection.sweep)
     if selection.tags or not (selection.runs or selection.sweep is not None):
-        latest, more = latest_runs(client, ids, selection.last, _filter(selection.tags))
-        if more:
-            notes.append(f"the last {selection.last} runs only: more by --last N")
+        latest, more = latest_runs(client, ids, last, _filter(selection.tags))
         rows += latest
     if not rows:
         raise RequestError(_nothing(selection))
     rows = list({row.run_id: row for row in rows}.values())
     if selection.baseline is None:
-        return Chosen(rows, rows[0].run_id, notes)
-    base = row_of(_baseline(client, ids, selection.baseline))
-    if base.run_id not in [row.run_id for row in rows]:
+        base, why = _default_baseline(client, ids, selection, rows, others=more and selection.last is None)
+    else:
+        base, why = row_of(_baseline(client, ids, selection.baseline)), ""
+    is_older = base.run_id not in [row.run_id for row in rows]
+    if more:
+        notes.append(f"the last {last} runs{' and the baseline' if is_older else ''} only: more by --last N")
+    if is_older:
         rows.insert(0, base)
-    return Chosen(rows, base.run_id, notes)
+    return Chosen(rows, base.run_id, notes, why)
+
+
+def _default_baseline(
+    client: MlflowClient, ids: list[str], selection: Selection, rows: list[Row], *, others: bool
+) -> tuple[Row, str]:
+    """The baseline where the user names none, and why: one that stays the same while runs are added.
+
+    Args:
+        client: the store.
+        ids: experiments to look in.
+        selection: what the user asked for.
+        rows: the runs that it means.
+        others: it may be an older run than these.
+    """
+    if selection.runs:
+        return rows[0], "the first run that was named"
+    finished = [row for row in rows if row.status == "FINISHED"]
+    fit = [row for row in finished if _has_rate(row)] or finished
+    if selection.sweep is not None:
+        return (fit[0], "the first run of the sweep that finished") if fit else (rows[0], "the first run of the sweep")
+    if not fit:
+        return rows[0], "the oldest of these runs, of which none has finished"
+    model = fit[-1].model
+    of = f" of {model}" if model is not None else ""
+    if any(row.model != model for row in rows):
+        of += " (the newest run's model)"
+    known = [row for row in fit if row.model == model]
+
+    def oldest(backend: str | None) -> Row | None:
+        found = _oldest(client, ids, selection.tags, model, backend) if others else None
+        return found or next((row for row in known if backend in (None, row.backend)), None)
+
+    if (eager := oldest("eager")) is not None:
+        return eager, f"the oldest eager run{of} that finished"
+    return oldest(None) or known[0], f"the oldest run{of} that finished, as none is eager"
+
+
+def _has_rate(row: Row) -> bool:
+    return any(row.figure(metric) for metric in RATES)
+
+
+def _oldest(
+    client: MlflowClient, ids: list[str], tags: list[tuple[str, str]], model: str | None, backend: str | None
+) -> Row | None:
+    """The first run ever that finished with a throughput, of this model and backend."""
+    if model is None or "'" in model:
+        return None
+    conditions = ["attributes.status = 'FINISHED'", f"params.`model.name` = {quoted(model)}"]
+    conditions += [f"tags.`ortlaunch.backend` = {quoted(backend)}"] if backend else []
+    conditions += [_filter(tags)] if tags else []
+    found = _search(client, ids, " and ".join(conditions), _OLDEST_PAGE, "ASC")
+    return next((row for run in found if _has_rate(row := row_of(run))), None)
 
 
 def _baseline(client: MlflowClient, ids: list[str], asked: str) -> Run:
@@ -152,12 +213,12 @@ def latest_runs(client: MlflowClient, ids: list[str], last: int, condition: str 
     return rows[::-1], False
 
 
-def _search(client: MlflowClient, ids: list[str], condition: str, page_size: int) -> Iterator[Run]:
-    """All runs under a condition, the latest first, never more than a page of them in memory."""
+def _search(client: MlflowClient, ids: list[str], condition: str, page_size: int, order: str = "DESC") -> Iterator[Run]:
+    """All runs under a condition, by default the latest first, never more than a page of them in memory."""
     token = None
     while True:
-        order = ["attributes.start_time DESC"]
-        page = client.search_runs(ids, condition, max_results=page_size, order_by=order, page_token=token)
+        by = [f"attributes.start_time {order}"]
+        page = client.search_runs(ids, condition, max_results=page_size, order_by=by, page_token=token)
         yield from page
         token = page.token
         if not token:

@@ -151,6 +151,7 @@ def _bounds(value: Ratio | None, group: Group) -> str:
 
 
 def mean_loss(group: Group) -> float | None:
-    """The mean of the runs' last losses."""
-    losses = [row.last_loss for row in group.rows if row.last_loss is not None]
+    """The mean of the runs' last losses, of those that finished where some did: others' are of an earlier step."""
+    finished = [row for row in group.rows if row.status == "FINISHED"]
+    losses = [row.last_loss for row in finished or group.rows if row.last_loss is not None]
     return math.fsum(losses) / len(losses) if losses else None

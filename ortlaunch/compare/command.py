@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.arguments import positive
-from ortlaunch.compare.choose import Selection, choose
+from ortlaunch.compare.choose import LAST, Selection, choose
 from ortlaunch.compare.comparison import Comparison, compared
 from ortlaunch.compare.curves import LIMIT, Curves, read_curves
 from ortlaunch.compare.outputs import check_free, write
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 FORMATS = ("table", "json", "csv", "markdown")
+_BASELINE_HELP = (
+    "the run that ratios refer to (default: the first that is named or of the sweep; else the oldest eager run of the "
+    "newest run's model that finished)"
+)
 _EPILOG = """\
 Runs of the same configuration that differ in the seed are repeats: one line shows them, with a 95 % interval. How each
 figure is computed and what the warnings mean: docs/compare.md. Exit codes: 0 done, 2 the request is wrong."""
@@ -81,7 +85,7 @@ def collect(uri: str, selection: Selection) -> Comparison:
 
 def _comparison(client: MlflowClient, uri: str, selection: Selection) -> Comparison:
     chosen = choose(client, selection)
-    return compared(chosen.rows, chosen.baseline_id, redacted(uri), chosen.notes)
+    return compared(chosen.rows, chosen.baseline_id, redacted(uri), chosen.notes, chosen.why)
 
 
 def _make(comparison: Comparison, curves: Curves, options: argparse.Namespace, uri: str) -> None:
@@ -146,14 +150,15 @@ def _parser(default_experiment: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--experiment", metavar="NAME", help=f"default where nothing is named: {default_experiment}")
     parser.add_argument("--uri", help="tracking URI to read from (default: MLFLOW_TRACKING_URI, else that of runs)")
-    parser.add_argument("--last", type=positive, default=10, metavar="N", help="the last N runs of these (default 10)")
+    help_last = f"the last N runs of these (default {LAST}, and the baseline)"
+    parser.add_argument("--last", type=positive, metavar="N", help=help_last)
     add_output_options(parser)
     return parser
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Adds what `ortlaunch bench` has as well: the baseline, and what is made of the comparison."""
-    parser.add_argument("--baseline", metavar="RUN", help="the run that ratios refer to (default: the first)")
+    parser.add_argument("--baseline", metavar="RUN", help=_BASELINE_HELP)
     parser.add_argument("--format", choices=FORMATS, default="table")
     parser.add_argument("--each", action="store_true", help="a line for each run, though some are repeats")
     parser.add_argument("--png", type=Path, metavar="FILE", help="write the comparison as a picture")

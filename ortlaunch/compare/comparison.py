@@ -28,6 +28,8 @@ class Comparison:
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What was left out."""
+    why: str = ""
+    """What makes the baseline the baseline; empty where the user named it."""
     url: str | None = None
     """MLflow's own page of these runs."""
 
@@ -41,9 +43,15 @@ class Comparison:
         """Whether some configuration was run more than once."""
         return any(len(group.rows) > 1 for group in self.groups)
 
+    @property
+    def has_undecided(self) -> bool:
+        """Whether some ratio's interval contains 1."""
+        ratios = (ratio for group in self.groups for ratio in (group.speedup, group.memory))
+        return any(ratio is not None and ratio.undecided for ratio in ratios)
 
-def compared(rows: list[Row], baseline_id: str, uri: str, notes: list[str] | None = None) -> Comparison:
-    """Compares runs, one of which is the baseline."""
+
+def compared(rows: list[Row], baseline_id: str, uri: str, notes: list[str] | None = None, why: str = "") -> Comparison:
+    """Compares runs, one of which is the baseline, and `why` it is."""
     base = next(row for row in rows if row.run_id == baseline_id)
     rows = [replace(row, speedup=_speedup(row, base), memory=_quotient(row, base, MEMORY)) for row in rows]
     groups = grouped(rows, baseline_id)
@@ -55,6 +63,7 @@ def compared(rows: list[Row], baseline_id: str, uri: str, notes: list[str] | Non
         differences(groups),
         warnings(groups),
         notes or [],
+        why,
         compare_url(uri, rows),
     )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ortlaunch.compare.comparison import Comparison
@@ -20,6 +22,8 @@ LIMIT = 20
 POINTS = 600
 """Points of a curve that are kept: more than a plot has pixels for. With many runs, fewer, down to `_LEAST_POINTS`."""
 _LEAST_POINTS = 100
+_ATTEMPT = "startup/time_to_first_step_seconds"
+"""Every attempt logs it once, before its first point of another metric."""
 _ALL_POINTS = 60_000
 """Points of a plot, so that a page of a thousand runs is one that a browser still opens."""
 TITLES = {
@@ -43,6 +47,8 @@ class Curve:
     run: int
     """Number of the run among those that are drawn."""
     points: list[Point]
+    pauses: list[int] = field(default_factory=list)
+    """Numbers of the points with which a later attempt begins: time passed before them in which nothing ran."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Curves:
     runs: list[Drawn]
     curves: list[Curve]
     left_out: int
-    """Runs that are not drawn."""
+    """Runs with a history that are not drawn."""
 
     @property
     def metrics(self) -> list[str]:
@@ -85,20 +91,21 @@ def read_curves(client: MlflowClient, comparison: Comparison, limit: int) -> Cur
         limit: how many runs are drawn at most.
     """
     runs = _drawn(comparison, limit)
-    most = max(_LEAST_POINTS, min(POINTS, _ALL_POINTS // len(runs)))
+    most = max(_LEAST_POINTS, min(POINTS, _ALL_POINTS // max(1, len(runs))))
     curves = []
     for number, drawn in enumerate(runs):
+        begins = _later_attempts(client, drawn.row)
         for metric in drawn.row.curves:
             if points := thinned(list(_history(client, drawn.row, metric)), most):
-                curves.append(Curve(metric, number, points))
-    return Curves(runs, curves, len(comparison.rows) - len(runs))
+                curves.append(Curve(metric, number, points, _pauses(points, begins)))
+    return Curves(runs, curves, sum(1 for row in comparison.rows if row.curves) - len(runs))
 
 
 def _drawn(comparison: Comparison, limit: int) -> list[Drawn]:
-    """Round by round one run of each group, so that none is left out for another's repeats."""
+    """Round by round one run of each group that has a history, so that none is left out for another's repeats."""
     groups = sorted(enumerate(comparison.groups), key=lambda pair: not pair[1].is_baseline)
-    rounds = max(len(group.rows) for group in comparison.groups)
-    chosen = [(n, g, g.rows[turn]) for turn in range(rounds) for n, g in groups if turn < len(g.rows)][:limit]
+    rounds = zip_longest(*([(n, group, row) for row in group.rows if row.curves] for n, group in groups))
+    chosen = [one for turn in rounds for one in turn if one is not None][:limit]
     chosen.sort(key=lambda one: (not one[1].is_baseline, one[0]))
     return [Drawn(row, _label(number, group, row), n) for number, (n, group, row) in enumerate(chosen, 1)]
 
@@ -118,6 +125,17 @@ def _history(client: MlflowClient, row: Row, metric: str) -> Iterator[Point]:
             drawn = value if value is not None and math.isfinite(value) else None
             yield point.step, (point.timestamp - row.started) / 1000.0, drawn
         last = point.step
+
+
+def _later_attempts(client: MlflowClient, row: Row) -> list[float]:
+    """When the attempts after the first made their first step, in seconds since the run's start."""
+    points = client.get_metric_history(row.run_id, _ATTEMPT)
+    return sorted((point.timestamp - row.started) / 1000.0 for point in points)[1:]
+
+
+def _pauses(points: Sequence[Point], begins: Sequence[float]) -> list[int]:
+    seconds = [second for _, second, _ in points]
+    return sorted({bisect_left(seconds, begin) for begin in begins} - {0, len(points)})
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:

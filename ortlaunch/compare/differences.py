@@ -8,6 +8,7 @@ from functools import cache
 from omegaconf import OmegaConf
 
 from ortlaunch.compare.groups import CIRCUMSTANCES, Group, circumstance, same_work
+from ortlaunch.compare.runs import STEPS_TAKEN
 from ortlaunch.config.schema import GROUPS
 from ortlaunch.tracking.journal import flatten
 
@@ -38,11 +39,23 @@ def differences(groups: list[Group]) -> list[Difference]:
     """
     keys = sorted({key for group in groups for key in group.first.params if not same_work(key)})
     found = [Difference(key, [group.first.params.get(key) for group in groups]) for key in keys]
-    found = [one for one in found if not _follows(one, groups)]
+    found = [
+        one for one in found if not _follows(one, groups) and not (one.key == STEPS_TAKEN and _unsaid(one, groups))
+    ]
     found.append(Difference("seed", [", ".join(group.seeds) or None for group in groups]))
-    for tag in _SHOWN_CIRCUMSTANCES:
-        found.append(Difference(tag, [circumstance(group.first, tag) for group in groups]))
+    tags = [Difference(tag, [circumstance(group.first, tag) for group in groups]) for tag in _SHOWN_CIRCUMSTANCES]
+    found += [one for one in tags if not _unsaid(one, groups)]
     return [one for one in found if len(set(one.values)) > 1]
+
+
+def _unsaid(difference: Difference, groups: list[Group]) -> bool:
+    """Whether all who say something say the same, and only runs that did not finish say nothing."""
+    said = {value for value, group in zip(difference.values, groups, strict=True) if value or _has_finished(group)}
+    return len(said) == 1
+
+
+def _has_finished(group: Group) -> bool:
+    return group.first.status == "FINISHED"
 
 
 def _follows(difference: Difference, groups: list[Group]) -> bool:

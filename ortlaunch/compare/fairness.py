@@ -38,7 +38,7 @@ def warnings(groups: list[Group]) -> list[str]:
         *_of_ort(rows),
         *_of_baseline(base),
         *_of_work(groups, base),
-        *_of_circumstances(groups, base),
+        *_of_circumstances([group for group in groups if group.has_figures], base),
         *_of_runs(rows),
     ]
 
@@ -92,7 +92,7 @@ def _others(groups: list[Group], base: Group, words: str, of: Callable[[Row], st
 
 def _of_runs(rows: list[Row]) -> Iterable[str]:
     if unfinished := [row for row in rows if row.status != "FINISHED"]:
-        yield f"not finished: {_named(f'{_name(row)} {row.status}' for row in unfinished)}"
+        yield f"not finished: {_named(f'{_name(row)} {_how_far(row)}' for row in unfinished)}"
     if throttled := [row for row in rows if row.tags.get("ortlaunch.throttled") == "true"]:
         yield f"the GPU throttled its clocks: {_named(map(_name, throttled))}"
     if busy := [row for row in rows if (row.other_cpu_percent or 0.0) > OTHER_CPU_PERCENT]:
@@ -107,6 +107,15 @@ def _of_runs(rows: list[Row]) -> Iterable[str]:
 
 def _name(row: Row) -> str:
     return f"{row.name} ({row.run_id[:8]})"
+
+
+def _how_far(row: Row) -> str:
+    if row.step is None:
+        return f"{row.status}, no step logged"
+    steps = row.params.get("train.steps", "")
+    # One that was resumed for more steps may have passed what MLflow was told when it began.
+    of = f" of {steps}" if steps.isdecimal() and int(steps) >= row.step else ""
+    return f"{row.status} at step {row.step}{of}"
 
 
 def _short(value: str) -> str:

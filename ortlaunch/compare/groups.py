@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ortlaunch.compare.runs import MEMORY, RATES, Row
+from ortlaunch.compare.runs import MEMORY, RATES, STEPS_TAKEN, Row
 from ortlaunch.compare.statistics import Mean, Ratio, mean_of, ratio_interval
 
 _SAME_WORK = frozenset(
@@ -62,6 +62,11 @@ class Group:
         return self.rows[0]
 
     @property
+    def has_figures(self) -> bool:
+        """Whether there is anything to compare."""
+        return any(row.has_figures for row in self.rows)
+
+    @property
     def seeds(self) -> list[str]:
         """The seeds of its runs."""
         return sorted({row.params["seed"] for row in self.rows if "seed" in row.params}, key=lambda s: (len(s), s))
@@ -100,14 +105,28 @@ def grouped(rows: list[Row], baseline_id: str) -> list[Group]:
     by_key: dict[object, list[Row]] = {}
     for row in rows:
         by_key.setdefault(_key(row), []).append(row)
-    labels = _labels(list(by_key.values()))
-    groups = [_group(label, runs, baseline_id) for label, runs in zip(labels, by_key.values(), strict=True)]
+    repeats = _with_crashed(by_key)
+    labels = _labels(repeats)
+    groups = [_group(label, runs, baseline_id) for label, runs in zip(labels, repeats, strict=True)]
     base = next(group for group in groups if group.is_baseline)
     return [_over(group, base) for group in groups]
 
 
-def _key(row: Row) -> object:
-    params = frozenset((key, value) for key, value in row.params.items() if not same_work(key))
+def _with_crashed(by_key: dict[object, list[Row]]) -> list[list[Row]]:
+    """Repeats, with those behind them that broke off: these are not of another length, they came to no end."""
+    ends: dict[object, list[object]] = {}
+    for key, rows in by_key.items():
+        if STEPS_TAKEN in rows[0].params:
+            ends.setdefault(_key(rows[0], without=STEPS_TAKEN), []).append(key)
+    joined = {key: list(rows) for key, rows in by_key.items()}
+    for key, rows in by_key.items():
+        if len(same := ends.get(key, [])) == 1 and all(row.status != "FINISHED" for row in rows):
+            joined[same[0]] += joined.pop(key)
+    return list(joined.values())
+
+
+def _key(row: Row, without: str = "") -> object:
+    params = frozenset((key, value) for key, value in row.params.items() if not same_work(key) and key != without)
     if not params:
         return row.run_id  # Nothing is known of its configuration, so it is nobody's repeat.
     return params, tuple(circumstance(row, tag) for tag in CIRCUMSTANCES), tuple(row.tags.get(tag) for tag in _KIND)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortlaunch.compare import figures
 from ortlaunch.compare.comparison import Comparison
@@ -13,6 +13,9 @@ from ortlaunch.compare.curves import TITLES, Curves
 from ortlaunch.compare.groups import Group
 from ortlaunch.compare.runs import MEMORY, RATES
 from ortlaunch.tables import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BARS = 20
 _LEGEND = 20
@@ -23,11 +26,21 @@ _DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
 
 def as_png(comparison: Comparison, curves: Curves) -> bytes:
     """The picture's file."""
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        # A letter that the font lacks becomes a box, and is no news.
+        warnings.simplefilter("ignore")
+        figure_of(comparison, curves).savefig(file, format="png")
+    return file.getvalue()
+
+
+def figure_of(comparison: Comparison, curves: Curves) -> Figure:
+    """The picture as matplotlib has it."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    groups = sorted(enumerate(comparison.groups), key=lambda pair: not pair[1].is_baseline)[:_BARS]
+    groups = _with_bars(comparison)[:_BARS]
     bars = [metric for metric in _BAR_TITLES if any(group.mean(metric) is not None for _, group in groups)]
     panels = len(bars) + len(curves.metrics)
     rows = max(1, (panels + 1) // 2)
@@ -46,14 +59,28 @@ def as_png(comparison: Comparison, curves: Curves) -> bytes:
     for axis in axes[panels:]:
         axis.set_visible(False)
     _legend(figure, curves, colours)
-    return _rendered(figure)
+    return figure
+
+
+def _with_bars(comparison: Comparison) -> list[tuple[int, Group]]:
+    """The groups that have something to show, with their numbers, the baseline first."""
+    numbered = enumerate(comparison.groups)
+    shown = [(number, group) for number, group in numbered if any(group.mean(metric) for metric in _BAR_TITLES)]
+    return sorted(shown, key=lambda pair: not pair[1].is_baseline)
 
 
 def _title(comparison: Comparison) -> str:
-    more = len(comparison.groups) - _BARS
-    left = f", {_BARS} of {len(comparison.groups)} groups as bars" if more > 0 else ""
-    repeats = "; bars are means, with 95 % intervals; dots are runs" if comparison.has_repeats else ""
-    return f"{len(comparison.rows)} runs, baseline {_short(comparison.baseline.label)}{left}{repeats}"
+    count = len(comparison.rows)
+    parts = [f"{count} run{'s' if count > 1 else ''}"]
+    if unfinished := sum(row.status != "FINISHED" for row in comparison.rows):
+        parts.append(f"{unfinished} of them not finished")
+    parts.append(f"baseline {_short(comparison.baseline.label)}")
+    if (bars := len(_with_bars(comparison))) > _BARS:
+        parts.append(f"{_BARS} of {bars} groups as bars")
+    notes = ["", "bars are means, with 95 % intervals", "dots are runs"] if comparison.has_repeats else []
+    if comparison.has_undecided:
+        notes.append(f"{figures.UNDECIDED} no difference is shown")
+    return ", ".join(parts) + "; ".join(notes)
 
 
 def _colours(count: int) -> list[Any]:
@@ -72,15 +99,16 @@ def _draw_bars(axis: Any, metric: str, groups: list[tuple[int, Group]], colours:
         values = [value for row in group.rows if (value := row.figure(metric)) is not None]
         if len(values) > 1:
             axis.plot(values, [place] * len(values), "o", color="black", markersize=3.5)
+        # Beside the plot, where no bar, interval or dot can reach.
         axis.annotate(
             _bar_text(group, metric),
-            (0, place),
+            (1, place),
+            xycoords=axis.get_yaxis_transform(),
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
             fontsize=8,
             parse_math=False,
-            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.75},
         )
     axis.set_yticks(range(len(shown)))
     axis.set_yticklabels([_short(group.label) for _, group in shown], parse_math=False, fontsize=8)
@@ -141,12 +169,3 @@ def _legend(figure: Any, curves: Curves, colours: list[Any]) -> None:
 def _short(name: str) -> str:
     shown = printable(name)
     return shown if len(shown) <= _NAME else shown[: _NAME - 1] + "…"
-
-
-def _rendered(figure: Any) -> bytes:
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        # A letter that the font lacks becomes a box, and is no news.
-        warnings.simplefilter("ignore")
-        figure.savefig(file, format="png")
-    return file.getvalue()

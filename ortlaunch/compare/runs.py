@@ -16,7 +16,10 @@ RATES = ("tokens_per_second_median", "samples_per_second_median")
 MEMORY = "peak_memory_gib"
 _RATE_CURVES = ("throughput/tokens_per_second", "throughput/samples_per_second")
 _MEMORY_CURVES = ("memory/peak_allocated_gib", "memory/rss_gib")
-_LOSS_CURVES = ("train/loss",)
+_LOSS = "train/loss"
+_LOSS_CURVES = (_LOSS,)
+STEPS_TAKEN = "steps taken"
+"""Kept like a parameter, of runs that came to their end: a crash leaves it open."""
 _INFINITE = 1.797e308
 """MLflow's databases hold the largest double where a run logged infinity."""
 _TAGS = "ortlaunch."
@@ -50,6 +53,8 @@ class Row:
     step_seconds_p95: float | None = None
     peak_memory_gib: float | None = None
     last_loss: float | None = None
+    step: int | None = None
+    """The last step logged, of a run that has not finished."""
     steady_windows: float | None = None
     other_cpu_percent: float | None = None
     started: int = 0
@@ -65,8 +70,14 @@ class Row:
 
     @property
     def suspect(self) -> bool:
-        """The run asked for ONNX Runtime and nothing says that it got it."""
-        return self.backend == "ort" and self.ort_active is not True
+        """The run asked for ONNX Runtime, has come to figures, and nothing says that it got it."""
+        return self.backend == "ort" and self.ort_active is not True and self.has_figures
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether there is anything to compare: a run that died at its start has nothing."""
+        figures = (*(getattr(self, metric) for metric in (*RATES, MEMORY)), self.last_loss)
+        return self.status == "FINISHED" or any(value is not None for value in figures)
 
     def figure(self, metric: str) -> float | None:
         """One of its figures by name; None where it is missing or no number to count with."""
@@ -88,7 +99,8 @@ def row_of(run: Run) -> Row:
         ort_active={"true": True, "false": False}.get(tags.get("ortlaunch.ort_active", "")),
         trainer=f"{trainer} z{stage}" if trainer and stage is not None else trainer,
         world_size=tags.get("ortlaunch.world_size"),
-        last_loss=logged_number(metrics.get("train/loss")),
+        last_loss=logged_number(metrics.get(_LOSS)),
+        step=None if run.info.status == "FINISHED" else _last_step(run),
         tokens_per_second_median=logged_number(metrics.get("summary/tokens_per_second_median")),
         samples_per_second_median=logged_number(metrics.get("summary/samples_per_second_median")),
         step_seconds_p50=logged_number(metrics.get("summary/step_seconds_p50")),
@@ -104,10 +116,15 @@ def row_of(run: Run) -> Row:
     )
 
 
+def _last_step(run: Run) -> int | None:
+    logged = run.data.to_proto().metrics if _LOSS in run.data.metrics else ()
+    return next((int(metric.step) for metric in logged if metric.key == _LOSS), None)
+
+
 def _with_steps(params: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, str]:
     """The parameters, and how far the run came: a resumed one may have gone on for more steps than MLflow was told."""
     reached = metrics.get("summary/last_step")
-    return dict(params) if reached is None else {**params, "steps taken": f"{reached:g}"}
+    return dict(params) if reached is None else {**params, STEPS_TAKEN: f"{reached:g}"}
 
 
 def _shared(values: Mapping[str, str], prefix: str) -> dict[str, str]:

@@ -63,6 +63,7 @@ def _print(table: Table, columns: list[Column], console: Console) -> None:
 def footnotes(comparison: Comparison, *, each: bool) -> list[str]:
     """What the table's figures refer to, and what to beware of."""
     listed = [f"{baseline_line(comparison, each=each)}; {repeats_line(comparison, each=each)}"]
+    listed += reason_lines(comparison)
     listed += [printable(note) for note in comparison.notes]
     if comparison.url:
         listed.append(f"in MLflow: {comparison.url}")
@@ -77,14 +78,19 @@ def baseline_line(comparison: Comparison, *, each: bool) -> str:
     return f"speed-up and memory against {printable(comparison.baseline.label)}"
 
 
+def reason_lines(comparison: Comparison) -> list[str]:
+    """Why they refer to it, and what to do for another; nothing where the user named it or there is no other."""
+    has_choice = comparison.why and len(comparison.rows) > 1
+    return [f"baseline: {printable(comparison.why)}; another by --baseline RUN"] if has_choice else []
+
+
 def repeats_line(comparison: Comparison, *, each: bool) -> str:
     """What the intervals are, or why there are none."""
     if not comparison.has_repeats:
         return "1 run of each: no intervals (repeat runs with other seeds, or: ortlaunch bench repeat=3)"
     if each:
         return "single runs have no intervals; their groups of repeats do, without --each"
-    ratios = [ratio for group in comparison.groups for ratio in (group.speedup, group.memory) if ratio is not None]
-    mark = f"; {figures.UNDECIDED} 1 lies in it: no difference is shown" if any(r.undecided for r in ratios) else ""
+    mark = f"; {figures.UNDECIDED} 1 lies in it: no difference is shown" if comparison.has_undecided else ""
     return f"means of repeats with 95 % intervals{mark}"
 
 

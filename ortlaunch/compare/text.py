@@ -23,6 +23,7 @@ def as_json(comparison: Comparison) -> str:
         "uri": comparison.uri,
         "mlflow_url": comparison.url,
         "baseline": comparison.baseline_id,
+        "baseline_reason": comparison.why or None,
         "runs": [_record(row, None) for row in comparison.rows],
         "groups": [_group_record(group) for group in comparison.groups],
         "differences": {

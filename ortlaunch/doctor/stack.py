@@ -88,14 +88,23 @@ def cuda_libraries() -> Iterator[Line]:
 
 
 def ortmodule() -> Iterator[Line]:
-    """The compatibility layer, the compiled extension, and whether ORTModule imports."""
+    """What ORTModule needs on this torch, the compiled extension, and whether ORTModule imports."""
+    import torch
+
     from ortlaunch.ort import compat, extension
 
     if not any(_version(name) for name in _TRAINING):
         return
     # Looked for before the layer is in place: each step does itself once.
     steps = compat.before_import()
-    yield Line("compatibility", Level.ok, ", ".join(steps) if steps else "this torch needs none")
+    if steps:
+        text = (
+            f"ORTModule was made for torch 2.4 to 2.6 with CUDA; every run adapts torch {torch.__version__} to it by "
+            f"itself, so that nothing is to be done ({'; '.join(steps)})"
+        )
+    else:
+        text = f"ORTModule supports torch {torch.__version__} as it is: nothing to adapt"
+    yield Line("compatibility", Level.ok, text)
     missing = [name for name in extension.needed() if not extension.is_built(name)]
     for name in extension.needed():
         if name not in missing:

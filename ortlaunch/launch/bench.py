@@ -35,8 +35,8 @@ _EPILOG = """\
 example:
   ortlaunch bench model=gpt2_nano backend=eager,compile,ort trainer=ddp,deepspeed repeat=3 --html bench.html
 
-Lists of values make the grid, as with --multirun. Its first cell is the baseline, unless --baseline names another run.
-launcher.dry_run=true shows the list. Weights are kept only with train.save_weights=true.
+Lists of values make the grid, as with --multirun. The first run that finishes is the baseline, unless --baseline names
+another. launcher.dry_run=true shows the list. Weights are kept only with train.save_weights=true.
 Exit codes: 0 done, 1 a cell failed, 2 the request is wrong, 130 interrupted."""
 
 
@@ -193,7 +193,7 @@ class _Bench:
         self._repeat = repeat
         self._failed: dict[str, str] = {name: str(error) for name, error in grid.refused}
         self._runs: list[Path] = []
-        self._finished: list[Path] = []
+        self._has_finished = False
         first = grid.cells[0].config
         name = swept_name(command, first.name).replace("sweep", "bench", 1)
         self._sweep = create_sweep(grid.folder, name, first, command)
@@ -213,7 +213,7 @@ class _Bench:
         print(f"bench:      {self._grid.folder}\ncompare:    {again}", flush=True)
         for name, why in self._failed.items():
             print(f"ortlaunch: {name} failed: {why}", file=sys.stderr, flush=True)
-        if stopped or not self._finished:
+        if stopped or not self._has_finished:
             return code
         self._compare(options, tracking, again)
         return code
@@ -248,7 +248,7 @@ class _Bench:
         self._sweep.write(self._runs, complete=False)
         code = run(plan, config, _with_seed(cell.overrides, seed))
         if code == 0:
-            self._finished.append(plan.run_dir)
+            self._has_finished = True
         elif code < FIRST_STOPPED:
             self._failed[cell.name] = f"exit code {code} in round {turn + 1}; see {plan.run_dir}"
         return code
@@ -258,13 +258,12 @@ class _Bench:
         end_sweep(self._grid.folder, self._grid.cells[0].config, {"KILLED"} if stopped else set())
 
     def _compare(self, options: argparse.Namespace, tracking: MlflowConfig, again: str) -> None:
-        """The comparison; against the first run that finished, unless another is named."""
+        """The comparison of the sweep, as `ortlaunch compare` makes it later."""
         from ortlaunch.compare import command
 
         experiment = self._grid.cells[0].config.experiment
         chosen = {"run": [], "tag": [], "last": 1, "sweep": str(self._grid.folder), "experiment": experiment}
         wanted = argparse.Namespace(**vars(options), **chosen, uri=tracking.uri)
-        wanted.baseline = options.baseline or str(self._finished[0])
         try:
             command.run(wanted, tracking.uri, experiment)
         except RequestError as error:

@@ -38,20 +38,20 @@ def before_import() -> list[str]:
     """Prepares torch for ``import onnxruntime.training.ortmodule``; does each step at most once.
 
     Returns:
-        The steps that this torch needed, by name; empty on a torch that ORTModule supports as it is.
+        The steps that this torch needed, in words; empty on a torch that ORTModule supports as it is.
     """
     steps = []
     if exporter_has_moved():
         _restore_exporter_modules()
-        steps.append("exporter_modules")
+        steps.append("the ONNX exporter is taken from where it has moved to")
     if not supports_custom_autograd():
         sys.modules.setdefault(INTEROP_MODULE, _interop_stand_in())
         os.environ["ORTMODULE_ENABLE_CUSTOM_AUTOGRAD"] = "0"
-        steps.append("custom_autograd_off")
+        steps.append("an autograd.Function with a backward of its own is refused under backend=ort")
     if _nvtx_raises():
         torch.cuda.nvtx.range_push = _no_range  # type: ignore[assignment]
         torch.cuda.nvtx.range_pop = _no_range  # type: ignore[assignment]
-        steps.append("nvtx")
+        steps.append("marks for NVIDIA's profilers are left out")
     return steps
 
 

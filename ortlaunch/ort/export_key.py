@@ -197,7 +197,7 @@ class _Describe:
         if code is None:
             return ["builtin", value.__qualname__]
         self._add_file(where, code.co_filename)
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        cells = [_contents(cell) for cell in value.__closure__ or ()]
         parts = [value.__defaults__ or (), value.__kwdefaults__ or {}, cells, vars(value)]
         return ["function", value.__module__, value.__qualname__, code.co_firstlineno, self.value(where, parts)]
 
@@ -244,9 +244,31 @@ class _Describe:
         return True
 
 
+class _Empty(enum.Enum):
+    """Stands for what a cell without contents holds."""
+
+    cell = enum.auto()
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        # Of a name that the enclosing function sets later, or never.
+        return _Empty.cell
+
+
 def _attributes(value: Any) -> dict[str, Any]:
-    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if hasattr(value, name)]
+    slots = [name for cls in type(value).__mro__ for name in _slots(cls) if hasattr(value, name)]
     return {name: getattr(value, name) for name in slots} | dict(getattr(value, "__dict__", {}))
+
+
+def _slots(cls: type) -> list[str]:
+    """The names under which the slots of one class are reached: Python puts the class before private ones."""
+    slots = vars(cls).get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else slots
+    private = f"_{cls.__name__.lstrip('_')}"
+    return [private + name if name.startswith("__") and not name.endswith("__") else name for name in names]
 
 
 def _tensor(tensor: torch.Tensor) -> list[Any]:

@@ -13,6 +13,7 @@ from ortlaunch.compare.choose import Selection
 from ortlaunch.compare.command import collect, main
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
+from ortlaunch.tracking.sink import PARENT_TAG
 
 Make = Callable[..., str]
 
@@ -102,6 +103,67 @@ def test_a_baseline_may_be_of_another_experiment(store: MlflowConfig, make: Make
         collect(store.uri, Selection(experiment=experiment, baseline="nobody"))
 
 
+def baseline_of(store: MlflowConfig, **selection: Any) -> tuple[str, str]:
+    comparison = collect(store.uri, Selection(**selection))
+    return next(row.name for row in comparison.rows if row.run_id == comparison.baseline_id), comparison.why
+
+
+def test_the_baseline_stays_while_runs_are_added(store: MlflowConfig, make: Make, experiment: str, capsys: Any) -> None:
+    make("ort first", 9.0, tags={"backend": "ort"})
+    assert main(["--experiment", experiment], store.uri, "") == 0
+    assert "baseline:" not in capsys.readouterr().out, "there is no other"
+    assert baseline_of(store, experiment=experiment) == (
+        "ort first",
+        "the oldest run of gpt2 that finished, as none is eager",
+    )
+    make("too short", tags={"backend": "eager"})
+    make("stopped", 5.0, tags={"backend": "eager"}, status="KILLED")
+    for number in range(12):
+        make(f"eager-{number}", 1.0, tags={"backend": "eager"})
+        make(f"ort-{number}", 2.0, tags={"backend": "ort"})
+        make("typo", params={"model.name": "gpt22"}, status="FAILED")
+        assert baseline_of(store, experiment=experiment)[0] == "eager-0"
+    assert main(["--experiment", experiment], store.uri, "") == 0
+    out = capsys.readouterr().out
+    why = "the oldest eager run of gpt2 (the newest run's model) that finished"
+    assert f"\nbaseline: {why}; another by --baseline RUN\n" in out
+    assert "\nthe last 10 runs and the baseline only: more by --last N\n" in out
+    assert len(names(store, experiment=experiment)) == 11, "the last ten, and the baseline"
+    assert baseline_of(store, experiment=experiment, tags=[("ortlaunch.backend", "ort")])[0] == "ort first"
+    assert baseline_of(store, experiment=experiment, last=5)[0] == "eager-11", "who gives a number wants no others"
+    assert names(store, experiment=experiment, last=2) == ["ort-11", "typo"]
+    assert baseline_of(store, experiment=experiment, baseline="ort-3") == ("ort-3", "")
+    assert baseline_of(store, experiment=experiment, runs=["ort-3", "eager-0"]) == (
+        "ort-3",
+        "the first run that was named",
+    )
+
+
+def test_another_model_has_a_baseline_of_its_own(store: MlflowConfig, make: Make, experiment: str) -> None:
+    for model in ("gpt2", "it's", "vit"):
+        for backend in ("ort", "eager"):
+            make(f"{model}-{backend}", 1.0, params={"model.name": model}, tags={"backend": backend})
+        assert baseline_of(store, experiment=experiment)[0] == f"{model}-eager"
+
+
+def test_runs_of_which_none_has_finished_have_a_baseline_all_the_same(
+    store: MlflowConfig, make: Make, experiment: str
+) -> None:
+    make("a", status="FAILED")
+    make("b", status="KILLED")
+    assert baseline_of(store, experiment=experiment) == ("a", "the oldest of these runs, of which none has finished")
+
+
+def test_a_sweeps_baseline_is_its_first_run_that_finished(
+    store: MlflowConfig, make: Make, experiment: str, client: Any
+) -> None:
+    sweep = make("sweep", tags={"kind": "sweep"})
+    for number, (name, status) in enumerate((("a", "FAILED"), ("b", "FINISHED"), ("c", "FINISHED"))):
+        run_id = make(name, 1.0, tags={"sweep_task": str(number)}, status=status)
+        client.set_tag(run_id, PARENT_TAG, sweep)
+    assert baseline_of(store, experiment=experiment, sweep=sweep) == ("b", "the first run of the sweep that finished")
+
+
 def test_runs_that_came_to_other_steps_are_no_repeats(
     store: MlflowConfig, make: Make, experiment: str, capsys: Any
 ) -> None:
@@ -110,3 +172,14 @@ def test_runs_that_came_to_other_steps_are_no_repeats(
         make(name, 100.0, params={"train.steps": "60"}, last_step=step)
     assert main(["--experiment", experiment], store.uri, "") == 0
     assert re.search(r"steps taken\s+60\s+short\s+300\s+long", capsys.readouterr().out)
+
+
+def test_how_far_came_what_did_not_finish(store: MlflowConfig, make: Make, experiment: str, capsys: Any) -> None:
+    make("whole", 100.0, params={"train.steps": "100"}, last_step=100.0)
+    losses = {"train/loss": [5.0, 4.0, 3.0]}
+    fell = make("fell", params={"train.steps": "100", "seed": "1"}, curves=losses, status="FAILED")
+    early = make("early", params={"optimizer.lr": "1"}, status="KILLED")
+    assert main(["--experiment", experiment], store.uri, "") == 0
+    out = capsys.readouterr().out
+    assert f"not finished: fell ({fell[:8]}) FAILED at step 3 of 100, early ({early[:8]}) KILLED, no step logged" in out
+    assert "1 FINISHED 1 FAILED" in out and "steps taken" not in out

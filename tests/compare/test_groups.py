@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from ortlaunch.compare.columns import mean_loss
 from ortlaunch.compare.comparison import Comparison, compare_url, compared
 from ortlaunch.compare.curves import thinned
 from ortlaunch.compare.runs import Row
@@ -63,6 +64,45 @@ def test_what_does_not_change_the_work_splits_no_group(key: str) -> None:
 )
 def test_what_changes_the_work_or_the_machine_does(change: dict[str, dict[str, str]]) -> None:
     assert len(of(row(0), row(1, **change)).groups) == 2
+
+
+def test_repeats_that_broke_off_stand_with_the_others_and_count_for_nothing() -> None:
+    ended, steps = {"steps taken": "100"}, {"train.steps": "100"}
+    rows = [
+        row(0, None, params={"seed": "0", **steps}, status="FAILED", step=3, last_loss=9.0),
+        row(1, 100.0, params={"seed": "1", **steps, **ended}, last_loss=2.0),
+        row(2, 120.0, params={"seed": "2", **steps, **ended}, last_loss=3.0),
+        row(3, 50.0, params={"optimizer.lr": "1", **steps, **ended}, last_loss=4.0),
+    ]
+    comparison = of(*rows)
+    base, other = comparison.groups
+    assert (base.status, base.first.name, len(other.rows)) == ("2 FINISHED 1 FAILED", "run-1", 1)
+    assert base.tokens is not None and (base.tokens.count, base.tokens.mean) == (2, 110.0)
+    assert mean_loss(base) == 2.5, "that of step 3 is no last loss"
+    assert comparison.warnings == ["not finished: run-0 (00000000) FAILED at step 3 of 100"]
+    assert [one.key for one in comparison.differences] == ["optimizer.lr", "seed"]
+
+
+def test_what_broke_off_is_nobodys_repeat_where_it_may_be_of_two_lengths() -> None:
+    steps = {"train.steps": "60"}
+    rows = [row(number, params={"steps taken": taken, **steps}) for number, taken in enumerate(("60", "300"))]
+    comparison = of(*rows, row(2, None, status="FAILED", step=200, params=steps))
+    assert [len(group.rows) for group in comparison.groups] == [1, 1, 1]
+    assert "run-2 (00000002) FAILED at step 200" in comparison.warnings[-1] and " of " not in comparison.warnings[-1]
+    found = {one.key: one.values for one in comparison.differences}
+    assert found["steps taken"] == ["60", "300", None]
+    assert len(of(rows[0], row(3, params=steps)).groups) == 2, "an older version's, of whatever length"
+
+
+def test_a_run_that_died_at_its_start_is_one_warning() -> None:
+    """It has no figures that anything could be unfair to, and what it did not say is no difference."""
+    tags = {"ortlaunch.data_fingerprint": "f", "ortlaunch.torch": "2.13.0"}
+    died = row(1, None, status="FAILED", backend="ort", params={"train.batch_size": "8"}, tags={"ortlaunch.hosts": "b"})
+    comparison = of(row(0, tags=tags), died, row(2, None, status="KILLED", tags=tags, params={"optimizer.lr": "1"}))
+    assert comparison.warnings == [
+        "not finished: run-1 (00000001) FAILED, no step logged, run-2 (00000002) KILLED, no step logged"
+    ]
+    assert {one.key for one in comparison.differences} == {"train.batch_size", "optimizer.lr", "ortlaunch.hosts"}
 
 
 def test_random_data_of_another_seed_are_the_same_data() -> None:

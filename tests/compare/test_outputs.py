@@ -7,17 +7,34 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.entities import Metric
 from rich.console import Console
 
 from ortlaunch.compare.choose import Selection
 from ortlaunch.compare.command import collect, main
+from ortlaunch.compare.comparison import compared
+from ortlaunch.compare.curves import Curves, read_curves
+from ortlaunch.compare.picture import figure_of
 from ortlaunch.compare.render import render
+from ortlaunch.compare.runs import Row
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
+
+
+class StepsOf:
+    """A store in which every metric has so many steps, one a second."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def get_metric_history(self, _: str, key: str) -> list[Metric]:
+        return [Metric(key, 1.0, 1000 * step, step) for step in range(self._steps)]
+
 
 Make = Callable[..., str]
 EVIL = "</script><img src=x onerror=alert(1)>|$x^2$ & \x1b[31m\n_"
@@ -119,6 +136,36 @@ def test_page_and_picture(
         0,
         1,
     ] * 2
+
+
+def test_the_pictures_figures_stand_beside_the_bars() -> None:
+    """Where an interval ran through them, nobody could read them."""
+    rows = []
+    for number, (value, rate) in enumerate([("a", 1000.0), ("a", 1040.0), ("b", 900.0), ("b", 2100.0)]):
+        made = Row(f"run-{value}", f"{number:032x}", "FINISHED", params={"x": value, "seed": str(number)})
+        rows.append(replace(made, tokens_per_second_median=rate, peak_memory_gib=rate))
+    figure = figure_of(compared(rows, rows[0].run_id, "u"), Curves([], [], 0))
+    figure.canvas.draw()
+    plots = [axis for axis in figure.axes if axis.texts]
+    assert len(plots) == 2
+    for axis in plots:
+        assert [text.get_text()[:5] for text in axis.texts] in (["1,020", "1,500"], ["1020.", "1500."])
+        for text in axis.texts:
+            place = text.get_window_extent()
+            assert axis.get_window_extent().x1 < place.x0 and place.x1 <= figure.bbox.x1
+
+
+def test_runs_without_figures_take_no_room_in_the_picture() -> None:
+    rows = [Row("base", "0" * 32, "FINISHED", tokens_per_second_median=1.0, curves=("train/loss",))]
+    rows += [Row(f"failed-{number}", f"{number:032x}", "FAILED") for number in range(1, 30)]
+    comparison = compared(rows, rows[0].run_id, "u")
+    curves = read_curves(StepsOf(10), comparison, 20)  # type: ignore[arg-type]
+    assert ([drawn.row.name for drawn in curves.runs], curves.left_out) == (["base"], 0)
+    figure = figure_of(comparison, curves)
+    (bars, _) = (axis for axis in figure.axes if axis.get_visible())
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["base"]
+    assert figure.get_suptitle() == "30 runs, 29 of them not finished, baseline base"
+    assert len(figure.legends[0].get_texts()) == 1
 
 
 def test_no_file_of_the_users_is_replaced_unasked(

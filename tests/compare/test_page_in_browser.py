@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.entities import Metric
 
 from ortlaunch.compare.command import main
 from ortlaunch.config.schema import MlflowConfig
@@ -31,6 +32,17 @@ COUNTED = """
   return found;
 })"""
 """How many pixels of each colour every plot has."""
+HOLES = """
+(colour) => [...document.querySelectorAll("canvas")].map((canvas) => {
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const columns = new Set();
+  for (let at = 0; at < pixels.length; at += 4) {
+    if (colour.every((value, part) => pixels[at + part] === value)) columns.add((at / 4) % canvas.width);
+  }
+  const found = [...columns].sort((a, b) => a - b);
+  return Math.max(...found.slice(1).map((column, n) => column - found[n])) / (found.at(-1) - found[0]);
+})"""
+"""How much of a curve's width, in each plot, its widest hole takes."""
 SETTLED = 300
 """Milliseconds after which a click has been drawn."""
 
@@ -100,3 +112,29 @@ def test_three_curves_are_drawn_and_can_be_hidden(
         assert found[1] == 0 and found[0] > 150 and found[2] > 150, found
     assert [min(found) > 150 for found in again] == [True] * 6
     assert not wide, "only the tables scroll sideways"
+
+
+def test_no_line_crosses_the_pause_before_a_run_was_resumed(
+    store: MlflowConfig, make: Callable[..., str], experiment: str, client: Any, tmp_path: Path, site: Site
+) -> None:
+    start = 1_800_000_000_000
+    for name, loss, pause in (("whole", 9.0, 0), ("resumed", 12.0, 60_000)):
+        run_id = make(name, 1.0, params={"optimizer.lr": name})
+        # The other run has points of its own within the pause.
+        times = [start + 1000 * step + (pause if step > 30 else 0) for step in range(1, 61)]
+        points = [Metric("train/loss", loss - step / 10, at, step) for step, at in enumerate(times, 1)]
+        begun = {0: times[0] - 5} | ({28: times[30] - 5} if pause else {})
+        points += [Metric("startup/time_to_first_step_seconds", 9.0, at, step) for step, at in begun.items()]
+        client.log_batch(run_id, metrics=points)
+    page = tmp_path / "page.html"
+    assert main(["--experiment", experiment, "--html", str(page)], store.uri, "") == 0
+    site.page = page.read_bytes()
+    with visiting() as visit:
+        visit.page.goto(site.url)
+        visit.page.wait_for_timeout(SETTLED)
+        (steps, times_whole), (steps_resumed, times_resumed) = (visit.page.evaluate(HOLES, c) for c in COLOURS[:2])
+        hint = visit.page.locator("p", has_text="Drag to zoom").text_content()
+    assert visit.errors == []
+    assert max(steps, steps_resumed, times_whole) < 0.05, "one line from its first point to its last"
+    assert 0.4 < times_resumed < 0.6, "a pause as long as the training"
+    assert hint is not None and "broken where a run had ended and was resumed" in hint

@@ -10,13 +10,14 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from ortlaunch.config.schema import ModelConfig, OrtConfig
-from ortlaunch.ort import export_cache, session
+from ortlaunch.ort import export_cache, export_key, session
 from ortlaunch.ort.check.reference import Reference
 from ortlaunch.registry import build_model
 
@@ -336,6 +337,44 @@ def test_the_facts_that_made_the_key_can_be_read(net: Path) -> None:
     facts = json.loads(file.read_text())
     assert facts["surroundings"]["versions"]["torch"] == importlib.metadata.version("torch")
     assert set(facts["surroundings"]["user code"]) >= {"net", "helper"}
+
+
+def closure(contents: int | None) -> Callable[[float], float]:
+    """A function with a cell, which is empty where there are no contents."""
+    if contents is not None:
+        factor = contents
+
+    return lambda x: x * factor
+
+
+class Slotted:
+    __slots__ = ("__hidden", "shown")
+
+    def __init__(self, hidden: int) -> None:
+        self.__hidden = hidden
+        self.shown = 0
+
+
+class OneSlot:
+    __slots__ = "name"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(closure(None), closure(2)), (closure(3), closure(2)), (Slotted(1), Slotted(2)), (OneSlot("a"), OneSlot("b"))],
+)
+def test_what_an_attribute_holds_counts(one: object, other: object) -> None:
+    """An empty cell is not an error, and slots with private names or of one name are not overlooked."""
+
+    def modules(attribute: object) -> object:
+        model = torch.nn.Linear(2, 2)
+        model.attribute = attribute  # type: ignore[assignment]
+        return export_key.model_facts(model)["modules"]
+
+    assert modules(one) == modules(copy.copy(one)) != modules(other)
 
 
 def test_old_exports_make_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from ortlaunch.compare import figures
 from ortlaunch.compare.columns import Column, columns_of, doubtful, lines
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.curves import TITLES, Curves
-from ortlaunch.compare.table import baseline_line, difference_columns, repeats_line
+from ortlaunch.compare.table import baseline_line, difference_columns, reason_lines, repeats_line
 from ortlaunch.tables import printable
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
@@ -50,7 +50,8 @@ def as_html(comparison: Comparison, curves: Curves) -> str:
 def _head(comparison: Comparison) -> list[str]:
     made = time.strftime("%Y-%m-%d %H:%M %Z")
     each = not comparison.has_repeats
-    facts = [baseline_line(comparison, each=each), repeats_line(comparison, each=each), *comparison.notes]
+    facts = [baseline_line(comparison, each=each), *reason_lines(comparison), repeats_line(comparison, each=each)]
+    facts += comparison.notes
     found = [f'<p class="faint">{_text(fact)}</p>\n' for fact in facts]
     link = f' · <a href="{escape(comparison.url)}">the same runs in MLflow</a>' if comparison.url else ""
     return [*found, f'<p class="faint">from {_text(comparison.uri)}, {made}{link}</p>\n']
@@ -88,7 +89,9 @@ def _plots(curves: Curves) -> list[str]:
     if not curves.curves:
         return ['<h2>Curves</h2>\n<p class="faint">No run has a history of throughput, memory or loss.</p>\n']
     left = f"{curves.left_out} runs are not drawn (--curves N draws more). " if curves.left_out else ""
-    hint = f"{left}Drag to zoom, double-click to see all again."
+    resumed = any(curve.pauses for curve in curves.curves)
+    broken = " Over time, a line is broken where a run had ended and was resumed." if resumed else ""
+    hint = f"{left}Drag to zoom, double-click to see all again.{broken}"
     return [
         f'<h2>Curves</h2>\n<p class="faint">{hint}</p>\n<div id="runs"></div>\n',
         '<div id="plots" class="plots"></div>\n',
@@ -111,6 +114,7 @@ def _data(curves: Curves) -> str:
                     "run": curve.run,
                     "steps": [step for step, _, _ in curve.points],
                     "seconds": [round(seconds, 3) for _, seconds, _ in curve.points],
+                    "pauses": curve.pauses,
                     "values": [value if value is None else float(f"{value:.6g}") for _, _, value in curve.points],
                 }
                 for curve in curves.of(metric)

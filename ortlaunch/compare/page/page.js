@@ -47,16 +47,31 @@
     } };
   };
 
+  // A pause has a place of its own without a value, so that no line crosses it.
+  const timed = (curve) => {
+    const [places, values] = [[], []];
+    curve.seconds.forEach((second, at) => {
+      if (curve.pauses.includes(at)) {
+        places.push((curve.seconds[at - 1] + second) / 2);
+        values.push(null);
+      }
+      places.push(second);
+      values.push(curve.values[at]);
+    });
+    return [places, values];
+  };
+
   // All curves of a plot share their places on the axis. A thousand runs with times of their own would need more of them
   // than a browser holds, so that they are moved to the nearest of two thousand places.
   const tables = (curves, over) => {
-    const places = new Set(curves.flatMap((curve) => curve[over]));
-    if (places.size * curves.length <= 4e6) return curves.map((curve) => [curve[over], curve.values]);
+    const found = curves.map((curve) => (over === "steps" ? [curve.steps, curve.values] : timed(curve)));
+    const places = new Set(found.flatMap(([at]) => at));
+    if (places.size * curves.length <= 4e6) return found;
     let [low, high] = [Infinity, -Infinity];
     places.forEach((place) => { low = Math.min(low, place); high = Math.max(high, place); });
     const unit = (high - low) / 2000;
-    return curves.map((curve) => {
-      const moved = new Map(curve[over].map((place, at) => [low + Math.round((place - low) / unit) * unit, curve.values[at]]));
+    return found.map(([at, values]) => {
+      const moved = new Map(at.map((place, n) => [low + Math.round((place - low) / unit) * unit, values[n]]));
       return [[...moved.keys()], [...moved.values()]];
     });
   };
@@ -68,7 +83,8 @@
     title.textContent = `${plot.title} over ${over === "steps" ? "steps" : "time"}`;
     place.append(title);
     parent.append(place);
-    const joined = uPlot.join(tables(plot.curves, over));
+    // 2: a gap reaches to the curve's own neighbours, whatever places other curves have in between.
+    const joined = uPlot.join(tables(plot.curves, over), plot.curves.map(() => [0, 2]));
     const series = plot.curves.map((curve) => ({
       label: data.runs[curve.run].label, stroke: colour(data.runs[curve.run]), dash: dash(data.runs[curve.run]), width: 1.75,
       points: { size: 5, fill: colour(data.runs[curve.run]) },

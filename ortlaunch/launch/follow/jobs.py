@@ -22,7 +22,8 @@ List runs, the newest first: all that go on or wait, and of the others as many a
 Runs lie below runs/ of this folder, and below every run root where you have started runs from this account.
 States: queued, pending (why says for what), requeued, preempted, running, stopping, and of those that are over:
 finished, stopped (goes on with ortlaunch resume), failed, killed; unknown where neither the run folder nor SLURM say.
-elapsed is of the latest attempt, left is to the last step at the latest pace.
+elapsed is of the latest attempt, left is to the last step at the latest pace. tokens/s and samples/s are the
+medians that compare shows where a run has ended with them, else those of the latest log step.
 
 With --available: the ready jobs that ortlaunch +jobs=NAME runs, instead of runs."""
 
@@ -68,10 +69,12 @@ def _rows(survey: Survey, folders: list[RunFolder], options: argparse.Namespace)
 def _show(rows: list[Row], known: int, survey: Survey) -> None:
     from rich.console import Console
 
-    from ortlaunch.launch.follow.table import render
+    from ortlaunch.launch.follow.table import rate_note, render
 
     if rows:
         render(rows, Console())
+        if note := rate_note(rows):
+            print(note)
     else:
         print("no runs" if not known else "no such runs")
     if rows and len(rows) < known:

@@ -26,6 +26,7 @@ STEPS_KEY = "train.steps"
 STATE_TAG = "ortlaunch.state"
 REASON_TAG = "ortlaunch.requeue_reason"
 _RATES = ("throughput/tokens_per_second", "throughput/samples_per_second")
+_MEDIANS = ("summary/tokens_per_second_median", "summary/samples_per_second_median")
 
 
 @dataclass
@@ -43,6 +44,9 @@ class Record:
     loss: float | None = None
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
+    tokens_per_second_median: float | None = None
+    """Of the steady steps, where the run has come to its end and said so."""
+    samples_per_second_median: float | None = None
     step_seconds: float | None = None
     nodes: int = 1
     began: int | None = None
@@ -226,9 +230,12 @@ def _take(event: Event, record: Record) -> None:
 
 
 def _take_step(event: Event, record: Record) -> None:
+    values = event["values"]
+    if _is_step(event) or values.keys() & set(_MEDIANS):
+        # A log step after a summary is one of a run that goes on.
+        record.tokens_per_second_median, record.samples_per_second_median = (values.get(name) for name in _MEDIANS)
     if not _is_step(event):
         return
-    values = event["values"]
     record.step, record.loss = event["step"], values["train/loss"]
     record.tokens_per_second, record.samples_per_second = (values.get(name) for name in _RATES)
     record.step_seconds = values.get("throughput/step_seconds", record.step_seconds)

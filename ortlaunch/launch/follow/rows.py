@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,11 @@ class Row:
     step: int | None
     steps: int | None
     tokens_per_second: float | None
+    """At the latest log step."""
     samples_per_second: float | None
+    tokens_per_second_median: float | None
+    """Of the steady steps, as `compare` shows it; of a run that has come to its end."""
+    samples_per_second_median: float | None
     last_loss: float | None
     elapsed_seconds: float | None
     """Of the latest attempt."""
@@ -48,6 +52,18 @@ class Row:
     """Name of the newest complete checkpoint, of a run that has not finished."""
     run_dir: str
 
+    @property
+    def has_median(self) -> bool:
+        """Whether its rates are medians."""
+        return self.tokens_per_second_median is not None or self.samples_per_second_median is not None
+
+    @property
+    def rates(self) -> tuple[float | None, float | None]:
+        """Tokens and samples per second: the medians where there are some, else those of the latest log step."""
+        if self.has_median:
+            return self.tokens_per_second_median, self.samples_per_second_median
+        return self.tokens_per_second, self.samples_per_second
+
     def as_dict(self) -> dict[str, Any]:
         """For programs: JSON knows neither NaN nor our states."""
         values = asdict(self) | {"state": self.state.value}
@@ -57,9 +73,13 @@ class Row:
 
 def _row_from(values: dict[str, Any]) -> Row:
     """The row that `Row.as_dict` described."""
-    floats = ("tokens_per_second", "samples_per_second", "last_loss")
+    rates = ("tokens_per_second", "samples_per_second", "tokens_per_second_median", "samples_per_second_median")
+    floats = (*rates, "last_loss")
     numbers = {key: float(values[key]) for key in floats if isinstance(values[key], str)}
     return Row(**{**values, **numbers, "state": State(values["state"])})
+
+
+_FIELDS = {field.name for field in fields(Row)}
 
 
 class Survey:
@@ -103,7 +123,8 @@ class Survey:
         folders = list(folders)
         for folder in folders:
             entry = self._index(folder).get(folder)
-            if entry is not None and entry.row is not None:
+            # An index that another version has written knows other things.
+            if entry is not None and entry.row is not None and entry.row.keys() == _FIELDS:
                 known[folder.place] = _row_from(entry.row)
             else:
                 records.append(read_record(folder))
@@ -182,6 +203,8 @@ def _row(record: Record, standing: Standing, job: query.Job | None) -> Row:
         steps=record.steps,
         tokens_per_second=record.tokens_per_second,
         samples_per_second=record.samples_per_second,
+        tokens_per_second_median=record.tokens_per_second_median if standing.is_over else None,
+        samples_per_second_median=record.samples_per_second_median if standing.is_over else None,
         last_loss=record.loss,
         elapsed_seconds=_elapsed(record, job, runs=runs, is_active=is_active),
         left_seconds=_left(record) if runs else None,

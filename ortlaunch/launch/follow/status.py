@@ -68,7 +68,7 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
         ("run folder", row.run_dir),
         ("where", _where(row)),
         ("steps", _steps(row)),
-        ("latest", _figures(row)),
+        ("figures" if row.has_median else "latest", _figures(row)),
         ("began", _began(row, record)),
         ("restarts", str(row.restarts) if row.restarts else ""),
         ("why requeued", record.tags.get("ortlaunch.requeue_reason", "")),
@@ -99,11 +99,14 @@ def _steps(row: Row) -> str:
 
 
 def _figures(row: Row) -> str:
-    parts = [f"loss {row.last_loss:.4g}"] if row.last_loss is not None else []
-    if row.tokens_per_second is not None:
-        parts.append(f"{number(row.tokens_per_second)} tokens/s")
-    elif row.samples_per_second is not None:
-        parts.append(f"{number(row.samples_per_second)} samples/s")
+    """In the words of a run's last line where it has come to its end, else those of its latest log step."""
+    last, median = ("last ", " (median)") if row.has_median else ("", "")
+    parts = [f"{last}loss {row.last_loss:.4g}"] if row.last_loss is not None else []
+    tokens, samples = row.rates
+    if tokens is not None:
+        parts.append(f"{number(tokens)} tokens/s{median}")
+    elif samples is not None:
+        parts.append(f"{number(samples)} samples/s{median}")
     return ", ".join(parts)
 
 

@@ -24,6 +24,7 @@ _STYLES = {
 _NUMERIC = ("nodes", "step", "tokens/s", "samples/s", "loss", "elapsed", "left")
 _FOLDS = ("name", "experiment", "why")
 _FOLDED_WIDTH = 10
+_RATES = "tokens/s and samples/s: the median where a run has ended with one, else of the latest log step"
 _REASON_LENGTH = 60
 
 
@@ -49,6 +50,7 @@ def render(rows: list[Row], console: Console) -> None:
 
 def _columns(rows: list[Row]) -> dict[str, list[str]]:
     """The columns that some run has something for."""
+    rates = [row.rates for row in rows]
     columns = {
         "id": [row.run_id for row in rows],
         "name": [printable(row.name) for row in rows],
@@ -57,8 +59,8 @@ def _columns(rows: list[Row]) -> dict[str, list[str]]:
         "state": [row.state.value for row in rows],
         "nodes": [str(row.nodes) for row in rows],
         "step": [f"{row.step or 0}/{row.steps or '?'}" for row in rows],
-        "tokens/s": [number(row.tokens_per_second) for row in rows],
-        "samples/s": ["" if row.tokens_per_second is not None else number(row.samples_per_second) for row in rows],
+        "tokens/s": [number(tokens) for tokens, _ in rates],
+        "samples/s": ["" if tokens is not None else number(samples) for tokens, samples in rates],
         "loss": ["" if row.last_loss is None else f"{row.last_loss:.4g}" for row in rows],
         "elapsed": [span(row.elapsed_seconds) for row in rows],
         "left": [span(row.left_seconds) for row in rows],
@@ -79,6 +81,12 @@ def _is_plain(title: str, cells: list[str]) -> bool:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 1] + "…"
+
+
+def rate_note(rows: list[Row]) -> str:
+    """Which rates are medians; empty where all of them are, or none."""
+    kinds = {row.has_median for row in rows if any(rate is not None for rate in row.rates)}
+    return "" if len(kinds) < 2 else _RATES
 
 
 def number(value: float | None) -> str:

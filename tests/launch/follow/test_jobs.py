@@ -99,6 +99,56 @@ def test_a_row_has_the_figures_of_the_last_log_step(make_run, alive, capsys) -> 
     assert 0 <= row["elapsed_seconds"] < 60
 
 
+def with_summary(run_dir: Path, end: str | None = "FINISHED") -> Path:
+    journal = Journal(run_dir / "journal.jsonl")
+    medians = {"summary/tokens_per_second_median": 1500.0, "summary/samples_per_second_median": 15.0}
+    journal.metrics(100, {**medians, "summary/last_step": 100})
+    if end is not None:
+        journal.end(end)  # type: ignore[arg-type]
+    journal.close()
+    return run_dir
+
+
+def test_a_run_that_came_to_its_end_has_the_rate_that_compare_shows(make_run, alive, capsys) -> None:
+    with_summary(make_run("ended", end=None))
+    status(["ended"])
+    assert re.search("^figures: +last loss 2.5, 1,500 tokens/s \\(median\\)$", capsys.readouterr().out, re.MULTILINE)
+    jobs([])
+    assert "latest" not in capsys.readouterr().out
+    make_run("going", end=None, launcher=alive)
+    status(["going"])
+    assert re.search("^latest: +loss 2.5, 1,234 tokens/s$", capsys.readouterr().out, re.MULTILINE)
+    jobs([])
+    *table, note = capsys.readouterr().out.splitlines()
+    assert ["1,500" in line for line in table if "ended" in line] == [True]
+    assert ["1,234" in line for line in table if "going" in line] == [True]
+    assert note == "tokens/s and samples/s: the median where a run has ended with one, else of the latest log step"
+    rows = {row["name"]: (row["tokens_per_second"], row["tokens_per_second_median"]) for row in listed(capsys)}
+    assert rows == {"ended": (1234.5, 1500.0), "going": (1234.5, None)}
+
+
+def test_a_summary_of_an_earlier_attempt_is_no_median(make_run, alive, capsys) -> None:
+    run_dir = with_summary(make_run(end=None, launcher=alive))
+    journal = Journal(run_dir / "journal.jsonl")
+    journal.start("default", "gpt2-ort-ddp", "000001")
+    assert listed(capsys)[0]["tokens_per_second_median"] is None
+    journal.metrics(110, {"train/loss": 2.0, "throughput/tokens_per_second": 900.0})
+    journal.end("FAILED")
+    (row,) = listed(capsys)
+    assert (row["tokens_per_second"], row["tokens_per_second_median"]) == (900.0, None)
+
+
+def test_an_index_of_another_version_is_made_anew(make_run, tmp_path: Path, capsys) -> None:
+    with_summary(make_run(end=None))
+    first = listed(capsys)
+    (index,) = (tmp_path / "cache" / "jobs").iterdir()
+    content = json.loads(index.read_text())
+    for _, _, row in content.values():
+        del row["tokens_per_second_median"]
+    index.write_text(json.dumps(content))
+    assert listed(capsys) == first
+
+
 def test_the_first_workers_sign_of_life_is_newer_than_the_journal(make_run, alive, capsys) -> None:
     run_dir = make_run(steps=300, step=100, end=None, launcher=alive)
     (run_dir / "health").mkdir()
