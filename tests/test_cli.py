@@ -91,6 +91,7 @@ def test_version(tmp_path: Path) -> None:
         (["train.stpes=1"], ["train.steps"]),
         (["model=hf"], ["model.params.pretrained"]),
         (["run", "model=factory"], ["model.target"]),
+        (["model=factory", "model.target=nets:Net"], ["model.target=nets:Net: there is no module 'nets'"]),
         (["compare", "--uri", "sqlite:///nowhere.db"], ["nowhere.db"]),
         (["compare", "--html", "nowhere/x.html"], ["--html nowhere/x.html", "no folder"]),
         (["bench", "repeat=0"], ["repeat=0"]),
