@@ -70,12 +70,14 @@ def _run(arguments: list[str]) -> int:
     if "--version" in arguments:
         print(f"ortlaunch {ortlaunch.__version__}")
         return 0
-    from ortlaunch.config.compose import run_with_hydra
+    from ortlaunch.config.sweep_folder import sweep_folder
+    from ortlaunch.launch.sweep import discard
 
     words, after = _split_after(arguments)
-    launches = _Launches(arguments, words, after)
-    run_with_hydra(words, launches)
-    return launches.close()
+    try:
+        return _Launches(arguments, words, after).run()
+    finally:
+        discard(sweep_folder())
 
 
 class _Launches:
@@ -97,8 +99,21 @@ class _Launches:
         self._after = after
         self._code = 0
         self._error: RequestError | None = None
-        self._sweep_folder: Path | None = None
         self._multirun: Multirun | None = None
+
+    def run(self) -> int:
+        """Composes and launches them all; returns the exit code of the whole.
+
+        Raises:
+            RequestError: a combination does not compose, or was refused.
+        """
+        from ortlaunch.config.compose import run_with_hydra
+
+        try:
+            run_with_hydra(self._words, self)
+        except RequestError as error:
+            self._error = self._error or error
+        return self._close()
 
     def __call__(self, tree: DictConfig) -> None:
         from ortlaunch.config.compose import multirun_task
@@ -106,23 +121,15 @@ class _Launches:
         if self._code or self._error is not None:
             return
         task = multirun_task()
-        self._sweep_folder = task.folder if task is not None else None
         try:
             config = _after(_config(tree), self._after)
             self._code = _launch(config, self._arguments) if task is None else self._next_of_sweep(config, task)
         except RequestError as error:
             self._error = error
 
-    def close(self) -> int:
-        """What remains when all combinations are known; returns the exit code of the whole."""
-        try:
-            if self._multirun is not None and (self._error is None or self._multirun.has_run):
-                self._code = self._multirun.close(self._code or (EXIT_REQUEST if self._error else 0))
-        finally:
-            if self._sweep_folder is not None:
-                from ortlaunch.launch.sweep import discard
-
-                discard(self._sweep_folder)
+    def _close(self) -> int:
+        if self._multirun is not None and (self._error is None or self._multirun.has_run):
+            self._code = self._multirun.close(self._code or (EXIT_REQUEST if self._error else 0))
         if self._error is not None:
             raise self._error
         return self._code

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from ortlaunch.config.schema import ModelConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.models.params import check_arguments, nearest
+from ortlaunch.models.source import no_module, no_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -206,9 +207,7 @@ def _load(target: str, where: str) -> Callable[..., Any]:
     found: Any = _import(module_name, where)
     for part in path.split("."):
         if not hasattr(found, part):
-            close = nearest(part, [name for name in dir(found) if not name.startswith("_")])
-            hint = f" Did you mean {close}?" if close else ""
-            raise RequestError(f"{where}: {module_name} has no '{path}'.{hint}")
+            raise RequestError(no_name(path, module_name, part, dir(found), where))
         found = getattr(found, part)
     if not callable(found):
         raise RequestError(
@@ -223,9 +222,6 @@ def _import(name: str, where: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise RequestError(f"{where}: importing {name} failed: {error}") from error
-        raise RequestError(
-            f"{where}: there is no module '{error.name}', neither in the folder where ortlaunch was started "
-            "nor in the environment"
-        ) from error
+        raise RequestError(no_module(error.name, where)) from error
     except (ImportError, SyntaxError) as error:
         raise RequestError(f"{where}: importing {name} failed: {error}") from error

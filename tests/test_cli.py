@@ -67,9 +67,24 @@ def test_version(tmp_path: Path) -> None:
         (["model=gtp2"], ["gtp2", "model=gpt2"]),
         (["trian"], ["trian", "compare"]),
         (["train.steps=0"], ["train.steps=0"]),
+        (["--steps", "50"], ["--steps: no such option", "KEY=VALUE", "train.steps=50?"]),
+        (["model=gpt2", "--batch-size=4"], ["--batch-size: no such option", "train.batch_size=4?"]),
+        (["--dry-run", "model=gpt2"], ["launcher.dry_run=true?"]),
+        (["--lr", "model=gpt2"], ["optimizer.lr=VALUE?"]),
+        (["--multi-run", "backend=eager,ort"], ["--multi-run: no such option", "did you mean --multirun?"]),
+        (["-x"], ["-x: no such option", "ortlaunch --help"]),
+        (["model=gpt2", "--resolve", "50"], ["50: keys are given as KEY=VALUE"]),
+        (["model=gpt2", "steps"], ["steps: keys are given as KEY=VALUE"]),
+        (["--cfg", "jbo"], ["--cfg", "jbo", "job"]),
+        (["--con", "x"], ["--con", "--config-dir"]),
+        (["--resolve"], ["--resolve", "--cfg"]),
+        (["--cfg", "job", "--multirun"], ["--cfg and --multirun"]),
+        (["check", "--steps", "5"], ["--steps: no such option", "train.steps=5?"]),
+        (["bench", "--steps", "5"], ["--steps: no such option", "train.steps=5?"]),
         (["train.stpes=1"], ["train.steps"]),
         (["model=hf"], ["model.params.pretrained"]),
         (["run", "model=factory"], ["model.target"]),
+        (["model=factory", "model.target=nets:Net"], ["model.target=nets:Net: there is no module 'nets'"]),
         (["compare", "--uri", "sqlite:///nowhere.db"], ["nowhere.db"]),
         (["compare", "--html", "nowhere/x.html"], ["--html nowhere/x.html", "no folder"]),
         (["bench", "repeat=0"], ["repeat=0"]),
@@ -138,11 +153,31 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(tmp_path: Path) -> None
         (["launcher=slurm", "launcher.dry_run=true", "optimizer.lr=0.1,0.2"], 0),
         (["train.steps=0,4"], 2),
         (["train.steps=4,0", "launcher=slurm"], 2),
+        # Hydra finds out while it composes the second, when it has made the folder.
+        (["backend=ort,eager", "backend.threads=2"], 2),
+        (["backend=ort,eager", "backend.threads=2", "launcher=slurm"], 2),
     ],
 )
 def test_a_sweep_that_starts_nothing_writes_nothing(tmp_path: Path, arguments: list[str], code: int) -> None:
     result = run(*arguments, "--multirun", cwd=tmp_path)
     assert result.returncode == code, result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-c", "job", "-p", "train"], ["# @package train", "steps:"]),
+        (["--info", "searchpath"], ["main", "schema"]),
+        (["--hydra-help"], ["--config-path"]),
+        (["--run", "launcher.dry_run=true"], ["torch.distributed.run"]),
+    ],
+)
+def test_hydras_own_options_work(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    result = run(*arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for word in words:
+        assert word in result.stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,17 +15,11 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ortlaunch.config.keys import has_key, known_keys
 from ortlaunch.config.load import first_line
+from ortlaunch.config.options import hydra_words
 from ortlaunch.config.paths import conf_dir, group_options, ready_jobs, slurm_profiles
-from ortlaunch.config.schema import (
-    GROUPS,
-    OPTIONAL_GROUPS,
-    Config,
-    MlflowConfig,
-    ModelConfig,
-    open_model,
-    register_schemas,
-)
+from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, MlflowConfig, open_model, register_schemas
 from ortlaunch.errors import RequestError
 from ortlaunch.registry import available, unknown_model_message
 from ortlaunch.tracking.uri import default_uri
@@ -42,26 +36,24 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
         task: takes the composed tree.
 
     Raises:
-        RequestError: the configuration does not compose.
+        RequestError: an option is unknown, or the configuration does not compose.
     """
     import hydra
     from hydra.errors import HydraException
 
+    from ortlaunch.config.sweep_folder import SweepFolder
+
+    words = hydra_words(arguments)
     _check_optional_groups(arguments)
     _register_options(arguments)
-    sys.argv = [sys.argv[0], *_keys_first(arguments)]
+    SweepFolder.latest = None
+    sys.argv = [sys.argv[0], *words]
     # Otherwise Hydra would print what goes wrong in its own way and exit with 1.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
     except (HydraException, OmegaConfBaseException) as error:
         raise RequestError(explain(error)) from error
-
-
-def _keys_first(arguments: list[str]) -> list[str]:
-    """The same words with the options last: argparse, which Hydra uses, takes keys in one row only."""
-    keys = [word for word in arguments if word.startswith("~") or ("=" in word and not word.startswith("-"))]
-    return keys + [word for word in arguments if word not in keys]
 
 
 def _check_optional_groups(arguments: list[str]) -> None:
@@ -211,6 +203,8 @@ def explain(error: Exception) -> str:
     if key := re.search(r"^Could not override '([^'@]+)'", text):
         return _unknown_key(key[1])
     if isinstance(error, OverrideParseException):
+        if "=" not in error.override:
+            return f"{error.override}: keys are given as KEY=VALUE (ortlaunch --help)"
         return (
             f"{error.override}: not understood. A value with special characters needs quotes that reach ortlaunch: "
             "KEY='\"VALUE\"'"
@@ -234,8 +228,8 @@ def _unknown_option(group: str, name: str, text: str) -> str:
 
 
 def _unknown_key(key: str) -> str:
-    group, _, name = key.partition(".")
-    owners = [o for o, node in GROUPS.get(group, {}).items() if f"{group}.{name}" in _keys_of(node, f"{group}.")]
+    group = key.partition(".")[0]
+    owners = [o for o, node in GROUPS.get(group, {}).items() if has_key(node, key, f"{group}.")]
     if owners:
         return f"{key}: the chosen {group} has no such key; it belongs to {group}={', '.join(owners)}"
     return f"{key}: no such key{_nearest(key, known_keys())} (all keys: ortlaunch --cfg job)"
@@ -248,24 +242,3 @@ def _nearest(name: str, names: list[str], prefix: str = "") -> str:
 
 def _cause(error: Exception) -> str:
     return first_line(error.__cause__) if error.__cause__ is not None else first_line(error)
-
-
-def known_keys() -> list[str]:
-    """Every dotted key of the schema, over all options of all groups."""
-    keys = set(_keys_of(Config, ""))
-    keys |= set(_keys_of(ModelConfig, "model."))
-    for group, options in GROUPS.items():
-        keys.add(group)
-        for node in options.values():
-            keys |= set(_keys_of(node, f"{group}."))
-    return sorted(keys)
-
-
-def _keys_of(node: type[Any], prefix: str) -> list[str]:
-    keys = []
-    for field in dataclasses.fields(node):
-        keys.append(prefix + field.name)
-        nested = field.default_factory
-        if isinstance(nested, type) and dataclasses.is_dataclass(nested):
-            keys += _keys_of(nested, f"{prefix}{field.name}.")
-    return keys

@@ -31,6 +31,7 @@ from ortlaunch.config.schema import (
 from ortlaunch.config.slurm_rules import SLURM_RULES
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.devices import resolve_device, visible_gpus
+from ortlaunch.models.source import check_source
 from ortlaunch.tracking.uri import check_uri
 
 
@@ -130,6 +131,15 @@ def _names(config: Config) -> None:
 
 def _known_model(config: Config) -> None:
     registry.check_request(config.model)
+    check_source(config.model, same_environment=_workers_find_the_same(config))
+
+
+def _workers_find_the_same(config: Config) -> bool:
+    """Whether a job's Python finds the packages that this one finds."""
+    cfg = config.launcher
+    if not isinstance(cfg, SlurmConfig):
+        return True
+    return cfg.python is None and cfg.container.image is None and not cfg.setup and "PYTHONPATH" not in cfg.env
 
 
 def _model_fits_data(config: Config) -> None:

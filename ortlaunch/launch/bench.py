@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ortlaunch.config.compose import multirun_task, run_with_hydra
 from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig
+from ortlaunch.config.sweep_folder import sweep_folder
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.identity import write_identity
 from ortlaunch.launch.local import run
@@ -76,19 +77,17 @@ def main(arguments: list[str], to_config: Callable[[DictConfig], Config]) -> int
     options, words = _parser().parse_known_args(arguments)
     repeat, words = _repeat(words)
     check_files(options)
-    grid = _composed(words, to_config)
     try:
+        grid = _composed(words, to_config)
         _check(grid)
-    except RequestError:
-        _leave_nothing(grid)
-        raise
-    for name, error in grid.refused:
-        print(f"ortlaunch: {name} is left out: {error}", file=sys.stderr)
-    if not grid.cells or grid.cells[0].config.launcher.dry_run:
-        print(_listed(grid, repeat) if grid.cells else "", end="")
-        _leave_nothing(grid)
-        return 0
-    return _Bench(grid, repeat, ["bench", *arguments]).run(options)
+        for name, error in grid.refused:
+            print(f"ortlaunch: {name} is left out: {error}", file=sys.stderr)
+        if not grid.cells or grid.cells[0].config.launcher.dry_run:
+            print(_listed(grid, repeat) if grid.cells else "", end="")
+            return 0
+        return _Bench(grid, repeat, ["bench", *arguments]).run(options)
+    finally:
+        discard(sweep_folder())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -162,12 +161,6 @@ def _check(grid: Grid) -> None:
             raise RequestError(
                 f"tracking={cell.config.tracking.name}: a bench compares what is in MLflow: tracking=mlflow"
             )
-
-
-def _leave_nothing(grid: Grid) -> None:
-    # With --cfg and the like Hydra composes no cell, and makes no folder.
-    if grid.cells or grid.refused:
-        discard(grid.folder)
 
 
 def _listed(grid: Grid, repeat: int) -> str:

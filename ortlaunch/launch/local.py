@@ -22,7 +22,7 @@ from ortlaunch.launch.identity import write_identity
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.processes import WorkerGroup
 from ortlaunch.launch.terminal import Display
-from ortlaunch.tracking.goodput import journal_goodput
+from ortlaunch.tracking.goodput import FIRST_STEP, journal_goodput
 from ortlaunch.tracking.journal import Journal, read_events
 from ortlaunch.tracking.relay import Relay, RelayResult
 from ortlaunch.tracking.uri import compare_command, redacted
@@ -158,8 +158,9 @@ def _watch(group: WorkerGroup, stop: _StopFlag, plan: LaunchPlan, display: Displ
         code = group.poll()
         events, offset = read_events(plan.journal, offset)
         for event in events:
-            trains |= "startup/time_to_first_step_seconds" in event.get("values", {})
+            trains |= FIRST_STEP in event.get("values", {})
             display.event(event)
+        display.look()
         for line in group.lines():
             display.line(line)
         if code is not None:

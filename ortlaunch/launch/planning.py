@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def plan_in(config: Config, run_dir: Path, run_id: str, name: str, attempt: int 
         workers=workers,
         threads=threads,
         command=_torchrun(workers, machines.rendezvous(launcher, run_id), run_dir, launcher.max_restarts),
-        environment=worker_environment(device, threads, run_dir, machines.network_interface(launcher)),
+        environment=worker_environment(config, device, threads, run_dir, machines.network_interface(launcher)),
         attempt=attempt,
         nodes=launcher.nodes,
         node_rank=launcher.node_rank,
@@ -87,10 +88,13 @@ def _torchrun(workers: int, rendezvous: list[str], run_dir: Path, max_restarts: 
     ]
 
 
-def worker_environment(device: Device, threads: int, run_dir: Path, interface: str | None) -> dict[str, str]:
+def worker_environment(
+    config: Config, device: Device, threads: int, run_dir: Path, interface: str | None
+) -> dict[str, str]:
     """Variables that every worker has, on top of those of its surroundings.
 
     Args:
+        config: the configuration.
         device: what the workers compute on.
         threads: of each worker.
         run_dir: the run folder.
@@ -102,6 +106,10 @@ def worker_environment(device: Device, threads: int, run_dir: Path, interface: s
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if config.backend.name != "compile":
+        # DeepSpeed decorates a function of its own with torch.compile. Older torch then starts a process for each core
+        # beside every worker, for whatever may be compiled; this way it does so once something is.
+        variables["TORCH_WARM_POOL"] = os.environ.get("TORCH_WARM_POOL", "0")
     if interface is not None:
         # It looks for a network card by the host's own name, which often does not resolve.
         variables["GLOO_SOCKET_IFNAME"] = interface

@@ -99,9 +99,13 @@ def create(folder: Path, name: str, experiment: str, tracking: dict[str, Any], c
     return sweep
 
 
-def discard(folder: Path) -> None:
-    """Removes what Hydra wrote for a sweep that was not made after all, and the folders that are empty without it."""
-    if (folder / SWEEP_FILE).exists():
+def discard(folder: Path | None) -> None:
+    """Removes what Hydra wrote for a sweep that was not made after all, and the folders that are empty without it.
+
+    Args:
+        folder: the sweep's; None where none was asked for.
+    """
+    if folder is None or (folder / SWEEP_FILE).exists():
         return
     (folder / HYDRA_FILE).unlink(missing_ok=True)
     for one in (folder, folder.parent, folder.parent.parent):

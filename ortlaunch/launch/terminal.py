@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
-from ortlaunch.launch.plan import LaunchPlan
-from ortlaunch.tracking.goodput import Goodput
+from ortlaunch.launch.follow.record import read_json
+from ortlaunch.launch.plan import HEALTH, LaunchPlan
+from ortlaunch.tracking.goodput import FIRST_STEP, Goodput
 
 _GOOD_PERCENT = 90.0
 _SHORT_SECONDS = 600.0
 """In shorter runs start-up is most of the time, which nobody needs to be told."""
+_LOOK_SECONDS = 1.0
+_SPEED_SECONDS = 600.0
+"""The time left is told from the steps of this long; rich's own 30 seconds may pass without one."""
 
 
 class Display:
@@ -32,6 +31,9 @@ class Display:
         self._steps = steps
         self._device = device
         self._latest: dict[str, float] = {}
+        self._reached = 0
+        self._trains = False
+        self._looked = 0.0
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
@@ -49,12 +51,13 @@ class Display:
         self._print(f"run folder: {plan.run_dir}")
         if self._console.is_terminal:
             self._progress = Progress(
-                TextColumn("{task.description}"),
-                # Figures, bar and time left fit a terminal of 80 columns.
-                BarColumn(bar_width=8),
-                MofNCompleteColumn(),
+                TextColumn("step {task.completed:.0f}/{task.total:.0f}  {task.description}"),
+                # It takes what figures and time left leave: on a terminal of 80 columns that is little.
+                BarColumn(bar_width=None, table_column=Column(ratio=1)),
                 TimeRemainingColumn(),
                 console=self._console,
+                speed_estimate_period=_SPEED_SECONDS,
+                expand=True,
             )
             self._task = self._progress.add_task("starting", total=self._steps)
             self._progress.start()
@@ -65,15 +68,29 @@ class Display:
             return
         values = {name: float(value) for name, value in event["values"].items()}
         self._latest.update(values)
+        self._trains |= FIRST_STEP in values
         step = int(event["step"])
         if "eval/loss" in values:
             self._print(f"step {step}/{self._steps}  eval loss {values['eval/loss']:.4f}")
         if "train/loss" not in values:
             return
+        self._reached = step
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, description=describe_step(values))
         else:
             self._print(f"step {step}/{self._steps}  {describe_step(values)}")
+
+    def look(self) -> None:
+        """Moves the bar between two log steps, by the first worker's sign of life; that costs the worker nothing."""
+        now = time.monotonic()
+        # Before the first step the file may be an earlier attempt's.
+        if self._progress is None or self._task is None or not self._trains or now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        step = (read_json(self._plan.run_dir / HEALTH / "rank-0.json") or {}).get("step")
+        # It is written every other second, and so may lie behind the journal.
+        if isinstance(step, int) and step > self._reached:
+            self._progress.update(self._task, completed=step)
 
     def line(self, text: str) -> None:
         """Shows a line that rank 0 printed, as it is."""

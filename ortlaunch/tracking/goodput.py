@@ -13,7 +13,9 @@ from pathlib import Path
 from ortlaunch.tracking.journal import Event, Journal, read_chunk
 
 _CHUNK_BYTES = 4 * 1024 * 1024
-_FIRST_STEP = "startup/time_to_first_step_seconds"
+FIRST_STEP = "startup/time_to_first_step_seconds"
+"""Metric that comes with the first step of each attempt."""
+
 _PAUSES = ("KILLED", "FINISHED")
 """Ends after which nobody wants the run to go on, until somebody does; after a failure it is down."""
 
@@ -137,7 +139,7 @@ class Ledger:
 
     def _take_metrics(self, step: int, values: dict[str, float]) -> None:
         assert self._now is not None
-        if (seconds := values.get(_FIRST_STEP)) is not None:
+        if (seconds := values.get(FIRST_STEP)) is not None:
             self._begin(seconds)
         self._evaluation += values.get("eval/seconds", 0.0)
         self._checkpoint += values.get("checkpoint/stall_seconds", 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortlaunch.config.compose import known_keys
+from ortlaunch.config.keys import known_keys
 from ortlaunch.config.schema import GROUPS
 from tests.config.reference import PAGE, page
 

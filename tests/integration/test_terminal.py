@@ -77,7 +77,9 @@ def shown(tmp_path_factory):
 
 
 def test_progress_has_step_loss_rate_memory_and_time_left(shown):
-    figures = r"loss \d+\.\d{4}  [\d,.]+ samples/s  [\d.]+ s/step  [\d.]+ GiB +\S+ +(\d+)/30 (\d+:\d\d:\d\d|-:--:--)"
+    figures = (
+        r"step (\d+)/30  loss \d+\.\d{4}  [\d,.]+ samples/s  [\d.]+ s/step  [\d.]+ GiB +\S+ (\d+:\d\d:\d\d|-:--:--)"
+    )
     bars = [match for line in re.split(r"[\r\n]+", shown.text) if (match := re.fullmatch(figures, line.strip()))]
     # The bar is drawn ten times a second: of fast steps it shows some.
     assert max(int(bar[1]) for bar in bars) == 30

@@ -11,6 +11,8 @@ from ortlaunch.config.load import to_config
 from ortlaunch.launch import devices
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.planning import make_plan
+from ortlaunch.launch.slurm.node import environment_of
+from ortlaunch.launch.slurm.plan import settled
 
 
 def plan(*overrides: str) -> LaunchPlan:
@@ -39,6 +41,21 @@ def test_on_cuda_each_gpu_gets_a_worker(monkeypatch: pytest.MonkeyPatch) -> None
     assert chosen.workers == 3
     assert "DS_ACCELERATOR" not in chosen.environment
     assert "CUDA_VISIBLE_DEVICES" not in chosen.environment
+
+
+@pytest.mark.parametrize(
+    ("backend", "own", "value"), [("ort", None, "0"), ("eager", "1", "1"), ("compile", None, None)]
+)
+def test_torch_compiles_ahead_only_where_something_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, backend: str, own: str | None, value: str | None
+) -> None:
+    monkeypatch.delenv("TORCH_WARM_POOL", raising=False)
+    if own is not None:
+        monkeypatch.setenv("TORCH_WARM_POOL", own)
+    chosen = plan(f"backend={backend}", "trainer=deepspeed")
+    assert chosen.environment.get("TORCH_WARM_POOL") == value
+    on_a_node = environment_of(settled(to_config(compose(["launcher=slurm", f"backend={backend}"]))), Path("/run"))
+    assert on_a_node.get("TORCH_WARM_POOL") == value
 
 
 @pytest.mark.parametrize(("variable", "count"), [("0,1", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("0,1,2,3,4", 4)])

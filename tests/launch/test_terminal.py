@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -23,6 +26,14 @@ STEP = {
         "memory/rss_gib": 12.5,
     },
 }
+
+
+FIRST = {"event": "metrics", "step": 1, "values": {"startup/time_to_first_step_seconds": 2.0}}
+
+
+def plain(text: str) -> str:
+    """What a terminal was sent, without colours and moves."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 def shown(*, terminal: bool) -> str:
@@ -47,7 +58,42 @@ def test_elsewhere_than_on_a_terminal_each_log_step_is_a_plain_line() -> None:
 def test_a_terminal_shows_a_progress_bar() -> None:
     text = shown(terminal=True)
     assert "\x1b" in text
-    assert "3/10" in text
+    assert "step 3/10  loss 4.5000  12,346 tokens/s  0.250 s/step  12.50 GiB" in plain(text)
+
+
+@pytest.mark.parametrize(
+    ("logged", "health", "shown"),
+    [
+        ([FIRST, STEP], '{"step": 7}', "step 7/10  loss 4.5000"),
+        # It is written every other second, and the journal at once.
+        ([FIRST, STEP], '{"step": 2}', "step 3/10  loss 4.5000"),
+        ([FIRST, STEP], '{"st', "step 3/10  loss 4.5000"),
+        ([FIRST, STEP], None, "step 3/10  loss 4.5000"),
+        # An earlier attempt's.
+        ([], '{"step": 7}', "step 0/10  starting"),
+    ],
+)
+def test_between_two_log_steps_the_bar_moves_by_the_workers_sign_of_life(
+    tmp_path: Path, logged: list[dict[str, Any]], health: str | None, shown: str
+) -> None:
+    output = io.StringIO()
+    plan = dataclasses.replace(PLAN, run_dir=tmp_path)
+    display = Display(plan, 10, "cpu", Console(file=output, force_terminal=True, width=80))
+    if health is not None:
+        (tmp_path / "health").mkdir()
+        (tmp_path / "health" / "rank-0.json").write_text(health)
+    display.start()
+    for event in logged:
+        display.event(event)
+    display.look()
+    display.stop()
+    assert plain(output.getvalue()).strip().splitlines()[-1].rpartition("\r")[2].startswith(shown)
+
+
+def test_the_line_fits_a_terminal_of_80_columns() -> None:
+    lines = [line.strip() for line in re.split(r"[\r\n]+", plain(shown(terminal=True)))]
+    (line,) = {line for line in lines if line.startswith("step 3/10")}
+    assert re.search(r"12\.50 GiB \S+ -:--:--$", line) and len(line) <= 80
 
 
 def test_names_and_lines_are_shown_as_they_are() -> None:

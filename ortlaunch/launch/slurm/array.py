@@ -16,7 +16,7 @@ from ortlaunch.errors import RequestError
 from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.slurm.plan import request_for
-from ortlaunch.launch.slurm.submit import ask, queue, said_by, write_job, write_script
+from ortlaunch.launch.slurm.submit import ask, queue, said_by, show, write_job, write_script
 from ortlaunch.launch.sweep import Sweep, end
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.uri import compare_command, redacted
@@ -45,9 +45,12 @@ def submit_array(name: str, create: Callable[[], Sweep], folder: Path, planned: 
     named = dataclasses.replace(plan, name=name)
     script = request_for(named, config, tasks=len(planned), folder=folder).script()
     if config.launcher.dry_run:
-        print(script, end="")
-        for one, _, overrides in planned:
-            print(f"# {folder / 'tasks'}/{one.sweep.number if one.sweep else 0}: {one.run_dir}  {' '.join(overrides)}")
+        tasks = [
+            f"# {folder / 'tasks'}/{one.sweep.number if one.sweep else 0}: {one.run_dir}  {' '.join(overrides)}\n"
+            for one, _, overrides in planned
+        ]
+        places = [("runs", f"{len(planned)}{_at_once(config)}"), ("sweep", str(folder))]
+        show("".join([script, *tasks]), named, config, places)
         return 0
     ask(script, config)
     sweep = create()
@@ -86,11 +89,15 @@ def announce(folder: Path, runs: list[Path], config: Config) -> str:
     return said_by(command, config, _ANNOUNCE_SECONDS, "(answers slowly: the jobs will send what they have)")
 
 
-def _say(sweep: Sweep, job_id: str, runs: int, config: Config, said: str) -> None:
+def _at_once(config: Config) -> str:
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
-    limit = f", {cfg.array_limit} at once" if cfg.array_limit else ""
-    print(f"ortlaunch: {sweep.name} is in the queue as job {job_id}: {runs} runs of {cfg.nodes} node(s){limit}")
+    return f", {cfg.array_limit} at once" if cfg.array_limit else ""
+
+
+def _say(sweep: Sweep, job_id: str, runs: int, config: Config, said: str) -> None:
+    of_nodes = f"{runs} runs of {config.launcher.nodes} node(s){_at_once(config)}"
+    print(f"ortlaunch: {sweep.name} is in the queue as job {job_id}: {of_nodes}")
     print(f"sweep:      {sweep.folder}")
     print(f"runs:       ortlaunch jobs --sweep {job_id}")
     if not isinstance(config.tracking, MlflowConfig):

@@ -75,7 +75,8 @@ def environment_of(config: Config, run_dir: Path) -> dict[str, str]:
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     threads = max(1, usable_cores() // workers_per_node(config))
-    return worker_environment(config.device, threads, run_dir, "lo" if cfg.nodes == 1 else None) | cfg.env
+    interface = "lo" if cfg.nodes == 1 else None
+    return worker_environment(config, config.device, threads, run_dir, interface) | cfg.env
 
 
 def torchrun_source() -> str:

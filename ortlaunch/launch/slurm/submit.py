@@ -42,7 +42,7 @@ def submit(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     """
     script = request_for(plan, config).script()
     if config.launcher.dry_run:
-        print(script, end="")
+        show(script, plan, config, [("run folder", str(plan.run_dir))])
         return 0
     ask(script, config)
     write_run_folder(plan, config, arguments)
@@ -65,6 +65,33 @@ def submit(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     if said and isinstance(config.tracking, MlflowConfig):
         print(f"mlflow:     {redacted(config.tracking.uri)} {said}")
     return 0
+
+
+def show(script: str, plan: LaunchPlan, config: Config, places: list[tuple[str, str]]) -> None:
+    """Prints a script to standard output, so that it can go into a file, and what it asks for to standard error.
+
+    Args:
+        script: the script.
+        plan: what it runs; of a sweep its first run under the sweep's name.
+        config: its configuration.
+        places: label and place of what would be made.
+    """
+    cfg = config.launcher
+    assert isinstance(cfg, SlurmConfig)
+    print(script, end="", flush=True)
+    workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''} on {config.device.value}"
+    time_limit = f"{cfg.time} minutes" if (cfg.time or "").isdecimal() else cfg.time
+    lines = [
+        ("job", plan.name),
+        ("nodes", f"{cfg.nodes}, each with {workers}"),
+        ("time", time_limit or "the partition's default (launcher.time)"),
+        ("partition", cfg.partition or "the cluster's default (launcher.partition)"),
+        *places,
+        ("to submit", "the same command without launcher.dry_run=true"),
+    ]
+    print("ortlaunch: a dry run: nothing was written or submitted", file=sys.stderr)
+    for label, text in lines:
+        print(f"{label + ':':<11} {text}", file=sys.stderr)
 
 
 def ask(script: str, config: Config) -> None:

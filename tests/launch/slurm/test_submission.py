@@ -48,6 +48,43 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["launcher.nodes=2", "launcher.partition=debug", "launcher.time=30"],
+            {
+                "job": "gpt2_nano-ort-ddp",
+                "nodes": "2, each with 2 workers on cpu",
+                "time": "30 minutes",
+                "partition": "debug",
+                "run folder": "/runs/default/",
+            },
+        ),
+        (
+            ["launcher.gpus_per_node=1", "launcher.time=4:00:00"],
+            {"nodes": "1, each with 1 worker on cuda", "time": "4:00:00", "partition": "(launcher.partition)"},
+        ),
+        (
+            ["optimizer.lr=0.1,0.2", "launcher.array_limit=1", "--multirun"],
+            {"job": "sweep-optimizer.lr", "time": "(launcher.time)", "runs": "2, 1 at once", "sweep": "/multirun-"},
+        ),
+    ],
+)
+def test_a_dry_run_says_below_the_script_what_it_asks_for(tmp_path, words, said):
+    done = command(tmp_path, "launcher=slurm", "launcher.dry_run=true", *words)
+    assert done.returncode == 0, done.stderr
+    first, *lines = done.stderr.splitlines()
+    assert first == "ortlaunch: a dry run: nothing was written or submitted"
+    shown = {label: text.strip() for label, _, text in (line.partition(":") for line in lines)}
+    assert shown.pop("to submit") == "the same command without launcher.dry_run=true"
+    for label, text in said.items():
+        assert text in shown[label]
+    # The script alone can go into a file.
+    assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
+    assert "dry run" not in done.stdout
+
+
 def test_without_slurm_the_way_out_is_named(tmp_path):
     done = command(tmp_path, "launcher=slurm", PATH="/usr/bin/nowhere")
     assert done.returncode == 2
