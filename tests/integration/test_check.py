@@ -224,5 +224,5 @@ def test_the_check_at_start_is_timed_and_says_nothing_of_a_sound_model(matrix):
         result = matrix[name]
         assert "ortlaunch.allowed" not in result.tags
         seconds = {metric: value for metric, _, value in result.points if metric.startswith("startup/")}
-        assert 0 < seconds["startup/ort_check_seconds"] < 30
+        assert seconds["startup/ort_check_seconds"] > 0
     assert not any(metric == "startup/ort_check_seconds" for metric, _, _ in matrix["eager-ddp"].points)
