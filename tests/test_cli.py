@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import ortlaunch
-from ortlaunch import cli
-
-
-def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), **variables}
-    return subprocess.run(
-        [sys.executable, "-m", "ortlaunch", *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+from ortlaunch import __version__, cli
+from tests.support.cli import ortlaunch
 
 
 def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
-    result = run("--help", cwd=tmp_path)
+    result = ortlaunch(tmp_path, "--help")
     assert result.returncode == 0
     for verb in cli.VERBS:
         assert re.search(rf"^ +ortlaunch (\[{verb}\]|{verb})( |$)", result.stdout, re.MULTILINE), verb
@@ -51,13 +36,13 @@ def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", [verb for verb in cli.VERBS if verb != "run"])
 def test_every_verb_has_a_help_of_its_own(tmp_path: Path, verb: str) -> None:
-    result = run(verb, "--help", cwd=tmp_path)
+    result = ortlaunch(tmp_path, verb, "--help")
     assert result.returncode == 0, result.stderr
     assert f"ortlaunch {verb}" in " ".join(result.stdout.split()), result.stdout
 
 
 def test_version(tmp_path: Path) -> None:
-    assert run("--version", cwd=tmp_path).stdout.strip() == f"ortlaunch {ortlaunch.__version__}"
+    assert ortlaunch(tmp_path, "--version").stdout.strip() == f"ortlaunch {__version__}"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +96,7 @@ def test_version(tmp_path: Path) -> None:
 def test_a_wrong_request_is_one_line_and_exit_code_2_and_leaves_nothing(
     tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
-    result = run(*arguments, cwd=tmp_path)
+    result = ortlaunch(tmp_path, *arguments)
     assert result.returncode == 2
     assert result.stdout == ""
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
@@ -122,7 +107,7 @@ def test_a_wrong_request_is_one_line_and_exit_code_2_and_leaves_nothing(
 
 
 def test_the_composed_configuration_is_printed(tmp_path: Path) -> None:
-    result = run("model=gpt2", "trainer=deepspeed", "--cfg", "job", cwd=tmp_path)
+    result = ortlaunch(tmp_path, "model=gpt2", "trainer=deepspeed", "--cfg", "job")
     assert result.returncode == 0
     assert "zero_stage: 1" in result.stdout
     assert "n_layer: 12" in result.stdout
@@ -131,13 +116,13 @@ def test_the_composed_configuration_is_printed(tmp_path: Path) -> None:
 def test_configuration_of_the_users_own_is_found(tmp_path: Path) -> None:
     (tmp_path / "mine" / "model").mkdir(parents=True)
     (tmp_path / "mine" / "model" / "tiny.yaml").write_text("name: gpt2_nano\nparams:\n  n_layer: 1\n")
-    result = run("--config-dir", "mine", "model=tiny", "--cfg", "job", cwd=tmp_path)
+    result = ortlaunch(tmp_path, "--config-dir", "mine", "model=tiny", "--cfg", "job")
     assert result.returncode == 0, result.stderr
     assert "n_layer: 1" in result.stdout
 
 
 def test_a_dry_run_prints_the_command_and_writes_nothing(tmp_path: Path) -> None:
-    result = run("model=gpt2", "trainer=deepspeed", "launcher.dry_run=true", "device=cpu", cwd=tmp_path)
+    result = ortlaunch(tmp_path, "model=gpt2", "trainer=deepspeed", "launcher.dry_run=true", "device=cpu")
     assert result.returncode == 0
     assert "torch.distributed.run" in result.stdout
     assert "--nproc-per-node=2" in result.stdout
@@ -159,7 +144,7 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(tmp_path: Path) -> None
     ],
 )
 def test_a_sweep_that_starts_nothing_writes_nothing(tmp_path: Path, arguments: list[str], code: int) -> None:
-    result = run(*arguments, "--multirun", cwd=tmp_path)
+    result = ortlaunch(tmp_path, *arguments, "--multirun")
     assert result.returncode == code, result.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -183,25 +168,25 @@ def test_hydras_own_options_work(tmp_path: Path, arguments: list[str], words: li
 
 def test_options_may_stand_between_keys(tmp_path: Path) -> None:
     arguments = ["model=gpt2", "--cfg", "job", "trainer=deepspeed", "--resolve", "seed=3"]
-    result = run(*arguments, cwd=tmp_path)
+    result = ortlaunch(tmp_path, *arguments)
     assert result.returncode == 0, result.stderr
     assert "zero_stage: 1" in result.stdout and "seed: 3" in result.stdout
 
 
 def test_shell_completion_of_hydra_works(tmp_path: Path) -> None:
-    result = run("-sc", "query=bash", cwd=tmp_path, COMP_LINE="ortlaunch trainer=d", COMP_POINT="19", COMP_CWORD="1")
+    result = ortlaunch(tmp_path, "-sc", "query=bash", COMP_LINE="ortlaunch trainer=d", COMP_POINT="19", COMP_CWORD="1")
     assert result.returncode == 0, result.stderr
     assert {"trainer=ddp", "trainer=deepspeed"} <= set(result.stdout.split())
 
 
 def test_models_lists_each_with_a_line(tmp_path: Path) -> None:
-    lines = run("models", cwd=tmp_path).stdout.splitlines()
+    lines = ortlaunch(tmp_path, "models").stdout.splitlines()
     assert {line.split()[0] for line in lines} >= {"mlp", "resnet", "gpt2", "gpt2_nano", "bert", "llama", "vit", "hf"}
 
 
 @pytest.mark.parametrize("name", ["onnx", "artifacts", "verify", "inference"])
 def test_each_export_has_a_page(tmp_path: Path, name: str) -> None:
-    result = run("export", name, "--help", cwd=tmp_path)
+    result = ortlaunch(tmp_path, "export", name, "--help")
     assert result.returncode == 0
     assert f"ortlaunch export {name}" in result.stdout and "Exit codes" in result.stdout
-    assert name in run("export", "--help", cwd=tmp_path).stdout
+    assert name in ortlaunch(tmp_path, "export", "--help").stdout

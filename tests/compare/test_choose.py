@@ -83,7 +83,7 @@ def test_deleted_runs_are_called_so(store: MlflowConfig, make: Make, experiment:
     assert names(store, experiment=experiment) == ["a"]
 
 
-def test_a_thousand_more_runs_than_a_page(store: MlflowConfig, make: Make, experiment: str, monkeypatch: Any) -> None:
+def test_more_runs_than_a_page(store: MlflowConfig, make: Make, experiment: str, monkeypatch: Any) -> None:
     from ortlaunch.compare import choose
 
     monkeypatch.setattr(choose, "_RUNS_PAGE", 2)

@@ -164,14 +164,14 @@ def test_a_model_that_is_none_reaches_no_further_than_its_structure(launch, fold
     assert report["export"] is report["parity"] is report["randomness"] is None
 
 
-def test_resnet_is_fit_exactly_if_its_statistics_move(launch, tmp_path):
+def test_resnet_is_fit_since_its_statistics_move(launch, tmp_path):
     result = launch(tmp_path, "check", "model=resnet", *CHECK)
+    assert result.returncode == 0, result.report
     report = json.loads(result.stdout)
-    assert report["export"]["status"] == "ok", result.report
+    assert (report["fit"], report["export"]["status"]) == (True, "ok")
     assert report["parity"]["gradients"]["differing"] == []
-    moves = not report["parity"]["stale_buffers"] and not report["parity"]["buffers"]["differing"]
-    assert report["fit"] is moves, result.report
-    assert result.returncode == (0 if moves else 1)
+    assert (report["parity"]["stale_buffers"], report["parity"]["buffers"]["differing"]) == ([], [])
+    assert report["parity"]["buffers"]["count"] > 0
 
 
 @pytest.mark.parametrize(
@@ -224,5 +224,5 @@ def test_the_check_at_start_is_timed_and_says_nothing_of_a_sound_model(matrix):
         result = matrix[name]
         assert "ortlaunch.allowed" not in result.tags
         seconds = {metric: value for metric, _, value in result.points if metric.startswith("startup/")}
-        assert 0 < seconds["startup/ort_check_seconds"] < 30
+        assert seconds["startup/ort_check_seconds"] > 0
     assert not any(metric == "startup/ort_check_seconds" for metric, _, _ in matrix["eager-ddp"].points)

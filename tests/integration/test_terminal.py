@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -47,7 +48,8 @@ def shown(tmp_path_factory):
     folder = tmp_path_factory.mktemp("repo")
     for command in ("init -q", "add x.py", "commit -qm x"):
         (folder / "x.py").write_text("one\n")
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *command.split()], cwd=folder, check=True)
+        git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run([*git, *command.split()], cwd=folder, check=True)
     (folder / "x.py").write_text("two\n")
     main, other = pty.openpty()
     fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -64,12 +66,16 @@ def shown(tmp_path_factory):
     os.close(other)
     raw = b""
     deadline = time.monotonic() + RUN_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            raw += os.read(main, 65536)
-        except OSError:  # Nobody writes any more.
-            break
-    os.close(main)
+    try:
+        while time.monotonic() < deadline:
+            if select.select([main], [], [], 1)[0]:
+                raw += os.read(main, 65536)
+    except OSError:  # Nobody writes any more.
+        pass
+    finally:
+        if time.monotonic() > deadline:
+            process.kill()
+        os.close(main)
     code = process.wait(timeout=30)
     text = raw.decode()
     assert code == 0, text

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from ortlaunch.errors import RequestError
 from ortlaunch.launch import bench
 from ortlaunch.launch.sweep import note_end
 from ortlaunch.tracking.relay import RelayResult
+from tests.support.cli import ortlaunch
 
 
 @pytest.fixture
@@ -137,14 +135,10 @@ def test_what_is_no_number_of_rounds(word: str) -> None:
         bench._repeat([word])
 
 
-def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
-    line = [sys.executable, "-m", "ortlaunch", "bench", *words]
-    return subprocess.run(line, cwd=folder, env=variables, capture_output=True, text=True, timeout=120)
-
-
 def test_a_dry_run_lists_the_runs_and_leaves_nothing(tmp_path: Path) -> None:
-    result = command(tmp_path, "model=mlp", "backend=eager,compile", "repeat=2", "launcher.dry_run=true", "device=cpu")
+    result = ortlaunch(
+        tmp_path, "bench", "model=mlp", "backend=eager,compile", "repeat=2", "launcher.dry_run=true", "device=cpu"
+    )
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0].startswith("4 runs")
@@ -154,7 +148,7 @@ def test_a_dry_run_lists_the_runs_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_cells_that_cannot_work_are_named_and_the_others_stay(tmp_path: Path) -> None:
-    result = command(tmp_path, "model=mlp", "train.steps=0,5", "launcher.dry_run=true", "device=cpu")
+    result = ortlaunch(tmp_path, "bench", "model=mlp", "train.steps=0,5", "launcher.dry_run=true", "device=cpu")
     assert result.returncode == 0 and "train.steps=0" in result.stderr and "left out" in result.stderr
     assert result.stdout.startswith("3 runs")
 
@@ -179,7 +173,7 @@ def test_a_cell_that_does_not_compose_leaves_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_requests_that_cannot_work_leave_nothing(tmp_path: Path, words: list[str], said: str) -> None:
-    result = command(tmp_path, "model=mlp", "backend=eager", *words)
+    result = ortlaunch(tmp_path, "bench", "model=mlp", "backend=eager", *words)
     assert result.returncode == 2 and said in result.stderr, result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []

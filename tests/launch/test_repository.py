@@ -16,6 +16,13 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
+@pytest.fixture(autouse=True)
+def no_settings_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may sign every commit."""
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, "/dev/null")
+
+
 @pytest.fixture
 def repo(tmp_path: Path) -> Path:
     folder = tmp_path / "mein Repo"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 
@@ -67,3 +68,10 @@ def loss_of(output: Any) -> torch.Tensor:
         weights = torch.linspace(0.5, 1.5, output.numel()).reshape(output.shape)
         return (output * output * weights).sum()
     return output.loss
+
+
+def operators(folder: Path) -> set[str]:
+    """What the nodes of a saved training graph compute, and which of torch's operators they call."""
+    graph = onnx.load(str(next(folder.glob("*execution_model_training.onnx")))).graph
+    called = {one.s.decode() for node in graph.node for one in node.attribute if one.name == "operator"}
+    return called | {node.op_type for node in graph.node}

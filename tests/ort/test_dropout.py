@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
 from torch.nn import functional
@@ -13,6 +12,7 @@ from torch.nn import functional
 from ortlaunch.config.schema import ModelConfig, OrtConfig, OrtDebugConfig
 from ortlaunch.ort import session
 from ortlaunch.registry import build_model
+from tests.ort.conftest import operators
 
 RATE = 0.3
 
@@ -166,12 +166,6 @@ def test_double_precision(kind: str) -> None:
     direction = torch.randn_like(expected)
     for mine, theirs in zip(gradients(ort, actual, direction), gradients(eager, expected, direction), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
-
-
-def operators(folder: Path) -> set[str]:
-    graph = onnx.load(str(next(folder.glob("*execution_model_training.onnx")))).graph
-    called = {one.s.decode() for node in graph.node for one in node.attribute if one.name == "operator"}
-    return called | {node.op_type for node in graph.node}
 
 
 @pytest.mark.parametrize("model", [Drop(), Attend("packed")], ids=["dropout", "attention"])

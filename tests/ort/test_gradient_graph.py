@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
 from torch.nn import functional
 
 from ortlaunch.config.schema import OrtConfig, OrtDebugConfig
 from ortlaunch.ort import gradient_graph, session
+from tests.ort.conftest import operators
 
 WORDS = 11
 
@@ -31,12 +31,6 @@ class Language(torch.nn.Module):
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.head(self.hidden(self.embed(tokens)).tanh())
         return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()), logits
-
-
-def operators(folder: Path) -> set[str]:
-    graph = onnx.load(str(next(folder.glob("*execution_model_training.onnx")))).graph
-    called = {one.s.decode() for node in graph.node for one in node.attribute if one.name == "operator"}
-    return called | {node.op_type for node in graph.node}
 
 
 CASES = {

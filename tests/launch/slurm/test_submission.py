@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import ortlaunch
 from ortlaunch.config.compose import compose
 from ortlaunch.config.load import load_config, save_config, to_config
 from ortlaunch.config.rules import check
@@ -21,27 +18,16 @@ from ortlaunch.launch.slurm.node import environment_of, torchrun, torchrun_sourc
 from ortlaunch.launch.slurm.plan import request_for, settled
 from ortlaunch.launch.slurm.refusal import in_plain_words
 from ortlaunch.launch.slurm.submit import submission_environment
+from tests.support.cli import ortlaunch
 
 
 def config(*overrides):
     return settled(to_config(compose(["launcher=slurm", *overrides])))
 
 
-def command(cwd, *arguments, **variables):
-    environment = {**os.environ, "PYTHONPATH": str(Path(ortlaunch.__file__).parents[1]), **variables}
-    return subprocess.run(
-        [sys.executable, "-m", "ortlaunch", *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
     # No SLURM on this PATH.
-    done = command(tmp_path, "launcher=slurm", "launcher.nodes=3", "launcher.dry_run=true", PATH="/usr/bin/nowhere")
+    done = ortlaunch(tmp_path, "launcher=slurm", "launcher.nodes=3", "launcher.dry_run=true", PATH="/usr/bin/nowhere")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=gpt2_nano-ort-ddp\n")
     assert "#SBATCH --nodes=3\n" in done.stdout
@@ -86,7 +72,7 @@ def test_a_dry_run_says_below_the_script_what_it_asks_for(tmp_path, words, said)
 
 
 def test_without_slurm_the_way_out_is_named(tmp_path):
-    done = command(tmp_path, "launcher=slurm", PATH="/usr/bin/nowhere")
+    done = ortlaunch(tmp_path, "launcher=slurm", PATH="/usr/bin/nowhere")
     assert done.returncode == 2
     assert "there is no sbatch on the PATH" in done.stderr
     assert "launcher.dry_run=true" in done.stderr
