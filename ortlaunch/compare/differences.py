@@ -32,30 +32,25 @@ class Difference:
 
 
 def differences(groups: list[Group]) -> list[Difference]:
-    """What differs between the groups: parameters in the order of their names, then seeds, then circumstances.
+    """What differs between the groups: parameters in the order of their names, then seeds, steps and circumstances.
 
     What only follows from another choice is left out: that one backend or trainer has keys that another lacks, with the
-    values that they have anyway.
+    values that they have anyway; and so is what a run that broke off had no time to say.
     """
-    keys = sorted({key for group in groups for key in group.first.params if not same_work(key)})
+    keys = sorted({key for group in groups for key in group.first.params if not same_work(key)} - {STEPS_TAKEN})
     found = [Difference(key, [group.first.params.get(key) for group in groups]) for key in keys]
-    found = [
-        one for one in found if not _follows(one, groups) and not (one.key == STEPS_TAKEN and _unsaid(one, groups))
-    ]
+    found = [one for one in found if not _follows(one, groups)]
     found.append(Difference("seed", [", ".join(group.seeds) or None for group in groups]))
-    tags = [Difference(tag, [circumstance(group.first, tag) for group in groups]) for tag in _SHOWN_CIRCUMSTANCES]
-    found += [one for one in tags if not _unsaid(one, groups)]
+    late = [Difference(STEPS_TAKEN, [group.first.params.get(STEPS_TAKEN) for group in groups])]
+    late += [Difference(tag, [circumstance(group.first, tag) for group in groups]) for tag in _SHOWN_CIRCUMSTANCES]
+    found += [one for one in late if not _unsaid(one, groups)]
     return [one for one in found if len(set(one.values)) > 1]
 
 
 def _unsaid(difference: Difference, groups: list[Group]) -> bool:
     """Whether all who say something say the same, and only runs that did not finish say nothing."""
-    said = {value for value, group in zip(difference.values, groups, strict=True) if value or _has_finished(group)}
-    return len(said) == 1
-
-
-def _has_finished(group: Group) -> bool:
-    return group.first.status == "FINISHED"
+    pairs = zip(difference.values, groups, strict=True)
+    return len({value for value, group in pairs if value is not None or group.first.status == "FINISHED"}) == 1
 
 
 def _follows(difference: Difference, groups: list[Group]) -> bool:
