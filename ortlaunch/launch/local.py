@@ -62,14 +62,36 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     account = journal_goodput(journal)
     journal.end(outcome.status)
     sweep_over = sweep.note_end(plan.run_dir, outcome.status)
-    sent = relay.finish(config.tracking.flush_seconds) if relay is not None else None  # type: ignore[attr-defined]
-    if sweep_over is not None and isinstance(config.tracking, MlflowConfig):
-        Relay(sweep_over, config.tracking).finish(config.tracking.flush_seconds)
+    sent, code = None, outcome.exit_code
+    if relay is not None and isinstance(config.tracking, MlflowConfig):
+        sent, is_stopped = _send_the_rest(relay, sweep_over, config.tracking)
+        code = code or (128 + signal.SIGINT if is_stopped else 0)
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
     ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
-    display.summary(ending, time.time() - started, _record(plan, config, sent, outcome), account)
-    return outcome.exit_code
+    record = _record(plan, config, sent, outcome, has_trained="train/loss" in display.latest)
+    display.summary(ending, time.time() - started, record, account)
+    return code
+
+
+def _send_the_rest(relay: Relay, sweep_over: Path | None, cfg: MlflowConfig) -> tuple[RelayResult, bool]:
+    """Gives MLflow its time; who stops the command meanwhile waits no longer, but is still told how the run ended.
+
+    Args:
+        relay: the run's.
+        sweep_over: folder of the sweep that has ended with the run; None for none.
+        cfg: where they go.
+
+    Returns:
+        How far the run's journal got, and whether the command was stopped.
+    """
+    try:
+        sent = relay.finish(cfg.flush_seconds)
+        if sweep_over is not None:
+            Relay(sweep_over, cfg).finish(cfg.flush_seconds)
+    except KeyboardInterrupt:
+        return relay.finish(0.0), True
+    return sent, False
 
 
 def _assist(plan: LaunchPlan, config: Config, started: float) -> int:
@@ -203,10 +225,14 @@ def _outcome(plan: LaunchPlan, code: int, stop_signal: int | None) -> Outcome:
     return Outcome("FAILED", EXIT_REQUEST if found.is_request else EXIT_FAILED, found)
 
 
-def _record(plan: LaunchPlan, config: Config, sent: RelayResult | None, outcome: Outcome) -> list[tuple[str, str]]:
+def _record(
+    plan: LaunchPlan, config: Config, sent: RelayResult | None, outcome: Outcome, *, has_trained: bool
+) -> list[tuple[str, str]]:
     lines = [("run folder", str(plan.run_dir))]
     if outcome.status != "FINISHED" and newest_checkpoint(plan.run_dir):
         lines.append(("go on", f"ortlaunch resume {shlex.quote(str(plan.run_dir))}"))
+    elif outcome.status == "KILLED" and has_trained:
+        lines.append(("go on", "no checkpoint was written; train.checkpoint_every=N writes them on the way"))
     if sent is None or not isinstance(config.tracking, MlflowConfig):
         return lines
     if sent.sent:

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tests.integration.conftest import RUN_SECONDS, journal
+from tests.support.servers import silent
 from tests.support.stuck import stuck_model
 
 LONG = ("model=mlp", "backend=eager", "train.steps=100000", "train.log_every=50")
@@ -35,9 +37,10 @@ def test_a_signal_stops_the_run(start, folder, leftovers, mlflow_run, number, co
     assert leftovers(run_dir) == []
 
 
-def test_a_second_ctrl_c_stops_at_once(start, tmp_path, leftovers):
+@pytest.mark.parametrize("keeps", [True, False], ids=["with checkpoints", "without"])
+def test_a_second_ctrl_c_stops_at_once(start, tmp_path, leftovers, keeps):
     """The step that the first one waits for never ends."""
-    running = start(tmp_path, *stuck_model(tmp_path))
+    running = start(tmp_path, *stuck_model(tmp_path), *(["train.checkpoint_every=1"] if keeps else []))
     run_dir = running.wait_for_training()
     running.process.send_signal(signal.SIGINT)
     time.sleep(3)
@@ -50,6 +53,50 @@ def test_a_second_ctrl_c_stops_at_once(start, tmp_path, leftovers):
     assert result.status == "KILLED"
     assert "ortlaunch.resumable" not in result.tags
     assert leftovers(run_dir) == []
+    way_on = f"ortlaunch resume {run_dir}" if keeps else "no checkpoint was written; train.checkpoint_every=N"
+    assert f"go on:      {way_on}" in result.stdout
+
+
+def test_a_third_ctrl_c_waits_for_mlflow_no_longer_and_says_how_it_ended(start, tmp_path):
+    model = [word for word in stuck_model(tmp_path) if word != "tracking=none"]
+    with silent() as uri:
+        running = start(tmp_path, *model, "train.checkpoint_every=1", f"tracking.uri={uri}")
+        run_dir = running.wait_for_training()
+        running.process.send_signal(signal.SIGINT)
+        wait_until((run_dir / "STOP").exists)
+        running.process.send_signal(signal.SIGINT)
+        stop_sending(running, run_dir)
+        result = running.finish(SECONDS)
+    assert result.returncode == 130, result.report
+    assert "Traceback" not in result.stdout + result.stderr
+    assert f"go on:      ortlaunch resume {run_dir}" in result.stdout
+    assert f"send them:  ortlaunch sync {run_dir}" in result.stdout
+
+
+def test_ctrl_c_behind_the_last_step_ends_a_sweep_too(start, tmp_path):
+    """The run has finished and waits for MLflow alone; the next one does not begin."""
+    small = ("model=mlp", "backend=eager", "train.steps=2", "optimizer.lr=0.1,0.2", "--multirun")
+    with silent() as uri:
+        running = start(tmp_path, *small, f"tracking.uri={uri}", "tracking.flush_seconds=20")
+        stop_sending(running, running.wait_for_training())
+        result = running.finish(RUN_SECONDS)
+    assert result.returncode == 130, result.report
+    assert "finished after" in result.stdout and "sweep: " in result.stdout
+    assert len(list(tmp_path.glob("runs/*/2*"))) == 1
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + RUN_SECONDS
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def stop_sending(running, run_dir):
+    """Ctrl-C, once the run has its end and only MLflow is waited for."""
+    wait_until(lambda: journal(run_dir)[-1]["event"] == "end")
+    time.sleep(1)
+    assert running.process.poll() is None
+    running.process.send_signal(signal.SIGINT)
 
 
 def test_ctrl_c_before_the_first_step_has_nothing_to_wait_for(start, folder, leftovers):
