@@ -159,7 +159,7 @@ def test_a_sweep_that_starts_nothing_writes_nothing(tmp_path: Path, arguments: l
     ],
 )
 def test_hydras_own_options_work(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
-    result = run(*arguments, cwd=tmp_path)
+    result = ortlaunch(tmp_path, *arguments)
     assert result.returncode == 0, result.stderr
     for word in words:
         assert word in result.stdout

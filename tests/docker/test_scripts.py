@@ -185,6 +185,24 @@ def test_an_installation_that_fails_leaves_nothing_in_the_way_of_the_next(
     assert not (tmp_path / "venv").exists()
 
 
+@pytest.mark.parametrize(("fails", "code"), [("nothing", 0), ("run --rm train", 3)])
+def test_what_try_starts_it_ends(tmp_path: Path, fails: str, code: int) -> None:
+    """With an engine that only notes how it was called; docs/docker.md says where a real one did it."""
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / "secrets.sh").symlink_to("/bin/true")
+    engine = tmp_path / "engine"
+    engine.write_text(f'#!/bin/sh\necho "$*"\ncase "$*" in *"{fails}"*) exit 3 ;; esac\n')
+    engine.chmod(0o755)
+    command = [str(DOCKER / "try.sh"), "--build-arg", "A=b"]
+    environment = {"PATH": "/usr/bin:/bin", "ENGINE": str(engine)}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == code, result.stderr
+    first, *_, last = result.stdout.splitlines()
+    assert first == "build --file docker/Dockerfile.cpu --tag ortlaunch:cpu --build-arg A=b ."
+    assert last == "compose --project-name ortlaunch-try --file docker/compose.yaml down --volumes"
+    assert ("run --rm train compare" in result.stdout) is (code == 0)
+
+
 def test_all_scripts_are_executable_and_correct_bash() -> None:
     for script in [*DOCKER.glob("*.sh"), DOCKER.parent / ".ci" / "run"]:
         assert os.access(script, os.X_OK), script

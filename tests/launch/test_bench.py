@@ -154,7 +154,7 @@ def test_cells_that_cannot_work_are_named_and_the_others_stay(tmp_path: Path) ->
 
 
 def test_a_cell_that_does_not_compose_leaves_nothing(tmp_path: Path) -> None:
-    result = command(tmp_path, "model=mlp", "backend=ort,eager", "backend.threads=2")
+    result = ortlaunch(tmp_path, "bench", "model=mlp", "backend=ort,eager", "backend.threads=2")
     assert result.returncode == 2 and "backend.threads: the chosen backend has no such key" in result.stderr
     assert list(tmp_path.iterdir()) == []
 

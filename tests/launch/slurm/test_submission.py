@@ -58,7 +58,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
     ],
 )
 def test_a_dry_run_says_below_the_script_what_it_asks_for(tmp_path, words, said):
-    done = command(tmp_path, "launcher=slurm", "launcher.dry_run=true", *words)
+    done = ortlaunch(tmp_path, "launcher=slurm", "launcher.dry_run=true", *words)
     assert done.returncode == 0, done.stderr
     first, *lines = done.stderr.splitlines()
     assert first == "ortlaunch: a dry run: nothing was written or submitted"
