@@ -1,4 +1,7 @@
-"""Sends what is in some journals to MLflow, once: ``python -m ortlaunch.launch.slurm.announce FOLDER ...``."""
+"""Sends what is in some journals to MLflow, once: ``python -m ortlaunch.launch.slurm.announce FOLDER ...``.
+
+That is how runs, and the sweep that they belong to, stand in MLflow while they are still in the queue.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,39 @@ import os
 import sys
 from pathlib import Path
 
+from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.errors import RequestError
 from ortlaunch.launch.slurm.request import TRACKING_URI
-from ortlaunch.tracking.relay import sync
-from ortlaunch.tracking.sync import tracking_of
+from ortlaunch.tracking import sync
+from ortlaunch.tracking.relay import RelayResult
+from ortlaunch.tracking.relay import sync as send_journal
 
 
-def send(folder: Path) -> str | None:
-    """Sends a run's or a sweep's journal; returns MLflow's id of it, None where it is not all sent."""
+def tracking_of(folder: Path) -> MlflowConfig | None:
+    """Where a run's or a sweep's journal goes, with the password that its folder does not hold; None for nowhere."""
     try:
-        tracking = tracking_of(folder)
+        tracking = sync.tracking_of(folder)
     except RequestError:
         return None  # Without MLflow.
-    result = sync(folder, dataclasses.replace(tracking, uri=os.environ.get(TRACKING_URI) or tracking.uri))
-    if result.message:
-        print(result.message, file=sys.stderr)
-    return result.mlflow_run_id if result.sent else None
+    return dataclasses.replace(tracking, uri=os.environ.get(TRACKING_URI) or tracking.uri)
+
+
+def send(folder: Path) -> RelayResult | None:
+    """Sends a run's or a sweep's journal; None where it goes nowhere."""
+    tracking = tracking_of(folder)
+    return send_journal(folder, tracking) if tracking is not None else None
 
 
 def main() -> None:
-    """Runs the command line."""
-    first, *others = (send(Path(folder)) for folder in sys.argv[1:])
-    missing = sum(one is None for one in (first, *others))
-    parts = [
-        f"mlflow run {first}" if first is not None else "",
-        f"({missing} not yet sent: the jobs will)" * (missing > 0),
-    ]
-    print(" ".join(part for part in parts if part))
+    """Runs the command line; prints MLflow's id of the first and how many of all are not there yet."""
+    results = [result for name in sys.argv[1:] if (result := send(Path(name))) is not None]
+    for result in results:
+        if result.message:
+            print(result.message, file=sys.stderr)
+    missing = sum(not result.sent for result in results)
+    parts = [f"mlflow run {result.mlflow_run_id}" for result in results[:1] if result.sent]
+    parts += [f"({missing} not yet sent: the job will)"] if missing else []
+    print(" ".join(parts))
 
 
 if __name__ == "__main__":

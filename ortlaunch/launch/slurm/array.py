@@ -7,7 +7,6 @@ is that of a single run; each task finds its run folder in the sweep's ``tasks/N
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,12 +15,10 @@ from ortlaunch.errors import RequestError
 from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.slurm.plan import request_for
-from ortlaunch.launch.slurm.submit import ask, queue, said_by, show, write_job, write_script
+from ortlaunch.launch.slurm.submit import announce, ask, queue, show, write_job, write_script
 from ortlaunch.launch.sweep import Sweep, end
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.uri import compare_command, redacted
-
-_ANNOUNCE_SECONDS = 120
 
 Planned = list[tuple[LaunchPlan, Config, list[str]]]
 
@@ -63,30 +60,19 @@ def submit_array(name: str, create: Callable[[], Sweep], folder: Path, planned: 
     runs = [one.run_dir for one, _, _ in planned]
     sweep.write(runs, complete=True)
     path = write_script(folder, script)
-    said = announce(folder, runs, config)
+    said = announce([folder, *runs], config)
     try:
         job_id, cluster = queue(path, config)
     except RequestError:
         for run_dir in [*runs, folder]:
             end(run_dir, {"FAILED"})
-        announce(folder, runs, config)
+        announce([folder, *runs], config)
         raise
     write_job(folder, job_id, cluster)
     for number, run_dir in enumerate(runs):
         write_job(run_dir, f"{job_id}_{number}", cluster, job_id, number)
     _say(sweep, job_id, len(runs), config, said)
     return 0
-
-
-def announce(folder: Path, runs: list[Path], config: Config) -> str:
-    """Lets the sweep and its runs stand in MLflow while they are queued, for a while and no longer.
-
-    In one process of its own for all of them, which alone imports mlflow. What it does not get to, the jobs send.
-    """
-    if not isinstance(config.tracking, MlflowConfig):
-        return ""
-    command = [sys.executable, "-m", "ortlaunch.launch.slurm.announce", str(folder), *map(str, runs)]
-    return said_by(command, config, _ANNOUNCE_SECONDS, "(answers slowly: the jobs will send what they have)")
 
 
 def _at_once(config: Config) -> str:

@@ -20,15 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch.config.load import load_config
-from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
+from ortlaunch.config.schema import SlurmConfig
 from ortlaunch.launch import failure, sweep
 from ortlaunch.launch.environment import slurm_variables
 from ortlaunch.launch.folder import ARTIFACT_FOLDER
 from ortlaunch.launch.follow.record import newest_checkpoint
 from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
 from ortlaunch.launch.slurm import history
+from ortlaunch.launch.slurm.announce import send, tracking_of
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
-from ortlaunch.launch.slurm.request import TRACKING_URI
 from ortlaunch.launch.slurm.scheduler import job_state, own_job
 from ortlaunch.launch.slurm.verdict import REQUEUE_WORD, Facts, Verdict, judge
 from ortlaunch.tracking.goodput import journal_goodput
@@ -178,14 +178,6 @@ def gather(run_dir: Path, code: int, signals: list[str]) -> Facts:
     )
 
 
-def tracking_of(run_dir: Path) -> MlflowConfig | None:
-    """Where the run's journal goes, with the password that its folder does not hold; None for nowhere."""
-    config: Config = load_config(run_dir / "config.yaml")
-    if not isinstance(config.tracking, MlflowConfig):
-        return None
-    return dataclasses.replace(config.tracking, uri=os.environ.get(TRACKING_URI) or config.tracking.uri)
-
-
 def _stopped_by(run_dir: Path) -> str | None:
     try:
         return str(json.loads((run_dir / STOPPED_FILE).read_text()).get("reason", ""))
@@ -217,19 +209,14 @@ def _note_end(run_dir: Path, status: Status) -> None:
     """Of the last run of a sweep: the sweep has ended too."""
     over = sweep.note_end(run_dir, status)
     if over is not None:
-        from ortlaunch.launch.slurm.announce import send
-
-        send(over)
+        _send(over)
 
 
-def _send(run_dir: Path) -> int:
-    tracking = tracking_of(run_dir)
-    if tracking is None:
+def _send(folder: Path) -> int:
+    result = send(folder)
+    if result is None:
         return 0
-    from ortlaunch.tracking.relay import sync
-
-    result = sync(run_dir, tracking)
-    print(result.message or f"mlflow run {result.mlflow_run_id}", flush=True)
+    print(result.message or f"mlflow run {result.mlflow_run_id}", file=sys.stderr, flush=True)
     return 0 if result.sent else 1
 
 

@@ -23,7 +23,7 @@ from ortlaunch.user import user_name
 
 SCRIPT, JOB = "sbatch.sh", "job.json"
 _SECONDS = 120
-_ANNOUNCE_SECONDS = 60
+_ANNOUNCE_SECONDS = 90
 
 
 def submit(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
@@ -50,13 +50,13 @@ def submit(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     journal_start(journal, plan, config)
     journal.tags({"ortlaunch.state": "queued"})
     path = write_script(plan.run_dir, script)
-    said = announce(plan.run_dir, config)
+    said = announce([plan.run_dir], config)
     try:
         job_id, cluster = queue(path, config)
     except RequestError:
         journal.tags({"ortlaunch.state": "failed"})
         journal.end("FAILED")
-        announce(plan.run_dir, config)
+        announce([plan.run_dir], config)
         raise
     write_job(plan.run_dir, job_id, cluster)
     cfg = config.launcher
@@ -152,43 +152,27 @@ def write_job(
     replace_text(run_dir / JOB, json.dumps(job) + "\n")
 
 
-def announce(run_dir: Path, config: Config) -> str:
-    """Lets the run stand in MLflow while it is queued; waits for a slow server for a while and no longer.
+def announce(folders: list[Path], config: Config) -> str:
+    """Lets runs, and the sweep before them, stand in MLflow while they are queued, for a while and no longer.
 
-    In a process of its own, which alone imports mlflow.
+    In one process of its own for all of them, which alone imports mlflow. What it does not get to, the jobs send.
 
     Returns:
         What there is to say about it; empty without MLflow.
     """
     if not isinstance(config.tracking, MlflowConfig):
         return ""
-    command = [sys.executable, "-m", "ortlaunch.launch.slurm.job", "announce", str(run_dir)]
-    return said_by(command, config, _ANNOUNCE_SECONDS, "(does not answer: the job will send what it has)")
-
-
-def said_by(command: list[str], config: Config, seconds: float, silence: str) -> str:
-    """Runs a command for a while and no longer.
-
-    Args:
-        command: what tells MLflow.
-        config: the configuration that is submitted.
-        seconds: how long.
-        silence: what to say where it takes longer.
-
-    Returns:
-        Its last line.
-    """
     try:
         done = subprocess.run(
-            command,
+            [sys.executable, "-m", "ortlaunch.launch.slurm.announce", *map(str, folders)],
             env=submission_environment(config),
             capture_output=True,
             text=True,
-            timeout=seconds,
+            timeout=_ANNOUNCE_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return silence
+        return "(answers slowly: the job will send what is missing)"
     lines = done.stdout.strip().splitlines()
     return lines[-1] if lines else f"(could not be told: {done.stderr.strip().splitlines()[-1:]})"
 
