@@ -7,6 +7,7 @@ WHOLE_RUNS := tests/integration tests/faults tests/wheel
 CLUSTER_RUNS := tests/slurm
 # Whole runs side by side: starting up is one core wide and most of a short run. Their threads must not spin for each other.
 AT_ONCE := $(shell cores=$$(nproc); echo $$((cores > 3 ? 3 : 2)))
+COVERED := $(if $(CI),--cov=ortlaunch --cov-report=term)
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
@@ -23,9 +24,9 @@ test: test-quick
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 tests/faults
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadfile tests/integration tests/wheel
 
-## test-quick: the tests that start no workers
+## test-quick: the tests that start no workers; in CI with coverage
 test-quick: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto $(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto $(COVERED) $(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
 
 ## test-faults: ten of each kind of fault, at moments drawn with fixed seeds; prints how many the runs survived
 test-faults: $(INSTALLED)
@@ -88,7 +89,7 @@ bench: $(INSTALLED)
 	$(PIP) --editable '.[cpu,dev,bench]'
 	$(BIN)/python -m tests.benchmarks.bench_start
 	$(BIN)/python -m tests.benchmarks.bench_others
-	$(BIN)/python -m tests.benchmarks.bench_others --model=gpt2 --rounds=3
+	$(BIN)/python -m tests.benchmarks.bench_others --model=gpt2 --rounds=2
 	$(BIN)/python -m tests.benchmarks.bench_ort
 
 ## docs-families: measure the model families under ORT with this torch, and write them into docs/ort-families.md

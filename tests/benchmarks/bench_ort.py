@@ -35,11 +35,11 @@ class Case:
 
 _BOTH = ("eager", "ort")
 CASES = (
-    Case("gpt2_nano", "ddp", steps=40, rounds=5),
-    Case("gpt2_nano", "deepspeed", steps=40, rounds=5, backends=_BOTH),
-    Case("gpt2", "ddp", steps=8, rounds=3),
-    Case("gpt2", "deepspeed", steps=8, rounds=3, backends=_BOTH),
-    *(Case(model, "ddp", steps=40, rounds=3) for model in ("mlp", "resnet", "vit")),
+    Case("gpt2_nano", "ddp", steps=40, rounds=3),
+    Case("gpt2_nano", "deepspeed", steps=40, rounds=3, backends=_BOTH),
+    Case("gpt2", "ddp", steps=8, rounds=2),
+    Case("gpt2", "deepspeed", steps=8, rounds=2, backends=_BOTH),
+    *(Case(model, "ddp", steps=40, rounds=2) for model in ("mlp", "resnet", "vit")),
     *(Case(model, "ddp", steps=8, rounds=2) for model in ("bert", "llama")),
 )
 

@@ -131,7 +131,7 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=WORKS, default="gpt2_nano")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", choices=CONTENDERS, default=list(CONTENDERS), help=f"beside {OURS}")
     arguments = parser.parse_args()
     work = WORKS[arguments.model]
