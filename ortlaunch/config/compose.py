@@ -41,12 +41,12 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     import hydra
     from hydra.errors import HydraException
 
-    from ortlaunch.config.sweep_folder import SweepFolder
+    from ortlaunch.config.sweep_folder import SweepWatch
 
     words = hydra_words(arguments)
     _check_optional_groups(arguments)
     _register_options(arguments)
-    SweepFolder.latest = None
+    SweepWatch.latest = None
     sys.argv = [sys.argv[0], *words]
     # Otherwise Hydra would print what goes wrong in its own way and exit with 1.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")

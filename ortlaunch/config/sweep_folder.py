@@ -5,6 +5,7 @@ Hydra writes there before it composes the combinations, and tells only its callb
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,17 +13,26 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 
-class SweepFolder(Callback):
-    """Remembers the folder; conf/config.yaml names this class among Hydra's callbacks."""
+@dataclass(frozen=True)
+class SweepFolder:
+    """The folder of a ``--multirun``."""
 
-    latest: ClassVar[Path | None] = None
-    """Of the command line that Hydra has taken last; None without ``--multirun``."""
+    path: Path
+    new: list[Path]
+    """The folders that were not there before: it, and of those above it."""
+
+
+class SweepWatch(Callback):
+    """Notes the folder before it is made; conf/config.yaml names this class among Hydra's callbacks."""
+
+    latest: ClassVar[SweepFolder | None] = None
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Called before anything is written."""
-        SweepFolder.latest = Path(config.hydra.sweep.dir).absolute()
+        path = Path(config.hydra.sweep.dir).absolute()
+        SweepWatch.latest = SweepFolder(path, [one for one in (path, *path.parents) if not one.exists()])
 
 
-def sweep_folder() -> Path | None:
-    """The folder of the ``--multirun`` that Hydra has taken last, whether or not it is there; None without one."""
-    return SweepFolder.latest
+def sweep_folder() -> SweepFolder | None:
+    """That of the ``--multirun`` that Hydra has taken last, whether or not it is there; None without one."""
+    return SweepWatch.latest

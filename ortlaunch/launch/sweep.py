@@ -13,13 +13,16 @@ import secrets
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortlaunch.errors import RequestError
 from ortlaunch.files import replace_text
 from ortlaunch.launch.secrets import without_secrets
 from ortlaunch.tracking.journal import Journal, Status
 from ortlaunch.tracking.sink import KIND_TAG, SWEEP_TAG
+
+if TYPE_CHECKING:
+    from ortlaunch.config.sweep_folder import SweepFolder
 
 SWEEP_FILE = "sweep.json"
 """In the sweep's folder: what it is. In a run's: which sweep it belongs to, and its number there."""
@@ -99,16 +102,16 @@ def create(folder: Path, name: str, experiment: str, tracking: dict[str, Any], c
     return sweep
 
 
-def discard(folder: Path | None) -> None:
-    """Removes what Hydra wrote for a sweep that was not made after all, and the folders that are empty without it.
+def discard(folder: SweepFolder | None) -> None:
+    """Removes what Hydra wrote for a sweep that was not made after all, and the folders that it made for that.
 
     Args:
         folder: the sweep's; None where none was asked for.
     """
-    if folder is None or (folder / SWEEP_FILE).exists():
+    if folder is None or (folder.path / SWEEP_FILE).exists():
         return
-    (folder / HYDRA_FILE).unlink(missing_ok=True)
-    for one in (folder, folder.parent, folder.parent.parent):
+    (folder.path / HYDRA_FILE).unlink(missing_ok=True)
+    for one in folder.new:
         try:
             one.rmdir()
         except OSError:

@@ -30,7 +30,7 @@ EXPERIMENT = "bench"
 UNFINISHED = {"fell": "FAILED", "image": "KILLED", "bare": "RUNNING"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def runs(store: MlflowConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Five runs of one experiment, oldest first, as MLflow run ids by name."""
     root = tmp_path_factory.mktemp("runs")

@@ -84,8 +84,8 @@ def show(script: str, plan: LaunchPlan, config: Config, places: list[tuple[str, 
     lines = [
         ("job", plan.name),
         ("nodes", f"{cfg.nodes}, each with {workers}"),
-        ("time", time_limit or "the partition's default (launcher.time)"),
-        ("partition", cfg.partition or "the cluster's default (launcher.partition)"),
+        ("time", time_limit or "the default (launcher.time is not set)"),
+        ("partition", cfg.partition or "the default (launcher.partition is not set)"),
         *places,
         ("to submit", "the same command without launcher.dry_run=true"),
     ]

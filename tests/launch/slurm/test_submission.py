@@ -49,11 +49,20 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
         ),
         (
             ["launcher.gpus_per_node=1", "launcher.time=4:00:00"],
-            {"nodes": "1, each with 1 worker on cuda", "time": "4:00:00", "partition": "(launcher.partition)"},
+            {
+                "nodes": "1, each with 1 worker on cuda",
+                "time": "4:00:00",
+                "partition": "the default (launcher.partition is not set)",
+            },
         ),
         (
             ["optimizer.lr=0.1,0.2", "launcher.array_limit=1", "--multirun"],
-            {"job": "sweep-optimizer.lr", "time": "(launcher.time)", "runs": "2, 1 at once", "sweep": "/multirun-"},
+            {
+                "job": "sweep-optimizer.lr",
+                "time": "the default (launcher.time is not set)",
+                "runs": "2, 1 at once",
+                "sweep": "/multirun-",
+            },
         ),
     ],
 )
