@@ -60,3 +60,16 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     for page in (ROOT / "README.md", ROOT / "slurm/lab/README.md"):
         for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
             assert link.startswith("http") or (page.parent / link).exists(), f"{page}: {link}"
+
+
+def test_files_and_folders_of_the_code_that_pages_name_are_there() -> None:
+    """As the root, the package, a folder of it or the tests see them; what a run or a user makes has no such ending."""
+    code = [path.relative_to(ROOT).as_posix() for top in ("ortlaunch", "tests") for path in (ROOT / top).rglob("*.py")]
+    rows = re.findall(r"^\| ((?:`[\w/]+/?(?:\.py)?` ?)+) \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
+    folders = [folder for row in rows for folder in re.findall(r"`(\w+/)`", row)]
+    assert len(folders) > 8 and all((ROOT / "ortlaunch" / folder).is_dir() for folder in folders), folders
+    named = {
+        name for page in (ROOT / "docs").glob("*.md") for name in re.findall(r"`([a-z_/]+\.py)`", page.read_text())
+    }
+    assert len(named) > 15
+    assert [name for name in sorted(named) if not any(f"/{file}".endswith(f"/{name}") for file in code)] == []
