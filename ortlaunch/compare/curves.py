@@ -23,7 +23,7 @@ POINTS = 600
 """Points of a curve that are kept: more than a plot has pixels for. With many runs, fewer, down to `_LEAST_POINTS`."""
 _LEAST_POINTS = 100
 _ATTEMPT = "startup/time_to_first_step_seconds"
-"""Every attempt logs it once, before its first point of another metric."""
+"""Every attempt logs it before its other metrics, at the step that it goes on from."""
 _ALL_POINTS = 60_000
 """Points of a plot, so that a page of a thousand runs is one that a browser still opens."""
 TITLES = {

@@ -139,7 +139,8 @@ def _draw_curves(axis: Any, metric: str, curves: Curves, colours: list[Any]) -> 
     axis.set_xlabel("step", fontsize=9)
     axis.margins(y=0.1)
     if metric != "train/loss":
-        axis.set_ylim(bottom=0)
+        # Room above: what hardly changes, as memory, would lie on the edge.
+        axis.set_ylim(0, axis.get_ylim()[1] * 1.05)
     axis.grid(alpha=0.3)
 
 

@@ -204,9 +204,9 @@ class Recorder:
             )
 
     def startup(self, values: dict[str, float]) -> None:
-        """Journals start-up times."""
+        """Journals start-up times, at the step after which this attempt goes on: MLflow takes one value of a step."""
         if self._journal is not None:
-            self._journal.metrics(0, values)
+            self._journal.metrics(self._start_step, values)
 
     def _note_ort(self, active: bool) -> None:
         """Keeps the tag true: active only if every worker was, at every log step."""

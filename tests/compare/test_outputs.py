@@ -18,7 +18,7 @@ from rich.console import Console
 from ortlaunch.compare.choose import Selection
 from ortlaunch.compare.command import collect, main
 from ortlaunch.compare.comparison import compared
-from ortlaunch.compare.curves import Curves, read_curves
+from ortlaunch.compare.curves import Curve, Curves, Drawn, read_curves
 from ortlaunch.compare.picture import figure_of
 from ortlaunch.compare.render import render
 from ortlaunch.compare.runs import Row
@@ -153,6 +153,15 @@ def test_the_pictures_figures_stand_beside_the_bars() -> None:
         for text in axis.texts:
             place = text.get_window_extent()
             assert axis.get_window_extent().x1 < place.x0 and place.x1 <= figure.bbox.x1
+
+
+def test_a_curve_that_never_changes_does_not_lie_on_the_pictures_edge() -> None:
+    row = Row("a", "0" * 32, "FINISHED", peak_memory_gib=0.4567, curves=("memory/rss_gib",))
+    flat = Curve("memory/rss_gib", 0, [(step, float(step), 0.45 + step / 1e5) for step in range(50)])
+    figure = figure_of(compared([row], row.run_id, "u"), Curves([Drawn(row, "1 a", 0)], [flat], 0))
+    (axis,) = (axis for axis in figure.axes if axis.get_visible() and axis.lines)
+    low, high = axis.get_ylim()
+    assert low == 0 and 0.46 < high < 0.6
 
 
 def test_runs_without_figures_take_no_room_in_the_picture() -> None:

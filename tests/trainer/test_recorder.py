@@ -36,28 +36,31 @@ class Sampler:
         return self._other, 100.0
 
 
-def recorded(tmp_path: Path, sampler: Sampler, *, disturbed: int = 0) -> list[dict[str, Any]]:
-    """The journal of ten steps, logged at each; one of them looked into by a profiler."""
-    journal = Journal(tmp_path / "journal.jsonl")
-    workers = Workers(0, 1, torch.device("cpu"), threads=1)
+def recorder_of(journal: Journal, sampler: Sampler, *, start_step: int = 0) -> Recorder:
     surroundings: Any = SimpleNamespace(nodes=Nodes([Place(0, "node7")]), sampler=sampler)
-    cfg = TrainConfig(steps=10, log_every=1, steady_after=3)
-    recorder = Recorder(
-        cfg,
-        workers,
+    return Recorder(
+        TrainConfig(steps=10, log_every=1, steady_after=3),
+        Workers(0, 1, torch.device("cpu"), threads=1),
         journal,
         surroundings,
         is_ort_active=lambda: False,
         flops_per_sample=None,
         peak_flops=None,
+        start_step=start_step,
     )
-    for step in range(1, cfg.steps + 1):
+
+
+def recorded(tmp_path: Path, sampler: Sampler, *, disturbed: int = 0) -> list[dict[str, Any]]:
+    """The journal of ten steps, logged at each; one of them looked into by a profiler."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    recorder = recorder_of(journal, sampler)
+    for step in range(1, 11):
         recorder.micro_batch({"input_ids": torch.zeros(2, 8, dtype=torch.long)})
         recorder.step_done()
         if step == disturbed:
             recorder.disturbed()
         recorder.log(step, torch.tensor(1.0), None, 0.1, ENGINE)
-    recorder.finish(cfg.steps)
+    recorder.finish(10)
     return read_events(journal.path, 0)[0]
 
 
@@ -95,3 +98,11 @@ def test_clocks_that_were_held_down_are_a_tag(
     found = [event["values"].get("ortlaunch.throttled") for event in events if event["event"] == "tags"]
     assert found[-1] == tag
     assert ("held GPUs down (rank 0 on node7)" in capsys.readouterr().out) is bool(throttled)
+
+
+def test_every_attempts_start_has_a_step_of_its_own(tmp_path: Path) -> None:
+    """MLflow takes one value of a step, and compare breaks its lines where a later attempt began."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    for start_step in (0, 7):
+        recorder_of(journal, Sampler(1.0, None), start_step=start_step).startup({"startup/import_seconds": 2.0})
+    assert series(read_events(journal.path, 0)[0], "startup/import_seconds") == {0: 2.0, 7: 2.0}
