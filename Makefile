@@ -60,7 +60,7 @@ check: $(INSTALLED) docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet tests/test_architecture.py
+	$(BIN)/python -m pytest --quiet --numprocesses=auto tests/test_architecture.py
 
 ## docs: the pages of docs/ as a site in site/, made and read without a network
 # Not --quiet, which would hide the warnings from --strict.

@@ -269,6 +269,14 @@ def test_fix_runs_what_mends_and_leaves_what_needs_a_person(tmp_path: Path, capf
     assert said.count("touch") == 1 and "failed with exit code 3" in said
 
 
+def test_fix_mends_this_python_also_where_its_environment_is_not_active(tmp_path: Path, monkeypatch, capfd) -> None:
+    (tmp_path / "pip").write_text("#!/bin/sh\necho the pip beside it\n")
+    (tmp_path / "pip").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert fix([Line("a", Level.error, "", "pip install x")]) == 1
+    assert "the pip beside it" in capfd.readouterr().out
+
+
 def test_fix_and_json_do_not_go_together() -> None:
     result = doctor("--fix", "--json")
     assert result.returncode == 2 and "--fix" in result.stderr

@@ -133,13 +133,21 @@ def test_processes_writing_at_once_do_not_mix_lines(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     code = (
         "import sys; from pathlib import Path; from ortlaunch.tracking.journal import Journal\n"
-        "j = Journal(Path(sys.argv[1]))\n"
-        "for step in range(400): j.metrics(step, {sys.argv[2]: step, 'long' * 50: 1})"
+        "j = Journal(Path(sys.argv[1])); print('ready', flush=True); sys.stdin.readline()\n"
+        "for step in range(2000): j.metrics(step, {sys.argv[2]: step, 'long' * 50: 1})"
     )
-    writers = [subprocess.Popen([sys.executable, "-c", code, str(path), str(n)]) for n in range(4)]
-    assert [writer.wait(120) for writer in writers] == [0] * 4
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(path), str(n)], **pipes) for n in range(4)]
+    # All at once: one of them alone would be done before the next has started.
+    assert [writer.stdout.readline() for writer in writers] == [b"ready\n"] * 4
+    for writer in writers:
+        writer.stdin.write(b"go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate(timeout=120)
+    assert [writer.returncode for writer in writers] == [0] * 4
     chunk = read_chunk(path, 0)
-    assert len(chunk.events) == 1600 and not chunk.corrupt
+    assert len(chunk.events) == 8000 and not chunk.corrupt
 
 
 def test_flatten_writes_what_a_user_would_type() -> None:
