@@ -273,7 +273,7 @@ def test_fix_mends_this_python_also_where_its_environment_is_not_active(tmp_path
     (tmp_path / "pip").write_text("#!/bin/sh\necho the pip beside it\n")
     (tmp_path / "pip").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert fix([Line("a", Level.error, "", "pip install x")]) == 1
+    assert fix([Line("a", Level.error, "", "pip --version")]) == 1
     assert "the pip beside it" in capfd.readouterr().out
 
 
