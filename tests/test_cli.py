@@ -152,7 +152,7 @@ def test_a_sweep_that_starts_nothing_writes_nothing(tmp_path: Path, arguments: l
 @pytest.mark.parametrize("arguments", [["train.steps=0,4"], ["backend=ort,eager", "backend.threads=2"]])
 def test_a_sweep_that_starts_nothing_leaves_the_users_own_folders(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "mine").mkdir()
-    assert run(*arguments, "run_root=mine", "--multirun", cwd=tmp_path).returncode == 2
+    assert ortlaunch(tmp_path, *arguments, "run_root=mine", "--multirun").returncode == 2
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
 
 

@@ -4,7 +4,7 @@ begin     an attempt begins: says so in the journal and prints how many there we
 relay     sends the journal to MLflow until SIGUSR1
 decide    CODE [SIGNAL ...]: the workers have ended; journals how, and prints what is to be done
 refused   the job could not be queued again
-announce  sends what is in the journal, once: the run stands in MLflow while it is still in the queue
+announce  sends what is in the journal, once: what a relay that failed has left
 """
 
 from __future__ import annotations
