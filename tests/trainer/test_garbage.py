@@ -27,6 +27,7 @@ def make_garbage() -> weakref.ref[Cycle]:
 def test_cycles_live_until_the_step_that_collects() -> None:
     with collected_every(3) as step_done:
         step_done(1)
+        assert gc.get_freeze_count() > 0, "what is there by then is set aside"
         garbage = make_garbage()
         step_done(2)
         assert garbage() is not None
