@@ -66,8 +66,10 @@ class Relay:
 
     def _work(self) -> None:
         with suppress(OSError):
-            # On Linux this thread's alone: where both want a core, the workers have it.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            # On Linux this thread's alone: where both want a core, the workers have it. Never less nice than it was.
+            thread = threading.get_native_id()
+            nice = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
+            os.setpriority(os.PRIO_PROCESS, thread, nice)
         failures = 0
         while not self._abort.is_set():
             last = self._hurry.is_set()  # Asked before the step: what is journalled before finish() is still sent.

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.tracking.forward import relay_log
+from ortlaunch.tracking.forward import Forwarder, relay_log
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.relay import Relay, sync
 from ortlaunch.tracking.store import exclusive
@@ -117,6 +118,25 @@ def test_end_is_what_it_truly_was(store: MlflowConfig, new_run: NewRun, client: 
     run = client(store.uri).get_run(result.mlflow_run_id)
     assert run.info.status == status and result.sent and result.message == ""
     assert run.data.tags.get("ortlaunch.failure") == ("rank 2 on node7: out of memory" if status == "FAILED" else None)
+
+
+def test_a_core_that_both_want_is_the_workers(
+    store: MlflowConfig, new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relay's thread alone is nicer: the launcher that it runs in is as it was."""
+    run_dir, journal = new_run("nice")
+    journal.end("FINISHED")
+    sent_at: list[int] = []
+    step = Forwarder.try_step
+
+    def noting(self: Forwarder, final: bool) -> bool | None:
+        sent_at.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return step(self, final)
+
+    monkeypatch.setattr(Forwarder, "try_step", noting)
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    assert Relay(run_dir, store).finish(120).sent
+    assert set(sent_at) == {max(10, before)} and os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_run_without_end_stays_running_and_goes_on_as_the_same(
