@@ -15,7 +15,7 @@ SHORT = ("backend=eager", "train.steps=4", "train.checkpoint_every=4", "train.lo
 KINDS = {
     "ddp": ("trainer=ddp",),
     "ort": ("trainer=ddp", "backend=ort"),
-    **{f"zero{stage}": ("trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in range(4)},
+    **{f"zero{stage}": ("trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in (0, 3)},
     "zero3-ort": ("trainer=deepspeed", "trainer.zero_stage=3", "backend=ort"),
     "zero2-bf16": ("trainer=deepspeed", "trainer.zero_stage=2", "train.precision=bf16"),
 }
@@ -67,17 +67,19 @@ def test_weights_are_read_by_transformers_alone(launch, folder, kind):
     assert "weights after step 4" in exported.stdout
     assert exported.stderr == ""
     left = result.run_dir / "weights"
-    over = launch(folder, "export", "weights", str(result.run_dir))
-    assert over.returncode == 2 and f"{left} is not empty" in over.stderr
     found = read(folder, left, folder / f"out-{kind}")
     assert (left / "model.safetensors").stat().st_mode & 0o777 == (left / "config.json").stat().st_mode & 0o777
     assert found["same"]
     assert found["dtypes"] == ["torch.float32"]
     assert not any("module." in name or "_torch_module" in name for name in found["names"])
-    # Trained, and the same as plain training: the loss of data parallel training is the reference.
-    again = launch(folder, *SMALL, *SHORT, *KINDS[kind], f"model.weights={left}", "train.steps=1", "optimizer.lr=1e-9")
-    assert again.returncode == 0, again.report
-    assert again.losses[1] < result.losses[1] - 0.1
+    if kind == "ddp":
+        over = launch(folder, "export", "weights", str(result.run_dir))
+        assert over.returncode == 2 and f"{left} is not empty" in over.stderr
+    if kind in ("ddp", "zero3"):  # Of one piece, and gathered: another run begins with what was learnt.
+        words = (*KINDS[kind], f"model.weights={left}", "train.steps=1", "optimizer.lr=1e-9")
+        again = launch(folder, *SMALL, *SHORT, *words)
+        assert again.returncode == 0, again.report
+        assert again.losses[1] < result.losses[1] - 0.1
 
 
 def test_weights_of_another_shape_are_refused(launch, folder):

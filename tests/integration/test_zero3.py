@@ -42,9 +42,7 @@ VARIANTS = {"eager": ("backend=eager",), "recompute": ("backend=ort",), "hold": 
 # Dropout inside the blocks alone: outside, the eager parts draw from torch's generator and the blocks' seeds with them.
 _DROPOUT = (*FAMILIES["gpt2_nano"], "model.params.resid_pdrop=0.3")
 TABLE: dict[str, tuple[str, ...]] = {
-    f"{family}-{variant}": (*words, *chosen, *_ZERO3, *_RUN)
-    for family, words in FAMILIES.items()
-    for variant, chosen in VARIANTS.items()
+    f"gpt2_nano-{variant}": (*FAMILIES["gpt2_nano"], *chosen, *_ZERO3, *_RUN) for variant, chosen in VARIANTS.items()
 }
 TABLE |= {f"dropout-{mode}": (*_DROPOUT, *VARIANTS[mode], *_ZERO3, *_RUN) for mode in ("recompute", "hold")}
 TABLE["accumulated-recompute"] = (*TABLE["gpt2_nano-recompute"], "train.batch_size=1", "train.grad_accumulation=2")
@@ -67,10 +65,9 @@ def one_backward(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
 
 
 @pytest.mark.parametrize("mode", ["recompute", "hold"])
-@pytest.mark.parametrize("family", list(FAMILIES))
-def test_the_losses_are_eagers(runs: Any, family: str, mode: str) -> None:
-    """At each of 20 steps, from the command to the exit code."""
-    eager, ort = runs[f"{family}-eager"], runs[f"{family}-{mode}"]
+def test_the_losses_are_eagers(runs: Any, mode: str) -> None:
+    """At each of 20 steps, from the command to the exit code; the gradients below are those of all families."""
+    eager, ort = runs["gpt2_nano-eager"], runs[f"gpt2_nano-{mode}"]
     assert eager.returncode == 0, eager.report
     assert ort.returncode == 0, ort.report
     assert ort.status == "FINISHED"
