@@ -22,7 +22,7 @@ run: $(INSTALLED)
 ## test: all tests but test-slurm's: those that start no workers on all cores, then faults and whole runs, some at a time
 test: test-quick
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 tests/faults
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup tests/integration tests/wheel
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadfile tests/integration tests/wheel
 
 ## test-quick: the tests that start no workers; in CI with coverage
 test-quick: $(INSTALLED)
@@ -35,7 +35,7 @@ test-faults: $(INSTALLED)
 ## test-torch26: the same tests on torch 2.6.0, in an environment of its own
 test-torch26: $(VENV26)/.installed
 	OMP_NUM_THREADS=1 $(VENV26)/bin/python -m pytest --numprocesses=auto $(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
-	OMP_WAIT_POLICY=passive $(VENV26)/bin/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(WHOLE_RUNS)
+	OMP_WAIT_POLICY=passive $(VENV26)/bin/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadfile $(WHOLE_RUNS)
 
 ## test-slurm: runs on a real SLURM cluster of two nodes on this machine (root and Debian's packages: slurm/lab/README.md)
 test-slurm: $(INSTALLED)

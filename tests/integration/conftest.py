@@ -141,14 +141,6 @@ class Started:
                 process.kill()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under --dist=loadgroup each file has a process of its own, and one makes the runs that several files look at."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            group = "matrix" if "matrix" in getattr(item, "fixturenames", ()) else str(item.path)
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
 class Fleet:
     """The runs of a table, each made once however many tests look at it, all in one folder and one MLflow store."""
 

@@ -217,12 +217,3 @@ def test_a_run_is_refused_at_its_start_unless_the_finding_is_allowed(launch, fol
     # What was found, not what might have been.
     assert allowed.tags["ortlaunch.allowed"] == allow
     assert 1 in allowed.losses
-
-
-def test_the_check_at_start_is_timed_and_says_nothing_of_a_sound_model(matrix):
-    for name in ("ort-ddp", "ort-zero1"):
-        result = matrix[name]
-        assert "ortlaunch.allowed" not in result.tags
-        seconds = {metric: value for metric, _, value in result.points if metric.startswith("startup/")}
-        assert seconds["startup/ort_check_seconds"] > 0
-    assert not any(metric == "startup/ort_check_seconds" for metric, _, _ in matrix["eager-ddp"].points)

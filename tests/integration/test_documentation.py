@@ -53,13 +53,7 @@ def test_the_pages_name_commands() -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("page", "made"),
-    [
-        pytest.param("README.md", ["weights"], marks=pytest.mark.xdist_group("commands of the README")),
-        pytest.param("docs/guide.md", ["weights", "phone"], marks=pytest.mark.xdist_group("commands of the guide")),
-    ],
-)
+@pytest.mark.parametrize(("page", "made"), [("README.md", ["weights"]), ("docs/guide.md", ["weights", "phone"])])
 def test_every_command_works(launch, tmp_path: Path, page: str, made: list[str]) -> None:
     (tmp_path / "corpus.txt").write_text("In the beginning was the word. " * 500)
     done: set[str] = set()

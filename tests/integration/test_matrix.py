@@ -68,3 +68,12 @@ def test_another_seed_computes_something_else(matrix, launch):
     other = launch(matrix.folder, *command, "seed=1", "train.steps=2", "tracking=none")
     assert other.returncode == 0, other.report
     assert abs(other.losses[1] - matrix["eager-single"].losses[1]) > 1e-3
+
+
+def test_the_check_at_start_is_timed_and_says_nothing_of_a_sound_model(matrix):
+    for name in ("ort-ddp", "ort-zero1"):
+        result = matrix[name]
+        assert "ortlaunch.allowed" not in result.tags
+        seconds = {metric: value for metric, _, value in result.points if metric.startswith("startup/")}
+        assert seconds["startup/ort_check_seconds"] > 0
+    assert not any(metric == "startup/ort_check_seconds" for metric, _, _ in matrix["eager-ddp"].points)
