@@ -104,7 +104,7 @@ def _owner_of(name: str, target: str, builder: Callable[..., Any]) -> str | None
 
 def available() -> dict[str, ModelEntry]:
     """All models by name: built-in ones first, then registered ones, then those of installed packages."""
-    from importlib.metadata import entry_points  # a tenth of the time of a command that asks for none
+    from importlib.metadata import entry_points  # 11 ms, a thirtieth of a command that asks for none
 
     entries = _BUILT_IN | {name: entry for name, (entry, _) in _REGISTERED.items()}
     for point in entry_points(group=ENTRY_POINTS):

@@ -13,6 +13,7 @@ from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.groups import Group
 from ortlaunch.compare.runs import Row, logged_number
 from ortlaunch.tables import printable
+from ortlaunch.tracking.goodput import FIRST_STEP
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -22,8 +23,6 @@ LIMIT = 20
 POINTS = 600
 """Points of a curve that are kept: more than a plot has pixels for. With many runs, fewer, down to `_LEAST_POINTS`."""
 _LEAST_POINTS = 100
-_ATTEMPT = "startup/time_to_first_step_seconds"
-"""Every attempt logs it before its other metrics, at the step that it goes on from."""
 _ALL_POINTS = 60_000
 """Points of a plot, so that a page of a thousand runs is one that a browser still opens."""
 TITLES = {
@@ -129,7 +128,8 @@ def _history(client: MlflowClient, row: Row, metric: str) -> Iterator[Point]:
 
 def _later_attempts(client: MlflowClient, row: Row) -> list[float]:
     """When the attempts after the first made their first step, in seconds since the run's start."""
-    points = client.get_metric_history(row.run_id, _ATTEMPT)
+    # Every attempt logs it before its other metrics, at the step that it goes on from.
+    points = client.get_metric_history(row.run_id, FIRST_STEP)
     return sorted((point.timestamp - row.started) / 1000.0 for point in points)[1:]
 
 

@@ -22,7 +22,7 @@ from ortlaunch.launch.identity import write_identity
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.processes import WorkerGroup
 from ortlaunch.launch.terminal import Display
-from ortlaunch.tracking.goodput import FIRST_STEP, journal_goodput
+from ortlaunch.tracking.goodput import journal_goodput
 from ortlaunch.tracking.journal import Journal, read_events
 from ortlaunch.tracking.relay import Relay, RelayResult
 from ortlaunch.tracking.uri import compare_command, redacted
@@ -174,13 +174,11 @@ class _StopFlag:
 def _watch(group: WorkerGroup, stop: _StopFlag, plan: LaunchPlan, display: Display, launcher: LauncherConfig) -> int:
     """Shows the journal and rank 0's output until torchrun ends; passes on a request to stop."""
     offset = plan.journal.stat().st_size
-    trains = False
     deadline: float | None = None
     while True:
         code = group.poll()
         events, offset = read_events(plan.journal, offset)
         for event in events:
-            trains |= FIRST_STEP in event.get("values", {})
             display.event(event)
         display.look()
         for line in group.lines():
@@ -188,7 +186,7 @@ def _watch(group: WorkerGroup, stop: _StopFlag, plan: LaunchPlan, display: Displ
         if code is not None:
             return code
         if stop.signal is not None and deadline is None:
-            deadline = _ask_to_stop(plan, display, launcher, trains=trains)
+            deadline = _ask_to_stop(plan, display, launcher)
         if stop.repeated or (launcher.max_restarts and failure.is_request(plan.run_dir)):
             group.kill()
         if deadline is not None and time.monotonic() > deadline:
@@ -197,9 +195,9 @@ def _watch(group: WorkerGroup, stop: _StopFlag, plan: LaunchPlan, display: Displ
         time.sleep(_POLL_SECONDS)
 
 
-def _ask_to_stop(plan: LaunchPlan, display: Display, launcher: LauncherConfig, *, trains: bool) -> float:
+def _ask_to_stop(plan: LaunchPlan, display: Display, launcher: LauncherConfig) -> float:
     """Passes on the first request to stop; returns the time on the monotonic clock at which patience ends."""
-    if not trains:
+    if not display.trains:
         display.line("stopping the workers (again to stop them at once)")
         return 0.0
     # Not by a signal: torchrun would pass it on and then end the workers in the midst of their checkpoint.

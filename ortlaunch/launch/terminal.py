@@ -32,7 +32,8 @@ class Display:
         self._device = device
         self._latest: dict[str, float] = {}
         self._reached = 0
-        self._trains = False
+        self.trains = False
+        """Whether this attempt has made its first step."""
         self._looked = 0.0
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -68,7 +69,7 @@ class Display:
             return
         values = {name: float(value) for name, value in event["values"].items()}
         self._latest.update(values)
-        self._trains |= FIRST_STEP in values
+        self.trains |= FIRST_STEP in values
         step = int(event["step"])
         if "eval/loss" in values:
             self._print(f"step {step}/{self._steps}  eval loss {values['eval/loss']:.4f}")
@@ -84,7 +85,7 @@ class Display:
         """Moves the bar between two log steps, by the first worker's sign of life; that costs the worker nothing."""
         now = time.monotonic()
         # Before the first step the file may be an earlier attempt's.
-        if self._progress is None or self._task is None or not self._trains or now - self._looked < _LOOK_SECONDS:
+        if self._progress is None or self._task is None or not self.trains or now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
         step = (read_json(self._plan.run_dir / HEALTH / "rank-0.json") or {}).get("step")

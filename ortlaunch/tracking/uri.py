@@ -101,7 +101,7 @@ def _quoted(advice: str) -> str:
 
 
 def _plugin_schemes() -> set[str]:
-    from importlib.metadata import entry_points  # a tenth of the time of a command that asks for none
+    from importlib.metadata import entry_points  # 11 ms, a thirtieth of a command that asks for none
 
     return {entry.name for entry in entry_points(group="mlflow.tracking_store")}
 

@@ -21,6 +21,7 @@ from ortlaunch.launch.secrets import without_secrets
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.metrics.peaks import peak_flops
 from ortlaunch.registry import build_model
+from ortlaunch.tracking.goodput import FIRST_STEP
 from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.known import mlflow_run_id
 from ortlaunch.trainer import memory_error
@@ -141,7 +142,7 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
 
     def first_step_done() -> None:
         shorten_timeout(config, workers)
-        startup["startup/time_to_first_step_seconds"] = since(started)
+        startup[FIRST_STEP] = since(started)
         startup.update(backend.first_step_done())
         recorder.startup(startup)
 
