@@ -14,7 +14,7 @@ from onnx import helper
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ortlaunch.ort import functions
+from ortlaunch.ort import convolutions, functions
 
 _DOMAIN, _OPERATOR = "org.pytorch.aten", "detach_copy"
 
@@ -37,6 +37,7 @@ def install() -> None:
         # ORTModule would ask for their gradients too in the first step, and build a second graph for the next.
         wanted = [name for name in wanted if name not in frozen]
         exported_model_info.onnx_graph_input_names_require_grad = wanted
+        convolutions.pad_explicitly(exported_model_info.exported_model.graph)
         _separate_unwanted(exported_model_info.exported_model.graph, set(wanted))
         info = original(flatten_module=flatten_module, exported_model_info=exported_model_info, **rest)
         reached = _reached_by_gradients(info._post_export_processed_model.graph)
@@ -66,9 +67,23 @@ def _nothing(_tensor: Any) -> Any:
 
 
 class _DetachesWhereGradientsAreOff(TorchFunctionMode):
+    """Follows the model's own switching of gradients.
+
+    ``torch.is_grad_enabled`` does not tell it: while ``autograd.Function.apply`` runs a forward, and wraps an input
+    that it returns (``view_as``), gradients are off though the Function is differentiated.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._enabled = torch.is_grad_enabled()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if torch.is_grad_enabled() or functions.is_running() or func is Tensor.detach:
+        if func is torch._C._set_grad_enabled:  # type: ignore[comparison-overlap]
+            # Within a Function's forward it changes nothing of how the Function is differentiated.
+            self._enabled = self._enabled if functions.is_running() else bool(args[0])
+            return result
+        if (self._enabled and not torch.is_inference_mode_enabled()) or func is Tensor.detach:
             return result
         if not any(x.requires_grad for x in _tensors((args, kwargs))):
             return result

@@ -163,12 +163,32 @@ def _dropout_gradient() -> list[Any]:
 def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
     from torch.onnx import symbolic_helper, symbolic_opset9
 
-    if not weight.requires_grad():
-        # ONNX Runtime differentiates such a node only where the gradient of its first input is wanted.
-        return symbolic_opset9.linear(g, values, weight, bias)
     has_bias = bias is not None and not symbolic_helper._is_none(bias)
+    is_usual = _rank(weight) == 2 and (_rank(values) or 0) >= 2 and (not has_bias or _is_vector(bias, _size(weight, 0)))
+    # ONNX Runtime differentiates such a node only where the gradient of its first input is wanted.
+    if not is_usual or not weight.requires_grad():
+        return symbolic_opset9.linear(g, values, weight, bias)
     inputs = [weight, bias, values] if has_bias else [weight, values]
     return g.op(ATEN_OP, *inputs, operator_s=_LINEAR_BIAS if has_bias else _LINEAR)
+
+
+def _is_vector(value: Any, length: int | None) -> bool:
+    """Whether a value is known to be a vector of this length, which no operator broadcasts."""
+    return length is not None and _rank(value) == 1 and _size(value, 0) == length
+
+
+def _rank(value: Any) -> int | None:
+    from torch.onnx import symbolic_helper
+
+    rank: int | None = symbolic_helper._get_tensor_rank(value)
+    return rank
+
+
+def _size(value: Any, dim: int) -> int | None:
+    from torch.onnx import symbolic_helper
+
+    size: int | None = symbolic_helper._get_tensor_dim_size(value, dim)
+    return size
 
 
 def _linear_gradient() -> list[Any]:
@@ -193,7 +213,8 @@ def _addmm(g: Any, bias: Any, values: Any, weight: Any, beta: Any, alpha: Any) -
     from torch.onnx import symbolic_helper, symbolic_opset9
 
     plain = all(symbolic_helper._maybe_get_const(scale, "f") == 1.0 for scale in (beta, alpha))
-    if not plain or not bias.requires_grad():
+    # The kernel's gradient of the bias is a sum over rows, which is right for a vector alone.
+    if not plain or not bias.requires_grad() or not _is_vector(bias, _size(weight, 1)):
         return symbolic_opset9.addmm(g, bias, values, weight, beta, alpha)
     return g.op(ATEN_OP, bias, values, weight, operator_s=_CONV1D)
 

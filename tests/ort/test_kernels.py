@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -167,3 +168,47 @@ def test_without_them_dropout_is_onnx_runtimes() -> None:
     assert not torch.equal(ort(x), ort(x))
     ort.eval()
     assert torch.equal(ort(x), ort(x))
+
+
+class Sum(torch.nn.Module):
+    """``addmm`` or ``linear`` with a bias of some shape."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.before, self.other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 5)
+        self.weight = torch.nn.Parameter(torch.randn(4, 5))
+        shapes = {
+            "vector": (5,),
+            "matrix": (3, 5),
+            "row": (1, 5),
+            "column": (3, 1),
+            "number": (1,),
+            "linear_number": (1,),
+        }
+        self.bias = torch.nn.Parameter(torch.randn(shapes.get(kind, (5,))))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = self.before(x)
+        match self.kind:
+            case "activation":
+                return torch.addmm(self.other(x), values, self.weight)
+            case "scaled":
+                return torch.addmm(self.other(x), values, self.weight, beta=0.5, alpha=2.0)
+            case "vector of activations":
+                return torch.addmm(self.other(x).sum(0), values, self.weight)
+            case "in place":
+                return self.other(x).addmm_(values, self.weight)
+            case "linear_number":
+                return functional.linear(values, self.weight.t(), self.bias)
+        return torch.addmm(self.bias, values, self.weight)
+
+
+SUMS = ["activation", "scaled", "vector of activations", "in place", "linear_number"]
+SUMS += ["vector", "matrix", "row", "column", "number"]
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_a_bias_may_have_any_shape_and_be_computed(assert_parity: Any, kind: str) -> None:
+    torch.manual_seed(0)
+    assert_parity(Sum(kind), {"x": torch.randn(3, 4)}, {"x": torch.randn(3, 4)}, tolerance=5e-6)

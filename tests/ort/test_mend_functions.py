@@ -90,6 +90,60 @@ class Clamped(Function):
         return grad
 
 
+class Identity(Function):
+    """Returns its input as it is, which torch then wraps with gradients off; Megatron has such Functions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class Both(Function):
+    """Two inputs as they are, in the newer style."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keeps nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return grad, other
+
+
+class Switching(Function):
+    """Switches gradients on within its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        with torch.enable_grad():
+            square = x * x
+        return (square * 1.0).clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2 * ctx.saved_tensors[0]
+
+
+def beside_no_grad(function: Any) -> Any:
+    """A Function under ``no_grad``, whose operators must get no gradient, beside one that gets one."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            still = function(x)
+        return x * still + function(x)
+
+    return call
+
+
 class Net(torch.nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -104,6 +158,12 @@ class Net(torch.nn.Module):
 RIGHT = {
     "Sine": Sine.apply,
     "Product": lambda x: sum(Product.apply(x, x.tanh(), 0.7)),
+    "Identity": Identity.apply,
+    "Identity of the input": lambda x: Identity.apply(x) * x,
+    "Both": lambda x: torch.mul(*Both.apply(x, x.tanh())),
+    "Switching": Switching.apply,
+    "Sine under no_grad": beside_no_grad(Sine.apply),
+    "Identity under no_grad": beside_no_grad(Identity.apply),
 }
 REENTRANT = {"checkpoint": lambda x: checkpoint(lambda y: y.sin(), x, use_reentrant=True)}
 OF_THEIR_OWN = {"Rounded": Rounded.apply, "Reversed": Reversed.apply, "Scaled": Scaled.apply, "Clamped": Clamped.apply}
