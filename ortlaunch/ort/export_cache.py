@@ -27,6 +27,7 @@ import torch
 from torch.jit import TracerWarning  # type: ignore[attr-defined]
 
 from ortlaunch.ort import export_key, extension, value_reads
+from ortlaunch.ort.reachable_code import NotCacheableError
 
 _KEPT = 100
 """Exports kept for one stack; the oldest go first. One takes about a megabyte."""
@@ -98,7 +99,7 @@ def _install() -> None:
 def _export_or_load(cache: ExportCache, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     try:
         facts = _facts(arguments)
-    except export_key.NotCacheableError as error:
+    except NotCacheableError as error:
         cache.origins.append(f"not stored: {error}")
         return original(**arguments)
     place = folder() / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
@@ -143,12 +144,15 @@ def _why_not(
         if name not in buffers or not torch.equal(buffer, buffers[name]):
             return f"the export changes the buffer {name.removeprefix('_original_module.')}"
     try:
-        after = export_key.model_facts(model._original_module)["modules"]
-    except export_key.NotCacheableError as error:
+        after = export_key.model_facts(model._original_module)
+    except NotCacheableError as error:
         return str(error)
     for name, described in facts["model"]["modules"].items():
-        if export_key.changed(described, after.get(name)):
+        if export_key.changed(described, after["modules"].get(name)):
             return f"the export changes an attribute of {name or 'the model'}"
+    for name, described in facts["model"]["reached"].items():
+        if export_key.changed(described, after["reached"].get(name)):
+            return f"the export changes what {name} reads"
     if any(node.op_type == "PythonOp" for node in graph.graph.node):
         return "the graph calls a custom autograd.Function of this process"
     return None

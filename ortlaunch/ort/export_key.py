@@ -2,8 +2,9 @@
 
 ORTModule's own cache (``ORTMODULE_CACHE_DIR``) knows a model by its printed form alone, which shows neither its code
 nor its inputs nor whether it is in train mode. Here all of it counts: the code of every class in the tree and of
-everything imported that is not an installed package, the attributes of every module, parameters and buffers by shape
-and dtype, the inputs by shape, the versions, and the exporter's settings. What cannot be written down is not cached.
+everything imported that is not an installed package, the values that this code reads (`reachable_code`), the attributes
+of every module, parameters and buffers by shape and dtype, the inputs by shape, the versions, and the exporter's
+settings. What cannot be written down is not cached.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 
 import ortlaunch
+from ortlaunch.ort.reachable_code import NotCacheableError, Origin, ReachableCode, cells_of, file_origin
 
 _OPSET = 17
 """ORTModule's."""
@@ -38,10 +40,6 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, t
 _NOT_ATTRIBUTES = {"_parameters", "_buffers", "_modules"}
 _NOT_ATTRIBUTES |= {f"_{kind}_hooks" for kind in ("backward", "backward_pre", "state_dict", "state_dict_pre")}
 _NOT_ATTRIBUTES |= {"_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
-
-
-class NotCacheableError(Exception):
-    """Something that the graph may depend on cannot be written down; says what."""
 
 
 def model_facts(model: torch.nn.Module) -> dict[str, Any]:
@@ -59,8 +57,14 @@ def model_facts(model: torch.nn.Module) -> dict[str, Any]:
         tensors[name] = [*_tensor(parameter), names.setdefault(id(parameter), name)]
     for name, buffer in model.named_buffers(remove_duplicate=False):
         tensors[name] = [*_tensor(buffer), names.setdefault(id(buffer), name)]
-    code = describe.code_digests()
-    return {"modules": modules, "tensors": tensors, "code": code, "packages": describe.package_versions()}
+    return {
+        "modules": modules,
+        "tensors": tensors,
+        "hooks of all modules": describe.value("a hook of all modules", _global_hooks()),
+        "reached": describe.reached.facts(),
+        "code": describe.code_digests(),
+        "packages": describe.package_versions(),
+    }
 
 
 def changed(before: Any, after: Any) -> bool:
@@ -113,8 +117,18 @@ def surroundings() -> dict[str, Any]:
         "autocast": [
             [kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))] for kind in ("cpu", "cuda")
         ],
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
         "symbolics": _custom_symbolics(),
     }
+
+
+def _global_hooks() -> list[Any]:
+    """Hooks that torch calls at the forward of every module."""
+    return [
+        hook
+        for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
+        for hook in getattr(torch.nn.modules.module, name).values()
+    ]
 
 
 class _Describe:
@@ -125,6 +139,7 @@ class _Describe:
         self._seen: dict[int, tuple[int, Any]] = {}
         self._files: set[Path] = set()
         self._packages: set[str] = set()
+        self.reached = ReachableCode(self.value, _origin)
 
     def module(self, module: torch.nn.Module) -> list[Any]:
         attributes = {key: value for key, value in vars(module).items() if key not in _NOT_ATTRIBUTES}
@@ -133,7 +148,10 @@ class _Describe:
                 # Their keys count all hooks of the process.
                 attributes[key] = list(value.values())
         where = self._names[id(module)] or "model"
-        return [self._class(type(module)), {key: self.value(f"{where}.{key}", v) for key, v in attributes.items()}]
+        return [
+            self._class(type(module), is_made=False),
+            {key: self.value(f"{where}.{key}", v) for key, v in attributes.items()},
+        ]
 
     def value(self, where: str, value: Any) -> Any:
         """Raises NotCacheableError, with `where`, for what has no text that says it all."""
@@ -146,7 +164,7 @@ class _Describe:
         if isinstance(value, logging.Logger):
             return ["logger"]
         if isinstance(value, type):
-            return self._class(value)
+            return self._class(value, is_made=True)
         if id(value) in self._seen:
             return ["seen", self._seen[id(value)][0]]
         # The value is kept, so that its id stays its own.
@@ -172,7 +190,7 @@ class _Describe:
         return versions
 
     def _container(self, where: str, value: Any) -> Any:
-        kind = self._class(type(value))
+        kind = self._class(type(value), is_made=False)
         if isinstance(value, Mapping):
             items: Any = [[self.value(where, key), self.value(f"{where}[{key!r}]", v)] for key, v in value.items()]
         elif isinstance(value, set | frozenset):
@@ -181,7 +199,7 @@ class _Describe:
             items = [self.value(f"{where}[{index}]", item) for index, item in enumerate(value)]
         elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
             return [kind, str(value.dtype), list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
-        elif not _attributes(value):
+        elif not _attributes(value) and not hasattr(value, "__dict__"):
             raise NotCacheableError(f"{where} is a {type(value).__qualname__}")
         else:
             items = []
@@ -196,12 +214,15 @@ class _Describe:
         code = getattr(value, "__code__", None)
         if code is None:
             return ["builtin", value.__qualname__]
-        self._add_file(where, code.co_filename)
-        cells = [_contents(cell) for cell in value.__closure__ or ()]
-        parts = [value.__defaults__ or (), value.__kwdefaults__ or {}, cells, vars(value)]
+        if not code.co_filename.startswith("<"):
+            self._add_file(where, code.co_filename)
+        # Code of no file, as a dataclass' methods, counts by what it does alone.
+        self.reached.add_function(value)
+        parts = [value.__defaults__ or (), value.__kwdefaults__ or {}, cells_of(value), vars(value)]
         return ["function", value.__module__, value.__qualname__, code.co_firstlineno, self.value(where, parts)]
 
-    def _class(self, cls: type) -> list[Any]:
+    def _class(self, cls: type, *, is_made: bool) -> list[Any]:
+        self.reached.add_class(cls, is_made=is_made)
         if id(cls) not in self._seen:
             self._seen[id(cls)] = (len(self._seen), cls)
             for base in cls.__mro__:
@@ -209,7 +230,7 @@ class _Describe:
         return ["class", cls.__module__, cls.__qualname__]
 
     def _base(self, cls: type) -> None:
-        """Code of one class; one made inside a function also depends on what it took from there."""
+        """The file with the code of one class."""
         source = sys.modules.get(cls.__module__)
         where = f"{cls.__module__}.{cls.__qualname__}"
         if source is None:
@@ -223,10 +244,6 @@ class _Describe:
             return
         if self._add_file(where, str(source.__file__)) and _is_installed(Path(str(source.__file__))):
             self._packages.add(cls.__module__.partition(".")[0])
-        if "<locals>" in cls.__qualname__:
-            for name, member in vars(cls).items():
-                if isinstance(member, types.FunctionType):
-                    self.value(f"{where}.{name}", member)
 
     def _add_file(self, where: str, name: str) -> bool:
         """Whether the file counts by its contents."""
@@ -242,20 +259,6 @@ class _Describe:
             raise NotCacheableError(f"the code of {where} is in no file ({name})")
         self._files.add(path)
         return True
-
-
-class _Empty(enum.Enum):
-    """Stands for what a cell without contents holds."""
-
-    cell = enum.auto()
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        # Of a name that the enclosing function sets later, or never.
-        return _Empty.cell
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -333,6 +336,11 @@ def _is_installed(path: Path) -> bool:
     folders += [Path(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
     folders.append(Path(ortlaunch.__file__).parent)
     return _is_stdlib(path) or any(path.is_relative_to(folder) for folder in folders)
+
+
+@functools.cache
+def _origin(file: str) -> Origin:
+    return file_origin(file, _is_installed, [_torch_folder(), _stdlib_folder(), Path(ortlaunch.__file__).parent])
 
 
 @functools.cache

@@ -7,11 +7,10 @@ import errno
 import importlib.metadata
 import json
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from ortlaunch.config.schema import ModelConfig, OrtConfig
 from ortlaunch.ort import export_cache, export_key, session
 from ortlaunch.ort.check.reference import Reference
 from ortlaunch.registry import build_model
+from tests.ort.starts import Start
 
 NET = """
 import torch
@@ -37,35 +37,6 @@ class Net(torch.nn.Module):
 """
 HELPER = "def scale(x):\n    return x * 2\n"
 
-# Prints where the export came from and what one step gives.
-START = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-arguments = json.loads(sys.argv[2])
-import torch
-from pathlib import Path
-from ortlaunch.config.schema import OrtConfig
-from ortlaunch.ort import export_cache, session
-from net import Net
-export_cache.folder = lambda: Path(sys.argv[1]) / "exports"
-for _ in range(arguments.get("models", 1)):
-    torch.manual_seed(arguments.get("seed", 0))
-    model = Net(**arguments.get("model", {}))
-    if arguments.get("freeze"):
-        model.linear.bias.requires_grad_(False)
-    ort = session.wrap(model, OrtConfig(**arguments.get("cfg", {})), threads=1, onnx_dir=Path("."))
-    ort.train(arguments.get("train", True))
-    x = torch.rand(arguments.get("batch", 3), 4)
-    losses = []
-    for _ in range(3):
-        loss = ort(x).sum()
-        if ort.training:
-            loss.backward()
-        losses.append(loss.item())
-    grad = [None if p.grad is None else p.grad.tolist() for p in model.parameters()]
-    print(json.dumps({"origins": session.export_origins(ort), "losses": losses, "grad": grad}))
-"""
-
 
 @pytest.fixture
 def net(tmp_path: Path) -> Path:
@@ -75,25 +46,8 @@ def net(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def begin(folder: Path, **arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", START, str(folder), json.dumps(arguments)],
-        # As Python caches by a file's time in seconds, it would miss a change within one.
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def end(process: subprocess.Popen[str]) -> dict[str, list]:
-    stdout, stderr = process.communicate(timeout=200)
-    assert process.returncode == 0, stderr
-    return json.loads(stdout.splitlines()[-1])
-
-
-def start(folder: Path, **arguments: object) -> dict[str, list]:
-    return end(begin(folder, **arguments))
+def start(folder: Path, **arguments: Any) -> dict[str, Any]:
+    return Start(folder, **arguments).end()
 
 
 def test_the_second_start_is_a_hit_and_equal_to_the_first(net: Path) -> None:
@@ -155,7 +109,7 @@ def test_switched_off_it_keeps_and_takes_nothing(net: Path) -> None:
 
 
 def test_processes_that_start_together_all_succeed_and_leave_one_export(net: Path) -> None:
-    together = [end(process) for process in [begin(net) for _ in range(2)]]
+    together = [begun.end() for begun in [Start(net) for _ in range(2)]]
     assert {origin for result in together for origin in result["origins"]} <= {"stored", "hit"}
     (entry,) = (net / "exports").iterdir()
     assert {path.name for path in entry.iterdir()} == {"export", "facts.json"}
