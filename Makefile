@@ -7,12 +7,13 @@ WHOLE_RUNS := tests/integration tests/faults tests/wheel
 CLUSTER_RUNS := tests/slurm
 # Whole runs side by side: starting up is one core wide and most of a short run. Their threads must not spin for each other.
 AT_ONCE := $(shell cores=$$(nproc); echo $$((cores > 3 ? 3 : 2)))
-COVERED := $(if $(CI),--cov=ortlaunch --cov-report=term)
+# In CI also what took longest.
+SLOWEST := $(if $(CI),--durations=30 --durations-min=1)
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-jobs coverage docs docs-reference run test test-quick test-wheel test-faults test-slurm test-slurm-quick test-torch26 check bench-ort bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-jobs coverage docs docs-reference run test test-quick test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 check bench-ort bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -21,12 +22,18 @@ run: $(INSTALLED)
 
 ## test: all tests but test-slurm's: those that start no workers on all cores, then faults and whole runs, some at a time
 test: test-quick
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 tests/faults
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadfile tests/integration tests/wheel
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 $(SLOWEST) tests/faults
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(SLOWEST) \
+		tests/integration tests/wheel
 
-## test-quick: the tests that start no workers; in CI with coverage
+## test-nightly: test, and the cases that it leaves out: all documentation, several machines, further fault trials
+test-nightly: export ORTLAUNCH_NIGHTLY = 1
+test-nightly: test test-faults
+
+## test-quick: the tests that start no workers
 test-quick: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto $(COVERED) $(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal $(SLOWEST) \
+		$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
 
 ## test-faults: ten of each kind of fault, at moments drawn with fixed seeds; prints how many the runs survived
 test-faults: $(INSTALLED)
@@ -35,7 +42,7 @@ test-faults: $(INSTALLED)
 ## test-torch26: the same tests on torch 2.6.0, in an environment of its own
 test-torch26: $(VENV26)/.installed
 	OMP_NUM_THREADS=1 $(VENV26)/bin/python -m pytest --numprocesses=auto $(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
-	OMP_WAIT_POLICY=passive $(VENV26)/bin/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadfile $(WHOLE_RUNS)
+	OMP_WAIT_POLICY=passive $(VENV26)/bin/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(WHOLE_RUNS)
 
 ## test-slurm: runs on a real SLURM cluster of two nodes on this machine (root and Debian's packages: slurm/lab/README.md)
 test-slurm: $(INSTALLED)

@@ -58,6 +58,16 @@ def no_store_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what ``make test-nightly`` runs, unless it is asked for by name."""
+    if os.environ.get("ORTLAUNCH_NIGHTLY") or any("::" in word for word in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("nightly")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+
+
 @dataclass(frozen=True)
 class Site:
     """The folder, and how to run Python with it before everything else."""

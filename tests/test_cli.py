@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ortlaunch import __version__, cli
-from tests.support.cli import ortlaunch
+from tests.support.cli import answer, ortlaunch
 
 
 def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_version(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_request_is_one_line_and_exit_code_2_and_leaves_nothing(
-    tmp_path: Path, arguments: list[str], words: list[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
 ) -> None:
-    result = ortlaunch(tmp_path, *arguments)
+    result = answer(tmp_path, capfd, *arguments)
     assert result.returncode == 2
     assert result.stdout == ""
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
@@ -104,6 +104,12 @@ def test_a_wrong_request_is_one_line_and_exit_code_2_and_leaves_nothing(
     for word in words:
         assert word in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_of_its_own_ends_so_too(tmp_path: Path) -> None:
+    result = ortlaunch(tmp_path, "train.stpes=1")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("ortlaunch: train.stpes: no such key")
 
 
 def test_the_composed_configuration_is_printed(tmp_path: Path) -> None:

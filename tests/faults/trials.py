@@ -17,13 +17,13 @@ from ortlaunch.trainer.checkpoint.store import steps_in
 from tests.integration.conftest import Result, Started, journal, mentioning
 
 STEPS, EVERY = 60, 5
-# Some 12 MB with the optimizer's state: a checkpoint takes long enough to be hit. A step takes a tenth of a second on
-# four idle cores: requests to stop are exchanged once a second.
+# Some 12 MB with the optimizer's state: a checkpoint takes long enough to be hit. A step takes some
+# 0.05 s on two idle cores, more beside other tests: requests to stop are exchanged once a second.
 WORDS = (
     "model=mlp",
     "model.params.hidden_dim=16384",
     "backend=eager",
-    "train.batch_size=512",
+    "train.batch_size=192",
     f"train.steps={STEPS}",
     "train.log_every=1",
     f"train.checkpoint_every={EVERY}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,11 @@ import psutil
 import pytest
 
 import ortlaunch
+from ortlaunch.cli import dispatch
+from ortlaunch.config.compose import compose
+from ortlaunch.errors import RequestError
+from tests.support.pool import Pool, Trained
+from tests.support.runs import Recorded, journal
 
 RUN_SECONDS = 240
 """Longest wait for one run: some thirty times what it takes on an idle machine."""
@@ -30,7 +33,7 @@ _FOREIGN = ("MLFLOW_TRACKING_URI", "HYDRA_FULL_ERROR", "OMP_NUM_THREADS", "RANK"
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Recorded):
     """A command that has ended, and what its run left behind."""
 
     returncode: int
@@ -53,46 +56,6 @@ class Result:
         """The run folder of a command that made one run."""
         (only,) = self.run_dirs
         return only
-
-    @cached_property
-    def events(self) -> list[dict[str, Any]]:
-        """The journal."""
-        return journal(self.run_dir)
-
-    def series(self, name: str) -> dict[int, float]:
-        """A metric's values by step."""
-        return {step: values[name] for step, values in self._metrics() if name in values}
-
-    @property
-    def losses(self) -> dict[int, float]:
-        """train/loss by step."""
-        return self.series("train/loss")
-
-    @property
-    def tags(self) -> dict[str, str]:
-        """The journal's tags, the latest value of each."""
-        return {
-            key: value for event in self.events if event["event"] == "tags" for key, value in event["values"].items()
-        }
-
-    @property
-    def points(self) -> set[tuple[str, int, float]]:
-        """All metric values of the journal as (name, step, value)."""
-        return {(name, step, value) for step, values in self._metrics() for name, value in values.items()}
-
-    @property
-    def status(self) -> str:
-        """How the journal says that the run ended."""
-        return next((event["status"] for event in reversed(self.events) if event["event"] == "end"), "unfinished")
-
-    def log(self, rank: int) -> str:
-        """A worker's log file."""
-        return (self.run_dir / "logs" / f"rank-{rank}.log").read_text()
-
-    def _metrics(self) -> Iterator[tuple[int, dict[str, float]]]:
-        for event in self.events:
-            if event["event"] == "metrics":
-                yield event["step"], event["values"]
 
 
 class Started:
@@ -144,8 +107,10 @@ class Started:
 class Fleet:
     """The runs of a table, each made once however many tests look at it, all in one folder and one MLflow store."""
 
-    def __init__(self, folder: Path, table: dict[str, tuple[str, ...]]) -> None:
+    def __init__(self, folder: Path, table: dict[str, tuple[str, ...]], ahead: int = 1) -> None:
+        """`ahead` runs of the table, after the one that is asked for, are begun with it."""
         self.folder = folder
+        self._ahead = ahead
         self._table = table
         self._pool = ThreadPoolExecutor(max_workers=2)
         self._futures: dict[str, Future[Result]] = {}
@@ -153,7 +118,7 @@ class Fleet:
     def __getitem__(self, name: str) -> Result:
         # Start-up is most of a short run and one core wide: the next one in the table comes up meanwhile.
         names = list(self._table)
-        for ahead in names[names.index(name) :][:2]:
+        for ahead in names[names.index(name) :][: self._ahead + 1]:
             if ahead not in self._futures:
                 self._futures[ahead] = self._pool.submit(self._run, *self._table[ahead])
         return self._futures[name].result()
@@ -168,13 +133,6 @@ class Fleet:
 
     def _run(self, *overrides: str) -> Result:
         return Started(self.folder, overrides).finish()
-
-
-def journal(run_dir: Path) -> list[dict[str, Any]]:
-    """The complete lines of a run's journal."""
-    path = run_dir / "journal.jsonl"
-    text = path.read_text() if path.is_file() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def mentioning(folder: Path) -> list[psutil.Process]:
@@ -192,6 +150,22 @@ def _environment() -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     paths = [str(Path(ortlaunch.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     return environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
+
+
+_TOGETHER = {
+    "test_records.py": "matrix",
+    "test_matrix.py": "matrix",
+    "test_command.py": "sweep",
+    "test_sweep.py": "sweep",
+}
+"""Files that look at the same runs."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Has each file's tests run in one process (``--dist=loadgroup``), with those of files that share its runs."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group(_TOGETHER.get(item.path.name, item.path.name)))
 
 
 @pytest.fixture(scope="session")
@@ -240,9 +214,69 @@ def mlflow_run() -> Callable[[Result], Any]:
 
 
 @pytest.fixture(scope="session")
-def fleet_of() -> Callable[[Path, dict[str, tuple[str, ...]]], Fleet]:
+def fleet_of() -> Callable[..., Fleet]:
     """Makes the runs of a table in a folder."""
     return Fleet
+
+
+Train = Callable[..., Trained]
+
+
+@pytest.fixture(scope="session")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Pool]]:
+    """The pool of a number of workers, the same one for all tests of this process."""
+    folder = tmp_path_factory.mktemp("pools")
+    made: dict[int, Pool] = {}
+    yield lambda workers: made.setdefault(workers, Pool(folder, workers))
+    for pool in made.values():
+        pool.close()
+
+
+@pytest.fixture(scope="session")
+def train(pools: Callable[[int], Pool]) -> Train:
+    """Trains ``ARGUMENTS...`` in a folder with workers that stay; `workers` is their number (default: 2, or 1)."""
+
+    def run(cwd: Path, *arguments: str, workers: int | None = None) -> Trained:
+        if workers is None:
+            workers = 1 if compose(list(arguments)).trainer.name == "single" else 2
+        return pools(workers).train(cwd, *arguments)
+
+    return run
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What ``ortlaunch ARGUMENTS...`` answers in an empty folder, which is exit code 2; it leaves nothing there."""
+
+    def ask(*arguments: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(RequestError) as raised:
+            dispatch(list(arguments))
+        assert list(tmp_path.iterdir()) == []
+        return str(raised.value)
+
+    return ask
+
+
+class Table:
+    """The runs of a table, each trained once however many tests look at it, by workers that stay."""
+
+    def __init__(self, folder: Path, table: dict[str, tuple[str, ...]], train: Train) -> None:
+        self.folder = folder
+        self._table = table
+        self._train = train
+        self._made: dict[str, Trained] = {}
+
+    def __getitem__(self, name: str) -> Trained:
+        if name not in self._made:
+            self._made[name] = self._train(self.folder, *self._table[name])
+        return self._made[name]
+
+
+@pytest.fixture(scope="session")
+def table_of(train: Train) -> Callable[[Path, dict[str, tuple[str, ...]]], Table]:
+    """Trains the runs of a table in a folder."""
+    return lambda folder, table: Table(folder, table, train)
 
 
 # No dropout, so that runs differ by nothing but what computes them; four samples a step whoever shares them.
@@ -274,9 +308,27 @@ MATRIX: dict[str, tuple[str, ...]] = {
 }
 
 
+WHOLE = ("ort-ddp", "eager-zero1")
+"""Of these whole runs are made, too."""
+
+
 @pytest.fixture(scope="session")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """The runs of `MATRIX` by name: 2 workers, the same model, data and seed."""
-    fleet = Fleet(tmp_path_factory.mktemp("matrix"), MATRIX)
+    """Whole runs of some of `MATRIX` by name: 2 workers, the same model, data and seed."""
+    fleet = Fleet(tmp_path_factory.mktemp("matrix"), {name: MATRIX[name] for name in WHOLE})
     yield fleet
     fleet.close()
+
+
+@pytest.fixture(scope="session")
+def computed(table_of: Callable[..., Table], tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """All of `MATRIX`, by workers that stay."""
+    table = {name: (*words, "tracking=none") for name, words in MATRIX.items()}
+    return table_of(tmp_path_factory.mktemp("computed"), table)
+
+
+@pytest.fixture(scope="session")
+def sweep(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A sweep of two runs."""
+    words = ("--multirun", "backend=eager,ort", "model=mlp", "train.steps=20", "train.log_every=5")
+    return launch(tmp_path_factory.mktemp("sweep"), *words)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ortlaunch.cli import dispatch
+from ortlaunch.errors import RequestError
 
 NETS = """
 import torch
@@ -147,6 +151,7 @@ def test_the_page_names_what_to_change_and_the_exit_code_says_no(launch, folder)
         assert word in result.stdout
 
 
+@pytest.mark.nightly
 def test_stale_buffers_make_a_model_unfit(launch, folder):
     result = launch(folder, "check", *factory("Averaging"), *CHECK)
     assert result.returncode == 1, result.report
@@ -155,6 +160,7 @@ def test_stale_buffers_make_a_model_unfit(launch, folder):
     assert "average" in report["verdict"]
 
 
+@pytest.mark.nightly
 def test_a_model_that_is_none_reaches_no_further_than_its_structure(launch, folder):
     result = launch(folder, "check", *factory("Hidden"), *CHECK)
     assert result.returncode == 1, result.report
@@ -164,6 +170,15 @@ def test_a_model_that_is_none_reaches_no_further_than_its_structure(launch, fold
     assert report["export"] is report["parity"] is report["randomness"] is None
 
 
+def test_a_wrong_request_is_exit_code_2(launch, folder):
+    result = launch(folder, "check", "--format", "xml")
+    assert result.returncode == 2, result.report
+    assert result.stdout == ""
+    assert "--format" in result.stderr and "json" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+
+
+@pytest.mark.nightly
 def test_resnet_is_fit_since_its_statistics_move(launch, tmp_path):
     result = launch(tmp_path, "check", "model=resnet", *CHECK)
     assert result.returncode == 0, result.report
@@ -179,20 +194,22 @@ def test_resnet_is_fit_since_its_statistics_move(launch, tmp_path):
     [
         (["model=gtp2"], ["gtp2"]),
         (["train.stpes=1"], ["train.steps"]),
-        (["--format", "xml"], ["--format", "json"]),
         (["--multirun", "seed=1,2"], ["--multirun"]),
         (["model=factory", "model.target=nets:Nothing", "data=digits"], ["Nothing"]),
         (["model=mlp", "data=digits", "trainer=deepspeed", "trainer.zero_stage=3"], ["no repeated blocks"]),
         (["backend.allow=[everything]"], ["backend.allow"]),
     ],
 )
-def test_a_wrong_request_is_exit_code_2_and_one_message(launch, folder, arguments, words):
-    result = launch(folder, "check", *arguments)
-    assert result.returncode == 2, result.report
-    assert result.stdout == ""
-    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+def test_a_wrong_request_is_one_message(folder, monkeypatch, capfd, arguments, words):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(RequestError) as raised:
+        dispatch(["check", *arguments])
+    assert capfd.readouterr().out == ""
+    assert len(str(raised.value).splitlines()) == 1
     for word in words:
-        assert word in result.stderr
+        assert word in str(raised.value)
+    sys.modules.pop("nets", None)
 
 
 @pytest.mark.parametrize(
@@ -202,18 +219,18 @@ def test_a_wrong_request_is_exit_code_2_and_one_message(launch, folder, argument
         ("Branching", "frozen_branch", ["`if x.mean() > 0:`", "nets.py:"]),
     ],
 )
-def test_a_run_is_refused_at_its_start_unless_the_finding_is_allowed(launch, folder, model, allow, words):
+def test_a_run_is_refused_at_its_start_unless_the_finding_is_allowed(train, folder, model, allow, words):
     other = "frozen_branch" if allow == "stale_buffers" else "stale_buffers"
-    refused = launch(folder, *factory(model), *RUN, f"backend.allow=[{other}]")
-    assert refused.returncode == 2, refused.report
-    (message,) = refused.stderr.strip().splitlines()
+    refused = train(folder, *factory(model), *RUN, f"backend.allow=[{other}]")
+    assert refused.is_request, refused.report
+    (message,) = refused.error.strip().splitlines()
     for word in (*words, f"backend.allow=[{allow}]"):
         assert word in message
     assert refused.losses == {}
     assert refused.status == "FAILED"
 
-    allowed = launch(folder, *factory(model), *RUN, "backend.allow=[stale_buffers,frozen_branch]")
-    assert allowed.returncode == 0, allowed.report
+    allowed = train(folder, *factory(model), *RUN, "backend.allow=[stale_buffers,frozen_branch]")
+    assert allowed.status == "FINISHED", allowed.report
     # What was found, not what might have been.
     assert allowed.tags["ortlaunch.allowed"] == allow
     assert 1 in allowed.losses

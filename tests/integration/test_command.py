@@ -1,16 +1,10 @@
-"""The command around its runs: sweeps and comparisons."""
+"""The command around its runs: sweeps and comparisons. `sweep` is in conftest.py."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-
-
-@pytest.fixture(scope="module")
-def sweep(launch, tmp_path_factory):
-    words = ("--multirun", "backend=eager,ort", "model=mlp", "train.steps=20", "train.log_every=5")
-    return launch(tmp_path_factory.mktemp("sweep"), *words)
 
 
 def test_multirun_runs_every_combination(sweep):

@@ -52,6 +52,18 @@ def test_the_pages_name_commands() -> None:
             assert target in targets, f"{page}: make {target}"
 
 
+def test_the_first_five_minutes_work(launch, tmp_path: Path) -> None:
+    """README's first commands, to the comparison."""
+    first = commands("README.md")
+    first = first[: first.index("ortlaunch compare") + 1]
+    assert len(first) >= 4
+    for words in [shlex.split(command)[1:] for command in first if command.startswith("ortlaunch ")]:
+        result = launch(tmp_path, *(shortened(words) if trains(words) else words))
+        assert result.returncode == 0, f"{words}\n{result.report}"
+    assert result.stdout.count("FINISHED") == 2
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("page", "made"), [("README.md", ["weights"]), ("docs/guide.md", ["weights", "phone"])])
 def test_every_command_works(launch, tmp_path: Path, page: str, made: list[str]) -> None:

@@ -25,20 +25,20 @@ def sized(width: int):
 
 
 @pytest.fixture(scope="module")
-def train(launch, tmp_path_factory):
+def run(launch, tmp_path_factory):
     folder = tmp_path_factory.mktemp("failures")
     (folder / "nets.py").write_text(NETS)
     return lambda *more: launch(folder, *WORDS, *more)
 
 
 @pytest.fixture(scope="module")
-def raised(train):
-    return train("model.target=nets:Raises")
+def raised(run):
+    return run("model.target=nets:Raises")
 
 
 @pytest.fixture(scope="module")
-def killed(train):
-    return train("model.target=nets:Killed")
+def killed(run):
+    return run("model.target=nets:Killed")
 
 
 def test_an_exception_reaches_the_terminal(raised):
@@ -81,9 +81,10 @@ def test_no_process_goes_on(kind, request, leftovers):
     assert leftovers(request.getfixturevalue(kind).run_dir) == []
 
 
-def test_a_wrong_request_found_by_a_worker_is_one_line(train):
+@pytest.mark.nightly
+def test_a_wrong_request_found_by_a_worker_is_one_line(run):
     """Exit code 2 as if the launcher had found it: one line with the key, no traceback."""
-    result = train("model.target=nets:sized", "model.params.widht=64")
+    result = run("model.target=nets:sized", "model.params.widht=64")
     assert result.returncode == 2, result.report
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("ortlaunch: model.params.widht: ")

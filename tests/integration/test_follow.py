@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.support.stuck import stuck_model
 
 LONG = ("model=mlp", "backend=eager", "train.steps=100000", "train.log_every=20")
@@ -42,6 +44,7 @@ def test_cancel_leaves_a_checkpoint_from_which_the_run_goes_on(start, launch, tm
     assert "is over already: finished" in launch(tmp_path, "cancel", row["run_id"]).stdout
 
 
+@pytest.mark.nightly
 def test_cancel_at_once_waits_for_no_step(start, launch, tmp_path, leftovers):
     """Neither for one that never ends."""
     running = start(tmp_path, *stuck_model(tmp_path))

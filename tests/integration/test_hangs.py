@@ -50,6 +50,7 @@ def test_a_worker_that_stands_still_is_named_with_the_stacks_of_all(start, folde
     assert leftovers(run_dir) == []
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_frozen_is_named(start, folder, leftovers):
     """SIGSTOP: not even its threads can say anything."""
     words = ("model=mlp", "backend=eager", "train.steps=1000000", "train.log_every=1", "tracking=none")

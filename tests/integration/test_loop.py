@@ -1,9 +1,8 @@
-"""The loop in whole runs: evaluation, bad losses, the same bits twice, activation checkpointing, optimizers."""
+"""The loop on two workers: evaluation, bad losses, the same bits twice, activation checkpointing, optimizers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,8 @@ _EVAL = ("train.eval_every=3", "train.eval_samples=32")
 _AGAIN = ("train.activation_checkpointing=true",)
 _SAME = ("train.deterministic=true",)
 _ZERO2 = ("trainer=deepspeed", "trainer.zero_stage=2")
+# DeepSpeed's buffers of 2 GB would be filled with NaN where torch is deterministic.
+_SMALL_BUFFERS = ("+trainer.config.zero_optimization.reduce_bucket_size=1000000",)
 _ZERO3 = ("trainer=deepspeed", "trainer.zero_stage=3")
 # Attention draws its masks in the precision that it computes in.
 _NO_DROPOUT = tuple(f"model.params.{kind}_pdrop=0" for kind in ("resid", "embd", "attn"))
@@ -33,8 +34,8 @@ TABLE: dict[str, tuple[str, ...]] = {
     "ort-ddp-recompute": ("backend=ort", *_RUN, *_AGAIN),
     "eager-ddp-same": ("backend=eager", *_RUN, *_SAME),
     "eager-ddp-same-again": ("backend=eager", *_RUN, *_SAME),
-    "eager-zero2-same": ("backend=eager", *_ZERO2, *_RUN, *_SAME),
-    "eager-zero2-same-again": ("backend=eager", *_ZERO2, *_RUN, *_SAME),
+    "eager-zero2-same": ("backend=eager", *_ZERO2, *_SMALL_BUFFERS, *_RUN, *_SAME),
+    "eager-zero2-same-again": ("backend=eager", *_ZERO2, *_SMALL_BUFFERS, *_RUN, *_SAME),
     "ort-ddp-same": ("backend=ort", *_RUN, *_SAME),
     "ort-ddp-same-again": ("backend=ort", *_RUN, *_SAME),
     "adafactor": ("backend=eager", "optimizer=adafactor", *_RUN),
@@ -47,17 +48,14 @@ TABLE: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def runs(fleet_of, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
-    fleet = fleet_of(tmp_path_factory.mktemp("loop"), TABLE)
-    yield fleet
-    fleet.close()
+def runs(table_of, tmp_path_factory: pytest.TempPathFactory):
+    return table_of(tmp_path_factory.mktemp("loop"), TABLE)
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_it_trains(runs, name):
     result = runs[name]
-    assert result.returncode == 0, result.report
-    assert result.stderr == ""
+    assert result.status == "FINISHED", result.report
     losses = result.losses
     assert list(losses) == list(range(1, 9))
     assert all(math.isfinite(loss) for loss in losses.values())
@@ -74,7 +72,6 @@ def test_evaluating_changes_nothing_in_training(runs, name):
     assert result.losses == plain.losses
     assert result.series("train/grad_norm") == plain.series("train/grad_norm")
     assert result.series("summary/steady_steps") == plain.series("summary/steady_steps") == {8: 5.0}
-    assert "step 3/8  eval loss" in result.stdout
 
 
 def test_an_evaluation_is_that_of_the_whole_model_without_dropout(runs):
@@ -148,18 +145,18 @@ class Bad(torch.nn.Module):
     "words",
     [("trainer=ddp",), ("trainer=deepspeed", "trainer.zero_stage=1"), ("trainer=ddp", "train.precision=fp16")],
 )
-def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_and_rank(launch, tmp_path: Path, words):
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_step_and_rank(train, tmp_path: Path, words):
     (tmp_path / "bad.py").write_text(BAD_MODEL)
     model = ("model=factory", "model.target=bad:Bad", "data=digits", "backend=eager", "tracking=none")
-    result = launch(tmp_path, *model, *words, "train.steps=40", "train.log_every=10")
-    assert result.returncode == 1
-    assert "the loss is not finite at step 5 on rank 1; the weights are those before it" in result.stderr
+    result = train(tmp_path, *model, *words, "train.steps=40", "train.log_every=10")
+    assert result.status == "FAILED" and not result.is_request
+    assert "the loss is not finite at step 5 on rank 1; the weights are those before it" in result.error
     # At once where it costs nothing to know, at the next log step in fp16.
     logged = [step for step in result.losses if step > 3]
     assert logged == []
 
 
-def test_a_model_that_cannot_recompute_is_refused_with_the_way_out(launch, tmp_path: Path):
-    result = launch(tmp_path, "model=mlp", "backend=eager", "train.activation_checkpointing=true", "tracking=none")
-    assert result.returncode == 2
-    assert "train.activation_checkpointing: FeedForward has no method gradient_checkpointing_enable" in result.stderr
+def test_a_model_that_cannot_recompute_is_refused_with_the_way_out(train, tmp_path: Path):
+    result = train(tmp_path, "model=mlp", "backend=eager", "train.activation_checkpointing=true", "tracking=none")
+    assert result.is_request
+    assert "train.activation_checkpointing: FeedForward has no method gradient_checkpointing_enable" in result.error

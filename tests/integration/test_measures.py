@@ -44,18 +44,18 @@ def steady(result, name):
     return [values[step] for step, flag in flags.items() if flag]
 
 
-def test_the_rank_that_holds_the_others_up_is_named(launch, folder):
+def test_the_rank_that_holds_the_others_up_is_named(train, folder):
     """With rank 1 asleep in its forward it is named, and leads by nearly a whole step; all ranks asleep, none does."""
-    slowed = launch(folder, *WORDS, "model.params.ranks=[1]", "train.steps=40", "train.log_every=5")
-    assert slowed.returncode == 0, slowed.report
+    slowed = train(folder, *WORDS, "model.params.ranks=[1]", "train.steps=40", "train.log_every=5")
+    assert slowed.status == "FINISHED", slowed.report
     assert set(steady(slowed, "stragglers/slowest_rank")) == {1.0}
     lead = statistics.median(steady(slowed, "stragglers/spread_percent"))
     assert 50 < lead <= 101
     assert all(value >= SLEEP for value in steady(slowed, "stragglers/step_seconds_max"))
     assert re.search(r"^warning: rank 1 on \S+ holds the others up: .* \d\d %", slowed.stdout, re.MULTILINE)
 
-    even = launch(folder, *WORDS, "model.params.ranks=[0,1]", "train.steps=40", "train.log_every=5")
-    assert even.returncode == 0, even.report
+    even = train(folder, *WORDS, "model.params.ranks=[0,1]", "train.steps=40", "train.log_every=5")
+    assert even.status == "FINISHED", even.report
     assert statistics.median(steady(even, "stragglers/spread_percent")) < min(40, lead / 2)
 
 

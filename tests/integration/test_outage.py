@@ -78,6 +78,7 @@ def test_killed_server_and_killed_run_lose_nothing(
     assert (run.info.status, run.info.end_time) == ("KILLED", last), "it lived as long as it journalled"
 
 
+@pytest.mark.nightly
 def test_server_that_is_never_there(start: Callable[..., Started], server: Server, tmp_path: Path) -> None:
     """The run ends well and says how to send its record, which needs one command when there is a server."""
     server.kill()

@@ -36,18 +36,25 @@ def _has_instructions(cell: Cell) -> bool:
 
 
 RUNNING = {_name(cell): cell for cell in cells(Device.cpu) if cell.refusal is None}
+FEW = ("compile-ddp-fp32", "compile-deepspeed1-bf16")
+"""Cells of torch.compile, which takes its time for each, that stand for the others."""
+NIGHTLY = {name for name, cell in RUNNING.items() if cell.backend == "compile" and name not in FEW}
 
 
 @pytest.fixture(scope="module")
-def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
-    """The loss of each step by cell."""
+def losses(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, list[float]]:
+    """The loss of each step by cell, of those that are tested now."""
     out = tmp_path_factory.mktemp("precision") / "losses.pt"
-    cases = [f"{name}:{_overrides(cell)}" for name, cell in RUNNING.items() if _has_instructions(cell)]
+    wanted = {item.callspec.params["name"] for item in request.session.items if item.module is request.module}
+    running = {name: cell for name, cell in RUNNING.items() if name in wanted | {"eager-single-fp32"}}
+    cases = [f"{name}:{_overrides(cell)}" for name, cell in running.items() if _has_instructions(cell)]
     run_probe(Path(__file__).with_name("precision_probe.py"), out, *cases)
     return torch.load(out)
 
 
-@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in NIGHTLY)) for name in RUNNING]
+)
 def test_it_trains_to_what_one_eager_worker_in_fp32_trains_to(losses: dict[str, list[float]], name: str) -> None:
     cell = RUNNING[name]
     if not _has_instructions(cell):

@@ -21,7 +21,9 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("stop")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly)]
+)
 def test_a_signal_stops_the_run(start, folder, leftovers, mlflow_run, number, code):
     """128 + the signal; KILLED in journal and MLflow; no worker is left."""
     running = start(folder, *LONG)
@@ -37,7 +39,9 @@ def test_a_signal_stops_the_run(start, folder, leftovers, mlflow_run, number, co
     assert leftovers(run_dir) == []
 
 
-@pytest.mark.parametrize("keeps", [True, False], ids=["with checkpoints", "without"])
+@pytest.mark.parametrize(
+    "keeps", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["with checkpoints", "without"]
+)
 def test_a_second_ctrl_c_stops_at_once(start, tmp_path, leftovers, keeps):
     """The step that the first one waits for never ends."""
     running = start(tmp_path, *stuck_model(tmp_path), *(["train.checkpoint_every=1"] if keeps else []))
@@ -73,6 +77,7 @@ def test_a_third_ctrl_c_waits_for_mlflow_no_longer_and_says_how_it_ended(start, 
     assert f"send them:  ortlaunch sync {run_dir}" in result.stdout
 
 
+@pytest.mark.nightly
 def test_ctrl_c_behind_the_last_step_ends_a_sweep_too(start, tmp_path):
     """The run has finished and waits for MLflow alone; the next one does not begin."""
     small = ("model=mlp", "backend=eager", "train.steps=2", "optimizer.lr=0.1,0.2", "--multirun")

@@ -31,6 +31,7 @@ def test_the_cache_lies_in_the_users_cache_folder(monkeypatch, tmp_path: Path) -
     assert extension.cache_dir().parent == tmp_path / "ortlaunch"
 
 
+@pytest.mark.nightly
 def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     """The second waits for the lock and finds the library; nothing is written into site-packages.
 
@@ -81,6 +82,7 @@ USE_KERNELS = (
 )
 
 
+@pytest.mark.nightly
 def test_our_kernels_are_built_at_first_use_and_found_after(tmp_path: Path) -> None:
     environment = {**os.environ, "ORTLAUNCH_CACHE": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     command = [sys.executable, "-c", USE_KERNELS]

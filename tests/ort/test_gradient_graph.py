@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,11 +34,11 @@ class Language(torch.nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()), logits
 
 
-CASES = {
-    "tied": (Language(), {gradient_graph.ADD_ROWS, gradient_graph.ADD_OUTER}),
-    "padding": (Language(padding=3), {gradient_graph.ADD_ROWS, gradient_graph.ADD_OUTER}),
-    "untied": (Language(tied=False), {"embedding_backward", gradient_graph.ADD_OUTER}),
-    "frozen": (Language(tied=False, frozen=True), {gradient_graph.ADD_OUTER}),
+CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "tied": ({}, {gradient_graph.ADD_ROWS, gradient_graph.ADD_OUTER}),
+    "padding": ({"padding": 3}, {gradient_graph.ADD_ROWS, gradient_graph.ADD_OUTER}),
+    "untied": ({"tied": False}, {"embedding_backward", gradient_graph.ADD_OUTER}),
+    "frozen": ({"tied": False, "frozen": True}, {gradient_graph.ADD_OUTER}),
 }
 
 
@@ -45,8 +46,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_eagers_whatever_is_used_of_the_outputs(case: str, uses: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, expected = CASES[case]
-    eager = copy.deepcopy(model)
+    options, expected = CASES[case]
+    eager = Language(**options)
     debug = OrtDebugConfig(save_onnx=True)
     ort = session.wrap(copy.deepcopy(eager), OrtConfig(debug=debug), threads=2, onnx_dir=tmp_path)
     # The same tokens several times over, among them the one that is padding.
@@ -64,7 +65,9 @@ def test_gradients_are_eagers_whatever_is_used_of_the_outputs(case: str, uses: s
             mine = of_ort[name].grad
             assert (mine is None) == (parameter.grad is None), name
             if mine is not None:
-                torch.testing.assert_close(mine, parameter.grad, rtol=1e-5, atol=1e-5, msg=name)
+                # Sums of 120 rows, in another order.
+                largest = float(parameter.grad.abs().max())
+                torch.testing.assert_close(mine, parameter.grad, rtol=0.0, atol=1e-5 * largest, msg=name)
     found = operators(tmp_path)
     assert expected <= found
     assert (gradient_graph.ADD_ROWS in found) == (gradient_graph.ADD_ROWS in expected)

@@ -19,14 +19,11 @@ def test_it_is_the_wheel_that_runs(installed) -> None:
 
 
 def test_training_a_ready_job_and_compare(installed) -> None:
-    main = installed.run("trainer=deepspeed", *_SMALL, *_NANO)
-    assert main.returncode == 0, main.stdout + main.stderr
-    ready = installed.run("+jobs=resnet_digits", "experiment=default", "train.steps=2", "device=cpu")
+    ready = installed.run("+jobs=gpt2_zero1_ort", "experiment=default", *_SMALL, *_NANO)
     assert ready.returncode == 0, ready.stdout + ready.stderr
     compared = installed.run("compare", "--format", "csv")
     assert compared.returncode == 0, compared.stderr
-    for name in ("gpt2_nano-ort-deepspeed-z1", "resnet-ort-ddp"):
-        assert name in compared.stdout
+    assert "gpt2-ort-deepspeed-z1" in compared.stdout
     assert "FINISHED" in compared.stdout and "FAILED" not in compared.stdout
     shutil.rmtree(installed.folder / "runs")
 

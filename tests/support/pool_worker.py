@@ -1,0 +1,98 @@
+"""One worker of a pool that trains one run after the other: ``python -m tests.support.pool_worker FOLDER``.
+
+Under torchrun. Does what `ortlaunch.worker` does, again and again, so that importing the libraries and meeting the
+other workers is done once. Requests are files ``FOLDER/N.request`` (a run folder and a working folder, as JSON); each
+worker answers with ``FOLDER/N.RANK.answer``. An empty request ends the pool.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from ortlaunch import output
+from ortlaunch.config.load import load_config
+from ortlaunch.config.schema import Device
+from ortlaunch.errors import RequestError
+from ortlaunch.files import replace_text
+from ortlaunch.launch import failure
+from ortlaunch.trainer.run import train_run
+from ortlaunch.trainer.workers import Workers, join
+
+_POLL_SECONDS = 0.02
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    workers: Workers | None = None
+    for number in itertools.count(1):
+        request = _wait_for(folder / f"{number}.request")
+        if request is None:
+            break
+        # With the first run's time-outs.
+        workers = workers or join(load_config(Path(request["run_dir"]) / "config.yaml"), Device.cpu)
+        answer = _train(Path(request["run_dir"]), Path(request["cwd"]), workers)
+        replace_text(folder / f"{number}.{workers.rank}.answer", json.dumps(answer))
+    # As a worker ends: see ortlaunch.worker.
+    os._exit(0)
+
+
+def _wait_for(path: Path) -> dict[str, str] | None:
+    parent = os.getppid()
+    while not path.exists():
+        # The tests have gone, and torchrun with them.
+        if os.getppid() != parent:
+            os._exit(1)
+        time.sleep(_POLL_SECONDS)
+    return json.loads(path.read_text() or "null")
+
+
+def _train(run_dir: Path, cwd: Path, workers: Workers) -> dict[str, object]:
+    with _as_in_a_process_of_its_own(run_dir / "logs" / f"rank-{workers.rank}.log", cwd):
+        try:
+            train_run(load_config(run_dir / "config.yaml"), run_dir, workers, {}, time.time())
+        except BaseException as error:
+            traceback.print_exc()
+            failure.record(run_dir, workers.rank, error)
+            return {"error": str(error), "is_request": isinstance(error, RequestError)}
+    return {}
+
+
+@contextmanager
+def _as_in_a_process_of_its_own(log: Path, cwd: Path) -> Iterator[None]:
+    """Output into the run's log, the user's modules from the working folder, and torch's switches as they were."""
+    streams = [os.dup(1), os.dup(2)]
+    before = set(sys.modules)
+    output.redirect(log, to_terminal=False)
+    os.chdir(cwd)
+    sys.path.insert(0, str(cwd))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(cwd))
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(cwd)):
+                del sys.modules[name]
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision("highest")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, stream in enumerate(streams, start=1):
+            os.dup2(stream, number)
+            os.close(stream)
+        with suppress(ValueError):
+            gc.collect()
+
+
+if __name__ == "__main__":
+    main()
