@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ortlaunch
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from ortlaunch.config.compose import MultirunTask
+    from ortlaunch.compose.hydra_tree import MultirunTask
     from ortlaunch.config.schema import Config
-    from ortlaunch.launch.multirun import Multirun
+    from ortlaunch.verbs.multirun import Multirun
 
 EXIT_REQUEST, EXIT_INTERRUPTED = 2, 130
 
@@ -63,15 +63,14 @@ def dispatch(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
-        from ortlaunch.usage import help_text
+        from ortlaunch.verbs.help import help_text
 
         print(help_text())
         return 0
     if "--version" in arguments:
         print(f"ortlaunch {ortlaunch.__version__}")
         return 0
-    from ortlaunch.config.sweep_folder import sweep_folder
-    from ortlaunch.launch.sweep import discard
+    from ortlaunch.compose.sweep_folder import discard, sweep_folder
 
     words, after = _split_after(arguments)
     try:
@@ -107,7 +106,7 @@ class _Launches:
         Raises:
             RequestError: a combination does not compose, or was refused.
         """
-        from ortlaunch.config.compose import run_with_hydra
+        from ortlaunch.compose.hydra_tree import run_with_hydra
 
         try:
             run_with_hydra(self._words, self)
@@ -116,7 +115,7 @@ class _Launches:
         return self._close()
 
     def __call__(self, tree: DictConfig) -> None:
-        from ortlaunch.config.compose import multirun_task
+        from ortlaunch.compose.hydra_tree import multirun_task
 
         if self._code or self._error is not None:
             return
@@ -136,7 +135,7 @@ class _Launches:
 
     def _next_of_sweep(self, config: Config, task: MultirunTask) -> int:
         if self._multirun is None:
-            from ortlaunch.launch.multirun import Multirun
+            from ortlaunch.verbs.multirun import Multirun
 
             self._multirun = Multirun(task.folder, self._arguments, [*self._words, *task.swept])
         return self._multirun.take(config, task.overrides)
@@ -145,7 +144,7 @@ class _Launches:
 def _split_after(arguments: list[str]) -> tuple[list[str], list[str]]:
     if not any(argument.startswith("+after=") for argument in arguments):
         return arguments, []
-    from ortlaunch.launch.follow.after import split_after
+    from ortlaunch.follow.after import split_after
 
     return split_after(arguments)
 
@@ -153,7 +152,7 @@ def _split_after(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _after(config: Config, names: list[str]) -> Config:
     """Makes a run come after others: its job waits for theirs, or this command does."""
     from ortlaunch.config.schema import SlurmConfig
-    from ortlaunch.launch.follow.after import dependency, wait_for
+    from ortlaunch.follow.after import dependency, wait_for
 
     if not names:
         return config
@@ -166,11 +165,11 @@ def _after(config: Config, names: list[str]) -> Config:
 
 
 def _config(tree: DictConfig) -> Config:
+    from ortlaunch.compose.rules import check
     from ortlaunch.config.load import to_config
-    from ortlaunch.config.rules import check
     from ortlaunch.config.schema import MlflowConfig
+    from ortlaunch.config.tracking_uri import resolve_tracking
     from ortlaunch.launch.slurm.plan import settled
-    from ortlaunch.tracking.uri import resolve_tracking
 
     config = settled(to_config(tree))
     check(config)
@@ -181,7 +180,7 @@ def _config(tree: DictConfig) -> Config:
 
 def _launch(config: Config, arguments: list[str]) -> int:
     from ortlaunch.config.schema import LocalConfig, SlurmConfig
-    from ortlaunch.launch import machines
+    from ortlaunch.launch.local import machines
     from ortlaunch.launch.planning import make_plan
 
     if config.launcher.dry_run and config.launcher.nodes > 1 and isinstance(config.launcher, LocalConfig):
@@ -195,37 +194,37 @@ def _launch(config: Config, arguments: list[str]) -> int:
     if config.launcher.dry_run:
         print(plan.description())
         return 0
-    from ortlaunch.launch.local import run
+    from ortlaunch.launch.local.run import run
 
     return run(plan, config, arguments)
 
 
 def _resume(arguments: list[str]) -> int:
-    from ortlaunch.launch.resume import resume
+    from ortlaunch.verbs.resume import resume
 
     return resume(arguments)
 
 
 def _jobs(arguments: list[str]) -> int:
-    from ortlaunch.launch.follow.jobs import jobs
+    from ortlaunch.follow.jobs import jobs
 
     return jobs(arguments)
 
 
 def _status(arguments: list[str]) -> int:
-    from ortlaunch.launch.follow.status import status
+    from ortlaunch.follow.status import status
 
     return status(arguments)
 
 
 def _logs(arguments: list[str]) -> int:
-    from ortlaunch.launch.follow.logs import logs
+    from ortlaunch.follow.logs import logs
 
     return logs(arguments)
 
 
 def _cancel(arguments: list[str]) -> int:
-    from ortlaunch.launch.follow.cancel import cancel
+    from ortlaunch.follow.cancel import cancel
 
     return cancel(arguments)
 
@@ -239,31 +238,31 @@ def _export(arguments: list[str]) -> int:
 def _compare(arguments: list[str]) -> int:
     from ortlaunch.compare.command import main
     from ortlaunch.config.schema import Config
-    from ortlaunch.tracking.uri import default_uri
+    from ortlaunch.config.tracking_uri import default_uri
 
     return main(arguments, default_uri(), Config.experiment)
 
 
 def _bench(arguments: list[str]) -> int:
-    from ortlaunch.launch.bench import main
+    from ortlaunch.verbs.bench import main
 
     return main(arguments, _config)
 
 
 def _check(arguments: list[str]) -> int:
-    from ortlaunch.ort.check.command import main
+    from ortlaunch.check.command import main
 
     return main(arguments)
 
 
 def _sync(arguments: list[str]) -> int:
-    from ortlaunch.tracking.sync import sync_main
+    from ortlaunch.follow.sync import sync_main
 
     return sync_main(arguments)
 
 
 def _models(arguments: list[str]) -> int:
-    from ortlaunch.usage import MODELS_HELP, models_text
+    from ortlaunch.verbs.help import MODELS_HELP, models_text
 
     if {"-h", "--help"} & set(arguments):
         print(MODELS_HELP)

@@ -1,11 +1,11 @@
-"""Errors that ortlaunch shows its user."""
+"""Public name of the errors, for programs: see `ortlaunch.base.errors`."""
 
-from __future__ import annotations
+from ortlaunch.base.errors import (
+    RequestError,
+    TrainingError,
+)
 
-
-class RequestError(Exception):
-    """The request is wrong: usage, configuration or missing input. Ends with exit code 2 and this one message."""
-
-
-class TrainingError(Exception):
-    """The training itself failed. Ends with exit code 1 and this message."""
+__all__ = [
+    "RequestError",
+    "TrainingError",
+]

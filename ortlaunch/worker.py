@@ -13,11 +13,11 @@ import time
 import traceback
 from pathlib import Path
 
-from ortlaunch import output
-from ortlaunch.launch import failure
-from ortlaunch.launch.plan import WORKERS_LOCK
-from ortlaunch.launch.processes import die_with_parent
-from ortlaunch.programs import add_to_path
+from ortlaunch.base import output
+from ortlaunch.base.processes import die_with_parent
+from ortlaunch.base.programs import add_to_path
+from ortlaunch.run import failure
+from ortlaunch.run.layout import WORKERS_LOCK
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     _hold_lock(run_dir)
     output.redirect(run_dir / "logs" / f"rank-{rank}.log", to_terminal=rank == 0)
     if os.environ.get("ORTLAUNCH_ATTEMPT", "0") != "0":
-        from ortlaunch.launch.slurm.node import header
+        from ortlaunch.run.attempt import header
 
         print(header(), file=sys.stderr, flush=True)
     # A user's model factory lies where the user is; `python -m` would have put it there before torchrun.
@@ -63,9 +63,9 @@ def _hold_lock(run_dir: Path) -> None:
 def work(run_dir: Path) -> None:
     """Builds, wraps and trains what the run folder's configuration says."""
     # Heavy imports come after the output is redirected, and are timed.
+    from ortlaunch.config.devices import resolve_device
     from ortlaunch.config.load import load_config
     from ortlaunch.config.schema import SlurmConfig
-    from ortlaunch.launch.devices import resolve_device
 
     # Workers that torchrun starts again begin now and not when the run was launched.
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -80,7 +80,7 @@ def work(run_dir: Path) -> None:
     workers = join(config, resolve_device(config.device))
     times.lap("startup/rendezvous_seconds")
     if isinstance(config.launcher, SlurmConfig) and config.launcher.preflight:
-        from ortlaunch.launch.slurm.preflight import meet, note
+        from ortlaunch.trainer.preflight import meet, note
 
         note(meet(workers), workers, run_dir)
         times.lap("startup/preflight_seconds")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from ortlaunch.base.user import user_cache
 from ortlaunch.ort import cuda_libs
-from ortlaunch.user import user_cache
 from tests.support.needs import needs
 
 # Before any test file imports MLflow.
@@ -47,7 +47,7 @@ def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 @pytest.fixture(autouse=True)
 def exports_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test takes an export that another has left, nor one of the user's."""
-    from ortlaunch.ort import export_cache
+    from ortlaunch.ort.cache import exports as export_cache
 
     monkeypatch.setattr(export_cache, "folder", lambda: tmp_path / "exports")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -16,9 +17,39 @@ import ortlaunch
 
 PACKAGE = Path(ortlaunch.__file__).parent
 HEAVY = ("torch", "transformers", "deepspeed", "mlflow", "onnxruntime", "pandas")
-LAUNCHER = ("ortlaunch.cli", "ortlaunch.usage", "ortlaunch.registry", "ortlaunch.config", "ortlaunch.launch")
-_ON_NODES = ("ortlaunch.launch.slurm.preflight",)
-"""Runs on a cluster's nodes, to find out whether torch works there."""
+LAYERS = (
+    ("ortlaunch", "ortlaunch.cli", "ortlaunch.__main__"),
+    ("ortlaunch.verbs", "ortlaunch.doctor"),
+    ("ortlaunch.export",),
+    ("ortlaunch.check",),
+    ("ortlaunch.compare",),
+    ("ortlaunch.follow",),
+    ("ortlaunch.compose",),
+    ("ortlaunch.launch",),
+    ("ortlaunch.worker",),
+    ("ortlaunch.trainer",),
+    ("ortlaunch.tracking",),
+    ("ortlaunch.ort",),
+    ("ortlaunch.metrics",),
+    ("ortlaunch.models",),
+    ("ortlaunch.data",),
+    ("ortlaunch.config",),
+    ("ortlaunch.run",),
+    ("ortlaunch.base",),
+)
+"""From the top: a module imports from its own line and from those below it."""
+PUBLIC_NAMES = {
+    "ortlaunch.registry": "ortlaunch.models.registry",
+    "ortlaunch.wrapping": "ortlaunch.trainer.wrapping",
+    "ortlaunch.errors": "ortlaunch.base.errors",
+    "ortlaunch.config.compose": "ortlaunch.compose.hydra_tree",
+    "ortlaunch.tracking.journal": "ortlaunch.run.journal",
+}
+"""Modules that only pass on what stands elsewhere, for programs that import it from there; nothing here does."""
+LAUNCHER = (
+    *("ortlaunch.cli", "ortlaunch.verbs", "ortlaunch.follow.jobs", "ortlaunch.models.registry", "ortlaunch.compose"),
+    *("ortlaunch.config", "ortlaunch.run", "ortlaunch.base", "ortlaunch.launch"),
+)
 
 
 def modules() -> dict[str, Path]:
@@ -81,7 +112,7 @@ def test_only_the_relay_and_compare_import_mlflow() -> None:
 def test_the_launcher_reads_no_heavy_library_when_it_is_imported() -> None:
     graph = {name: imports(path, lazy=False) for name, path in MODULES.items()}
     for start in MODULES:
-        if below(start, LAUNCHER) and start not in _ON_NODES:
+        if below(start, LAUNCHER):
             seen, left = set(), [start]
             while left:
                 module = left.pop()
@@ -99,6 +130,35 @@ def test_no_modules_import_each_other_in_a_circle(lazy: bool) -> None:
         list(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(f"{'a function imports' if lazy else 'imported'} in a circle: {' -> '.join(error.args[1])}")
+
+
+def layer_of(name: str) -> int:
+    """The line of `LAYERS` that a module stands on."""
+    (found,) = [
+        number
+        for number, packages in enumerate(LAYERS)
+        if any(name == package or (package != "ortlaunch" and name.startswith(f"{package}.")) for package in packages)
+    ]
+    return found
+
+
+def test_imports_point_down_the_layers_only() -> None:
+    above = [
+        f"{name} imports {other}"
+        for name, path in MODULES.items()
+        if name not in PUBLIC_NAMES
+        for other in imports(path, lazy=True) & set(MODULES)
+        if other != "ortlaunch" and layer_of(other) < layer_of(name)
+    ]
+    assert above == []
+
+
+def test_public_names_are_what_they_pass_on_and_nothing_here_uses_them() -> None:
+    for name, home in PUBLIC_NAMES.items():
+        face, source = importlib.import_module(name), importlib.import_module(home)
+        assert all(getattr(face, one) is getattr(source, one) for one in face.__all__)
+    users = {other: name for name, path in MODULES.items() for other in imports(path, lazy=True) & set(PUBLIC_NAMES)}
+    assert users == {}
 
 
 LIGHT = f"""

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import torch
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.doctor import command, machine, stack, tracking
 from ortlaunch.doctor.fix import fix
 from ortlaunch.doctor.line import Level, Line
-from ortlaunch.errors import RequestError
 from ortlaunch.ort import extension
 
 

@@ -18,10 +18,17 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from torch import nn
 
-from ortlaunch import registry
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, ModelConfig, register_schemas
-from ortlaunch.errors import RequestError
-from ortlaunch.registry import available, build_model, check_request, register_model, suggest, unknown_model_message
+from ortlaunch.models import registry
+from ortlaunch.models.registry import (
+    available,
+    build_model,
+    check_request,
+    register_model,
+    suggest,
+    unknown_model_message,
+)
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
@@ -105,7 +112,8 @@ def factory(target: str | None, **params: Any) -> nn.Module:
 def test_names_without_heavy_imports(tmp_path: Path) -> None:
     announce(tmp_path, "elsewhere", "far_model = does_not_exist:build")
     code = (
-        "import sys\nfrom ortlaunch.registry import *\nfrom ortlaunch.registry import ModelConfig, check_request\n"
+        "import sys\nfrom ortlaunch.models.registry import *\n"
+        "from ortlaunch.models.registry import ModelConfig, check_request\n"
         "print(sorted(available()), suggest('gtp2'))\nunknown_model_message('x')\n"
         "check_request(ModelConfig(name='gpt2'))\n"
         "print([m for m in ('torch', 'transformers', 'numpy', 'onnxruntime', 'mlflow') if m in sys.modules])\n"
@@ -170,7 +178,7 @@ def test_imports_come_before_the_name(user: Path) -> None:
     module = write_module(
         user,
         "decorated",
-        "from ortlaunch.registry import register_model\nfrom user_models.nets import Net\n"
+        "from ortlaunch.models.registry import register_model\nfrom user_models.nets import Net\n"
         "@register_model('decorated')\ndef build(width=4):\n    return Net(width)\n",
     )
     with pytest.raises(RequestError, match="there is no model 'decorated'"):

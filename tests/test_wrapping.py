@@ -10,17 +10,17 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, EagerConfig, OrtConfig
-from ortlaunch.errors import RequestError
+from ortlaunch.models.registry import build_model
+from ortlaunch.models.task import Task, make_task
 from ortlaunch.ort import session
-from ortlaunch.registry import build_model
 from ortlaunch.trainer.engines.deepspeed_engine import DeepSpeedEngine, deepspeed_config
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
-from ortlaunch.trainer.task import Task, make_task
 from ortlaunch.trainer.workers import Workers
-from ortlaunch.wrapping import wrap, wrap_backend, wrap_trainer
+from ortlaunch.trainer.wrapping import wrap, wrap_backend, wrap_trainer
 
 WORKERS = Workers(0, 1, torch.device("cpu"), 2)
 TASK = Task(by_name=(), by_position=("x",))

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.compare.runs import RATES, Row, row_of
-from ortlaunch.errors import RequestError
-from ortlaunch.tracking.known import mlflow_run_id
-from ortlaunch.tracking.sink import KIND_TAG, PARENT_TAG, RUN_ID_TAG
+from ortlaunch.run.names import KIND_TAG, RUN_ID_TAG
+from ortlaunch.run.sent import mlflow_run_id
+from ortlaunch.tracking.sink import PARENT_TAG
 from ortlaunch.tracking.store import quoted
 
 if TYPE_CHECKING:

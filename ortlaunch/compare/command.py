@@ -7,14 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortlaunch.arguments import positive
+from ortlaunch.base.arguments import positive
+from ortlaunch.base.secrets import redacted
 from ortlaunch.compare.choose import LAST, Selection, choose
 from ortlaunch.compare.comparison import Comparison, compared
 from ortlaunch.compare.curves import LIMIT, Curves, read_curves
 from ortlaunch.compare.outputs import check_free, write
 from ortlaunch.compare.reading import opened
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.tracking.uri import check_uri, redacted, resolve_tracking
+from ortlaunch.config.tracking_uri import check_uri, resolve_tracking
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

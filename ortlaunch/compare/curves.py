@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from ortlaunch.base.tables import printable
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.groups import Group
 from ortlaunch.compare.runs import Row, logged_number
-from ortlaunch.tables import printable
-from ortlaunch.tracking.goodput import FIRST_STEP
+from ortlaunch.run.goodput import FIRST_STEP
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

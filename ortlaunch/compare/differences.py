@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from ortlaunch.compare.groups import CIRCUMSTANCES, Group, circumstance, same_work
 from ortlaunch.compare.runs import STEPS_TAKEN
 from ortlaunch.config.schema import GROUPS
-from ortlaunch.tracking.journal import flatten
+from ortlaunch.run.journal import flatten
 
 _SHOWN_CIRCUMSTANCES = (*CIRCUMSTANCES, "ortlaunch.hosts")
 

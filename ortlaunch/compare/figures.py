@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ortlaunch.base.tables import printable
 from ortlaunch.compare.groups import Group
 from ortlaunch.compare.runs import Quotient
 from ortlaunch.compare.statistics import Interval, Ratio
-from ortlaunch.tables import printable
 
 MISSING = "-"
 UNDECIDED = "~"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ortlaunch.errors import RequestError
-from ortlaunch.files import replace
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import replace
 
 
 def check_free(option: str, path: Path, *, force: bool) -> None:

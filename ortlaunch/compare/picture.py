@@ -7,12 +7,12 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from ortlaunch.base.tables import printable
 from ortlaunch.compare import figures
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.curves import TITLES, Curves
 from ortlaunch.compare.groups import Group
 from ortlaunch.compare.runs import MEMORY, RATES
-from ortlaunch.tables import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,9 +8,10 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.secrets import redacted, scrubbed
+from ortlaunch.config.tracking_uri import check_uri, sqlite_path
 from ortlaunch.tracking.store import open_client
-from ortlaunch.tracking.uri import check_uri, redacted, scrubbed, sqlite_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

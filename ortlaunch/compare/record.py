@@ -6,13 +6,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.user import user_name
 from ortlaunch.compare.choose import COMPARISON
 from ortlaunch.compare.comparison import Comparison, server_url
-from ortlaunch.errors import RequestError
-from ortlaunch.tracking.sink import KIND_TAG
+from ortlaunch.run.names import KIND_TAG
 from ortlaunch.tracking.store import patience
 from ortlaunch.tracking.translate import TAG_LIMIT, fitted
-from ortlaunch.user import user_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ortlaunch.base.tables import print_in_full_width, printable
 from ortlaunch.compare import figures
 from ortlaunch.compare.columns import Column, columns_of, doubtful, lines
 from ortlaunch.compare.comparison import Comparison
-from ortlaunch.tables import print_in_full_width, printable
 
 _LISTED = 3
 _MANY_VALUES = 6

@@ -8,8 +8,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
-from ortlaunch.errors import RequestError
 
 
 def to_config(tree: DictConfig) -> Config:

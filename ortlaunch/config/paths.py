@@ -56,6 +56,13 @@ def headline(path: Path) -> str:
     return first.lstrip("# ") if first.startswith("#") else ""
 
 
+def jobs_text() -> str:
+    """One line per ready job that ``+jobs=NAME`` takes."""
+    jobs = ready_jobs()
+    width = max(len(name) for name in jobs)
+    return "\n".join(f"{name:<{width}}  {headline(path)}" for name, path in sorted(jobs.items()))
+
+
 def _by_name(variable: str, below: str, ours: Path) -> dict[str, Path]:
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     named = [Path(folder) for folder in os.environ.get(variable, "").split(":") if folder]

@@ -13,6 +13,8 @@ from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from ortlaunch.run.roots import RUN_ROOT
+
 
 class Device(Enum):
     """Where workers compute: `auto` takes CUDA where this machine shows a GPU and the CPU elsewhere."""
@@ -602,7 +604,7 @@ class Config:
     seed: int = 0
     """Of weights, data order, dropout and all else that is drawn; each worker's own follows from it."""
     device: Device = Device.auto
-    run_root: str = "runs"
+    run_root: str = str(RUN_ROOT)
     """Folder that holds the run folders."""
     train: TrainConfig = field(default_factory=TrainConfig)
     model: ModelConfig = MISSING

@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import DigitsConfig
 from ortlaunch.data.source import Share, Source, digest
-from ortlaunch.errors import RequestError
 
 
 class Images(Dataset[dict[str, Any]]):

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.data.source import Tokens
-from ortlaunch.errors import RequestError
 
 BYTE_VALUES = 256
 DOCUMENTS_AT_ONCE = 256

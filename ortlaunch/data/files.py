@@ -6,7 +6,7 @@ import glob
 import os
 from pathlib import Path
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 UNSET = ("", "???")
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import HfDataConfig
 from ortlaunch.data.encoding import Encoder, encode_all, load_encoder
 from ortlaunch.data.files import UNSET, find_files
 from ortlaunch.data.holdout import is_held_out
 from ortlaunch.data.packing import PackedStream
 from ortlaunch.data.source import Share, Source, array_source, digest, digest_files
-from ortlaunch.errors import RequestError
 
 BUILDERS = {
     ".json": "json",

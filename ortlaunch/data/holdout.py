@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.data.source import Share, Source
-from ortlaunch.errors import RequestError
 
 Batch = dict[str, Any]
 

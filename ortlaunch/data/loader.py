@@ -10,13 +10,13 @@ from typing import Any, Self
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import DataConfig, TokenDataConfig
 from ortlaunch.data.holdout import collate, held_out_batches, hold_out
 from ortlaunch.data.packing import PackedStream
 from ortlaunch.data.position import Position
 from ortlaunch.data.processes import signals_held, start_loader_process
 from ortlaunch.data.source import Share, Source, check_seq_len, mix
-from ortlaunch.errors import RequestError
 
 Batch = dict[str, torch.Tensor]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import PysourceConfig
 from ortlaunch.data.encoding import BYTE_VALUES
 from ortlaunch.data.files import read_bytes
 from ortlaunch.data.source import Share, Source, array_source
-from ortlaunch.errors import RequestError
 
 MAX_BYTES = 8_000_000
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}

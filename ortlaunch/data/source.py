@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, IterableDataset
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 Tokens = NDArray[Any]
 """Token ids in one dimension, of any integer type."""

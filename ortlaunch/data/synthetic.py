@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import SyntheticConfig
 from ortlaunch.data.source import Share, Source, as_ids, digest
-from ortlaunch.errors import RequestError
 
 
 class RandomTokens(Dataset[dict[str, Any]]):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import TextConfig
 from ortlaunch.data.encoding import BYTE_VALUES, encode_all, load_encoder
 from ortlaunch.data.files import find_files, read_bytes
 from ortlaunch.data.source import Share, Source, array_source
-from ortlaunch.errors import RequestError
 
 
 def open_text(cfg: TextConfig, share: Share) -> Source:

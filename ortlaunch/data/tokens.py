@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import TokensConfig
 from ortlaunch.data.files import find_files
 from ortlaunch.data.source import Share, Source, Tokens, as_ids, check_enough, digest_files
-from ortlaunch.errors import RequestError
 
 DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ortlaunch.base.user import user_cache
 from ortlaunch.config.schema import Config
 from ortlaunch.doctor.line import Level, Line
-from ortlaunch.user import user_cache
 
 _GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")

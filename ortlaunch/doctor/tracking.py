@@ -15,9 +15,10 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
+from ortlaunch.base.secrets import redacted
+from ortlaunch.config.tracking_uri import check_uri, default_uri, sqlite_path
 from ortlaunch.doctor.line import Level, Line
 from ortlaunch.doctor.machine import clock_line
-from ortlaunch.tracking.uri import check_uri, default_uri, redacted, sqlite_path
 
 _SECONDS = 5
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from onnx import ModelProto
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import AdamWConfig, OptimizerConfig, SgdConfig
-from ortlaunch.errors import RequestError
 from ortlaunch.export import graph, losses, statistics
 from ortlaunch.export.folder import written
 from ortlaunch.export.forward import LABELS, LOGITS, LOSS, shorter, untouched
@@ -23,8 +23,8 @@ from ortlaunch.export.sides import Beside, Device, fed_of
 from ortlaunch.export.source import open_source
 from ortlaunch.ort import artifacts
 from ortlaunch.ort.artifacts import EVAL, NOMINAL, OPTIMIZER, TRAINING, Plan
-from ortlaunch.ort.check.compare import compare
-from ortlaunch.ort.check.nested import NamedTensors
+from ortlaunch.ort.verify.compare import compare
+from ortlaunch.ort.verify.nested import NamedTensors
 
 _GRADIENT_TOLERANCE = 1e-3
 """Largest error of a gradient over its largest value; families of models show 1e-6 to 1e-5."""

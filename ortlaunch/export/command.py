@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 if TYPE_CHECKING:
     from ortlaunch.export.record import Record
@@ -178,7 +178,7 @@ def _weights(arguments: list[str]) -> int:
 
     if any(word == FLAG or word.startswith(f"{FLAG}=") for word in arguments):
         return from_artifacts(arguments)
-    from ortlaunch.trainer.export import export_weights
+    from ortlaunch.export.run_weights import export_weights
 
     return export_weights(arguments)
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
+from ortlaunch.check.export import last_line
+from ortlaunch.check.operators import unsupported_operators
 from ortlaunch.export.forward import Forward, untouched
-from ortlaunch.ort import compat, symbolics
-from ortlaunch.ort.check.export import last_line
-from ortlaunch.ort.check.operators import unsupported_operators
-from ortlaunch.ort.check.trace import TraceWarning, trace_warnings
-from ortlaunch.trainer.task import Batch
+from ortlaunch.models.task import Batch
+from ortlaunch.ort import compat
+from ortlaunch.ort.mends import symbolics
+from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
 
 OPSET = 17
 """The set that ORTModule exports with, too; ONNX Runtime 1.19.2 knows up to 21."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 from ortlaunch.export.record import RECORD
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 from ortlaunch.export.record import Port
-from ortlaunch.ort.check.nested import NamedTensors, foreign_values, named_tensors
-from ortlaunch.ort.check.state import ModelState
-from ortlaunch.trainer.task import Batch, Task, make_task
+from ortlaunch.models.task import Batch, Task, make_task
+from ortlaunch.ort.verify.nested import NamedTensors, foreign_values, named_tensors
+from ortlaunch.ort.verify.state import ModelState
 
 LABELS = "labels"
 LOSS = "loss"

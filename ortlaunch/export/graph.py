@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 IR_VERSION = 10
 """The newest that ONNX Runtime 1.19.2 reads; what writes the files may be newer."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import ortlaunch
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 from ortlaunch.export import beside, graph
 from ortlaunch.export.exporting import export_inference
 from ortlaunch.export.folder import written

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 from ortlaunch.export.forward import LABELS, LOGITS, LOSS, Forward
-from ortlaunch.ort.check.nested import NamedTensors
-from ortlaunch.trainer.task import Batch, loss_of, make_task
+from ortlaunch.models.task import Batch, loss_of, make_task
+from ortlaunch.ort.verify.nested import NamedTensors
 
 
 def choose(asked: str | None, model: torch.nn.Module, batch: Batch) -> str:

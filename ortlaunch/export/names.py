@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from onnx import ModelProto
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 from ortlaunch.export import beside, graph
 from ortlaunch.export.forward import Forward, untouched
+from ortlaunch.models.task import Batch
 from ortlaunch.trainer.checkpoint.host import storage_key
-from ortlaunch.trainer.task import Batch
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from onnx import ModelProto
 from safetensors.torch import save_file
 
 import ortlaunch
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config, NoTrackingConfig
-from ortlaunch.errors import RequestError
 from ortlaunch.export import beside, graph
 from ortlaunch.export.exporting import export_training
 from ortlaunch.export.folder import written
@@ -23,7 +23,7 @@ from ortlaunch.export.proofs import Proofs, prove_training
 from ortlaunch.export.record import CONFIG, REST, Record
 from ortlaunch.export.request import Request
 from ortlaunch.export.source import Source, open_source
-from ortlaunch.trainer.task import make_task
+from ortlaunch.models.task import make_task
 
 MODEL = "model.onnx"
 

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from onnx import ModelProto
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 from ortlaunch.export import beside, graph
 from ortlaunch.export.forward import Forward, shorter, untouched
 from ortlaunch.export.names import Names
-from ortlaunch.ort.check.compare import relative_error, tolerance_of
-from ortlaunch.ort.check.nested import NamedTensors
-from ortlaunch.ort.check.reference import Reference
-from ortlaunch.ort.check.trace import TraceWarning
+from ortlaunch.models.task import Batch
 from ortlaunch.ort.runtime import Graph
-from ortlaunch.trainer.task import Batch
+from ortlaunch.ort.verify.compare import relative_error, tolerance_of
+from ortlaunch.ort.verify.nested import NamedTensors
+from ortlaunch.ort.verify.reference import Reference
+from ortlaunch.ort.verify.trace import TraceWarning
 
 _NOISE = 0.05
 """Of a tensor's spread: enough to see in the outputs, little enough to stay in the range of trained weights."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 RECORD = "export.json"
 CONFIG = "config.yaml"

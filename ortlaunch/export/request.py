@@ -10,9 +10,10 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.rules import check
 from ortlaunch.config.load import first_line, load_config, to_config
-from ortlaunch.config.rules import check
 from ortlaunch.config.schema import (
     GROUPS,
     AdamWConfig,
@@ -24,9 +25,8 @@ from ortlaunch.config.schema import (
     Precision,
     SingleConfig,
 )
-from ortlaunch.errors import RequestError
-from ortlaunch.launch.follow.find import run_or_folder
-from ortlaunch.trainer.checkpoint import manifest
+from ortlaunch.follow.find import run_or_folder
+from ortlaunch.run import manifest
 
 OWN_KEYS = ("from_run", "from_weights", "out", "loss", "trainable", "frozen")
 LOSSES = ("own", "cross_entropy", "mse", "bce")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
-from ortlaunch.errors import RequestError
 from ortlaunch.export.record import CONFIG, REST, Record, load_record
 from ortlaunch.ort.artifacts import CHECKPOINT, Checkpoint
 

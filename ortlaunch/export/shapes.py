@@ -13,7 +13,7 @@ from onnx import ModelProto, ValueInfoProto, helper
 
 from ortlaunch.export.beside import runnable
 from ortlaunch.export.forward import Forward, shorter
-from ortlaunch.trainer.task import Batch
+from ortlaunch.models.task import Batch
 
 _KNOWN = {"batch": 0, "sequence": 1}
 

@@ -15,9 +15,9 @@ from ortlaunch.export import graph, losses
 from ortlaunch.export.forward import LABELS, LOGITS, LOSS, Forward, find_forward, untouched
 from ortlaunch.export.proofs import dropout_off
 from ortlaunch.export.record import Record
+from ortlaunch.models.task import Batch, make_task
 from ortlaunch.ort.artifacts import CHECKPOINT, TRAINING, Checkpoint, Trainer
-from ortlaunch.ort.check.nested import NamedTensors
-from ortlaunch.trainer.task import Batch, make_task
+from ortlaunch.ort.verify.nested import NamedTensors
 
 _ROUNDING = 1e-6
 """Of the largest gradient: in fp32, smaller ones are sums that have cancelled out."""

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import torch
 
+from ortlaunch.base.errors import RequestError
+from ortlaunch.check.prepare import first_batches
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
-from ortlaunch.errors import RequestError
 from ortlaunch.export.request import Request
-from ortlaunch.ort.check.prepare import first_batches
-from ortlaunch.registry import build_model
-from ortlaunch.trainer.checkpoint import manifest, store
-from ortlaunch.trainer.export import weights_in
+from ortlaunch.export.run_weights import weights_in
+from ortlaunch.models.registry import build_model
+from ortlaunch.models.task import Batch
+from ortlaunch.run import checkpoints as store
+from ortlaunch.run import manifest
 from ortlaunch.trainer.seeds import seed_everything
-from ortlaunch.trainer.task import Batch
 from ortlaunch.trainer.weights import FOLDER, load_weights
 
 SAMPLES = 4

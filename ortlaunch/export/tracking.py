@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ortlaunch.errors import RequestError
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.base.errors import RequestError
+from ortlaunch.run.journal import Journal
+from ortlaunch.tracking.destination import tracking_of
 from ortlaunch.tracking.relay import sync
-from ortlaunch.tracking.sync import tracking_of
 
 
 def log_to_run(run_dir: Path, path: Path, artifact_path: str) -> str:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 if TYPE_CHECKING:
     from ortlaunch.export.verify import Verdict

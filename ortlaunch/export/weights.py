@@ -7,7 +7,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 FLAG = "--from-artifacts"
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ortlaunch.base.secrets import is_secret, without_secrets
 from ortlaunch.launch.repository import Repository
-from ortlaunch.launch.secrets import is_secret, without_secrets
 
 _PACKAGES = (
     "ortlaunch",

@@ -11,20 +11,20 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from ortlaunch.base.secrets import redacted, without_secrets
+from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import save_config, to_dict
 from ortlaunch.config.schema import Config, MlflowConfig
-from ortlaunch.launch import environment, sweep
-from ortlaunch.launch.devices import resolve_device
-from ortlaunch.launch.follow.roots import note_root
-from ortlaunch.launch.plan import DONE_FILE, STOPPED_FILE, LaunchPlan
+from ortlaunch.config.tracking_uri import sqlite_path
+from ortlaunch.launch import environment
+from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.repository import Repository, repository
-from ortlaunch.launch.secrets import without_secrets
-from ortlaunch.tracking.journal import Journal
-from ortlaunch.tracking.uri import redacted, sqlite_path
+from ortlaunch.run import sweep
+from ortlaunch.run.journal import Journal
+from ortlaunch.run.layout import ARTIFACT_FOLDER, DONE_FILE, STOPPED_FILE
+from ortlaunch.run.roots import note_root
 
 PATCH, PACKAGES = "git.patch", "packages.txt"
-ARTIFACT_FOLDER = "ortlaunch"
-"""Folder of a run's artifacts in MLflow that takes what says what ran."""
 
 _RECORDS = ("config.yaml", "overrides.yaml", "env.json", PACKAGES, PATCH)
 _REPOSITORY_SECONDS = 30

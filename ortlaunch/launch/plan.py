@@ -8,28 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ortlaunch.run.layout import STOP_FILE, STOPPED_FILE
+
 if TYPE_CHECKING:
-    from ortlaunch.launch.sweep import SweepTask
-
-STOP_FILE, STOPPED_FILE, DONE_FILE = "STOP", "stopped.json", "done.json"
-"""Files in the run folder: the request to stop, where the run then stopped, and that all its steps are done."""
-
-HEALTH = "health"
-"""Folder in the run folder where each worker shows that it makes progress."""
-
-WORKERS_LOCK = ".workers.lock"
-"""File in the run folder that every worker holds a shared lock on while it lives."""
+    from ortlaunch.run.sweep import SweepTask
 
 CPU_WORKERS = 2
 """Workers on a machine without GPU unless told otherwise: the fewest that make a run distributed."""
-
-
-def stop_word(run_dir: Path) -> str | None:
-    """First word of a run's STOP file, which says whose will it is, empty if it holds none; None without the file."""
-    try:
-        return next(iter((run_dir / STOP_FILE).read_text(encoding="utf-8", errors="replace").split()), "")
-    except OSError:
-        return None
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.devices import resolve_device, usable_cores, visible_gpus
 from ortlaunch.config.schema import Config, DeepSpeedConfig, Device, LocalConfig, SlurmConfig
-from ortlaunch.errors import RequestError
-from ortlaunch.launch import machines
-from ortlaunch.launch.devices import resolve_device, usable_cores, visible_gpus
+from ortlaunch.launch.local import machines
 from ortlaunch.launch.plan import CPU_WORKERS, LaunchPlan, folder_name
 from ortlaunch.launch.slurm.plan import plan_job
 

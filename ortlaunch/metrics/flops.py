@@ -6,7 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ortlaunch.trainer.task import Batch, Task
+from ortlaunch.models.task import Batch, Task
 
 _PASSES = 3.0
 """Forward, and a backward that costs twice as much: gradients of a product's input and of its weight."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 _WRAPPERS = {
     "ORTModule": ("onnxruntime", "torch_ort"),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PretrainedConfig, PreTrainedModel
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 from ortlaunch.models.params import refuse_unknown
 
 _Model = TypeVar("_Model", bound=PreTrainedModel)

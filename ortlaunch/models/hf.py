@@ -10,7 +10,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedModel
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 from ortlaunch.models.from_config import check_fields, training_fields
 from ortlaunch.models.masking import HidesTokens, check_mask_token
 from ortlaunch.models.params import nearest

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 IGNORED = -100
 """Label of a position that cross-entropy leaves out."""

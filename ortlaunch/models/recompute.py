@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 
 def recompute_activations(model: nn.Module) -> None:

@@ -16,8 +16,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import decode_source
 from pathlib import Path
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import ModelConfig
-from ortlaunch.errors import RequestError
 from ortlaunch.models.params import nearest
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

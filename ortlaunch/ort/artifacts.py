@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import AdamWConfig, OptimizerConfig
-from ortlaunch.errors import RequestError
 from ortlaunch.ort.quiet import onnxruntime
 
 Array = NDArray[np.generic]

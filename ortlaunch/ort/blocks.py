@@ -27,8 +27,8 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import OrtZero3
-from ortlaunch.errors import RequestError
 
 _MOST_SIGNATURES = 8
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)

@@ -18,7 +18,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 _PROVIDER = "libonnxruntime_providers_cuda.so"
 

@@ -20,14 +20,14 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from ortlaunch.errors import RequestError
-from ortlaunch.programs import add_to_path
-from ortlaunch.user import user_cache
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.programs import add_to_path
+from ortlaunch.base.user import user_cache
 
 _PACKAGE = "onnxruntime.training.ortmodule.torch_cpp_extensions"
 _GPU_ALLOCATOR = "torch_gpu_allocator"
 KERNELS = "ortlaunch_kernels"
-"""Our operators for the CPU, which nodes of the graph call: `ortlaunch.ort.kernels`."""
+"""Our operators for the CPU, which nodes of the graph call: `ortlaunch.ort.kernels.symbolics`."""
 _SOURCES = {
     "aten_op_executor": ["aten_op_executor.cc"],
     "torch_interop_utils": [

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 Blocks = dict[str, nn.Module]
 """Blocks by their path in the model, in the order of the model's modules."""

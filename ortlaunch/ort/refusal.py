@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 
 
 def refusal(message: str) -> Exception:

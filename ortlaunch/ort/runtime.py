@@ -10,8 +10,8 @@ from typing import Any
 import numpy
 import torch
 
-from ortlaunch.ort.check.nested import NamedTensors
 from ortlaunch.ort.quiet import onnxruntime
+from ortlaunch.ort.verify.nested import NamedTensors
 
 _ERRORS_ALONE = 3
 

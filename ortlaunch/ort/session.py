@@ -137,7 +137,7 @@ def export_seconds(wrapped: torch.nn.Module) -> float | None:
 def export_origins(wrapped: torch.nn.Module) -> list[str]:
     """Where each export so far came from: "hit" (the cache), "stored", or "not stored: " and why; of all blocks in
     turn where there are several. Empty where the cache is off."""
-    from ortlaunch.ort import export_cache
+    from ortlaunch.ort.cache import exports as export_cache
 
     ort_modules = [ort_module for part in _parts(wrapped).values() for ort_module in part]
     return [origin for ort_module in ort_modules for origin in export_cache.origins(ort_module)]
@@ -204,7 +204,11 @@ def _prepare(
         cuda_libs.require()
     ortmodule = import_ortmodule()
     # These import torch's exporter from where the compatibility layer has just put it.
-    from ortlaunch.ort import export_cache, gradient_graph, guard, kernels, mends, modes, symbolics
+    from ortlaunch.ort.cache import exports as export_cache
+    from ortlaunch.ort.kernels import gradient_graph
+    from ortlaunch.ort.kernels import symbolics as kernels
+    from ortlaunch.ort.mends import guard, modes, symbolics
+    from ortlaunch.ort.mends import install as mends
 
     torch_kernels = cfg.torch_kernels and next(model.parameters()).device.type == "cpu"
     mends.install()

@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ortlaunch.base.files import replace_text
+from ortlaunch.base.secrets import redacted, scrubbed
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.files import replace_text
-from ortlaunch.tracking.journal import Chunk, Event, read_chunk
+from ortlaunch.run.journal import Chunk, Event, read_chunk
 from ortlaunch.tracking.sink import Identity, MlflowSink
 from ortlaunch.tracking.store import exclusive
 from ortlaunch.tracking.translate import Operation, Translator
-from ortlaunch.tracking.uri import redacted, scrubbed
 
 _CHUNK_BYTES = 64 * 1024
 _ERROR_LENGTH = 500

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ortlaunch.base.secrets import redacted
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.tracking.forward import Forwarder, unsent_events
-from ortlaunch.tracking.uri import redacted
 
 _POLL_SECONDS = 0.5
 _GATHER_SECONDS = 5.0

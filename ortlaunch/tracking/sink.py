@@ -9,23 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from ortlaunch.base.user import user_name
 from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.config.tracking_uri import artifact_location, sqlite_path
+from ortlaunch.run.names import RUN_ID_TAG, SWEEP_TAG
 from ortlaunch.tracking.store import open_client, patience, quoted
 from ortlaunch.tracking.translate import Artifact, Ended, Input, Operation, Params, Point, Points, Reopened, Tags
-from ortlaunch.tracking.uri import artifact_location, sqlite_path
-from ortlaunch.user import user_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-RUN_ID_TAG = "ortlaunch.run_id"
 PARENT_TAG = "mlflow.parentRunId"
 """MLflow's own: under which run one stands."""
-SWEEP_TAG = "ortlaunch.sweep"
-"""The folder of the sweep that a run belongs to."""
-KIND_TAG = "ortlaunch.kind"
-"""`sweep` on the parent run of a sweep, which trains nothing itself."""
 _POINTS_PER_CALL = 1000
 _VALUES_PER_CALL = 100
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortlaunch.tracking.uri import sqlite_path
+from ortlaunch.config.tracking_uri import sqlite_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ortlaunch.tracking.journal import Event
+from ortlaunch.run.journal import Event
 
 PARAM_LIMIT = 6000
 """Characters that MLflow keeps of a parameter's value."""

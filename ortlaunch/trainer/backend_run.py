@@ -6,11 +6,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Allow, Config, DeepSpeedConfig, OrtConfig
-from ortlaunch.errors import RequestError
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.models.task import Batch, Task
+from ortlaunch.run.journal import Journal
 from ortlaunch.trainer.engine import Engine
-from ortlaunch.trainer.task import Batch, Task
 from ortlaunch.trainer.workers import Workers
 
 
@@ -67,7 +67,7 @@ class OrtRun(BackendRun):
             journal: the run's journal on the first worker, None on the others.
             blocks: whether ONNX Runtime has the model block by block (ZeRO 3).
         """
-        from ortlaunch.ort.check.quick import FRESH_BATCHES
+        from ortlaunch.ort.verify.start import FRESH_BATCHES
 
         self.check_batches = FRESH_BATCHES
         self._engine = engine
@@ -79,8 +79,8 @@ class OrtRun(BackendRun):
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
         from ortlaunch.ort import session
-        from ortlaunch.ort.check.blocks import block_findings
-        from ortlaunch.ort.check.quick import QuickCheck
+        from ortlaunch.ort.verify.blocks import block_findings
+        from ortlaunch.ort.verify.start import QuickCheck
 
         begin = time.perf_counter()
         here = [{name: tensor.to(self._workers.device) for name, tensor in batch.items()} for batch in batches]

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import TrainConfig
-from ortlaunch.errors import TrainingError
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.run.journal import Journal
 from ortlaunch.trainer.checkpoint import rng
 from ortlaunch.trainer.checkpoint.saver import Saver, Written, must_be_written
 from ortlaunch.trainer.engine import Engine

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ortlaunch.models.task import Batch
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.guard import Guard
-from ortlaunch.trainer.task import Batch
 
 
 class Engine(ABC):

@@ -6,9 +6,9 @@ import time
 
 import torch
 
+from ortlaunch.models.task import Batch
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.recorder import Recorder
-from ortlaunch.trainer.task import Batch
 from ortlaunch.trainer.workers import Workers
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ortlaunch.data.loader import Loader
 from ortlaunch.data.position import Position
-from ortlaunch.trainer.task import Batch
+from ortlaunch.models.task import Batch
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import Config, DeepSpeedConfig
-from ortlaunch.errors import TrainingError
 
 _GIB = 2**30
 _SIGNS = (

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import TrainConfig
-from ortlaunch.errors import TrainingError
 from ortlaunch.metrics.memory import memory_metrics, peak_memory_gib
 from ortlaunch.metrics.stragglers import OwnTime, Tally, straggler_metrics
 from ortlaunch.metrics.system import WIDTH
 from ortlaunch.metrics.throughput import Steady, StepClock, Window, window_metrics
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.models.task import Batch
+from ortlaunch.run.journal import Journal
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.surroundings import Surroundings
-from ortlaunch.trainer.task import Batch
 from ortlaunch.trainer.workers import Workers
 
 _SHARED = 6 + WIDTH

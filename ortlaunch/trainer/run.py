@@ -11,23 +11,24 @@ from typing import Any
 
 import torch
 
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import replace_text
+from ortlaunch.base.secrets import without_secrets
 from ortlaunch.config.schema import Config
 from ortlaunch.data import build_loader
-from ortlaunch.errors import RequestError
-from ortlaunch.files import replace_text
-from ortlaunch.launch.folder import ARTIFACT_FOLDER
-from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
-from ortlaunch.launch.secrets import without_secrets
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.metrics.peaks import peak_flops
-from ortlaunch.registry import build_model
-from ortlaunch.tracking.goodput import FIRST_STEP
-from ortlaunch.tracking.journal import Journal
-from ortlaunch.tracking.known import mlflow_run_id
+from ortlaunch.models.registry import build_model
+from ortlaunch.models.task import make_task
+from ortlaunch.run import checkpoints as store
+from ortlaunch.run.goodput import FIRST_STEP
+from ortlaunch.run.journal import Journal
+from ortlaunch.run.layout import ARTIFACT_FOLDER, DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
+from ortlaunch.run.sent import mlflow_run_id
 from ortlaunch.trainer import memory_error
 from ortlaunch.trainer.backend_run import backend_run
 from ortlaunch.trainer.boundary import Boundary
-from ortlaunch.trainer.checkpoint import resume, rng, store
+from ortlaunch.trainer.checkpoint import resume, rng
 from ortlaunch.trainer.checkpoint.saver import ENGINE, Saver
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.evaluation import Evaluation
@@ -39,11 +40,10 @@ from ortlaunch.trainer.recorder import Recorder, since
 from ortlaunch.trainer.seeds import make_deterministic, seed_everything
 from ortlaunch.trainer.stop import StopRequests
 from ortlaunch.trainer.surroundings import Surroundings
-from ortlaunch.trainer.task import make_task
 from ortlaunch.trainer.watch import Watch
 from ortlaunch.trainer.weights import FOLDER, load_weights, save_weights
 from ortlaunch.trainer.workers import Workers, leave, separate_group, shorten_timeout
-from ortlaunch.wrapping import wrap
+from ortlaunch.trainer.wrapping import wrap
 
 
 def train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[str, float], started: float) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ortlaunch.launch.plan import STOP_FILE
+from ortlaunch.run.layout import STOP_FILE
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SECONDS = 1.0

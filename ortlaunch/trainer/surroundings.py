@@ -13,11 +13,11 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ortlaunch.launch.identity import is_alive
 from ortlaunch.metrics.gpu import Gpu, find_gpu
 from ortlaunch.metrics.nodes import Nodes, Place
 from ortlaunch.metrics.system import Sampler
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.run.identity import is_alive
+from ortlaunch.run.journal import Journal
 from ortlaunch.trainer.workers import Workers, texts_of_all
 
 FILE = "machines.json"

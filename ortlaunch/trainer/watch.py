@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ortlaunch.errors import TrainingError
-from ortlaunch.launch import failure
-from ortlaunch.launch.plan import HEALTH
+from ortlaunch.base.errors import TrainingError
+from ortlaunch.run import failure
+from ortlaunch.run.layout import HEALTH
 
 STACKS = "stacks"
 _POLL_SECONDS = 0.5

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 from ortlaunch.trainer.checkpoint.host import storage_key
 from ortlaunch.trainer.checkpoint.resume import differences, shapes_of
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, Device
-from ortlaunch.errors import RequestError
 
 _KEPT: list[dist.ProcessGroup] = []
 

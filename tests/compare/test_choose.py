@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.compare.choose import Selection
 from ortlaunch.compare.command import collect, main
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.errors import RequestError
 from ortlaunch.tracking.sink import PARENT_TAG
 
 Make = Callable[..., str]

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.compare.choose import Selection
 from ortlaunch.compare.command import collect, main
 from ortlaunch.compare.comparison import compared
 from ortlaunch.compare.render import render
 from ortlaunch.compare.runs import Row
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.errors import RequestError
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.run.journal import Journal
 from ortlaunch.tracking.relay import sync
 
 EXPERIMENT = "bench"

@@ -11,9 +11,9 @@ from ortlaunch.compare.columns import mean_loss
 from ortlaunch.compare.comparison import Comparison, compare_url, compared
 from ortlaunch.compare.curves import thinned
 from ortlaunch.compare.runs import Row
-from ortlaunch.config.compose import compose
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config, to_dict
-from ortlaunch.tracking.journal import flatten
+from ortlaunch.run.journal import flatten
 
 PARAMS = {"model.name": "gpt2", "train.batch_size": "4", "seed": "0", "data.name": "pysource"}
 TAGS = {"ortlaunch.backend": "eager", "ortlaunch.world_size": "2", "ortlaunch.git_commit": "a" * 40}

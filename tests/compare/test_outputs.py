@@ -15,6 +15,7 @@ import pytest
 from mlflow.entities import Metric
 from rich.console import Console
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.compare.choose import Selection
 from ortlaunch.compare.command import collect, main
 from ortlaunch.compare.comparison import compared
@@ -23,7 +24,6 @@ from ortlaunch.compare.picture import figure_of
 from ortlaunch.compare.render import render
 from ortlaunch.compare.runs import Row
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.errors import RequestError
 
 
 class StepsOf:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.rules import check
 from ortlaunch.config.load import to_config
 from ortlaunch.config.paths import headline, ready_jobs
-from ortlaunch.config.rules import check
-from ortlaunch.errors import RequestError
-from ortlaunch.launch.follow.jobs import jobs
+from ortlaunch.follow.jobs import jobs
 
 SHIPPED = sorted(path.stem for path in (Path(__file__).parents[2] / "jobs").glob("*.yaml"))
 

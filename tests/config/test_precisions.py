@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.rules import check
 from ortlaunch.config.load import to_config
 from ortlaunch.config.precisions import Cell, cells
-from ortlaunch.config.rules import check
 from ortlaunch.config.schema import GROUPS, Config, Device
-from ortlaunch.errors import RequestError
 from tests.config.precision_table import BEGIN, END, PAGE, table
 
 
@@ -20,7 +20,7 @@ def test_the_page_shows_the_rules() -> None:
 
 @pytest.mark.parametrize("device", [Device.cpu, Device.cuda])
 def test_the_rules_apply_to_what_is_typed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortlaunch.launch.devices._present_gpus", lambda: 2)
+    monkeypatch.setattr("ortlaunch.config.devices._present_gpus", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = to_config(compose([f"device={device.value}"]))
     refusals = {cell: _refusal(config, cell) for cell in cells(device)}

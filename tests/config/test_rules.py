@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.rules import check
 from ortlaunch.config.load import load_config, save_config, to_config
-from ortlaunch.config.rules import check
 from ortlaunch.config.schema import Config, DeepSpeedConfig, DigitsConfig, OrtConfig, OrtZero3, Precision
-from ortlaunch.errors import RequestError
 
 
 def config(*overrides: str) -> Config:
@@ -138,7 +138,7 @@ def test_half_precision_on_the_cpu_is_accepted_without_ort(precision: str) -> No
 
 def test_more_workers_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # The only machine part that is replaced: the number of GPUs.
-    monkeypatch.setattr("ortlaunch.launch.devices._present_gpus", lambda: 2)
+    monkeypatch.setattr("ortlaunch.config.devices._present_gpus", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     message = refusal("device=cuda", "launcher.workers_per_node=3")
     assert "launcher.workers_per_node=3" in message
@@ -149,7 +149,7 @@ def test_more_workers_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortlaunch.launch.devices._present_gpus", lambda: 0)
+    monkeypatch.setattr("ortlaunch.config.devices._present_gpus", lambda: 0)
     assert "device=cuda" in refusal("device=cuda")
 
 

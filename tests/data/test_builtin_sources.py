@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import DigitsConfig, PysourceConfig, SyntheticConfig
 from ortlaunch.data import Loader
 from ortlaunch.data.pysource import MAX_BYTES, open_pysource
 from ortlaunch.data.source import Share
-from ortlaunch.errors import RequestError
 
 Load = Callable[..., Loader]
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import datasets
 import pytest
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import HfDataConfig
 from ortlaunch.data import Loader
 from ortlaunch.data.hf import open_hf
 from ortlaunch.data.source import Share
-from ortlaunch.errors import RequestError
 
 Load = Callable[..., Loader]
 ROWS = [f"document {number:03d}" for number in range(120)]

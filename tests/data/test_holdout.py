@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import (
     DataConfig,
     DigitsConfig,
@@ -22,7 +23,6 @@ from ortlaunch.config.schema import (
     TokensConfig,
 )
 from ortlaunch.data import Loader
-from ortlaunch.errors import RequestError
 
 Load = Callable[..., Loader]
 

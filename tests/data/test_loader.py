@@ -13,10 +13,10 @@ import psutil
 import pytest
 import torch
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import DataConfig, DigitsConfig, PysourceConfig, SyntheticConfig, TokensConfig
 from ortlaunch.data import Loader
 from ortlaunch.data.processes import NICENESS
-from ortlaunch.errors import RequestError
 
 Load = Callable[..., Loader]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import TextConfig
 from ortlaunch.data import Loader
 from ortlaunch.data.source import Share
 from ortlaunch.data.text import open_text
-from ortlaunch.errors import RequestError
 
 Load = Callable[..., Loader]
 

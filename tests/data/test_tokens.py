@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import TokensConfig
 from ortlaunch.data import Loader
 from ortlaunch.data.source import Share
 from ortlaunch.data.tokens import open_tokens
-from ortlaunch.errors import RequestError
 
 Load = Callable[..., Loader]
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.errors import RequestError
 from ortlaunch.export import artifacts, graph, losses, onnx_file, restore
 from ortlaunch.export.record import Record, load_record
 from ortlaunch.export.request import Request

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.errors import RequestError
 from ortlaunch.export import beside, graph, names, onnx_file, proofs
 from ortlaunch.export.forward import find_forward
 from ortlaunch.export.source import Source
@@ -208,7 +208,8 @@ def test_batch_norm_in_eval_mode_is_found_out(net, batches, tmp_path) -> None:
 
 def test_an_ortmodule_before_it_leaves_no_trace(net, batches, tmp_path) -> None:
     """What ORTModule registers for its own exports must not get into this one, and must be there again after it."""
-    from ortlaunch.ort import session, symbolics
+    from ortlaunch.ort import session
+    from ortlaunch.ort.mends import symbolics
 
     session.import_ortmodule()
     from onnxruntime.training.ortmodule._custom_op_symbolic_registry import CustomOpSymbolicRegistry

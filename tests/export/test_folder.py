@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 from ortlaunch.export.folder import written
 from ortlaunch.export.record import RECORD
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
-from ortlaunch.errors import RequestError
 from ortlaunch.export.request import OWN_KEYS, parse
 
 FLAGS = {"force": False, "prefix": True}

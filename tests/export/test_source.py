@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.errors import RequestError
 from ortlaunch.export import source
 from ortlaunch.export.request import Request
 from ortlaunch.trainer.weights import save_weights

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from ortlaunch.trainer.checkpoint import manifest
-from ortlaunch.trainer.checkpoint.store import steps_in
+from ortlaunch.run import manifest
+from ortlaunch.run.checkpoints import steps_in
 from tests.integration.conftest import Result, Started, journal, mentioning
 
 STEPS, EVERY = 60, 5

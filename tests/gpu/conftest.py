@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def ort_on_cuda() -> None:
     """Skips where ONNX Runtime cannot run on this machine's GPU."""
-    from ortlaunch.errors import RequestError
+    from ortlaunch.base.errors import RequestError
     from ortlaunch.ort import cuda_libs
 
     try:

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 import ortlaunch
+from ortlaunch.base.errors import RequestError
 from ortlaunch.cli import dispatch
-from ortlaunch.config.compose import compose
-from ortlaunch.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
 from tests.support.pool import Pool, Trained
 from tests.support.runs import Recorded, journal
 

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import _world
 
-from ortlaunch.config.compose import compose
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, Device
-from ortlaunch.registry import build_model
+from ortlaunch.models.registry import build_model
+from ortlaunch.models.task import Batch, make_task
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.seeds import seed_everything
-from ortlaunch.trainer.task import Batch, make_task
 from ortlaunch.trainer.workers import Workers, join
-from ortlaunch.wrapping import wrap
+from ortlaunch.trainer.wrapping import wrap
 
 BAD_RANK = 1
 

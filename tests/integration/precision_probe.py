@@ -12,15 +12,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ortlaunch.config.compose import compose
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, Device, DigitsConfig
 from ortlaunch.data import build_loader
-from ortlaunch.registry import build_model
+from ortlaunch.models.registry import build_model
+from ortlaunch.models.task import make_task
 from ortlaunch.trainer.seeds import seed_everything
-from ortlaunch.trainer.task import make_task
 from ortlaunch.trainer.workers import Workers, join
-from ortlaunch.wrapping import wrap
+from ortlaunch.trainer.wrapping import wrap
 
 STEPS = 30
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.cli import dispatch
-from ortlaunch.errors import RequestError
 
 NETS = """
 import torch

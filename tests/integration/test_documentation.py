@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ortlaunch.cli import VERBS
-from ortlaunch.config.compose import compose
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ortlaunch.config.compose import compose
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.paths import ready_jobs
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from ortlaunch.config.compose import compose
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, Device
+from ortlaunch.models.registry import build_model
+from ortlaunch.models.task import make_task
 from ortlaunch.ort import session
-from ortlaunch.registry import build_model
 from ortlaunch.trainer.seeds import seed_everything
-from ortlaunch.trainer.task import make_task
 from ortlaunch.trainer.workers import Workers, join
-from ortlaunch.wrapping import wrap
+from ortlaunch.trainer.wrapping import wrap
 
 VARIANTS = {
     "eager": ("backend=eager",),

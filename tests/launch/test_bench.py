@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.errors import RequestError
-from ortlaunch.launch import bench
-from ortlaunch.launch.sweep import note_end
+from ortlaunch.run.sweep import note_end
 from ortlaunch.tracking.relay import RelayResult
+from ortlaunch.verbs import bench
 from tests.support.cli import ortlaunch
 
 
@@ -65,7 +65,7 @@ def started(grid: bench.Grid, monkeypatch: pytest.MonkeyPatch) -> Any:
     def start(codes: dict[str, int], repeat: int, **options: Any) -> tuple[int, Runs, list[argparse.Namespace], str]:
         runs, compared = Runs(codes), []
         monkeypatch.setattr(bench, "run", runs)
-        monkeypatch.setattr("ortlaunch.launch.multirun.Relay", Unsent)
+        monkeypatch.setattr("ortlaunch.verbs.multirun.Relay", Unsent)
         monkeypatch.setattr("ortlaunch.compare.command.run", lambda wanted, *_: compared.append(wanted))
         given = {"baseline": None, **options}
         code = bench._Bench(grid, repeat, ["bench", "x=1,2"]).run(argparse.Namespace(**given))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.secrets import without_secrets
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.launch import environment, folder
 from ortlaunch.launch.planning import make_plan
-from ortlaunch.launch.secrets import without_secrets
-from ortlaunch.tracking.journal import Journal, read_events
+from ortlaunch.run.journal import Journal, read_events
 
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "aws-hunter2-secret",

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ortlaunch.errors import RequestError
-from ortlaunch.launch import failure
+from ortlaunch.base.errors import RequestError
+from ortlaunch.run import failure
 
 TORCHRUN_REPORT = """\
 Root Cause (first observed failure):

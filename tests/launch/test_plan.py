@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.config.compose import compose
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config import devices
 from ortlaunch.config.load import to_config
-from ortlaunch.launch import devices
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.slurm.node import environment_of
@@ -35,7 +35,7 @@ def test_a_single_trainer_gets_one_worker_with_all_cores() -> None:
 
 def test_on_cuda_each_gpu_gets_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     # The only machine part that is replaced: the number of GPUs.
-    monkeypatch.setattr("ortlaunch.launch.devices._present_gpus", lambda: 3)
+    monkeypatch.setattr("ortlaunch.config.devices._present_gpus", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     chosen = make_plan(to_config(compose(["device=auto"])))
     assert chosen.workers == 3
@@ -60,7 +60,7 @@ def test_torch_compiles_ahead_only_where_something_is_compiled(
 
 @pytest.mark.parametrize(("variable", "count"), [("0,1", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("0,1,2,3,4", 4)])
 def test_visible_gpus_follow_the_variable(monkeypatch: pytest.MonkeyPatch, variable: str, count: int) -> None:
-    monkeypatch.setattr("ortlaunch.launch.devices._present_gpus", lambda: 4)
+    monkeypatch.setattr("ortlaunch.config.devices._present_gpus", lambda: 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert devices.visible_gpus() == count
 

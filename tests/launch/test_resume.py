@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, Precision, SlurmConfig
-from ortlaunch.errors import RequestError
-from ortlaunch.launch.resume import _changed
+from ortlaunch.verbs.resume import _changed
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ortlaunch.launch.local.display import Display, describe_account
 from ortlaunch.launch.plan import LaunchPlan
-from ortlaunch.launch.terminal import Display, describe_account
-from ortlaunch.tracking.goodput import Goodput
+from ortlaunch.run.goodput import Goodput
 
 PLAN = LaunchPlan(Path("/runs/x"), "abc123", "gpt2-[red]ort", workers=2, threads=2, command=["true"])
 STEP = {

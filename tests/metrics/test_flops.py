@@ -9,8 +9,8 @@ from torch import nn
 from ortlaunch.config.schema import ModelConfig
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.recompute import recompute_activations
-from ortlaunch.registry import build_model
-from ortlaunch.trainer.task import Batch, make_task
+from ortlaunch.models.registry import build_model
+from ortlaunch.models.task import Batch, make_task
 
 LAYERS, WIDTH, VOCABULARY, LENGTH = 2, 64, 256, 32
 TEXT = torch.arange(2 * LENGTH).reshape(2, LENGTH) % VOCABULARY

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from transformers import BertConfig, GPT2Config
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import ModelConfig
-from ortlaunch.errors import RequestError
 from ortlaunch.models.mlp import FeedForward
-from ortlaunch.registry import available, build_model
+from ortlaunch.models.registry import available, build_model
 
 SIZES = {
     "mlp": 19_210,

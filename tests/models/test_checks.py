@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 from ortlaunch.models.checks import check_model
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 import transformers
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import ModelConfig
-from ortlaunch.errors import RequestError
 from ortlaunch.models.masking import hidden_positions
-from ortlaunch.registry import build_model
+from ortlaunch.models.registry import build_model
 
 TINY: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
 
@@ -129,8 +129,8 @@ def test_folder_without_a_model(tmp_path: Path) -> None:
 
 def test_id_out_of_reach(tmp_path: Path) -> None:
     code = (
-        "from ortlaunch.registry import build_model, ModelConfig\n"
-        "from ortlaunch.errors import RequestError\n"
+        "from ortlaunch.models.registry import build_model, ModelConfig\n"
+        "from ortlaunch.base.errors import RequestError\n"
         "try:\n    build_model(ModelConfig(name='hf', params={'pretrained': 'nobody/nothing'}))\n"
         "except RequestError as error:\n    print('REFUSED', error)\n"
     )

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.rules import check
 from ortlaunch.config.load import to_config
-from ortlaunch.config.rules import check
 from ortlaunch.config.schema import ModelConfig
-from ortlaunch.errors import RequestError
 from ortlaunch.launch.slurm.plan import settled
 from ortlaunch.models.source import check_source
 

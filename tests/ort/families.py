@@ -20,7 +20,7 @@ from ortlaunch.config.schema import (
 )
 from ortlaunch.data import build_loader
 from ortlaunch.models.masking import HidesTokens
-from ortlaunch.registry import build_model
+from ortlaunch.models.registry import build_model
 
 Batch = dict[str, torch.Tensor]
 

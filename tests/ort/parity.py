@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ortlaunch.config.schema import OrtConfig
+from ortlaunch.models.task import Task, loss_of, make_task
 from ortlaunch.ort import session
 from ortlaunch.trainer.optim import build_optimizer
-from ortlaunch.trainer.task import Task, loss_of, make_task
-from ortlaunch.wrapping import wrap_backend
+from ortlaunch.trainer.wrapping import wrap_backend
 from tests.ort.families import Batch, Family
 
 STEPS = 3

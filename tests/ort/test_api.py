@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import OrtConfig
-from ortlaunch.errors import RequestError
 from ortlaunch.ort import session
-from ortlaunch.wrapping import wrap_backend
+from ortlaunch.trainer.wrapping import wrap_backend
 
 Wrap = Callable[[nn.Module], nn.Module]
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Fallback, ModelConfig, OrtConfig, OrtDebugConfig, OrtZero3
-from ortlaunch.errors import RequestError
+from ortlaunch.models.registry import build_model
 from ortlaunch.ort import session
-from ortlaunch.registry import build_model
 
 WHOSE_MASKS = pytest.mark.parametrize("torch_kernels", [True, False], ids=["torch", "onnxruntime"])
 """Whose kernel, and so whose generator, draws dropout's masks; on CUDA always ONNX Runtime's."""

@@ -8,9 +8,10 @@ import math
 import pytest
 import torch
 
-from ortlaunch.ort.check.compare import compare, relative_error
-from ortlaunch.ort.check.cost import pays_off_after
-from ortlaunch.ort.check.report import Comparison, Parity, Report, Structure, to_json
+from ortlaunch.check.cost import pays_off_after
+from ortlaunch.check.report import Parity, Report, Structure, to_json
+from ortlaunch.ort.verify.compare import compare, relative_error
+from ortlaunch.ort.verify.comparison import Comparison
 
 
 def test_the_error_is_relative_to_the_largest_value() -> None:

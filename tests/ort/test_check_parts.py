@@ -11,19 +11,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.check.cost import measure
+from ortlaunch.check.export import Setting, check_export
+from ortlaunch.check.parity import check_parity
+from ortlaunch.check.randomness import check_randomness
+from ortlaunch.check.report import Export
+from ortlaunch.check.structure import check_calls, check_structure
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import ModelConfig, OrtConfig
-from ortlaunch.errors import RequestError
-from ortlaunch.ort.check.cost import measure
-from ortlaunch.ort.check.export import Setting, check_export
-from ortlaunch.ort.check.parity import check_parity
-from ortlaunch.ort.check.randomness import check_randomness
-from ortlaunch.ort.check.reference import Reference
-from ortlaunch.ort.check.report import Export
-from ortlaunch.ort.check.structure import check_calls, check_structure
-from ortlaunch.registry import build_model
-from ortlaunch.trainer.task import Batch, make_task
+from ortlaunch.models.registry import build_model
+from ortlaunch.models.task import Batch, make_task
+from ortlaunch.ort.verify.reference import Reference
 
 HERE = Path(__file__)
 

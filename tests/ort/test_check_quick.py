@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn import functional
 
 from ortlaunch.config.schema import Allow, Fallback, OrtConfig
+from ortlaunch.models.task import Batch, make_task
 from ortlaunch.ort import session
-from ortlaunch.ort.check.quick import Finding, QuickCheck
+from ortlaunch.ort.verify.start import Finding, QuickCheck
 from ortlaunch.trainer.seeds import seed_everything
-from ortlaunch.trainer.task import Batch, make_task
 
 
 class Net(nn.Module):

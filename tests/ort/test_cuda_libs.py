@@ -23,7 +23,7 @@ except OSError as error:
 """
 
 REQUIRE = """
-from ortlaunch.errors import RequestError
+from ortlaunch.base.errors import RequestError
 from ortlaunch.ort import cuda_libs
 try:
     cuda_libs.require()

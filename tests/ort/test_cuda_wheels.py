@@ -39,7 +39,7 @@ TRAIN = """
 import copy, pathlib, torch
 from ortlaunch.config.schema import ModelConfig, OrtConfig
 from ortlaunch.ort import cuda_libs, session
-from ortlaunch.registry import build_model
+from ortlaunch.models.registry import build_model
 assert cuda_libs.has_cuda_provider()
 torch.manual_seed(0)
 eager = build_model(ModelConfig(name="mlp"))

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 from ortlaunch.config.schema import ModelConfig, OrtConfig, OrtDebugConfig
+from ortlaunch.models.registry import build_model
 from ortlaunch.ort import session
-from ortlaunch.registry import build_model
 from tests.ort.conftest import operators
 
 RATE = 0.3

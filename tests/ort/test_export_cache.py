@@ -16,9 +16,11 @@ import pytest
 import torch
 
 from ortlaunch.config.schema import ModelConfig, OrtConfig
-from ortlaunch.ort import export_cache, export_key, session
-from ortlaunch.ort.check.reference import Reference
-from ortlaunch.registry import build_model
+from ortlaunch.models.registry import build_model
+from ortlaunch.ort import session
+from ortlaunch.ort.cache import exports as export_cache
+from ortlaunch.ort.cache import key as export_key
+from ortlaunch.ort.verify.reference import Reference
 from tests.ort.starts import Start
 
 NET = """

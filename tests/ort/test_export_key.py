@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ortlaunch.ort import export_key
-from ortlaunch.ort.reachable_code import NotCacheableError
+from ortlaunch.ort.cache import key as export_key
+from ortlaunch.ort.cache.reachable_code import NotCacheableError
 
 HEAD = "import enum\nimport functools\nfrom dataclasses import dataclass, field\nimport torch\nimport drawn_helper\n"
 CLASS = """
@@ -299,7 +299,7 @@ def test_what_cannot_be_known_beforehand_is_not_cached(
 
 def test_built_in_models_have_the_same_key_twice() -> None:
     from ortlaunch.config.schema import ModelConfig
-    from ortlaunch.registry import build_model
+    from ortlaunch.models.registry import build_model
 
     for name in ("gpt2_nano", "mlp", "resnet", "vit"):
         one, other = (export_key.model_facts(build_model(ModelConfig(name=name))) for _ in range(2))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import ModelConfig
-from ortlaunch.errors import RequestError
+from ortlaunch.models.registry import build_model
 from ortlaunch.ort.find_blocks import find_blocks
-from ortlaunch.registry import build_model
 
 SMALL_BERT = {
     "vocab_size": 32,

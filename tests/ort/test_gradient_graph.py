@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional
 
 from ortlaunch.config.schema import OrtConfig, OrtDebugConfig
-from ortlaunch.ort import gradient_graph, session
+from ortlaunch.ort import session
+from ortlaunch.ort.kernels import gradient_graph
 from tests.ort.conftest import operators
 
 WORDS = 11

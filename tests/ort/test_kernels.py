@@ -13,8 +13,8 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from ortlaunch.config.schema import ModelConfig, OrtConfig, OrtDebugConfig
+from ortlaunch.models.registry import build_model
 from ortlaunch.ort import session
-from ortlaunch.registry import build_model
 
 
 class Net(torch.nn.Module):

@@ -11,8 +11,8 @@ import transformers
 from torch.nn import functional
 
 from ortlaunch.config.schema import ModelConfig
+from ortlaunch.models.registry import build_model
 from ortlaunch.ort import session
-from ortlaunch.registry import build_model
 
 WIDTH, HEADS, SIZE = 16, 4, 4
 

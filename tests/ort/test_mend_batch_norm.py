@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ortlaunch.config.schema import ModelConfig
-from ortlaunch.ort.buffers import stale_buffers
-from ortlaunch.registry import build_model
+from ortlaunch.models.registry import build_model
+from ortlaunch.ort.mends.buffers import stale_buffers
 
 
 def train(model: torch.nn.Module, steps: int = 5) -> None:

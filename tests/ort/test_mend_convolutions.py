@@ -9,7 +9,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from ortlaunch.ort.convolutions import pad_explicitly
+from ortlaunch.ort.mends.convolutions import pad_explicitly
 
 KINDS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ortlaunch.config.schema import Fallback, ModelConfig, OrtConfig
+from ortlaunch.models.registry import build_model
 from ortlaunch.ort import session
-from ortlaunch.registry import build_model
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -9,8 +9,8 @@ import torch
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Fallback, OrtConfig
-from ortlaunch.errors import RequestError
 from ortlaunch.ort import compat, session
 
 pytestmark = pytest.mark.filterwarnings("ignore")

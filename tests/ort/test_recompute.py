@@ -9,10 +9,10 @@ import onnx
 import pytest
 import torch
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import CompileConfig, EagerConfig, ModelConfig, OrtConfig, OrtDebugConfig, TrainConfig
-from ortlaunch.errors import RequestError
-from ortlaunch.registry import build_model
-from ortlaunch.wrapping import wrap_backend
+from ortlaunch.models.registry import build_model
+from ortlaunch.trainer.wrapping import wrap_backend
 
 _LEVEL = "ORTMODULE_MEMORY_OPT_LEVEL"
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ortlaunch.config.schema import Fallback, ModelConfig, OrtConfig, OrtDebugConfig
+from ortlaunch.models.registry import build_model
 from ortlaunch.ort import session
-from ortlaunch.registry import build_model
 
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
@@ -137,7 +137,7 @@ def run_python(code: str, environment: dict[str, str]) -> subprocess.CompletedPr
 def test_a_missing_compiler_is_one_clear_message(tmp_path: Path) -> None:
     result = run_python(
         """
-        from ortlaunch.errors import RequestError
+        from ortlaunch.base.errors import RequestError
         from ortlaunch.ort import session
         try:
             session.import_ortmodule()

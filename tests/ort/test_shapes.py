@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ortlaunch.config.schema import OrtConfig
 from ortlaunch.ort import session
-from ortlaunch.wrapping import wrap_backend
+from ortlaunch.trainer.wrapping import wrap_backend
 
 
 class Product(nn.Module):

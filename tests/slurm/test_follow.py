@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from ortlaunch.launch.follow.cancel import cancel
-from ortlaunch.launch.follow.find import find_run
-from ortlaunch.launch.follow.folders import scan
-from ortlaunch.launch.follow.rows import Row, Survey
+from ortlaunch.follow.cancel import cancel
+from ortlaunch.follow.find import find_run
+from ortlaunch.follow.rows import Row, Survey
 from ortlaunch.launch.slurm import query
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.run.folders import scan
+from ortlaunch.run.journal import Journal
 from tests.launch.follow.conftest import Maker
 from tests.slurm.conftest import free_ports
 from tests.support.needs import needs

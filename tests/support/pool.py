@@ -20,10 +20,10 @@ from typing import Any
 
 import ortlaunch
 from ortlaunch.cli import _config
-from ortlaunch.config.compose import compose
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.planning import make_plan
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.run.journal import Journal
 from tests.support.runs import Recorded
 
 SECONDS = 240

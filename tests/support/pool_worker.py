@@ -20,12 +20,12 @@ from pathlib import Path
 
 import torch
 
-from ortlaunch import output
+from ortlaunch.base import output
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import replace_text
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Device
-from ortlaunch.errors import RequestError
-from ortlaunch.files import replace_text
-from ortlaunch.launch import failure
+from ortlaunch.run import failure
 from ortlaunch.trainer.run import train_run
 from ortlaunch.trainer.workers import Workers, join
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.run.journal import Journal
 from tests.support.servers import Server
 
 PATIENCE = "MLFLOW_HTTP_REQUEST_TIMEOUT", "60"

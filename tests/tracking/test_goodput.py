@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ortlaunch.tracking.goodput import goodput, journal_goodput
-from ortlaunch.tracking.journal import Event, Journal, read_events
+from ortlaunch.run.goodput import goodput, journal_goodput
+from ortlaunch.run.journal import Event, Journal, read_events
 
 
 def at(seconds: float, event: str, **fields: Any) -> Event:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.tracking.journal import Journal, flatten, read_chunk, read_events
+from ortlaunch.run.journal import Journal, flatten, read_chunk, read_events
 
 
 class Colour(Enum):
@@ -132,7 +132,7 @@ def test_chunks_end_at_lines_and_cover_everything(tmp_path: Path) -> None:
 def test_processes_writing_at_once_do_not_mix_lines(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     code = (
-        "import sys; from pathlib import Path; from ortlaunch.tracking.journal import Journal\n"
+        "import sys; from pathlib import Path; from ortlaunch.run.journal import Journal\n"
         "j = Journal(Path(sys.argv[1])); print('ready', flush=True); sys.stdin.readline()\n"
         "for step in range(2000): j.metrics(step, {sys.argv[2]: step, 'long' * 50: 1})"
     )
@@ -174,10 +174,10 @@ def test_flatten_writes_what_a_user_would_type() -> None:
 def test_tracking_imports_mlflow_only_when_it_sends() -> None:
     code = (
         "import sys\n"
-        "import ortlaunch.tracking.journal\n"
+        "import ortlaunch.run.journal\n"
         "outside = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names\n"
         "assert not outside & {'omegaconf', 'yaml', 'mlflow', 'torch', 'numpy'}, outside\n"
-        "import ortlaunch.tracking.relay, ortlaunch.tracking.sync, ortlaunch.compare.command\n"
+        "import ortlaunch.tracking.relay, ortlaunch.follow.sync, ortlaunch.compare.command\n"
         "assert not {'mlflow', 'torch', 'transformers', 'sqlalchemy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.run.journal import Journal
 from ortlaunch.tracking.relay import Relay, sync
 from tests.support.servers import between
 

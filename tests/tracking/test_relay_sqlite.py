@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.run.journal import Journal
 from ortlaunch.tracking.forward import Forwarder, relay_log
-from ortlaunch.tracking.journal import Journal
 from ortlaunch.tracking.relay import Relay, sync
 from ortlaunch.tracking.store import exclusive
 

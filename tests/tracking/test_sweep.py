@@ -9,22 +9,13 @@ from typing import Any
 
 import pytest
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.compare.choose import Selection
 from ortlaunch.compare.command import collect
+from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.errors import RequestError
-from ortlaunch.launch.sweep import (
-    SweepTask,
-    create,
-    find_sweep,
-    join,
-    note_end,
-    run_name,
-    swept_keys,
-    swept_name,
-    tags_of,
-)
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.run.journal import Journal
+from ortlaunch.run.sweep import SweepTask, create, find_sweep, join, note_end, tags_of
 from ortlaunch.tracking.relay import sync
 
 

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 import yaml
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.errors import RequestError
-from ortlaunch.launch.identity import is_alive, start_ticks
-from ortlaunch.launch.plan import WORKERS_LOCK
-from ortlaunch.tracking.journal import Journal
-from ortlaunch.tracking.sync import sync_main, tracking_of
+from ortlaunch.follow.sync import sync_main
+from ortlaunch.run.identity import is_alive, start_ticks
+from ortlaunch.run.journal import Journal
+from ortlaunch.run.layout import WORKERS_LOCK
+from ortlaunch.tracking.destination import tracking_of
 
 NewRun = Callable[..., tuple[Path, Journal]]
 

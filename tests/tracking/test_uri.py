@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.secrets import redacted, scrubbed
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.errors import RequestError
-from ortlaunch.tracking.uri import (
+from ortlaunch.config.tracking_uri import (
     VARIABLE,
     artifact_location,
     check_uri,
     compare_command,
     default_uri,
-    redacted,
     resolve_tracking,
-    scrubbed,
 )
 
 

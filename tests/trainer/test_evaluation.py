@@ -9,11 +9,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from ortlaunch.config.compose import compose
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import DdpConfig
+from ortlaunch.models.task import make_task
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
-from ortlaunch.trainer.task import make_task
 from ortlaunch.trainer.workers import Workers
 
 

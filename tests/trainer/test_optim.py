@@ -16,7 +16,7 @@ from ortlaunch.config.schema import (
     SchedulerConfig,
     SgdConfig,
 )
-from ortlaunch.registry import build_model
+from ortlaunch.models.registry import build_model
 from ortlaunch.trainer.optim import build_optimizer, step_if
 from ortlaunch.trainer.schedule import build_scheduler, lr_ratio
 

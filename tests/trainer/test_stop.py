@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ortlaunch.launch.plan import STOP_FILE
+from ortlaunch.run.layout import STOP_FILE
 from ortlaunch.trainer.stop import StopRequests
 
 STEPS = 4000

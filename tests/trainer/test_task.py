@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ortlaunch.errors import RequestError
-from ortlaunch.trainer.task import Batch, loss_of, make_task
+from ortlaunch.base.errors import RequestError
+from ortlaunch.models.task import Batch, loss_of, make_task
 
 IMAGES: Batch = {"pixel_values": torch.rand(2, 1, 8, 8), "labels": torch.tensor([0, 1])}
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.errors import RequestError
-from ortlaunch.trainer import export
+from ortlaunch.export import run_weights as export
 from ortlaunch.trainer.checkpoint.saver import ENGINE
 from ortlaunch.trainer.weights import load_weights
 

@@ -8,12 +8,12 @@ from html import escape
 from importlib.resources import files
 from itertools import groupby
 
+from ortlaunch.base.tables import printable
 from ortlaunch.compare import figures
 from ortlaunch.compare.columns import Column, columns_of, doubtful, lines
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.curves import TITLES, Curves
 from ortlaunch.compare.table import baseline_line, difference_columns, reason_lines, repeats_line
-from ortlaunch.tables import printable
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """What the browser enforces: the page asks nobody for anything."""

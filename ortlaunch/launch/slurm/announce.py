@@ -10,10 +10,10 @@ import os
 import sys
 from pathlib import Path
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.errors import RequestError
 from ortlaunch.launch.slurm.request import TRACKING_URI
-from ortlaunch.tracking import sync
+from ortlaunch.tracking import destination
 from ortlaunch.tracking.relay import RelayResult
 from ortlaunch.tracking.relay import sync as send_journal
 
@@ -21,7 +21,7 @@ from ortlaunch.tracking.relay import sync as send_journal
 def tracking_of(folder: Path) -> MlflowConfig | None:
     """Where a run's or a sweep's journal goes, with the password that its folder does not hold; None for nowhere."""
     try:
-        tracking = sync.tracking_of(folder)
+        tracking = destination.tracking_of(folder)
     except RequestError:
         return None  # Without MLflow.
     return dataclasses.replace(tracking, uri=os.environ.get(TRACKING_URI) or tracking.uri)

@@ -10,15 +10,16 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.secrets import redacted
 from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
-from ortlaunch.errors import RequestError
+from ortlaunch.config.tracking_uri import compare_command
 from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.slurm.plan import request_for
 from ortlaunch.launch.slurm.submit import announce, ask, queue, show, write_job, write_script
-from ortlaunch.launch.sweep import Sweep, end
-from ortlaunch.tracking.journal import Journal
-from ortlaunch.tracking.uri import compare_command, redacted
+from ortlaunch.run.journal import Journal
+from ortlaunch.run.sweep import Sweep, end
 
 Planned = list[tuple[LaunchPlan, Config, list[str]]]
 

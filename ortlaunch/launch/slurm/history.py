@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ortlaunch.files import replace_text
+from ortlaunch.base.files import replace_text
 
 _FILE = "history.json"
 

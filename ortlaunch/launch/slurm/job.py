@@ -21,18 +21,17 @@ from pathlib import Path
 
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import SlurmConfig
-from ortlaunch.launch import failure, sweep
 from ortlaunch.launch.environment import slurm_variables
-from ortlaunch.launch.folder import ARTIFACT_FOLDER
-from ortlaunch.launch.follow.record import newest_checkpoint
-from ortlaunch.launch.plan import DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
 from ortlaunch.launch.slurm import history
 from ortlaunch.launch.slurm.announce import send, tracking_of
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
 from ortlaunch.launch.slurm.scheduler import job_state, own_job
 from ortlaunch.launch.slurm.verdict import REQUEUE_WORD, Facts, Verdict, judge
-from ortlaunch.tracking.goodput import journal_goodput
-from ortlaunch.tracking.journal import Journal, Status
+from ortlaunch.run import failure, sweep
+from ortlaunch.run.goodput import journal_goodput
+from ortlaunch.run.journal import Journal, Status
+from ortlaunch.run.layout import ARTIFACT_FOLDER, DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
+from ortlaunch.run.record import newest_checkpoint
 
 _NOTHING_TO_DO = 3
 _STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}

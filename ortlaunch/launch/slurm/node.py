@@ -15,12 +15,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from ortlaunch.config.devices import usable_cores
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, SlurmConfig
-from ortlaunch.launch.devices import usable_cores
 from ortlaunch.launch.planning import worker_environment
 from ortlaunch.launch.slurm.fitness import attempt_token, report
 from ortlaunch.launch.slurm.plan import workers_per_node
+from ortlaunch.run.attempt import header
 
 _LEFT_TO_WORKERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -106,13 +107,6 @@ def _log_to(path: Path) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     print(header(), flush=True)
-
-
-def header() -> str:
-    """The line that begins an attempt's part of a log."""
-    attempt = int(os.environ.get("ORTLAUNCH_ATTEMPT", "0")) + 1
-    when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return f"--- attempt {attempt} on {socket.gethostname()} at {when}, job {os.environ.get('SLURM_JOB_ID', '?')}"
 
 
 def main() -> None:

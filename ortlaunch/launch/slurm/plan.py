@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from ortlaunch.config.schema import Config, Device, GpuRequest, SlurmConfig
-from ortlaunch.config.slurm_rules import names_gpus
 from ortlaunch.launch.plan import CPU_WORKERS, LaunchPlan
 from ortlaunch.launch.slurm.request import JobRequest
+from ortlaunch.launch.slurm.rules import names_gpus
 
 _CARRIED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HF_HOME", "XDG_CACHE_HOME")
 """Variables that a run must find on the nodes as they were at submission, written into the script. The others, secrets

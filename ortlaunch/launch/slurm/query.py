@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ortlaunch.launch.follow.roots import keep
-from ortlaunch.user import user_cache, user_name
+from ortlaunch.base.user import user_cache, user_name
+from ortlaunch.run.roots import keep
 
 FRESH_SECONDS = 5.0
 """How long an answer is good for."""

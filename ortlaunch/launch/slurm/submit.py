@@ -9,17 +9,17 @@ import sys
 import time
 from pathlib import Path
 
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import replace_text
+from ortlaunch.base.secrets import redacted
+from ortlaunch.base.user import user_name
 from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
-from ortlaunch.errors import RequestError
-from ortlaunch.files import replace_text
 from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.slurm.plan import request_for
 from ortlaunch.launch.slurm.refusal import in_plain_words, is_final
 from ortlaunch.launch.slurm.request import TRACKING_URI
-from ortlaunch.tracking.journal import Journal
-from ortlaunch.tracking.uri import redacted
-from ortlaunch.user import user_name
+from ortlaunch.run.journal import Journal
 
 SCRIPT, JOB = "sbatch.sh", "job.json"
 _SECONDS = 120

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import AdamWConfig, Config, DeepSpeedConfig
 from ortlaunch.data.position import Position
-from ortlaunch.errors import RequestError
-from ortlaunch.trainer.checkpoint import manifest, store
+from ortlaunch.run import checkpoints as store
+from ortlaunch.run import manifest
 from ortlaunch.trainer.checkpoint.saver import WORKERS
 from ortlaunch.trainer.workers import Workers
 

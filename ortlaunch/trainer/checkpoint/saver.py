@@ -12,9 +12,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ortlaunch.errors import TrainingError
+from ortlaunch.base.errors import TrainingError
+from ortlaunch.run.checkpoints import Store
 from ortlaunch.trainer.checkpoint.host import save_file
-from ortlaunch.trainer.checkpoint.store import Store
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.workers import Workers, texts_of_all
 

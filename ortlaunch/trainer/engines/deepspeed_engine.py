@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, DeepSpeedConfig, Precision
-from ortlaunch.errors import RequestError
+from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.gradients import clip_
@@ -21,7 +22,6 @@ from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.optim import build_optimizer, masks_on_device
 from ortlaunch.trainer.precision import cast_inputs
 from ortlaunch.trainer.schedule import build_scheduler
-from ortlaunch.trainer.task import Batch, Task
 from ortlaunch.trainer.workers import Workers
 
 

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ortlaunch import registry
 from ortlaunch.config.schema import Config, DdpConfig, Precision
+from ortlaunch.models import registry
+from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.checkpoint import torch_state
 from ortlaunch.trainer.checkpoint.host import to_host
 from ortlaunch.trainer.engine import Engine
@@ -21,7 +22,6 @@ from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.optim import build_optimizer, masks_on_device, step_if
 from ortlaunch.trainer.precision import autocast
 from ortlaunch.trainer.schedule import build_scheduler
-from ortlaunch.trainer.task import Batch, Task
 from ortlaunch.trainer.workers import Workers
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ortlaunch.launch.identity import start_ticks
 from ortlaunch.launch.plan import folder_name
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.run.identity import start_ticks
+from ortlaunch.run.journal import Journal
 
 CONFIG = """\
 experiment: {experiment}

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from ortlaunch.errors import RequestError
-from ortlaunch.launch.follow.after import dependency, split_after, wait_for
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.base.errors import RequestError
+from ortlaunch.follow.after import dependency, split_after, wait_for
+from ortlaunch.run.journal import Journal
 
 
 def test_the_word_is_no_key_of_the_configuration() -> None:

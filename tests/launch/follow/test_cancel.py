@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ortlaunch.errors import RequestError
-from ortlaunch.launch.follow.cancel import cancel
+from ortlaunch.base.errors import RequestError
+from ortlaunch.follow.cancel import cancel
 
 ELSEWHERE = {"pid": 1, "host": "another-host", "start_ticks": 1}
 

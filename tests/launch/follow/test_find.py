@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.errors import RequestError
-from ortlaunch.launch.follow.find import find_run
-from ortlaunch.launch.follow.roots import known_roots, note_root
-from ortlaunch.launch.follow.rows import Survey
-from ortlaunch.launch.sweep import create
+from ortlaunch.base.errors import RequestError
+from ortlaunch.follow.find import find_run
+from ortlaunch.follow.rows import Survey
+from ortlaunch.run.roots import known_roots, note_root
+from ortlaunch.run.sweep import create
 from tests.launch.follow.conftest import Maker
 
 

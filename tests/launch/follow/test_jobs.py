@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ortlaunch.errors import RequestError
-from ortlaunch.launch.follow.find import find_run, find_runs
-from ortlaunch.launch.follow.folders import scan
-from ortlaunch.launch.follow.jobs import jobs
-from ortlaunch.launch.follow.record import read_record
-from ortlaunch.launch.follow.rows import Survey
-from ortlaunch.launch.follow.status import look, status
-from ortlaunch.launch.follow.table import render, span
-from ortlaunch.launch.identity import write_identity
-from ortlaunch.launch.sweep import create
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.base.errors import RequestError
+from ortlaunch.follow.find import find_run, find_runs
+from ortlaunch.follow.jobs import jobs
+from ortlaunch.follow.rows import Survey
+from ortlaunch.follow.status import look, status
+from ortlaunch.follow.table import render, span
+from ortlaunch.run.folders import scan
+from ortlaunch.run.identity import write_identity
+from ortlaunch.run.journal import Journal
+from ortlaunch.run.record import read_record
+from ortlaunch.run.sweep import create
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:

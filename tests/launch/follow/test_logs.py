@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from ortlaunch.errors import RequestError
-from ortlaunch.launch.follow.logs import logs
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.base.errors import RequestError
+from ortlaunch.follow.logs import logs
+from ortlaunch.run.journal import Journal
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.config.compose import compose
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
 from ortlaunch.launch.folder import public
 from ortlaunch.launch.slurm import job
 from ortlaunch.launch.slurm.announce import tracking_of
 from ortlaunch.launch.slurm.plan import settled
 from ortlaunch.launch.slurm.submit import announce
-from ortlaunch.tracking.journal import Journal
+from ortlaunch.run.journal import Journal
 from tests.support.servers import free_port
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ortlaunch.config.compose import compose
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
 from ortlaunch.launch.environment import describe
 from ortlaunch.launch.slurm import fitness

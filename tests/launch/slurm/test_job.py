@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from ortlaunch.config.compose import compose
+from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
-from ortlaunch.launch import failure
 from ortlaunch.launch.slurm import history, job
 from ortlaunch.launch.slurm.plan import settled
-from ortlaunch.tracking.journal import Journal, read_events
+from ortlaunch.run import failure
+from ortlaunch.run.journal import Journal, read_events
 
 
 @pytest.fixture

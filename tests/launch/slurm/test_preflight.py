@@ -6,7 +6,7 @@ import multiprocessing
 import os
 from pathlib import Path
 
-from ortlaunch.launch.slurm.preflight import slow_hosts
+from ortlaunch.trainer.preflight import slow_hosts
 
 
 def test_a_slow_node_is_named_with_its_slowest_worker():
@@ -22,8 +22,8 @@ def worker(rank: int, folder: Path, version: str | None) -> None:
     import torch.distributed as dist
 
     import ortlaunch
-    from ortlaunch.errors import TrainingError
-    from ortlaunch.launch.slurm.preflight import meet
+    from ortlaunch.base.errors import TrainingError
+    from ortlaunch.trainer.preflight import meet
     from ortlaunch.trainer.workers import Workers
 
     os.environ["SLURMD_NODENAME"] = f"n{rank}"

@@ -7,16 +7,16 @@ import sys
 
 import pytest
 
-from ortlaunch.config.compose import compose
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.rules import check
 from ortlaunch.config.load import load_config, save_config, to_config
-from ortlaunch.config.rules import check
 from ortlaunch.config.schema import Device, SlurmConfig
-from ortlaunch.config.slurm_rules import slurm_seconds
-from ortlaunch.errors import RequestError
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.slurm.node import environment_of, torchrun, torchrun_source
 from ortlaunch.launch.slurm.plan import request_for, settled
 from ortlaunch.launch.slurm.refusal import in_plain_words
+from ortlaunch.launch.slurm.rules import slurm_seconds
 from ortlaunch.launch.slurm.submit import submission_environment
 from tests.support.cli import ortlaunch
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, DataConfig, HfDataConfig, SyntheticConfig, TrainConfig
-from ortlaunch.errors import RequestError
 from ortlaunch.trainer.checkpoint.resume import Start, check_data, reading_of
 from ortlaunch.trainer.workers import Workers
 

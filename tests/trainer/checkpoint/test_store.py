@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.trainer.checkpoint import manifest
-from ortlaunch.trainer.checkpoint.store import Store, newest, read_meta, set_aside, steps_in
+from ortlaunch.run import manifest
+from ortlaunch.run.checkpoints import Store, newest, read_meta, set_aside, steps_in
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_an_interrupted_removal_is_finished_by_the_next(folder):
 WRITER = """
     import sys
     from pathlib import Path
-    from ortlaunch.trainer.checkpoint.store import Store
+    from ortlaunch.run.checkpoints import Store
     store = Store(Path(sys.argv[1]), 2)
     for step in range(1, 100000):
         partial = store.begin(step)

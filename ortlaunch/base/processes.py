@@ -1,0 +1,14 @@
+"""What this process asks of the kernel about other processes."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(number: int = signal.SIGTERM) -> None:
+    """Asks the kernel to send this process a signal when the process that started it dies, even by SIGKILL."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)

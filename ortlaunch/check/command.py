@@ -1,0 +1,133 @@
+"""``ortlaunch check``: composes as ``run`` does, lets another process look, and shows the page. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.processes import die_with_parent
+from ortlaunch.check.render import render
+from ortlaunch.compose.hydra_tree import run_with_hydra
+from ortlaunch.compose.rules import check as check_rules
+from ortlaunch.config.load import save_config, to_config
+from ortlaunch.config.schema import Config, OrtConfig
+from ortlaunch.launch.planning import make_plan
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+EXIT_FIT, EXIT_NOT_FIT = 0, 1
+_FORMATS = ("table", "json")
+
+_HELP = """\
+ortlaunch check: whether a model computes under ONNX Runtime what it computes in PyTorch, and what that costs
+
+Usage:
+  ortlaunch check [KEY=VALUE ...] [--format table|json] [--no-cost]
+
+Takes the keys of ortlaunch run. Builds the model and a small batch of its own data, exports, compares outputs,
+gradients, weights and buffers with PyTorch, and times eager, compile and ORT (not with --no-cost). Takes a minute or
+two; starts no run.
+
+Exit codes: 0 fit for backend=ort, 1 not fit, 2 the request is wrong"""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the verb.
+
+    Args:
+        arguments: the command line after ``check``.
+
+    Returns:
+        0 where the model is fit for ONNX Runtime, 1 where it is not.
+
+    Raises:
+        RequestError: the configuration, the model or the data cannot be had.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(_HELP)
+        return EXIT_FIT
+    no_cost = "--no-cost" in arguments
+    chosen, overrides = _format([argument for argument in arguments if argument != "--no-cost"])
+    if {"-m", "--multirun"} & set(overrides):
+        raise RequestError("ortlaunch check looks at one configuration: leave --multirun out")
+    composed: list[DictConfig] = []
+    run_with_hydra(overrides, composed.append)
+    if not composed:
+        # --cfg and the like have printed what was asked for.
+        return EXIT_FIT
+    report = look(_for_ort(to_config(composed[0])), with_cost=not no_cost, quiet=chosen == "json")
+    if chosen == "json":
+        print(json.dumps(report, indent=2))
+    else:
+        render(report, Console())
+    return EXIT_FIT if report["fit"] else EXIT_NOT_FIT
+
+
+def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
+    """Has another process make the report.
+
+    Args:
+        config: the run's, with an OrtConfig for backend.
+        with_cost: measure the backends, too.
+        quiet: show nothing meanwhile.
+
+    Raises:
+        RequestError: what that process refused, or why it ended early.
+    """
+    check_rules(config)
+    plan = make_plan(config)
+    with tempfile.TemporaryDirectory(prefix="ortlaunch-check-") as name:
+        folder = Path(name)
+        save_config(config, folder / "config.yaml")
+        log = folder / "check.log"
+        status = Console(stderr=True, quiet=quiet).status("looking at export, parity, randomness and cost ...")
+        with status, log.open("wb") as output:
+            code = subprocess.run(
+                [sys.executable, "-m", "ortlaunch.check.process", name, *([] if with_cost else ["--no-cost"])],
+                env={**os.environ, **plan.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=die_with_parent,
+                check=False,
+            ).returncode
+        refused, report = folder / "refused.txt", folder / "report.json"
+        if refused.is_file():
+            raise RequestError(refused.read_text())
+        if code == 0 and report.is_file():
+            found: dict[str, Any] = json.loads(report.read_text())
+            return found
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    raise RequestError("the check itself ended early: " + "\n".join(lines[-15:] or [f"exit code {code}"]))
+
+
+def _for_ort(config: Config) -> Config:
+    """The same run under ONNX Runtime, so that its rules hold."""
+    return config if isinstance(config.backend, OrtConfig) else dataclasses.replace(config, backend=OrtConfig())
+
+
+def _format(arguments: list[str]) -> tuple[str, list[str]]:
+    """The chosen format and what is left for Hydra."""
+    chosen, rest, waiting = "table", [], False
+    for argument in arguments:
+        if waiting:
+            chosen, waiting = argument, False
+        elif argument == "--format":
+            waiting = True
+        elif argument.startswith("--format="):
+            chosen = argument.removeprefix("--format=")
+        else:
+            rest.append(argument)
+    if waiting or chosen not in _FORMATS:
+        raise RequestError(f"--format takes one of {', '.join(_FORMATS)}")
+    return chosen, rest

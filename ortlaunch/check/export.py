@@ -1,0 +1,163 @@
+"""The export, and whether the exported graph means what the model means."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+
+from ortlaunch.check.operators import unsupported_operators
+from ortlaunch.check.report import Effect, Export, Probe, TracedStatement
+from ortlaunch.config.schema import OrtConfig
+from ortlaunch.models.task import Batch, Task
+from ortlaunch.ort import session
+from ortlaunch.ort.verify.pair import Context, Decisions, Pair, changed_decisions, widest
+from ortlaunch.ort.verify.reference import Place
+from ortlaunch.ort.verify.state import ModelState
+from ortlaunch.ort.verify.trace import TraceWarning, location, trace_warnings
+
+_TRIES = 8
+"""Passes over the same batch that tell whether chance decides."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the parts of the check share."""
+
+    task: Task
+    precision: Context
+    backend: OrtConfig
+    """With fallback=error."""
+    threads: int
+    seed: int
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """A copy of `model` in an ORTModule that saves no graphs."""
+        return session.wrap(copy.deepcopy(model), self.backend, threads=self.threads, onnx_dir=None)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A probe with the decisions that PyTorch took on it."""
+
+    probe: Probe
+    decisions: Decisions
+
+
+def check_export(model: torch.nn.Module, batches: list[Batch], setting: Setting) -> tuple[Export, torch.nn.Module]:
+    """Exports a copy of the model as a run would, dropout included, and tries the graph on other data.
+
+    Args:
+        model: plain; left as it was.
+        batches: the first to trace with, the others fresh.
+        setting: how.
+
+    Returns:
+        What was found, and the ORTModule.
+    """
+    wrapped = setting.wrap(model)
+    try:
+        with trace_warnings() as warned, setting.precision():
+            setting.task.outputs(wrapped, batches[0])
+    except Exception as error:
+        return _failed(model, batches[0], setting, error, warned), wrapped
+    found = Export("ok", succeeded=True, seconds=session.export_seconds(wrapped))
+    pair = Pair(wrapped, setting.task, setting.precision, ModelState(session.plain_model(wrapped)))
+    found.comparable = not pair.is_random(batches[0])
+    outcomes = _probe(pair, batches) if found.comparable else []
+    found.probes = [outcome.probe for outcome in outcomes]
+    chance = pair.chance_decisions(batches[0], _TRIES)
+    traced = pair.eager(batches[0])[1]
+    found.tracer_warnings = [_judged(one, traced, outcomes, chance) for one in warned]
+    effects = {one.effect for one in found.tracer_warnings}
+    if any(probe.differs for probe in found.probes) or "decided_by_chance" in effects:
+        found.status = "failed"
+    elif not found.comparable or "decides_otherwise" in effects:
+        found.status = "warning"
+    return found, wrapped
+
+
+def _failed(
+    model: torch.nn.Module, batch: Batch, setting: Setting, error: Exception, warned: list[TraceWarning]
+) -> Export:
+    text = str(error)
+    opset = session.opset()
+    return Export(
+        "failed",
+        error=last_line(text) or type(error).__name__,
+        unsupported_operators=unsupported_operators(copy.deepcopy(model), setting.task, batch, opset, text),
+        tracer_warnings=[TracedStatement(one.location, one.statement, one.message, "none") for one in warned],
+    )
+
+
+def last_line(text: str) -> str:
+    """The last line that says something: a traceback's exception."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _probe(pair: Pair, batches: list[Batch]) -> list[_Outcome]:
+    probes: list[tuple[str, Batch]] = [("fresh_data", batch) for batch in batches[1:]]
+    probes += [("batch_size", batch) for batch in _other_batch_sizes(batches)]
+    probes += [("sequence_length", batch) for batch in _other_lengths(batches)]
+    outcomes = [_try(pair, kind, batch) for kind, batch in probes]
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def _try(pair: Pair, kind: str, batch: Batch) -> _Outcome | None:
+    shape = list(next(iter(batch.values())).shape)
+    try:
+        expected, decisions = pair.eager(batch)
+    except Exception:
+        # PyTorch cannot do it either: a sequence longer than the model's positions, say.
+        return None
+    try:
+        gap = widest(pair.exported(batch), expected)
+    except Exception as error:
+        probe = Probe(kind, shape, True, None, None, last_line(str(error)))  # type: ignore[arg-type]
+    else:
+        probe = Probe(kind, shape, gap.differs, gap.name, gap.error)  # type: ignore[arg-type]
+    return _Outcome(probe, decisions)
+
+
+def _other_batch_sizes(batches: list[Batch]) -> list[Batch]:
+    size = next(iter(batches[0].values())).shape[0]
+    doubled = {name: torch.cat([tensor, batches[1][name]]) for name, tensor in batches[0].items()}
+    fewer = [{name: tensor[: size - 1] for name, tensor in batches[0].items()}] if size > 1 else []
+    return [*fewer, doubled]
+
+
+def _other_lengths(batches: list[Batch]) -> list[Batch]:
+    ids = batches[0].get("input_ids")
+    if ids is None:
+        return []
+    length = ids.shape[1]
+    longer = {
+        name: torch.cat([tensor, batches[1][name][:, : length // 2]], dim=1) for name, tensor in batches[0].items()
+    }
+    shorter = [{name: tensor[:, :cut] for name, tensor in batches[0].items()} for cut in (length // 2, length - 1)]
+    return [*shorter, longer]
+
+
+def _judged(warning: TraceWarning, traced: Decisions, outcomes: list[_Outcome], chance: set[Place]) -> TracedStatement:
+    return TracedStatement(
+        location(warning.place),
+        warning.statement,
+        warning.message,
+        _effect(warning.place, traced, outcomes, chance),
+    )
+
+
+def _effect(place: Place, traced: Decisions, outcomes: list[_Outcome], chance: set[Place]) -> Effect:
+    if place in chance:
+        return "decided_by_chance"
+    otherwise = [outcome for outcome in outcomes if place in changed_decisions(traced, outcome.decisions)]
+    if any(outcome.probe.differs for outcome in otherwise):
+        return "changes_outputs"
+    if otherwise:
+        return "decides_otherwise"
+    # Sizes are plain numbers to PyTorch outside a trace: what looked at one is known by nothing but the outputs.
+    looked_at_a_size = place not in traced
+    unexplained = [outcome for outcome in outcomes if outcome.probe.differs and outcome.probe.kind != "fresh_data"]
+    return "changes_outputs" if looked_at_a_size and unexplained else "none"

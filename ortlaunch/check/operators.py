@@ -1,0 +1,88 @@
+"""Operators that stop an export: all of them, where the exporter itself names the first."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import torch
+
+from ortlaunch.check.report import Operator
+from ortlaunch.models.task import Batch, Task
+from ortlaunch.ort.verify.nested import named_tensors
+from ortlaunch.ort.verify.reference import TORCH_FOLDER, Place
+from ortlaunch.ort.verify.trace import location, statement_at
+
+_FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): ")
+_NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '([^']*)'")
+_ROOT = "_original_module"
+
+
+class _Flat(torch.nn.Module):
+    """A model as the tracer likes it: tensors in, a tuple of tensors out."""
+
+    def __init__(self, model: torch.nn.Module, task: Task, names: list[str]) -> None:
+        super().__init__()
+        setattr(self, _ROOT, model)
+        self._task = task
+        self._names = names
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batch = dict(zip(self._names, tensors, strict=True))
+        return tuple(named_tensors(self._task.outputs(getattr(self, _ROOT), batch)).values())
+
+
+def unsupported_operators(model: torch.nn.Module, task: Task, batch: Batch, opset: int, error: str) -> list[Operator]:
+    """Operators of the traced model for which the exporter has no symbolic, and one without a kernel.
+
+    Args:
+        model: the plain model; its buffers may move.
+        task: how it is called.
+        batch: to trace with.
+        opset: ONNX operator set.
+        error: what the export said; ONNX Runtime names in it the operator that it has no kernel for.
+    """
+    found = dict.fromkeys(_without_symbolic(_Flat(model, task, list(batch)), tuple(batch.values()), opset))
+    if kernel := _NO_KERNEL.search(error):
+        module = ".".join(part for part in kernel[2].split("/")[:-1] if part not in ("", _ROOT))
+        found[Operator(f"onnx::{kernel[1]}", module, "", "")] = None
+    return list(found)
+
+
+def _without_symbolic(flat: _Flat, inputs: tuple[torch.Tensor, ...], opset: int) -> list[Operator]:
+    from torch.onnx import utils
+
+    # With this map the tracer writes each node's module path into its scope.
+    utils._setup_trace_module_map(flat, False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph, names = utils.unconvertible_ops(
+                flat, inputs, training=torch.onnx.TrainingMode.TRAINING, opset_version=opset
+            )
+        return [_operator(node) for node in graph.nodes() if node.kind() in names]
+    except Exception:
+        # It cannot be traced either: the export's own error says why.
+        return []
+    finally:
+        utils._reset_trace_module_map()
+
+
+def _operator(node: Any) -> Operator:
+    names = [part.partition("::")[2] for part in node.scopeName().split("/")]
+    module = ".".join(name for name in names if name not in ("", _ROOT))
+    place = _place(node.sourceRange())
+    return (
+        Operator(node.kind(), module, location(place), statement_at(*place))
+        if place
+        else Operator(node.kind(), module, "", "")
+    )
+
+
+def _place(stack: str) -> Place | None:
+    """The innermost line of the model's own source in a node's stack, else the innermost of all."""
+    frames = [match for match in map(_FRAME.match, stack.splitlines()) if match]
+    own = [frame for frame in frames if not frame["file"].startswith(TORCH_FOLDER)]
+    chosen = next(iter(own or frames), None)
+    return (chosen["file"], int(chosen["line"])) if chosen else None

@@ -1,0 +1,109 @@
+"""Training steps against PyTorch's: the same weights, the same batches, dropout off."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+
+from ortlaunch.check.export import Setting, last_line
+from ortlaunch.check.report import Parity
+from ortlaunch.models.task import Batch, loss_of
+from ortlaunch.ort import session
+from ortlaunch.ort.verify.compare import compare
+from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
+from ortlaunch.ort.verify.reference import Reference
+from ortlaunch.ort.verify.state import ModelState, copied_buffers
+
+STEPS = 3
+
+_STEP_SHARE = 1e-2
+"""Length of a step over that of the weights: small enough for rounding to stay rounding over three of them."""
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What one backend made of the same start."""
+
+    loss: NamedTensors
+    outputs: NamedTensors
+    gradients: NamedTensors
+    parameters: NamedTensors
+    buffers: NamedTensors
+    moved: set[str]
+    """Buffers with other values than at the start."""
+    rate: float
+
+
+def check_parity(model: torch.nn.Module, batches: list[Batch], setting: Setting) -> Parity:
+    """Compares loss, outputs and gradients of the first step, and weights and buffers after `STEPS` of them.
+
+    The steps are plain gradient descent: an adaptive optimizer makes full steps of gradients that are zero but for
+    rounding, and would call rounding a difference.
+
+    Args:
+        model: plain; left as it was.
+        batches: one for each step.
+        setting: how.
+    """
+    eager = _train(copy.deepcopy(model), batches, setting, None)
+    try:
+        ort = _train(setting.wrap(model), batches, setting, eager.rate)
+    except Exception as error:
+        return Parity("failed", error=last_line(str(error)))
+    result = Parity(
+        "ok",
+        steps=STEPS,
+        loss=compare(ort.loss, eager.loss),
+        outputs=compare(ort.outputs, eager.outputs),
+        gradients=compare(ort.gradients, eager.gradients),
+        parameters=compare(ort.parameters, eager.parameters),
+        buffers=compare(ort.buffers, eager.buffers),
+        stale_buffers=sorted(eager.moved - ort.moved),
+    )
+    groups = (result.loss, result.outputs, result.gradients, result.parameters, result.buffers)
+    if result.stale_buffers or not all(group is None or group.ok for group in groups):
+        result.status = "failed"
+    return result
+
+
+def _train(model: torch.nn.Module, batches: list[Batch], setting: Setting, rate: float | None) -> _Trained:
+    plain = session.plain_model(model) if hasattr(model, "_torch_module") else model
+    state: ModelState | None = None
+    first: tuple[NamedTensors, NamedTensors, NamedTensors] | None = None
+    before = copied_buffers(plain)
+    with Reference():
+        for step in range(STEPS):
+            batch = batches[step % len(batches)]
+            with setting.precision():
+                outputs = setting.task.outputs(model, batch)
+                loss = loss_of(outputs, batch)
+            loss.backward()
+            gradients = {name: p.grad.clone() for name, p in plain.named_parameters() if p.grad is not None}
+            if first is None:
+                first = ({"loss": loss.detach()}, named_tensors(outputs), gradients)
+                rate = _rate(plain) if rate is None else rate
+                # The export is a forward pass in PyTorch, too: what moves counts from after it.
+                state = ModelState(plain)
+            _descend(plain, rate or 0.0)
+    assert first is not None and state is not None
+    moved = state.moved_buffers()
+    parameters = {name: p.detach().clone() for name, p in plain.named_parameters()}
+    after = {name: value for name, value in copied_buffers(plain).items() if name in before}
+    return _Trained(*first, parameters, after, moved, rate or 0.0)
+
+
+def _rate(model: torch.nn.Module) -> float:
+    with_gradient = [p for p in model.parameters() if p.grad is not None]
+    weights = sum(float(p.detach().double().pow(2).sum()) for p in with_gradient) ** 0.5
+    gradient = sum(float(p.grad.double().pow(2).sum()) for p in with_gradient if p.grad is not None) ** 0.5
+    return _STEP_SHARE * weights / gradient if gradient > 0 else 0.0
+
+
+def _descend(model: torch.nn.Module, rate: float) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=rate)
+                parameter.grad = None

@@ -1,0 +1,73 @@
+"""Whether the model is something that ORTModule can take at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.check.report import Structure, TensorInfo
+from ortlaunch.models.checks import check_model
+from ortlaunch.models.task import Batch, loss_of, make_task
+from ortlaunch.ort.verify.nested import foreign_values, named_tensors
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+def check_structure(model: object) -> Structure:
+    """Looks at what a builder returned, before it is run."""
+    try:
+        check_model(model)
+    except RequestError as error:
+        return Structure("failed", [str(error)])
+    assert isinstance(model, torch.nn.Module)
+    unregistered = list(_unregistered(model))
+    return Structure(
+        "warning" if unregistered else "ok",
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        buffers=sum(1 for _ in model.buffers()),
+        unregistered=unregistered,
+    )
+
+
+def check_calls(model: torch.nn.Module, batch: Batch, found: Structure) -> None:
+    """Runs the model in PyTorch and adds to `found` what goes in and comes out, and what is wrong with it."""
+    found.inputs = [_info(name, tensor) for name, tensor in batch.items()]
+    try:
+        with torch.no_grad():
+            outputs = make_task(model, batch).outputs(model, batch)
+        loss_of(outputs, batch)
+    except RequestError as error:
+        found.problems.append(str(error))
+    except Exception as error:
+        # The user's own model: whatever it raises is what there is to say.
+        found.problems.append(f"forward fails in PyTorch: {type(error).__name__}: {error}")
+    else:
+        found.outputs = [_info(name, tensor) for name, tensor in named_tensors(outputs).items()]
+        found.problems += [
+            f"forward returns a {kind} as '{path}': ORTModule returns tensors and dicts, lists and tuples of them"
+            for path, kind in foreign_values(outputs).items()
+        ]
+    if found.problems:
+        found.status = "failed"
+
+
+def _unregistered(model: torch.nn.Module) -> Iterator[TensorInfo]:
+    """Tensors of real numbers in plain attributes; trainable ones were refused before."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name in _REGISTERED:
+                continue
+            for tensor in _tensors(value):
+                yield _info(f"{path}.{name}".lstrip("."), tensor)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    return [item for item in items if torch.is_tensor(item) and item.is_floating_point()]
+
+
+def _info(name: str, tensor: torch.Tensor) -> TensorInfo:
+    return TensorInfo(name, list(tensor.shape), str(tensor.dtype).removeprefix("torch."))

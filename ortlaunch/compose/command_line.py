@@ -1,0 +1,74 @@
+"""The options of a run's command line, which are Hydra's: what it would answer with its usage is said in one line."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shlex
+from typing import NoReturn
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.keys import is_switch, meant_key
+
+_ALIKE = 0.8
+
+
+def hydra_words(arguments: list[str]) -> list[str]:
+    """The words of a command line in the order that Hydra takes them in.
+
+    Raises:
+        RequestError: Hydra has no such option, or would not take what it is given with.
+    """
+    from hydra._internal.utils import get_args_parser
+
+    words = _keys_first(arguments)
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        option = next((word for word in unknown if word.startswith("-")), None)
+        if option is None:
+            raise RequestError(f"{unknown[0]}: keys are given as KEY=VALUE (ortlaunch --help)")
+        raise RequestError(_unknown_option(option, arguments, parser))
+    _check_together(options)
+    return words
+
+
+def _keys_first(arguments: list[str]) -> list[str]:
+    """The same words with the options last: argparse, which Hydra uses, takes keys in one row only."""
+    keys = [word for word in arguments if word.startswith("~") or ("=" in word and not word.startswith("-"))]
+    return keys + [word for word in arguments if word not in keys]
+
+
+def _refuse(message: str) -> NoReturn:
+    raise RequestError(f"{message.removeprefix('argument ')} (ortlaunch --help)")
+
+
+def _unknown_option(option: str, arguments: list[str], parser: argparse.ArgumentParser) -> str:
+    name, equals, value = option.partition("=")
+    known = [text for action in parser._actions for text in action.option_strings]
+    if alike := difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE):
+        return f"{name}: no such option: did you mean {alike[0]}? (ortlaunch --help)"
+    text = f"{name}: no such option; keys are given as KEY=VALUE"
+    key = meant_key(name.lstrip("-"))
+    if key is None:
+        return f"{text} (ortlaunch --help)"
+    if not equals:
+        value = _value_behind(option, arguments) or ("true" if is_switch(key) else "VALUE")
+    return f"{text}: did you mean {shlex.quote(f'{key}={value}')}?"
+
+
+def _value_behind(option: str, arguments: list[str]) -> str:
+    """The word that follows an option, where it can be its value."""
+    following = arguments[arguments.index(option) + 1 :][:1]
+    return "".join(word for word in following if "=" not in word and not word.startswith("-"))
+
+
+def _check_together(options: argparse.Namespace) -> None:
+    """Hydra says by a traceback which of its options go together."""
+    names = ("run", "cfg", "multirun", "shell_completion", "info")
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+    if len(given) > 1:
+        raise RequestError(f"{' and '.join(given)}: give one of them")
+    if options.resolve and options.cfg is None:
+        raise RequestError("--resolve goes with --cfg job")

@@ -1,0 +1,244 @@
+"""Hydra's part: composing a run's configuration from the command line, and its errors in plain words."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.command_line import hydra_words
+from ortlaunch.config.keys import has_key, known_keys
+from ortlaunch.config.load import first_line
+from ortlaunch.config.paths import conf_dir, group_options, ready_jobs, slurm_profiles
+from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, MlflowConfig, open_model, register_schemas
+from ortlaunch.config.tracking_uri import default_uri
+from ortlaunch.models.registry import available, unknown_model_message
+
+
+def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> None:
+    """Composes the configuration as Hydra does for its own programs and calls `task` with it.
+
+    ``--cfg``, ``--multirun``, ``--config-dir``, shell completion and the rest are Hydra's own; with ``--multirun`` the
+    task is called once per combination.
+
+    Args:
+        arguments: the command line after the verb.
+        task: takes the composed tree.
+
+    Raises:
+        RequestError: an option is unknown, or the configuration does not compose.
+    """
+    import hydra
+    from hydra.errors import HydraException
+
+    from ortlaunch.compose.sweep_folder import SweepWatch
+
+    words = hydra_words(arguments)
+    _check_optional_groups(arguments)
+    _register_options(arguments)
+    SweepWatch.latest = None
+    sys.argv = [sys.argv[0], *words]
+    # Otherwise Hydra would print what goes wrong in its own way and exit with 1.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise RequestError(explain(error)) from error
+
+
+def _check_optional_groups(arguments: list[str]) -> None:
+    """Says how a group is chosen that is not there by default; Hydra itself would fail in the midst of merging."""
+    for argument in arguments:
+        if argument.startswith("jobs="):
+            raise RequestError(f"{argument}: a ready job is laid over the defaults: write +{argument}")
+    for group in sorted(OPTIONAL_GROUPS):
+        if any(argument.startswith(f"+{group}=") for argument in arguments):
+            continue
+        for argument in arguments:
+            if argument.startswith((f"{group}=", f"{group}.")):
+                options = ", ".join(sorted(GROUPS[group]))
+                raise RequestError(f"{argument}: nothing is chosen yet: add +{group}=NAME, one of {options}")
+
+
+@dataclasses.dataclass(frozen=True)
+class MultirunTask:
+    """One combination of a ``--multirun``."""
+
+    folder: Path
+    """The sweep's folder."""
+    overrides: list[str]
+    """What makes this combination."""
+    swept: list[str]
+    """What a ready job sweeps, as KEY=VALUES; the command line is not among it."""
+
+
+def multirun_task() -> MultirunTask | None:
+    """The combination that Hydra is composing now; None without ``--multirun``."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return None
+    hydra = HydraConfig.get()
+    params = hydra.sweeper.get("params") or {}
+    swept = [f"{key}={values}" for key, values in params.items()]
+    return MultirunTask(Path(hydra.sweep.dir).absolute(), list(hydra.overrides.task), swept)
+
+
+def compose(overrides: list[str]) -> DictConfig:
+    """The composed tree for some overrides, without Hydra's command line.
+
+    Raises:
+        RequestError: the configuration does not compose.
+    """
+    import hydra
+    from hydra.errors import HydraException
+
+    _check_optional_groups(overrides)
+    _register_options(overrides)
+    try:
+        with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            return hydra.compose("config", overrides=overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise RequestError(explain(error)) from error
+
+
+def _register_options(overrides: list[str]) -> None:
+    """Tells Hydra the schema, and the models of installed packages, which have no file under ``conf/model``."""
+    from hydra.core.config_store import ConfigStore
+
+    register_schemas()
+    # MLflow's own variable gives way to whatever sets tracking.uri, as a default does.
+    ConfigStore.instance().store(group="schema/tracking", name="mlflow", node=MlflowConfig(uri=default_uri()))
+    # To ask all installed packages, and to read all of these files, takes a fifth of the time of what starts nothing.
+    others = set(available()) - set(group_options("model")) if _may_choose(overrides, "model", "jobs") else ()
+    for name in others:
+        ConfigStore.instance().store(group="model", name=name, node=open_model(name))
+    ConfigStore.instance().store(group="launcher/slurm_profile", name="none", node={}, package="launcher")
+    if _may_choose(overrides, "slurm", "jobs"):
+        _register_profiles(overrides)
+    if _may_choose(overrides, "jobs"):
+        _register_jobs(overrides)
+
+
+def _may_choose(words: list[str], *names: str) -> bool:
+    """Whether a group so named may be meant: by a word, by a configuration of the user's own, by completion."""
+    options = ("--config", "-c", "--shell", "-s")
+    return any(word.startswith(options) or any(name in word for name in names) for word in words)
+
+
+def _register_profiles(overrides: list[str]) -> None:
+    """Cluster profiles are options of a group below the launcher, and their keys are the launcher's own.
+
+    Raises:
+        RequestError: the chosen one cannot be read; another must not stop a run that does not ask for it.
+    """
+    for name, path in slurm_profiles().items():
+        _register_file("launcher/slurm_profile", name, path, "launcher", overrides)
+
+
+def _register_jobs(overrides: list[str]) -> None:
+    """Ready jobs are options of a group whose keys are those of the whole configuration.
+
+    Raises:
+        RequestError: the chosen one cannot be read; another must not stop a run that does not ask for it.
+    """
+    for name, path in ready_jobs().items():
+        _register_file("jobs", name, path, "_global_", overrides)
+
+
+def _register_file(group: str, name: str, path: Path, package: str, overrides: list[str]) -> None:
+    from hydra.core.config_store import ConfigStore
+
+    is_chosen = bool({f"{group}={name}", f"+{group}={name}"} & set(overrides))
+    try:
+        keys = OmegaConf.load(path)
+        misread = _times_without_quotes(path) if is_chosen else []
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        if is_chosen:
+            raise RequestError(f"{group}={name}: {path} cannot be read: {error}") from error
+        return
+    if misread:
+        line, time = misread[0]
+        raise RequestError(f'{group}={name}: {path}, line {line}: YAML takes {time} for a number: write "{time}"')
+    ConfigStore.instance().store(group=group, name=name, node=keys, package=package)
+
+
+def _times_without_quotes(path: Path) -> list[tuple[int, str]]:
+    """Lines with a time such as 24:00:00, which YAML reads as 86400: SLURM would take that for minutes."""
+    nodes: list[Any] = [yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)]
+    found: list[tuple[int, str]] = []
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, yaml.MappingNode):
+            nodes += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        elif isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and ":" in node.value:
+            found.append((node.start_mark.line + 1, node.value))
+    return sorted(found)
+
+
+def explain(error: Exception) -> str:
+    """One message for an error of Hydra or OmegaConf: the key or option, and the nearest right one."""
+    from hydra.errors import OverrideParseException
+
+    text = str(error)
+    if "launcher/slurm_profile" in text and "No match in the defaults list" in text:
+        return "launcher/slurm_profile: profiles belong to launcher=slurm: give that too"
+    if option := re.search(r"Could not find '([^']+)/([^/']+)'", text):
+        return _unknown_option(option[1], option[2], text)
+    if key := re.search(r"Key '[^']+' (?:is )?not in .*?full_key: (\S+)", text, re.DOTALL):
+        return _unknown_key(key[1])
+    if key := re.search(r"^Could not override '([^'@]+)'", text):
+        return _unknown_key(key[1])
+    if isinstance(error, OverrideParseException):
+        if "=" not in error.override:
+            return f"{error.override}: keys are given as KEY=VALUE (ortlaunch --help)"
+        return (
+            f"{error.override}: not understood. A value with special characters needs quotes that reach ortlaunch: "
+            "KEY='\"VALUE\"'"
+        )
+    if several := re.search(r"^Ambiguous value for argument '([^=]+)=(.*?)'$", text, re.MULTILINE):
+        name, values = several[1], several[2]
+        return (
+            f"{name}={values}: several values: add --multirun to run them one after the other, or compare them by "
+            f"ortlaunch bench; a list that is one value is written '{name}=[{values}]'"
+        )
+    if override := re.search(r"Error merging override (\S+)", text):
+        return f"{override[1]}: {_cause(error)}"
+    return "configuration: " + " ".join(line.strip() for line in text.strip().splitlines()[:2])
+
+
+def _unknown_option(group: str, name: str, text: str) -> str:
+    if group == "model":
+        return unknown_model_message(name)
+    available = re.findall(r"^\t(\S+)$", text, re.MULTILINE) or sorted(GROUPS.get(group, {}))
+    return f"{group}={name}: no such option{_nearest(name, available, group + '=')} (there are {', '.join(available)})"
+
+
+def _unknown_key(key: str) -> str:
+    group = key.partition(".")[0]
+    owners = [o for o, node in GROUPS.get(group, {}).items() if has_key(node, key, f"{group}.")]
+    if owners:
+        return f"{key}: the chosen {group} has no such key; it belongs to {group}={', '.join(owners)}"
+    return f"{key}: no such key{_nearest(key, known_keys())} (all keys: ortlaunch --cfg job)"
+
+
+def _nearest(name: str, names: list[str], prefix: str = "") -> str:
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f". Did you mean {prefix}{found[0]}?" if found else ""
+
+
+def _cause(error: Exception) -> str:
+    return first_line(error.__cause__) if error.__cause__ is not None else first_line(error)

@@ -1,0 +1,327 @@
+"""Rules between keys: what cannot work is refused before anything starts, with the key and the way out.
+
+Types and misspelt keys are Hydra's business while it composes; these rules see a well-formed `Config`.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.devices import resolve_device, visible_gpus
+from ortlaunch.config.precisions import Cell
+from ortlaunch.config.schema import (
+    AdafactorConfig,
+    Config,
+    DeepSpeedConfig,
+    Device,
+    HfDataConfig,
+    LocalConfig,
+    MlflowConfig,
+    OrtConfig,
+    OrtZero3,
+    SlurmConfig,
+    TextConfig,
+    TokenDataConfig,
+    TokensConfig,
+    TorchProfileConfig,
+)
+from ortlaunch.config.tracking_uri import check_uri
+from ortlaunch.launch.slurm.rules import SLURM_RULES
+from ortlaunch.models import registry
+from ortlaunch.models.source import check_source
+
+
+def check(config: Config) -> None:
+    """Applies every rule.
+
+    Raises:
+        RequestError: the first rule that the configuration breaks.
+    """
+    for rule in RULES:
+        rule(config)
+
+
+def _positive_numbers(config: Config) -> None:
+    least = {
+        "train.steps": (config.train.steps, 1),
+        "train.batch_size": (config.train.batch_size, 1),
+        "train.grad_accumulation": (config.train.grad_accumulation, 1),
+        "train.log_every": (config.train.log_every, 1),
+        "train.steady_after": (config.train.steady_after, 0),
+        "train.keep_checkpoints": (config.train.keep_checkpoints, 2),
+        "launcher.nodes": (config.launcher.nodes, 1),
+        "launcher.max_restarts": (config.launcher.max_restarts, 0),
+        "launcher.timeout_seconds": (config.launcher.timeout_seconds, 1),
+        "launcher.grace_seconds": (config.launcher.grace_seconds, 1),
+        "data.workers": (config.data.workers, 0),
+        "scheduler.warmup_steps": (config.scheduler.warmup_steps, 0),
+        "trainer.timeout_seconds": (config.trainer.timeout_seconds, 1),
+        "seed": (config.seed, 0),
+        "train.eval_samples": (config.train.eval_samples, 1),
+        "train.gc_every": (config.train.gc_every, 0),
+    }
+    if config.train.checkpoint_every is not None:
+        least["train.checkpoint_every"] = (config.train.checkpoint_every, 1)
+    if isinstance(config.data, TokenDataConfig):
+        least["data.seq_len"] = (config.data.seq_len, 2)
+    if config.launcher.workers_per_node is not None:
+        least["launcher.workers_per_node"] = (config.launcher.workers_per_node, 1)
+    if isinstance(config.backend, OrtConfig) and config.backend.threads is not None:
+        least["backend.threads"] = (config.backend.threads, 1)
+    if isinstance(config.tracking, MlflowConfig):
+        least["tracking.timeout_seconds"] = (config.tracking.timeout_seconds, 1)
+        least["tracking.flush_seconds"] = (config.tracking.flush_seconds, 0)
+    if config.train.eval_every is not None:
+        least["train.eval_every"] = (config.train.eval_every, 1)
+    for key, (value, minimum) in least.items():
+        if value < minimum:
+            raise RequestError(f"{key}={value}: must be at least {minimum}")
+    if config.optimizer.lr <= 0:
+        raise RequestError(f"optimizer.lr={config.optimizer.lr}: must be greater than 0")
+    if not 0.0 <= config.data.eval_fraction < 1.0:
+        raise RequestError(f"data.eval_fraction={config.data.eval_fraction}: must be at least 0 and less than 1")
+    if config.train.clip_grad_norm is not None and config.train.clip_grad_norm <= 0:
+        raise RequestError(
+            f"train.clip_grad_norm={config.train.clip_grad_norm}: must be greater than 0; null switches clipping off"
+        )
+
+
+def _machines(config: Config) -> None:
+    launcher = config.launcher
+    if not isinstance(launcher, LocalConfig):
+        return
+    if launcher.run is not None and not re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", launcher.run):
+        raise RequestError(
+            f"launcher.run={launcher.run}: not of the form 20260101-120000-1a2b3c, as the first machine says"
+        )
+    if not 1 <= launcher.master_port <= 65535:
+        raise RequestError(f"launcher.master_port={launcher.master_port}: must be a port, 1 to 65535")
+    if launcher.nodes == 1:
+        if launcher.master_addr is not None or launcher.node_rank:
+            raise RequestError("launcher.master_addr and launcher.node_rank need launcher.nodes=2 or more")
+        return
+    if launcher.master_addr is None:
+        raise RequestError(
+            f"launcher.nodes={launcher.nodes} needs launcher.master_addr, the first machine as the others reach it "
+            "(launcher=slurm finds it by itself)"
+        )
+    if not 0 <= launcher.node_rank < launcher.nodes:
+        raise RequestError(
+            f"launcher.node_rank={launcher.node_rank}: must be at least 0 and below launcher.nodes={launcher.nodes}"
+        )
+    if launcher.run is None and launcher.node_rank and not launcher.dry_run:
+        raise RequestError(
+            "launcher.run is missing: start the first machine (launcher.node_rank=0); it prints the line for this one"
+        )
+
+
+def _names(config: Config) -> None:
+    folder = "becomes a folder's name"
+    names = [("experiment", config.experiment, folder), ("name", config.name, folder)]
+    if isinstance(config.backend, OrtConfig):
+        names.append(("backend.debug.onnx_prefix", config.backend.debug.onnx_prefix, "begins the names of files"))
+    for key, value, use in names:
+        if value is not None and (not value.strip() or "/" in value or value in (".", "..") or "\0" in value):
+            raise RequestError(f"{key}={value!r}: {use}, so it must not be empty or contain '/'")
+
+
+def _known_model(config: Config) -> None:
+    registry.check_request(config.model)
+    check_source(config.model, same_environment=_workers_find_the_same(config))
+
+
+def _workers_find_the_same(config: Config) -> bool:
+    """Whether a job's Python finds the packages that this one finds."""
+    cfg = config.launcher
+    if not isinstance(cfg, SlurmConfig):
+        return True
+    return cfg.python is None and cfg.container.image is None and not cfg.setup and "PYTHONPATH" not in cfg.env
+
+
+def _model_fits_data(config: Config) -> None:
+    entry = registry.available().get(config.model.name)
+    if entry is None or entry.inputs == "any":
+        return
+    gives = "tokens" if isinstance(config.data, TokenDataConfig) else "images"
+    if entry.inputs != gives:
+        advice = "data=digits" if entry.inputs == "images" else "data=pysource (or synthetic, text, tokens, hf)"
+        raise RequestError(
+            f"model={config.model.name} takes {entry.inputs} and data={config.data.name} gives {gives}: choose {advice}"
+        )
+    longest = config.model.params.get("n_positions", config.model.params.get("max_position_embeddings"))
+    if isinstance(config.data, TokenDataConfig) and isinstance(longest, int) and config.data.seq_len > longest:
+        raise RequestError(
+            f"data.seq_len={config.data.seq_len} is more than the {longest} positions of model={config.model.name}: "
+            "lower data.seq_len or raise the model's positions"
+        )
+
+
+def _zero_stage(config: Config) -> None:
+    if not isinstance(config.trainer, DeepSpeedConfig):
+        return
+    stage = config.trainer.zero_stage
+    if stage not in (0, 1, 2, 3):
+        raise RequestError(f"trainer.zero_stage={stage}: must be 0, 1, 2 or 3")
+    # Another stage there would not be seen by what is built around it: ONNX Runtime computes wrong gradients from it.
+    if "stage" in (config.trainer.config.get("zero_optimization") or {}):
+        raise RequestError("trainer.config.zero_optimization.stage: set trainer.zero_stage instead")
+
+
+def _ort_blocks(config: Config) -> None:
+    if not isinstance(config.backend, OrtConfig) or getattr(config.trainer, "zero_stage", None) == 3:
+        return
+    idle = "has an effect only with trainer=deepspeed trainer.zero_stage=3: leave it out"
+    if config.backend.blocks is not None:
+        raise RequestError(f"backend.blocks={config.backend.blocks} {idle}")
+    if config.backend.zero3 is not OrtZero3.recompute:
+        raise RequestError(f"backend.zero3={config.backend.zero3.value} {idle}")
+
+
+def _precision(config: Config) -> None:
+    trainer = config.trainer.name
+    if isinstance(config.trainer, DeepSpeedConfig):
+        trainer += f" {config.trainer.zero_stage}"
+    cell = Cell(config.backend.name, trainer, config.train.precision, resolve_device(config.device))
+    if cell.refusal is not None:
+        raise RequestError(cell.refusal)
+
+
+def _optimizer(config: Config) -> None:
+    stage = config.trainer.zero_stage if isinstance(config.trainer, DeepSpeedConfig) else 0
+    if isinstance(config.optimizer, AdafactorConfig) and stage > 0:
+        raise RequestError(
+            f"optimizer=adafactor does not go with trainer.zero_stage={stage}: ZeRO hands the optimizer flat pieces, "
+            "and Adafactor needs the rows and columns of whole matrices. Use optimizer=adamw, or trainer=ddp"
+        )
+
+
+def _offload(config: Config) -> None:
+    if not isinstance(config.trainer, DeepSpeedConfig):
+        return
+    if "offload_optimizer" in (config.trainer.config.get("zero_optimization") or {}):
+        raise RequestError("trainer.config.zero_optimization.offload_optimizer: set trainer.offload_optimizer instead")
+    if not config.trainer.offload_optimizer:
+        return
+    if config.trainer.zero_stage == 0:
+        raise RequestError("trainer.offload_optimizer=true needs trainer.zero_stage=1, 2 or 3: stage 0 shards nothing")
+    if resolve_device(config.device) is not Device.cuda:
+        raise RequestError(
+            "trainer.offload_optimizer=true moves the optimizer from the GPU's memory to the host's: on the CPU it is "
+            "there already. Leave it out, or use device=cuda"
+        )
+
+
+def _activation_checkpointing(config: Config) -> None:
+    is_held = isinstance(config.backend, OrtConfig) and config.backend.zero3 is OrtZero3.hold
+    if config.train.activation_checkpointing and is_held:
+        raise RequestError(
+            "train.activation_checkpointing=true does not go with backend.zero3=hold, which keeps what the forward "
+            "made: use backend.zero3=recompute, which recomputes each block by itself"
+        )
+
+
+def _tf32(config: Config) -> None:
+    if config.train.tf32 and resolve_device(config.device) is not Device.cuda:
+        raise RequestError("train.tf32=true is a format of NVIDIA GPUs: leave it out, or use device=cuda")
+
+
+def _workers(config: Config) -> None:
+    wanted = config.launcher.workers_per_node
+    if config.trainer.name == "single" and wanted not in (None, 1):
+        raise RequestError(
+            f"trainer=single runs one worker and launcher.workers_per_node={wanted} asks for more: "
+            "choose trainer=ddp or trainer=deepspeed"
+        )
+    if config.trainer.name == "single" and config.launcher.nodes > 1:
+        raise RequestError(
+            f"trainer=single runs one worker and launcher.nodes={config.launcher.nodes} asks for more: "
+            "choose trainer=ddp or trainer=deepspeed"
+        )
+    if isinstance(config.launcher, SlurmConfig):
+        return  # The nodes' GPUs count, not those of the machine that submits.
+    if resolve_device(config.device) is not Device.cuda:
+        return
+    gpus = visible_gpus()
+    if gpus == 0:
+        raise RequestError("device=cuda and this machine shows no GPU: choose device=cpu, or look at nvidia-smi")
+    if wanted is not None and wanted > gpus:
+        raise RequestError(
+            f"launcher.workers_per_node={wanted} is more than the {gpus} GPU(s) that are visible here: "
+            "lower it, or look at CUDA_VISIBLE_DEVICES"
+        )
+
+
+def _data_path(config: Config) -> None:
+    if isinstance(config.data, TextConfig | TokensConfig):
+        for pattern in config.data.path.split(","):
+            pattern = pattern.strip()
+            if not pattern or not (Path(pattern).expanduser().exists() or glob.glob(pattern, recursive=True)):
+                raise RequestError(f"data.path={pattern}: no such file or folder, and no file matches it as a pattern")
+    path = config.data.path if isinstance(config.data, HfDataConfig) else ""
+    if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
+        raise RequestError(f"data.path={path}: no such folder")
+    tokenizer = getattr(config.data, "tokenizer", None)
+    if tokenizer and not Path(tokenizer).expanduser().exists():
+        raise RequestError(f"data.tokenizer={tokenizer}: no such file or folder")
+
+
+def _profile(config: Config) -> None:
+    profile = config.profile
+    if profile is None:
+        return
+    if profile.start < 0 or profile.steps < 1:
+        raise RequestError("profile.start must be at least 0 and profile.steps at least 1")
+    if profile.start + profile.steps > config.train.steps:
+        raise RequestError(
+            f"profile.start={profile.start} profile.steps={profile.steps}: the run ends at train.steps="
+            f"{config.train.steps} before that: lower profile.start"
+        )
+    if not isinstance(profile, TorchProfileConfig) and resolve_device(config.device) is not Device.cuda:
+        raise RequestError(f"+profile={profile.name} looks at the GPU: use device=cuda, or +profile=torch")
+
+
+def _checkpoint_paths(config: Config) -> None:
+    resume = config.train.resume
+    if resume not in ("auto", "never") and not Path(resume).expanduser().is_dir():
+        raise RequestError(f"train.resume={resume}: no such folder; it takes auto, never, a checkpoint or a run folder")
+    if config.model.weights is not None and not Path(config.model.weights).expanduser().exists():
+        raise RequestError(f"model.weights={config.model.weights}: no such file or folder")
+
+
+def _compile_mode(config: Config) -> None:
+    mode = getattr(config.backend, "mode", "default")
+    modes = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+    if mode not in modes:
+        raise RequestError(f"backend.mode={mode}: must be one of {', '.join(modes)}")
+
+
+def _tracking(config: Config) -> None:
+    if isinstance(config.tracking, MlflowConfig):
+        check_uri(config.tracking.uri)
+
+
+RULES: tuple[Callable[[Config], None], ...] = (
+    _positive_numbers,
+    _names,
+    _known_model,
+    _model_fits_data,
+    _zero_stage,
+    _ort_blocks,
+    _precision,
+    _optimizer,
+    _offload,
+    _activation_checkpointing,
+    _tf32,
+    _workers,
+    _machines,
+    *SLURM_RULES,
+    _data_path,
+    _checkpoint_paths,
+    _profile,
+    _compile_mode,
+    _tracking,
+)

@@ -1,0 +1,56 @@
+"""Where a ``--multirun`` puts its folder.
+
+Hydra writes there before it composes the combinations, and tells only its callbacks where that is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from ortlaunch.run.sweep import HYDRA_FILE, SWEEP_FILE
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The folder of a ``--multirun``."""
+
+    path: Path
+    new: list[Path]
+    """The folders that were not there before: it, and of those above it."""
+
+
+class SweepWatch(Callback):
+    """Notes the folder before it is made; conf/config.yaml names this class among Hydra's callbacks."""
+
+    latest: ClassVar[SweepFolder | None] = None
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Called before anything is written."""
+        path = Path(config.hydra.sweep.dir).absolute()
+        SweepWatch.latest = SweepFolder(path, [one for one in (path, *path.parents) if not one.exists()])
+
+
+def sweep_folder() -> SweepFolder | None:
+    """That of the ``--multirun`` that Hydra has taken last, whether or not it is there; None without one."""
+    return SweepWatch.latest
+
+
+def discard(folder: SweepFolder | None) -> None:
+    """Removes what Hydra wrote for a sweep that was not made after all, and the folders that it made for that.
+
+    Args:
+        folder: the sweep's; None where none was asked for.
+    """
+    if folder is None or (folder.path / SWEEP_FILE).exists():
+        return
+    (folder.path / HYDRA_FILE).unlink(missing_ok=True)
+    for one in folder.new:
+        try:
+            one.rmdir()
+        except OSError:
+            return

@@ -1,0 +1,47 @@
+"""What the command line of a sweep varies, and what its runs are called."""
+
+from __future__ import annotations
+
+import functools
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import explain
+
+
+def swept_name(overrides: list[str], name: str | None) -> str:
+    """A name for a sweep from what it varies, such as ``sweep-backend-optimizer.lr``."""
+    return f"sweep-{name}" if name is not None else "-".join(["sweep", *swept_keys(overrides)])
+
+
+def swept_keys(overrides: list[str]) -> list[str]:
+    """The keys that the command line of a sweep gives several values; a list in brackets or quotes is one value.
+
+    Raises:
+        RequestError: Hydra does not understand the command line.
+    """
+    return list(_swept_keys(tuple(word for word in overrides if "=" in word and not word.startswith("-"))))
+
+
+@functools.lru_cache(maxsize=1)
+def _swept_keys(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Kept, since every run of a sweep asks for its name."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(words))
+    except OverrideParseException as error:
+        raise RequestError(explain(error)) from error
+    return tuple(one.key_or_group for one in parsed if one.is_sweep_override())
+
+
+def run_name(name: str, keys: list[str], overrides: list[str]) -> str:
+    """A run's name with what tells it apart in its sweep: ``gpt2-ort-ddp-lr=0.001``.
+
+    Args:
+        name: its name without.
+        keys: keys that the sweep varies and its name does not show.
+        overrides: those that make this run.
+    """
+    values = dict(override.lstrip("+~").split("=", 1) for override in overrides if "=" in override)
+    return "-".join([name, *(f"{key.rpartition('.')[2]}={values[key]}" for key in keys if key in values)])

@@ -1,0 +1,103 @@
+"""`ortlaunch export weights RUN_DIR [--out FOLDER]`: a run's weights in plain names, from its newest checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.load import load_config
+from ortlaunch.config.schema import Config, DeepSpeedConfig
+from ortlaunch.follow.find import HELP, run_or_folder
+from ortlaunch.models.registry import build_model
+from ortlaunch.run import checkpoints as store
+from ortlaunch.run import manifest
+from ortlaunch.trainer.checkpoint.saver import ENGINE
+from ortlaunch.trainer.weights import FOLDER, fill_names, save_weights
+
+
+def export_weights(arguments: list[str]) -> int:
+    """Runs `ortlaunch export weights`; returns the exit code.
+
+    Raises:
+        RequestError: the folder is no run folder, or there is no complete checkpoint in it.
+    """
+    options = _parser().parse_args(arguments)
+    given = run_or_folder(options.run)
+    checkpoint = _checkpoint(given)
+    # checkpoints/step-… lies in the run folder, also where it is reached by the link `latest`.
+    run_dir = checkpoint.parents[1]
+    config = load_config(run_dir / "config.yaml")
+    out: Path = (options.out or run_dir / FOLDER).expanduser().absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RequestError(f"{out} is not empty: name by --out a folder that is, or that is not there yet")
+    with contextlib.redirect_stdout(sys.stderr):
+        _export(config, checkpoint, out)
+    print(f"{out}: weights after step {store.step_of(checkpoint)}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ortlaunch export weights", description="Write a run's weights as safetensors, in the model's own names."
+    )
+    parser.add_argument("run", metavar="RUN", help=f"{HELP}; or a checkpoint in a run folder")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to (default: weights/ in the run folder)")
+    return parser
+
+
+def _checkpoint(given: Path) -> Path:
+    if (given / manifest.NAME).is_file():
+        path = given.resolve()
+        if wrong := manifest.problems(path):
+            raise RequestError(f"{given} is damaged: {wrong[0]}")
+        return path
+    if not (given / "config.yaml").is_file():
+        raise RequestError(f"{given} is no run folder: it has no config.yaml")
+    found = store.newest(given / store.FOLDER)
+    for line in found.skipped:
+        print(f"warning: {line}", file=sys.stderr)
+    if found.path is None:
+        final = given / FOLDER
+        instead = f"; the weights at the run's end are in {final}" if final.is_dir() else ""
+        raise RequestError(f"{given}: there is no complete checkpoint in it (train.checkpoint_every){instead}")
+    return found.path.resolve()
+
+
+def _quiet() -> None:
+    """No progress bars and no warnings of libraries about what is meant to be so: one process, and files to write."""
+    warnings.simplefilter("ignore")
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+
+
+def _export(config: Config, checkpoint: Path, out: Path) -> None:
+    # Files are read and written, on whatever machine this is.
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # A user's model factory lies where the user is.
+    sys.path.insert(0, str(Path.cwd()))
+    model = build_model(config.model)
+    _quiet()
+    save_weights(weights_in(checkpoint, config, model), model, out)
+
+
+def weights_in(checkpoint: Path, config: Config, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The weights in a checkpoint, whole and in host memory, under every name that they have in the plain `model`."""
+    if isinstance(config.trainer, DeepSpeedConfig):
+        from ortlaunch.trainer.checkpoint.deepspeed_state import read_weights
+    else:
+        from ortlaunch.trainer.checkpoint.torch_state import read_weights
+    weights = read_weights(checkpoint / ENGINE)
+    for name, buffer in model.named_buffers():
+        # DeepSpeed reads counters, too, as fp32.
+        if name in weights and not buffer.is_floating_point():
+            weights[name] = weights[name].to(buffer.dtype)
+    return fill_names(weights, model)

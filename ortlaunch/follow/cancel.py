@@ -1,0 +1,231 @@
+"""`ortlaunch cancel RUN`: ends a run, with a checkpoint unless it is to end at once, and says what became of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import replace_text
+from ortlaunch.config.schema import LauncherConfig
+from ortlaunch.follow.find import HELP, find_runs
+from ortlaunch.follow.rows import Row
+from ortlaunch.follow.state import State
+from ortlaunch.follow.status import look
+from ortlaunch.run.folders import RunFolder
+from ortlaunch.run.identity import is_alive
+from ortlaunch.run.journal import Journal
+from ortlaunch.run.layout import STOP_FILE
+from ortlaunch.run.record import STATE_TAG, Record, read_record
+from ortlaunch.run.sweep import note_end
+
+EXIT_GOES_ON = 1
+
+_POLL_SECONDS = 0.3
+_QUEUE_POLL_SECONDS = 1.5
+_PARTING_SECONDS = 75.0
+"""Beyond the grace for the checkpoint: the record's way to MLflow at the end of a run."""
+_SEND_SECONDS = 60.0
+_SCANCEL_SECONDS = 15.0
+_MOST_AT_ONCE = 500
+_WAITS = (State.QUEUED, State.PENDING, State.REQUEUED, State.PREEMPTED)
+
+
+def cancel(arguments: list[str]) -> int:
+    """Runs `ortlaunch cancel`.
+
+    Args:
+        arguments: the command line after the verb.
+
+    Returns:
+        0 if no run goes on any more, 1 if one still does.
+
+    Raises:
+        RequestError: no run is meant or several are, or it cannot be reached from here.
+    """
+    options = _parser().parse_args(arguments)
+    looked = [look(folder) for asked in options.run for folder in find_runs(asked)]
+    for row, _ in looked:
+        if row.is_over:
+            print(f"{_name(row)} is over already: {_words(row)}", flush=True)
+    going = [(row, record) for row, record in looked if not row.is_over]
+    waiting = [row.job_id for row, _ in going if row.job_id and row.state in _WAITS]
+    # First of all, so that none of them takes the nodes that the others leave.
+    _scancel(waiting)
+    steps = [_ask_to_end(row, record, now=options.now) for row, record in going]
+    goes_on, unsent, begun = False, list[Path](), time.monotonic()
+    for (row, record), is_over in zip(going, steps, strict=True):
+        seconds = options.wait if options.wait is not None else _grace(record.folder.path) + _PARTING_SECONDS
+        over = _wait(is_over, begun + seconds, _QUEUE_POLL_SECONDS if row.job_id else _POLL_SECONDS)
+        if over and row.job_id:
+            unsent += _see_to_the_end(record.folder)
+        print(_verdict(look(record.folder)[0], over=over), flush=True)
+        goes_on |= not over
+    _send(unsent)
+    return EXIT_GOES_ON if goes_on else 0
+
+
+def _ask_to_end(row: Row, record: Record, *, now: bool) -> Callable[[], bool]:
+    """Asks a run to end, or ends it; returns what tells whether it has."""
+    return _end_job(row, record, now) if row.job_id else _end_here(record, now)
+
+
+def _end_here(record: Record, now: bool) -> Callable[[], bool]:
+    """A run that a launcher on some machine started."""
+    launcher = record.launcher or {}
+    if launcher.get("host") != socket.gethostname():
+        if now:
+            raise RequestError(f"{record.run_id} runs on {launcher.get('host')}: cancel it there to end it at once")
+        _ask_to_stop(record.folder.path)
+        return lambda: look(record.folder)[0].is_over
+    pid, ticks = int(launcher["pid"]), int(launcher["start_ticks"])
+    _ask_to_stop(record.folder.path)
+    # The launcher does as on Ctrl-C: it ends at once what has made no step yet, and what takes longer than its grace.
+    _signal(pid, ticks)
+    if now:
+        time.sleep(1.0)
+        _signal(pid, ticks)
+    return lambda: not is_alive(pid, ticks)
+
+
+def _end_job(row: Row, record: Record, now: bool) -> Callable[[], bool]:
+    """A run of SLURM."""
+    assert row.job_id is not None
+    if row.state not in _WAITS:
+        # Also before scancel: the batch script reads it and starts nothing again.
+        _ask_to_stop(record.folder.path)
+        if now or record.step is None:
+            _scancel([row.job_id])
+    return lambda: _has_ended(look(record.folder)[0])
+
+
+def _has_ended(row: Row) -> bool:
+    """SLURM forgets a task of an array at once that is cancelled before it began."""
+    return row.is_over or row.state in (State.KILLED, State.UNKNOWN)
+
+
+def _see_to_the_end(folder: RunFolder) -> list[Path]:
+    """Says in the journal that a run is over whose job could not say so itself; returns the folders to send."""
+    if read_record(folder).ended is not None:
+        return []
+    journal = Journal(folder.path / "journal.jsonl")
+    journal.tags({STATE_TAG: "stopped"})
+    journal.end("KILLED")
+    journal.close()
+    over = note_end(folder.path, "KILLED")
+    if not re.search(r"^tracking:\n(?:  .*\n)*?  name: mlflow$", _config(folder.path), re.MULTILINE):
+        return []
+    return [folder.path, *([over] if over is not None else [])]
+
+
+def _ask_to_stop(run_dir: Path) -> None:
+    try:
+        replace_text(run_dir / STOP_FILE, "cancel\n")
+    except OSError as error:
+        raise RequestError(f"the run cannot be asked to stop: {error}") from error
+
+
+def _signal(pid: int, ticks: int) -> None:
+    try:
+        if is_alive(pid, ticks):
+            os.kill(pid, signal.SIGINT)
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        raise RequestError(f"process {pid} belongs to another user: ask them to cancel the run") from None
+
+
+def _scancel(job_ids: list[str]) -> None:
+    if not job_ids:
+        return
+    if shutil.which("scancel") is None:
+        raise RequestError(f"scancel is not installed here: cancel job {job_ids[0]} from where it was submitted")
+    for start in range(0, len(job_ids), _MOST_AT_ONCE):
+        part = job_ids[start : start + _MOST_AT_ONCE]
+        try:
+            result = subprocess.run(
+                ["scancel", *part], capture_output=True, text=True, timeout=_SCANCEL_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise RequestError(f"scancel {part[0]} gave no answer within {_SCANCEL_SECONDS:g} s") from None
+        if result.returncode:
+            raise RequestError(f"scancel {part[0]}: {' '.join(result.stderr.split())}")
+
+
+def _send(folders: list[Path]) -> None:
+    """Tells MLflow, in a process of its own: this one does not import mlflow."""
+    if not folders:
+        return
+    command = [sys.executable, "-m", "ortlaunch", "sync", *map(str, folders)]
+    try:
+        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=_SEND_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"MLflow does not know all of it yet: {shlex.join(command[2:])}", file=sys.stderr)
+
+
+def _wait(is_over: Callable[[], bool], deadline: float, pause: float) -> bool:
+    while not is_over():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+    return True
+
+
+def _grace(run_dir: Path) -> float:
+    match = re.search(r"^  grace_seconds: (\d+)$", _config(run_dir), re.MULTILINE)
+    return float(match[1] if match else LauncherConfig.grace_seconds)
+
+
+def _config(run_dir: Path) -> str:
+    try:
+        return (run_dir / "config.yaml").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _verdict(row: Row, *, over: bool) -> str:
+    if not over:
+        harder = f"ortlaunch cancel {row.run_id} --now"
+        return f"{_name(row)} still goes on: {_words(row)}. At once, without a checkpoint: {harder}"
+    if row.state is State.FINISHED:
+        return f"{_name(row)} had made its last step before it could be stopped: finished"
+    if row.state is State.STOPPED:
+        return f"{_name(row)} stopped {row.reason} with a checkpoint. Go on with: ortlaunch resume {row.run_id}"
+    if row.checkpoint:
+        kept = f"its newest checkpoint is {row.checkpoint}. Go on with: ortlaunch resume {row.run_id}"
+        return f"{_name(row)} was ended; {kept}"
+    return f"{_name(row)} was ended; it has left no checkpoint"
+
+
+def _name(row: Row) -> str:
+    return f"{row.name} ({row.run_id}{f', job {row.job_id}' if row.job_id else ''})"
+
+
+def _words(row: Row) -> str:
+    return row.state.value + (f", {row.reason}" if row.reason else "")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ortlaunch cancel",
+        description="End runs. Each finishes its step and writes a checkpoint first, from which resume goes on.",
+    )
+    parser.add_argument("run", metavar="RUN", nargs="+", help=f"{HELP}; or a sweep, for all of its runs")
+    parser.add_argument("--now", action="store_true", help="end it at once, without a checkpoint")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        metavar="SECONDS",
+        help="longest wait for its end (default: launcher.grace_seconds + 75)",
+    )
+    return parser

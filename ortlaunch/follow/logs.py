@@ -1,0 +1,214 @@
+"""`ortlaunch logs RUN`: what the workers of a run printed, over all its attempts, and on while it runs."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ortlaunch.base.arguments import count
+from ortlaunch.base.errors import RequestError
+from ortlaunch.follow.find import HELP, find_run
+from ortlaunch.follow.state import State
+from ortlaunch.follow.status import look
+from ortlaunch.launch.local.display import describe_step
+from ortlaunch.run.folders import RunFolder
+from ortlaunch.run.journal import read_events
+
+_POLL_SECONDS = 0.3
+_STATE_SECONDS = 5.0
+_CHUNK_BYTES = 1 << 20
+_OTHERS = ("steps", "torchrun", "slurm", "relay")
+_RANK = re.compile(r"rank-(\d+)\.log")
+
+
+@dataclass
+class Source:
+    """One log file, read piece by piece; never held open, for there may be thousands."""
+
+    path: Path
+    label: str = ""
+    """Put before each line; empty where one file is shown alone."""
+    offset: int = 0
+    rest: bytes = field(default=b"", repr=False)
+
+    def lines(self, *, final: bool = False) -> Iterator[str]:
+        """Complete lines that came since the last call.
+
+        Args:
+            final: nothing more will come, so a last line without its end is one too.
+        """
+        try:
+            with self.path.open("rb") as file:
+                if file.seek(0, 2) < self.offset:  # Written anew.
+                    self.offset, self.rest = 0, b""
+                file.seek(self.offset)
+                while piece := file.read(_CHUNK_BYTES):
+                    self.offset += len(piece)
+                    *whole, self.rest = (self.rest + piece).split(b"\n")
+                    yield from (line.decode(errors="replace") for line in whole)
+        except FileNotFoundError:
+            return
+        if final and self.rest:
+            yield self.rest.decode(errors="replace")
+            self.rest = b""
+
+
+class Steps(Source):
+    """The journal's log steps, in the words that a terminal shows while a run goes on."""
+
+    def lines(self, *, final: bool = False) -> Iterator[str]:
+        """Log steps that came since the last call."""
+        events, self.offset = read_events(self.path, self.offset)
+        for event in events:
+            if event["event"] == "metrics" and "train/loss" in event["values"]:
+                yield f"step {event['step']}  {describe_step(event['values'])}"
+            elif event["event"] == "metrics" and "eval/loss" in event["values"]:
+                yield f"step {event['step']}  eval loss {event['values']['eval/loss']:.4f}"
+            elif event["event"] in ("rewind", "failure", "end"):
+                said = event.get("reason") or event.get("message", "").strip().rpartition("\n")[2]
+                yield f"{event['event']} {event.get('step', event.get('status', ''))}  {said}".strip()
+
+
+def logs(arguments: list[str]) -> int:
+    """Runs `ortlaunch logs`.
+
+    Args:
+        arguments: the command line after the verb.
+
+    Raises:
+        RequestError: no run is meant or several are, it has no such log, or the pattern is none.
+    """
+    options = _parser().parse_args(arguments)
+    folder = find_run(options.run)
+    keep = _filter(options.grep)
+    pick = _picker(folder.path, options)
+    sources: dict[Path, Source] = {}
+    if not options.follow:
+        found = pick()
+        if not found:
+            raise RequestError(_nothing(folder, options))
+        for source in found:
+            lines = (line for line in source.lines(final=True) if keep(line))
+            for line in lines if options.lines is None else deque(lines, maxlen=options.lines):
+                print(source.label + line)
+        return 0
+    return _follow(folder, pick, keep, options.lines, sources)
+
+
+def _follow(
+    folder: RunFolder,
+    pick: Callable[[], list[Source]],
+    keep: Callable[[str], bool],
+    last: int | None,
+    sources: dict[Path, Source],
+) -> int:
+    """Prints lines as they come, until the run is over and all was read."""
+    looked, over = -_STATE_SECONDS, False
+    row, _ = look(folder, max_age=_STATE_SECONDS)
+    if not pick() and not row.is_over:
+        print(f"{folder.run_id} is {row.state.value}{f' ({row.reason})' if row.reason else ''}", file=sys.stderr)
+    while True:
+        # Looked at before reading: what came until then is read below.
+        if time.monotonic() - looked > _STATE_SECONDS:
+            row, _ = look(folder, max_age=_STATE_SECONDS)
+            looked, over = time.monotonic(), row.is_over or row.state is State.UNKNOWN
+        for source in pick():
+            is_new = source.path not in sources
+            source = sources.setdefault(source.path, source)
+            lines: Iterator[str] | deque[str] = (line for line in source.lines(final=over) if keep(line))
+            for line in deque(lines, maxlen=last) if is_new and last is not None else lines:
+                print(source.label + line, flush=True)
+        if over:
+            if not sources:
+                print(f"{folder.run_id} is {row.state.value}{': ' if row.reason else ''}{row.reason}; it has no log")
+            return 0
+        time.sleep(_POLL_SECONDS)
+
+
+def _picker(run_dir: Path, options: argparse.Namespace) -> Callable[[], list[Source]]:
+    """What finds the log files that were asked for; more may come while a run goes on."""
+    if options.log is not None:
+        return lambda: _other_logs(run_dir, options.log)
+    if options.rank == "all":
+        return lambda: _all_ranks(run_dir)
+    path = run_dir / "logs" / f"rank-{options.rank}.log"
+    return lambda: [Source(path)] if path.is_file() else []
+
+
+def _all_ranks(run_dir: Path) -> list[Source]:
+    ranks = sorted(_ranks(run_dir))
+    width = len(str(ranks[-1])) if ranks else 1
+    return [Source(run_dir / "logs" / f"rank-{rank}.log", f"{rank:>{width}}| ") for rank in ranks]
+
+
+def _ranks(run_dir: Path) -> list[int]:
+    try:
+        names = [path.name for path in (run_dir / "logs").iterdir()]
+    except OSError:
+        return []
+    return [int(match[1]) for name in names if (match := _RANK.fullmatch(name))]
+
+
+def _other_logs(run_dir: Path, name: str) -> list[Source]:
+    """Those of earlier attempts were moved aside, the oldest first."""
+    if name == "steps":
+        return [Steps(run_dir / "journal.jsonl")] if (run_dir / "journal.jsonl").is_file() else []
+    numbers = sorted(int(path.name) for path in run_dir.glob("attempts/[0-9]*") if path.name.isdecimal())
+    earlier = [run_dir / "attempts" / str(number) / f"{name}.log" for number in numbers]
+    current = sorted((run_dir / "logs").glob(f"{name}*.log"))
+    return [Source(path) for path in [*earlier, *current] if path.is_file()]
+
+
+def _filter(pattern: str | None) -> Callable[[str], bool]:
+    if pattern is None:
+        return lambda line: True
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise RequestError(f"--grep {pattern}: not a regular expression: {error}") from None
+    return lambda line: expression.search(line) is not None
+
+
+def _nothing(folder: RunFolder, options: argparse.Namespace) -> str:
+    row, _ = look(folder, max_age=_STATE_SECONDS)
+    standing = row.state.value + (f": {row.reason}" if row.reason else "")
+    ranks = _ranks(folder.path)
+    if options.log is not None:
+        there = [name for name in _OTHERS if _other_logs(folder.path, name)]
+        return (
+            f"{folder.run_id} has no log of {options.log} (there are: {', '.join(there) or 'none'}); it is {standing}"
+        )
+    if ranks:
+        return f"{folder.run_id} has no rank {options.rank}: it has ranks 0 to {max(ranks)}"
+    hint = "; what started it: --log slurm" if _other_logs(folder.path, "slurm") else ""
+    return f"{folder.run_id} has no log of a worker yet; it is {standing}{hint}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ortlaunch logs",
+        description="Print what a run's workers printed, all attempts in order; without --rank the first worker's.",
+    )
+    parser.add_argument("run", metavar="RUN", help=HELP)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run is over")
+    parser.add_argument("--rank", type=_rank, default="0", metavar="N|all", help="which worker (default: 0)")
+    parser.add_argument("--grep", metavar="PATTERN", help="only lines in which this regular expression is found")
+    parser.add_argument("-n", "--lines", type=count, metavar="N", help="begin with the last N lines of each log")
+    parser.add_argument(
+        "--log",
+        choices=_OTHERS,
+        help="another log: the log steps from the journal, torchrun's, the batch script's, or what MLflow did not take",
+    )
+    return parser
+
+
+def _rank(text: str) -> str:
+    if text != "all" and not text.isdecimal():
+        raise argparse.ArgumentTypeError("must be a number or all")
+    return text if text == "all" else str(int(text))

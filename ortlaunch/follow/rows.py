@@ -1,0 +1,232 @@
+"""Runs as rows: what `ortlaunch jobs` lists and `ortlaunch status` shows, read from as few files as it takes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ortlaunch.follow.index import Index
+from ortlaunch.follow.state import ACTIVE, Standing, State, judge, may_be_active
+from ortlaunch.launch.slurm import query
+from ortlaunch.run.folders import RunFolder
+from ortlaunch.run.record import Record, job_key, read_json, read_record
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run. None stands for what is not known, or does not apply."""
+
+    run_id: str
+    name: str
+    experiment: str
+    launcher: str
+    """local or slurm."""
+    job_id: str | None
+    state: State
+    reason: str
+    is_over: bool
+    """Whether nothing but a new launch changes it."""
+    nodes: int
+    node_list: str
+    step: int | None
+    steps: int | None
+    tokens_per_second: float | None
+    """At the latest log step."""
+    samples_per_second: float | None
+    tokens_per_second_median: float | None
+    """Of the steady steps, as `compare` shows it; of a run that has come to its end."""
+    samples_per_second_median: float | None
+    last_loss: float | None
+    elapsed_seconds: float | None
+    """Of the latest attempt."""
+    left_seconds: float | None
+    """To the last step, at the pace of the latest log step."""
+    limit_seconds: float | None
+    """To the scheduler's time limit."""
+    restarts: int
+    checkpoint: str
+    """Name of the newest complete checkpoint, of a run that has not finished."""
+    run_dir: str
+
+    @property
+    def has_median(self) -> bool:
+        """Whether its rates are medians."""
+        return self.tokens_per_second_median is not None or self.samples_per_second_median is not None
+
+    @property
+    def rates(self) -> tuple[float | None, float | None]:
+        """Tokens and samples per second: the medians where there are some, else those of the latest log step."""
+        if self.has_median:
+            return self.tokens_per_second_median, self.samples_per_second_median
+        return self.tokens_per_second, self.samples_per_second
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs: JSON knows neither NaN nor our states."""
+        values = asdict(self) | {"state": self.state.value}
+        bad = {key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
+        return {key: str(value) if key in bad else value for key, value in values.items()}
+
+
+def _row_from(values: dict[str, Any]) -> Row:
+    """The row that `Row.as_dict` described."""
+    rates = ("tokens_per_second", "samples_per_second", "tokens_per_second_median", "samples_per_second_median")
+    floats = (*rates, "last_loss")
+    numbers = {key: float(values[key]) for key in floats if isinstance(values[key], str)}
+    return Row(**{**values, **numbers, "state": State(values["state"])})
+
+
+_FIELDS = {field.name for field in fields(Row)}
+
+
+class Survey:
+    """Looks at runs: asks SLURM once for all of them, and no run that is over a second time."""
+
+    def __init__(self, folders: list[RunFolder], max_age: float = query.FRESH_SECONDS) -> None:
+        """
+        Args:
+            folders: all run folders that are known.
+            max_age: oldest answer of SLURM to go by, in seconds.
+        """
+        self._folders = folders
+        self._max_age = max_age
+        self._queue: query.Queue | None = None
+        self._indexes: dict[Path, Index] = {}
+
+    @property
+    def queue(self) -> query.Queue:
+        """SLURM's answer; it is asked when the first of its jobs comes up."""
+        if self._queue is None:
+            self._queue = query.queue(self._max_age)
+        return self._queue
+
+    def _learn(self, job: dict[str, Any] | None) -> None:
+        """Asks SLURM anew if a job was submitted after its answer."""
+        submitted = (job or {}).get("submitted")
+        if isinstance(submitted, float) and submitted >= self.queue.asked > 0:
+            self._queue = query.queue(0)
+
+    def newest(self, folders: list[RunFolder], last: int) -> list[Row]:
+        """Of these, all runs that are not over and the newest of the others: `last` rows, or more where more go on."""
+        active = {folder.place for folder in folders if self._may_be_active(folder)}
+        others = [folder for folder in folders if folder.place not in active]
+        chosen = active | {folder.place for folder in others[: max(0, last - len(active))]}
+        return self.rows(folder for folder in folders if folder.place in chosen)
+
+    def rows(self, folders: Iterable[RunFolder]) -> list[Row]:
+        """One row for each of these run folders, in their order."""
+        known: dict[str, Row] = {}
+        records: list[Record] = []
+        folders = list(folders)
+        for folder in folders:
+            entry = self._index(folder).get(folder)
+            # An index that another version has written knows other things.
+            if entry is not None and entry.row is not None and entry.row.keys() == _FIELDS:
+                known[folder.place] = _row_from(entry.row)
+            else:
+                records.append(read_record(folder))
+        for record, standing, job in self._judged(records):
+            row = known[record.folder.place] = _row(record, standing, job)
+            if standing.is_over:
+                self._index(record.folder).put(record.folder, record.job_id, row.as_dict())
+        return [known[folder.place] for folder in folders]
+
+    def row_of(self, record: Record) -> Row:
+        """The row of a run whose folder was read already."""
+        ((_, standing, job),) = self._judged([record])
+        return _row(record, standing, job)
+
+    def job_ids(self) -> dict[str, str]:
+        """The job of each run folder that has one."""
+        found = {}
+        for folder in self._folders:
+            entry = self._index(folder).get(folder)
+            key = entry.job_id if entry is not None else job_key(read_json(f"{folder.place}/job.json"))
+            if key is not None:
+                found[folder.place] = key
+        return found
+
+    def close(self) -> None:
+        """Keeps what was found for the next time."""
+        for root, index in self._indexes.items():
+            index.save([folder for folder in self._folders if folder.root == root])
+
+    def _index(self, folder: RunFolder) -> Index:
+        index = self._indexes.get(folder.root)
+        if index is None:
+            index = self._indexes[folder.root] = Index(folder.root)
+        return index
+
+    def _may_be_active(self, folder: RunFolder) -> bool:
+        if self._index(folder).get(folder) is not None:
+            return False
+        job = read_json(f"{folder.place}/job.json")
+        launcher = None if job else read_json(f"{folder.place}/launcher.json")
+        self._learn(job)
+        if may_be_active(job_key(job), launcher, lambda: self.queue):
+            return True
+        self._index(folder).put(folder, job_key(job), None)
+        return False
+
+    def _judged(self, records: list[Record]) -> list[tuple[Record, Standing, query.Job | None]]:
+        for record in records:
+            self._learn(record.job)
+        asked = {r.job_id for r in records if r.job_id and r.ended is None and self.queue.find(r.job_id) is None}
+        accounts = query.accounted((key for key in asked if key), self._max_age)
+        judged = []
+        for record in records:
+            queue = self.queue if record.job_id else query.Queue()
+            job = (queue.find(record.job_id) or accounts.find(record.job_id)) if record.job_id else None
+            judged.append((record, judge(record, queue, accounts), job))
+        return judged
+
+
+def _row(record: Record, standing: Standing, job: query.Job | None) -> Row:
+    is_active = standing.state in ACTIVE
+    runs = standing.state in (State.RUNNING, State.STOPPING)
+    launcher = record.launcher or {}
+    return Row(
+        run_id=record.run_id,
+        name=record.name,
+        experiment=record.experiment,
+        launcher="slurm" if record.job is not None else "local",
+        job_id=record.job_id,
+        state=standing.state,
+        reason=standing.reason,
+        is_over=standing.is_over,
+        nodes=job.nodes if job is not None and job.nodes else record.nodes,
+        node_list=job.node_list if job is not None else str(launcher.get("host", "")),
+        step=record.step,
+        steps=record.steps,
+        tokens_per_second=record.tokens_per_second,
+        samples_per_second=record.samples_per_second,
+        tokens_per_second_median=record.tokens_per_second_median if standing.is_over else None,
+        samples_per_second_median=record.samples_per_second_median if standing.is_over else None,
+        last_loss=record.loss,
+        elapsed_seconds=_elapsed(record, job, runs=runs, is_active=is_active),
+        left_seconds=_left(record) if runs else None,
+        limit_seconds=job.left if runs and job is not None else None,
+        restarts=job.restarts if job is not None else int(record.tags.get("slurm.restart_count", "0") or 0),
+        checkpoint=record.checkpoint,
+        run_dir=str(record.folder.path),
+    )
+
+
+def _elapsed(record: Record, job: query.Job | None, *, runs: bool, is_active: bool) -> float | None:
+    if is_active and not runs:
+        return None
+    if runs and job is not None:
+        return job.elapsed
+    if record.began is None or record.last is None:
+        return None
+    end = time.time() * 1000 if runs else record.last
+    return max(0.0, (end - record.began) / 1000)
+
+
+def _left(record: Record) -> float | None:
+    if record.steps is None or record.step is None or record.step_seconds is None:
+        return None
+    return max(0, record.steps - record.step) * record.step_seconds

@@ -1,0 +1,133 @@
+"""`ortlaunch status RUN`: everything there is to know about one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import time
+from typing import Any
+
+from ortlaunch.follow.find import HELP, find_run
+from ortlaunch.follow.rows import Row, Survey
+from ortlaunch.follow.state import State
+from ortlaunch.follow.table import number, span
+from ortlaunch.run.folders import RunFolder
+from ortlaunch.run.record import Record, read_record
+from ortlaunch.run.sent import mlflow_run_id
+
+
+def status(arguments: list[str]) -> int:
+    """Runs `ortlaunch status`.
+
+    Args:
+        arguments: the command line after the verb.
+
+    Raises:
+        RequestError: no run is meant, or several are.
+    """
+    options = _parser().parse_args(arguments)
+    folder = find_run(options.run)
+    row, record = look(folder)
+    if options.json:
+        print(json.dumps(_document(row, record), indent=2, ensure_ascii=False))
+        return 0
+    lines = _lines(row, record)
+    width = max(len(label) for label, _ in lines) + 1
+    for label, text in lines:
+        print(f"{label + ':':<{width}} {text}")
+    return 0
+
+
+def look(folder: RunFolder, max_age: float = 0.0) -> tuple[Row, Record]:
+    """One run as it is now.
+
+    Args:
+        folder: its run folder.
+        max_age: oldest answer of SLURM to go by, in seconds.
+    """
+    record = read_record(folder)
+    return Survey([folder], max_age).row_of(record), record
+
+
+def _document(row: Row, record: Record) -> dict[str, Any]:
+    return row.as_dict() | {
+        "job": record.job,
+        "stop_requested": record.stop,
+        "failure": record.failure,
+        "mlflow_run_id": mlflow_run_id(record.folder.path),
+        "tags": record.tags,
+        "logs": [str(path) for path in sorted((record.folder.path / "logs").glob("*.log"))],
+    }
+
+
+def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
+    lines = [
+        ("run", f"{row.name} ({row.run_id}) of the experiment {row.experiment}"),
+        ("state", row.state.value + (f": {row.reason}" if row.reason else "")),
+        ("run folder", row.run_dir),
+        ("where", _where(row)),
+        ("steps", _steps(row)),
+        ("figures" if row.has_median else "latest", _figures(row)),
+        ("began", _began(row, record)),
+        ("restarts", str(row.restarts) if row.restarts else ""),
+        ("why requeued", record.tags.get("ortlaunch.requeue_reason", "")),
+        ("time limit", f"in {span(row.limit_seconds)}" if row.limit_seconds is not None else ""),
+        ("checkpoint", row.checkpoint),
+        ("mlflow run", mlflow_run_id(record.folder.path) or ""),
+        ("failure", record.failure if row.state is State.FAILED and record.failure != row.reason else ""),
+        ("untold", f"MLflow takes it for running: ortlaunch sync {row.run_dir}" if _is_untold(row, record) else ""),
+        *_advice(row),
+    ]
+    return [(label, text) for label, text in lines if text]
+
+
+def _is_untold(row: Row, record: Record) -> bool:
+    return row.is_over and record.ended is None and mlflow_run_id(record.folder.path) is not None
+
+
+def _where(row: Row) -> str:
+    nodes = f"{row.nodes} node{'s' if row.nodes > 1 else ''}" if row.nodes > 1 or row.launcher == "slurm" else ""
+    job = f"SLURM job {row.job_id}" if row.job_id else "this machine's torchrun"
+    return ", ".join(part for part in (job, nodes, row.node_list) if part)
+
+
+def _steps(row: Row) -> str:
+    share = f" ({100 * (row.step or 0) // row.steps} %)" if row.steps else ""
+    left = f", {span(row.left_seconds)} left" if row.left_seconds is not None else ""
+    return f"{row.step or 0} of {row.steps or 'unknown'}{share}{left}"
+
+
+def _figures(row: Row) -> str:
+    """In the words of a run's last line where it has come to its end, else those of its latest log step."""
+    last, median = ("last ", " (median)") if row.has_median else ("", "")
+    parts = [f"{last}loss {row.last_loss:.4g}"] if row.last_loss is not None else []
+    tokens, samples = row.rates
+    if tokens is not None:
+        parts.append(f"{number(tokens)} tokens/s{median}")
+    elif samples is not None:
+        parts.append(f"{number(samples)} samples/s{median}")
+    return ", ".join(parts)
+
+
+def _began(row: Row, record: Record) -> str:
+    if record.began is None:
+        return ""
+    text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.began / 1000))
+    return f"{text}, {span(row.elapsed_seconds)} {'in all' if row.is_over else 'so far'}"
+
+
+def _advice(row: Row) -> list[tuple[str, str]]:
+    name = shlex.quote(row.run_id)
+    if row.state in (State.STOPPED, State.FAILED, State.KILLED) and row.checkpoint:
+        return [("go on", f"ortlaunch resume {name}")]
+    if row.state in (State.RUNNING, State.STOPPING):
+        return [("watch", f"ortlaunch logs {name} -f --log steps")]
+    return [("look", f"ortlaunch logs {name}")] if row.state in (State.FAILED, State.KILLED) else []
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ortlaunch status", description="Say in which state one run is, and why.")
+    parser.add_argument("run", metavar="RUN", help=HELP)
+    parser.add_argument("--json", action="store_true", help="for programs: one object, with exact values")
+    return parser

@@ -1,0 +1,139 @@
+"""`ortlaunch sync`: sends run folders that MLflow does not have, or not to their end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import time
+from pathlib import Path
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.run.identity import is_alive
+from ortlaunch.run.journal import Journal, read_events
+from ortlaunch.run.layout import WORKERS_LOCK
+from ortlaunch.run.roots import RUN_ROOT
+from ortlaunch.run.sweep import note_end, task_of
+from ortlaunch.tracking.destination import is_without_mlflow, tracking_of
+from ortlaunch.tracking.relay import RelayResult, sync
+from ortlaunch.tracking.store import exclusive
+
+_QUIET_SECONDS = 30
+_QUIET_ELSEWHERE_SECONDS = 1800
+"""A launcher on another machine cannot be asked; a collective may take this long before the run fails."""
+
+
+def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
+    """Runs `ortlaunch sync`.
+
+    Args:
+        args: The command line after the verb.
+        run_root: Where `--all` looks if no folder is given.
+
+    Returns:
+        0 if MLflow has everything, 1 if something is left.
+
+    Raises:
+        RequestError: If a folder is no run folder, or nothing says where to send it.
+    """
+    options = _parser().parse_args(args)
+    roots = [Path(folder) for folder in options.run_dir]
+    if not options.all and not roots:
+        raise RequestError("sync: name the run folders to send, or send all with --all")
+    run_dirs = _all_below(roots or [run_root]) if options.all else roots
+    if options.all and options.uri is None:
+        everything, run_dirs = run_dirs, [run_dir for run_dir in run_dirs if not is_without_mlflow(run_dir)]
+        if left := len(everything) - len(run_dirs):
+            print(f"{left} started without MLflow (tracking=none) are left out: --uri names a store for them")
+    plans = [(run_dir, tracking_of(run_dir, options.uri)) for run_dir in run_dirs]
+    complete = True
+    for run_dir, cfg in plans:
+        note = end_if_dead(run_dir)
+        result = sync(run_dir, cfg)
+        complete &= result.sent
+        print(_line(run_dir, result, note), flush=True)
+    for run_dir, cfg in plans:
+        # The end of its last run has ended a sweep.
+        if (task := task_of(run_dir)) is not None and task.folder.is_dir() and task.folder not in run_dirs:
+            complete &= sync(task.folder, cfg).sent
+            run_dirs.append(task.folder)
+    return 0 if complete else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ortlaunch sync", description="Send to MLflow what it does not have yet of these runs."
+    )
+    parser.add_argument("run_dir", nargs="*", metavar="RUN_DIR", help="a run folder; with --all a folder of them")
+    parser.add_argument("--all", action="store_true", help="every run folder below RUN_DIR (default: the run root)")
+    parser.add_argument("--uri", help="tracking URI to send to instead of the one that the run was started with")
+    return parser
+
+
+def _all_below(roots: list[Path]) -> list[Path]:
+    run_dirs = sorted(journal.parent for root in roots for journal in root.rglob("journal.jsonl"))
+    if not run_dirs:
+        raise RequestError(f"sync --all: no run folder below {', '.join(map(str, roots))}")
+    return run_dirs
+
+
+def _line(run_dir: Path, result: RelayResult, note: str) -> str:
+    text = f"{run_dir}: {result.sent_events} events sent, MLflow run {result.mlflow_run_id or '-'}"
+    return "; ".join(part for part in (text, note, result.message) if part)
+
+
+def end_if_dead(run_dir: Path) -> str:
+    """Journals the end KILLED for a run that was killed before it could say so.
+
+    Returns:
+        What was found, in a few words; empty for a run that has its end.
+    """
+    journal = run_dir / "journal.jsonl"
+    # A relay at work means a launcher at work; it also keeps two of these from ending a run twice.
+    with exclusive(run_dir / ".relay.lock") as free:
+        events, _ = read_events(journal, 0)
+        marks = [event["event"] for event in events if event["event"] in ("start", "end")]
+        if not events or marks[-1:] == ["end"]:
+            return ""
+        quiet = time.time() - journal.stat().st_mtime
+        if not free or _may_live(run_dir, quiet):
+            return "still running, or killed a moment ago: sync again for its end"
+        try:
+            writer = Journal(journal)
+            writer.end("KILLED", at=events[-1]["t"])
+            writer.close()
+            note_end(run_dir, "KILLED")
+        except OSError as error:
+            return f"was killed, which cannot be journalled: {error}"
+        return "was killed"
+
+
+def _may_live(run_dir: Path, quiet_seconds: float) -> bool:
+    if (job := _slurm_job(run_dir)) is not None:
+        from ortlaunch.launch.slurm.scheduler import is_alive as job_is_alive
+
+        return job_is_alive(job) or quiet_seconds < _QUIET_SECONDS
+    try:
+        launcher = json.loads((run_dir / "launcher.json").read_text())
+        host, pid, start_ticks = launcher["host"], int(launcher["pid"]), int(launcher["start_ticks"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return quiet_seconds < _QUIET_SECONDS
+    if host != socket.gethostname():
+        return quiet_seconds < _QUIET_ELSEWHERE_SECONDS
+    return is_alive(pid, start_ticks) or _may_have_workers(run_dir, quiet_seconds)
+
+
+def _may_have_workers(run_dir: Path, quiet_seconds: float) -> bool:
+    """Whether workers have outlived their launcher: they hold a lock, which they take when they start."""
+    lock = run_dir / WORKERS_LOCK
+    if not lock.exists():
+        return quiet_seconds < _QUIET_SECONDS
+    with exclusive(lock) as free:
+        return not free
+
+
+def _slurm_job(run_dir: Path) -> str | None:
+    try:
+        return str(json.loads((run_dir / "job.json").read_text())["job_id"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,107 @@
+"""Rows of runs as a table for people."""
+
+from __future__ import annotations
+
+import math
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ortlaunch.base.tables import print_in_full_width, printable
+from ortlaunch.follow.rows import Row
+from ortlaunch.follow.state import State
+
+_STYLES = {
+    State.RUNNING: "green",
+    State.STOPPING: "green",
+    State.FINISHED: "",
+    State.FAILED: "red",
+    State.KILLED: "yellow",
+    State.UNKNOWN: "yellow",
+}
+_NUMERIC = ("nodes", "step", "tokens/s", "samples/s", "loss", "elapsed", "left")
+_FOLDS = ("name", "experiment", "why")
+_FOLDED_WIDTH = 10
+_RATES = "tokens/s and samples/s: the median where a run has ended with one, else of the latest log step"
+_REASON_LENGTH = 60
+
+
+def render(rows: list[Row], console: Console) -> None:
+    """Prints the runs; if the console is no terminal, nothing is coloured, wrapped or cut."""
+    columns = _columns(rows)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    width = 0
+    for title, cells in columns.items():
+        least = max(len(title), *map(len, cells))
+        least = min(least, _FOLDED_WIDTH) if title in _FOLDS else least
+        width += least + 1
+        folds = title in _FOLDS
+        justify = "right" if title in _NUMERIC else "left"
+        table.add_column(title, justify=justify, no_wrap=not folds, overflow="fold", min_width=least)  # type: ignore[arg-type]
+    for row, line in zip(rows, zip(*columns.values(), strict=True), strict=True):
+        table.add_row(*(Text(cell) for cell in line), style=_STYLES.get(row.state, "cyan"))
+    if console.is_terminal and width <= console.width:
+        console.print(table)
+    else:
+        print_in_full_width(table, console)
+
+
+def _columns(rows: list[Row]) -> dict[str, list[str]]:
+    """The columns that some run has something for."""
+    rates = [row.rates for row in rows]
+    columns = {
+        "id": [row.run_id for row in rows],
+        "name": [printable(row.name) for row in rows],
+        "experiment": [printable(row.experiment) for row in rows],
+        "job": [row.job_id or "" for row in rows],
+        "state": [row.state.value for row in rows],
+        "nodes": [str(row.nodes) for row in rows],
+        "step": [f"{row.step or 0}/{row.steps or '?'}" for row in rows],
+        "tokens/s": [number(tokens) for tokens, _ in rates],
+        "samples/s": ["" if tokens is not None else number(samples) for tokens, samples in rates],
+        "loss": ["" if row.last_loss is None else f"{row.last_loss:.4g}" for row in rows],
+        "elapsed": [span(row.elapsed_seconds) for row in rows],
+        "left": [span(row.left_seconds) for row in rows],
+        "why": [_shortened(printable(row.reason)) for row in rows],
+    }
+    always = ("id", "name", "state", "step", "tokens/s", "loss", "elapsed")
+    same = len({row.experiment for row in rows}) == 1
+    return {
+        title: cells
+        for title, cells in columns.items()
+        if title in always or (any(cells) and not (title == "experiment" and same) and not _is_plain(title, cells))
+    }
+
+
+def _is_plain(title: str, cells: list[str]) -> bool:
+    return title == "nodes" and set(cells) == {"1"}
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _REASON_LENGTH else text[: _REASON_LENGTH - 1] + "…"
+
+
+def rate_note(rows: list[Row]) -> str:
+    """Which rates are medians; empty where all of them are, or none."""
+    kinds = {row.has_median for row in rows if any(rate is not None for rate in row.rates)}
+    return "" if len(kinds) < 2 else _RATES
+
+
+def number(value: float | None) -> str:
+    """A rate with as many digits as say something."""
+    if value is None or math.isnan(value):
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def span(seconds: float | None) -> str:
+    """A length of time in its two largest units: ``3d04h``, ``2h07m``, ``4m05s``, ``12s``."""
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    whole = round(seconds)
+    for unit, size, next_unit, next_size in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size}{unit}{whole % size // next_size:02d}{next_unit}"
+    return f"{whole}s"

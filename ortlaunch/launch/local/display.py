@@ -1,0 +1,169 @@
+"""What a run shows while it goes on: a progress bar on a terminal, one line per log step elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.run.goodput import FIRST_STEP, Goodput
+from ortlaunch.run.layout import HEALTH
+from ortlaunch.run.record import read_json
+
+_GOOD_PERCENT = 90.0
+_SHORT_SECONDS = 600.0
+"""In shorter runs start-up is most of the time, which nobody needs to be told."""
+_LOOK_SECONDS = 1.0
+_SPEED_SECONDS = 600.0
+"""The time left is told from the steps of this long; rich's own 30 seconds may pass without one."""
+
+
+class Display:
+    """Shows the events of a journal; prints what rank 0 prints above the bar."""
+
+    def __init__(self, plan: LaunchPlan, steps: int, device: str, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+        self._plan = plan
+        self._steps = steps
+        self._device = device
+        self._latest: dict[str, float] = {}
+        self._reached = 0
+        self.trains = False
+        """Whether this attempt has made its first step."""
+        self._looked = 0.0
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """The last value seen of each metric."""
+        return self._latest
+
+    def start(self) -> None:
+        """Says what starts and, on a terminal, opens the progress bar."""
+        plan = self._plan
+        workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''} x {plan.threads} threads"
+        machines = f"{plan.nodes} machines x " if plan.nodes > 1 else ""
+        self._print(f"ortlaunch: {plan.name} on {self._device}, {machines}{workers}")
+        self._print(f"run folder: {plan.run_dir}")
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("step {task.completed:.0f}/{task.total:.0f}  {task.description}"),
+                # It takes what figures and time left leave: on a terminal of 80 columns that is little.
+                BarColumn(bar_width=None, table_column=Column(ratio=1)),
+                TimeRemainingColumn(),
+                console=self._console,
+                speed_estimate_period=_SPEED_SECONDS,
+                expand=True,
+            )
+            self._task = self._progress.add_task("starting", total=self._steps)
+            self._progress.start()
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Takes one event of the journal."""
+        if event.get("event") != "metrics":
+            return
+        values = {name: float(value) for name, value in event["values"].items()}
+        self._latest.update(values)
+        self.trains |= FIRST_STEP in values
+        step = int(event["step"])
+        if "eval/loss" in values:
+            self._print(f"step {step}/{self._steps}  eval loss {values['eval/loss']:.4f}")
+        if "train/loss" not in values:
+            return
+        self._reached = step
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=step, description=describe_step(values))
+        else:
+            self._print(f"step {step}/{self._steps}  {describe_step(values)}")
+
+    def look(self) -> None:
+        """Moves the bar between two log steps, by the first worker's sign of life; that costs the worker nothing."""
+        now = time.monotonic()
+        # Before the first step the file may be an earlier attempt's.
+        if self._progress is None or self._task is None or not self.trains or now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        step = (read_json(self._plan.run_dir / HEALTH / "rank-0.json") or {}).get("step")
+        # It is written every other second, and so may lie behind the journal.
+        if isinstance(step, int) and step > self._reached:
+            self._progress.update(self._task, completed=step)
+
+    def line(self, text: str) -> None:
+        """Shows a line that rank 0 printed, as it is."""
+        self._print(text)
+
+    def stop(self) -> None:
+        """Closes the progress bar."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def summary(
+        self, ending: str, seconds: float, record: list[tuple[str, str]], account: Goodput | None = None
+    ) -> None:
+        """Says how the run ended, its figures, and where everything is.
+
+        Args:
+            ending: finished, failed, killed, or stopped where it was asked to and has left a checkpoint.
+            seconds: wall time of the run.
+            record: label and place of each thing that the run left.
+            account: where its wall time went.
+        """
+        self._print(f"{ending} after {seconds:.1f} s{describe_summary(self._latest)}")
+        if account is not None and (text := describe_account(account)):
+            self._print(text)
+        for label, place in record:
+            self._print(f"{label + ':':<11} {place}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def describe_step(values: dict[str, float]) -> str:
+    """One log step in words."""
+    parts = [f"loss {values['train/loss']:.4f}"]
+    speed = values.get("throughput/tokens_per_second")
+    if speed is not None:
+        parts.append(f"{speed:,.0f} tokens/s")
+    elif (samples := values.get("throughput/samples_per_second")) is not None:
+        parts.append(f"{samples:,.1f} samples/s")
+    if (seconds := values.get("throughput/step_seconds")) is not None:
+        parts.append(f"{seconds:.3f} s/step")
+    memory = values.get("memory/peak_allocated_gib", values.get("memory/rss_gib"))
+    if memory is not None:
+        parts.append(f"{memory:.2f} GiB")
+    return "  ".join(parts)
+
+
+def describe_account(account: Goodput) -> str:
+    """What kept a run from training; empty of one that is too short to tell, or has lost little."""
+    if account.percent >= _GOOD_PERCENT or (account.wall < _SHORT_SECONDS and not account.lost + account.down):
+        return ""
+    parts = ("startup", "evaluation", "checkpoint", "lost", "down", "other")
+    seconds = sorted(((getattr(account, part), part) for part in parts), reverse=True)
+    names = {"lost": "steps taken again", "checkpoint": "checkpoints", "startup": "start-up"}
+    shown = ", ".join(f"{names.get(part, part)} {value:,.0f} s" for value, part in seconds[:3] if value >= 0.5)
+    return f"goodput:    {account.percent:.0f} % of {account.wall:,.0f} s went into steps that count ({shown})"
+
+
+def describe_summary(latest: dict[str, float]) -> str:
+    """The figures of the steady part of a run in words; empty where there was none."""
+    parts = []
+    if "train/loss" in latest:
+        parts.append(f"last loss {latest['train/loss']:.4f}")
+    for name, unit in (("tokens", "tokens/s"), ("samples", "samples/s")):
+        median = latest.get(f"summary/{name}_per_second_median")
+        if median is not None and not math.isnan(median):
+            parts.append(f"{median:,.1f} {unit} (median)")
+            break
+    if "summary/step_seconds_p50" in latest:
+        parts.append(f"step {latest['summary/step_seconds_p50']:.3f} s (median)")
+    if "summary/peak_memory_gib" in latest:
+        parts.append(f"peak memory {latest['summary/peak_memory_gib']:.2f} GiB per worker")
+    return ": " + ", ".join(parts) if parts else ""

@@ -1,0 +1,144 @@
+"""Several machines by hand: what each is told, and how they find each other. Their run folder is a shared one."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.load import to_dict
+from ortlaunch.config.schema import Config, LocalConfig
+
+JOIN_SECONDS = 900
+"""How long machines wait for each other: somebody types the line on every one of them."""
+
+_OWN_KEYS = ("launcher.node_rank", "launcher.dry_run", "launcher.run", "run_root", "--multirun", "-m")
+_MAY_DIFFER = ("launcher.node_rank", "launcher.run", "run_root", "tracking", "name")
+
+
+def new_run() -> str:
+    """What tells a run from all others: <date>-<time>-<id>."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def lines_to_type(launcher: LocalConfig, run: str, run_root: Path, arguments: list[str]) -> list[str]:
+    """The command for each machine, in the order of their ranks.
+
+    Args:
+        launcher: how many machines.
+        run: as `new_run` makes it.
+        run_root: the folder that holds the run folders, the same one on all machines.
+        arguments: the command line that was typed on one of them.
+    """
+    resumes = arguments[:1] == ["resume"]
+    kept = [argument for argument in arguments if argument.partition("=")[0] not in _OWN_KEYS]
+    place = [] if resumes else [f"run_root={run_root.absolute()}", f"launcher.run={run}"]
+    return [shlex.join(["ortlaunch", *kept, *place, f"launcher.node_rank={rank}"]) for rank in range(launcher.nodes)]
+
+
+def dry_run(launcher: LocalConfig, run_root: Path, arguments: list[str]) -> str:
+    """What would be typed on each machine, as text."""
+    lines = lines_to_type(launcher, launcher.run or new_run(), run_root, arguments)
+    return "\n".join(f"# machine {rank}\n{line}" for rank, line in enumerate(lines))
+
+
+def rendezvous(launcher: LocalConfig, run_id: str) -> list[str]:
+    """torchrun's options by which the workers of all machines find each other.
+
+    Raises:
+        RequestError: ``launcher.master_addr`` is not known here or cannot be reached.
+    """
+    if launcher.nodes == 1:
+        # Port 0 lets it take a free one. The address is named because a host's own name often does not resolve.
+        return ["--nnodes=1", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", f"--rdzv-id={run_id}"]
+    is_first = int(launcher.node_rank == 0)
+    return [
+        f"--nnodes={launcher.nodes}",
+        f"--rdzv-endpoint={launcher.master_addr}:{launcher.master_port}",
+        # Said, for names are no help: a machine often takes its own one for a loopback address.
+        f"--rdzv-conf=is_host={is_first},timeout={JOIN_SECONDS},join_timeout={JOIN_SECONDS}",
+        f"--local-addr={local_address(launcher)}",
+        f"--rdzv-id={run_id}",
+    ]
+
+
+def network_interface(launcher: LocalConfig) -> str | None:
+    """The network interface that workers talk over; None leaves it to them."""
+    if launcher.nodes == 1:
+        return "lo"
+    address = local_address(launcher)
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in entries):
+            return name
+    return None
+
+
+def local_address(launcher: LocalConfig) -> str:
+    """This machine's address on the way to the first one.
+
+    Raises:
+        RequestError: the first machine's name is not known, or there is no way to it.
+    """
+    assert launcher.master_addr is not None
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            launcher.master_addr, launcher.master_port, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            # Sends nothing: the kernel only looks up the route.
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise RequestError(
+            f"launcher.master_addr={launcher.master_addr}: this machine cannot reach it ({error.strerror or error}): "
+            "name the first machine as the others know it, or give its address"
+        ) from error
+
+
+def wait_for_first(run_dir: Path, config: Config | None, seconds: float = JOIN_SECONDS) -> None:
+    """Waits, on a machine that is not the first, until the first has written the run folder.
+
+    Args:
+        run_dir: the run folder.
+        config: what was typed here, to be compared with the first machine's; None compares nothing.
+        seconds: how long.
+
+    Raises:
+        RequestError: it does not appear, or it is of a run that is configured otherwise.
+    """
+    path = run_dir / "config.yaml"
+    deadline = time.monotonic() + seconds
+    while not (path.is_file() and (run_dir / "journal.jsonl").is_file()):
+        if time.monotonic() > deadline:
+            raise RequestError(
+                f"{run_dir} did not appear within {seconds:g} s: start the first machine (launcher.node_rank=0) "
+                "and see that run_root is a folder that all machines share"
+            )
+        time.sleep(0.2)
+    if config is None:
+        return
+    theirs = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if keys := differing(theirs, to_dict(config)):
+        raise RequestError(
+            f"the first machine runs another configuration: {', '.join(keys)}. Type the line that it printed"
+        )
+
+
+def differing(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted keys whose values differ, but for those that are a machine's own."""
+    keys = []
+    for name in sorted({*one, *other}):
+        key = f"{prefix}{name}"
+        first, second = one.get(name), other.get(name)
+        if key in _MAY_DIFFER or first == second:
+            continue
+        nested = isinstance(first, dict) and isinstance(second, dict)
+        keys += differing(first, second, f"{key}.") if nested else [key]  # type: ignore[arg-type]
+    return keys

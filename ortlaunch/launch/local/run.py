@@ -1,0 +1,244 @@
+"""Runs a plan on this machine: writes the run folder, starts torchrun, watches it, and says how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+from ortlaunch.base.secrets import redacted
+from ortlaunch.config.devices import resolve_device
+from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig, MlflowConfig
+from ortlaunch.config.tracking_uri import compare_command
+from ortlaunch.launch.folder import journal_start, write_run_folder
+from ortlaunch.launch.local import machines
+from ortlaunch.launch.local.display import Display
+from ortlaunch.launch.local.workers import WorkerGroup
+from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.run import failure, sweep
+from ortlaunch.run.goodput import journal_goodput
+from ortlaunch.run.identity import write_identity
+from ortlaunch.run.journal import Journal, read_events
+from ortlaunch.run.record import newest_checkpoint
+from ortlaunch.tracking.relay import Relay, RelayResult
+
+_POLL_SECONDS = 0.1
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+EXIT_DONE, EXIT_FAILED, EXIT_REQUEST = 0, 1, 2
+
+
+def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
+    """Runs the plan to its end; on a machine that is not the first of several, its part of it.
+
+    Args:
+        plan: what to run.
+        config: the configuration, its tracking places made absolute.
+        arguments: the command line after ``ortlaunch``, for the record.
+
+    Returns:
+        The exit code: 0 done, 1 the training failed, 2 the request turned out wrong, 130 interrupted (143 and 129
+        for SIGTERM and SIGHUP).
+    """
+    started = time.time()
+    if plan.node_rank > 0:
+        return _assist(plan, config, started)
+    write_run_folder(plan, config, arguments)
+    write_identity(plan.run_dir)
+    journal = Journal(plan.journal)
+    journal_start(journal, plan, config)
+    display = Display(plan, config.train.steps, resolve_device(config.device).value)
+    for line in _lines_for_others(plan, config, arguments):
+        display.line(line)
+    relay = Relay(plan.run_dir, config.tracking) if isinstance(config.tracking, MlflowConfig) else None
+    outcome = _run_workers(plan, config, display, started, relay)
+    if outcome.failure is not None and not outcome.failure.is_request:
+        journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
+    account = journal_goodput(journal)
+    journal.end(outcome.status)
+    sweep_over = sweep.note_end(plan.run_dir, outcome.status)
+    sent, code = None, outcome.exit_code
+    if relay is not None and isinstance(config.tracking, MlflowConfig):
+        sent, is_stopped = _send_the_rest(relay, sweep_over, config.tracking)
+        code = code or (128 + signal.SIGINT if is_stopped else 0)
+    if outcome.failure is not None:
+        print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
+    ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
+    record = _record(plan, config, sent, outcome, has_trained="train/loss" in display.latest)
+    display.summary(ending, time.time() - started, record, account)
+    return code
+
+
+def _send_the_rest(relay: Relay, sweep_over: Path | None, cfg: MlflowConfig) -> tuple[RelayResult, bool]:
+    """Gives MLflow its time; who stops the command meanwhile waits no longer, but is still told how the run ended.
+
+    Args:
+        relay: the run's.
+        sweep_over: folder of the sweep that has ended with the run; None for none.
+        cfg: where they go.
+
+    Returns:
+        How far the run's journal got, and whether the command was stopped.
+    """
+    try:
+        sent = relay.finish(cfg.flush_seconds)
+        if sweep_over is not None:
+            Relay(sweep_over, cfg).finish(cfg.flush_seconds)
+    except KeyboardInterrupt:
+        return relay.finish(0.0), True
+    return sent, False
+
+
+def _assist(plan: LaunchPlan, config: Config, started: float) -> int:
+    """Runs the workers of a machine that is not the first: the first one keeps the record and names the outcome."""
+    machines.wait_for_first(plan.run_dir, config if plan.attempt == 0 else None)
+    display = Display(plan, config.train.steps, resolve_device(config.device).value)
+    outcome = _run_workers(plan, config, display, started, None)
+    if outcome.failure is not None:
+        print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
+    display.line("the workers of this machine have ended; the first machine keeps the record")
+    return outcome.exit_code
+
+
+def _run_workers(plan: LaunchPlan, config: Config, display: Display, started: float, relay: Relay | None) -> Outcome:
+    """Runs this machine's workers to their end, with what they journal on the display and on its way to MLflow."""
+    with _StopFlag() as stop:
+        # The workers start before any thread of this process, so that the fork copies none.
+        group = WorkerGroup(plan, started)
+        try:
+            display.start()
+            if relay is not None:
+                relay.start()
+            code = _watch(group, stop, plan, display, config.launcher)
+        finally:
+            group.kill()
+            display.stop()
+    return _outcome(plan, code, stop.signal)
+
+
+def _lines_for_others(plan: LaunchPlan, config: Config, arguments: list[str]) -> list[str]:
+    """What to type on the other machines, where nobody has been told yet."""
+    launcher = config.launcher
+    if not isinstance(launcher, LocalConfig) or launcher.nodes == 1 or (launcher.run is not None and not plan.attempt):
+        return []
+    lines = machines.lines_to_type(launcher, plan.run, Path(config.run_root), arguments)
+    return ["type on the other machines:", *(f"  {line}" for line in lines[1:])]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    status: Literal["FINISHED", "FAILED", "KILLED"]
+    exit_code: int
+    failure: failure.Failure | None = None
+
+
+def describe_failure(found: failure.Failure, plan: LaunchPlan) -> str:
+    """The failure as the user sees it: rank, host, what happened, and the file with the rest."""
+    if found.is_request:
+        return f"ortlaunch: {found.message}"
+    return (
+        f"ortlaunch: rank {found.rank} on {found.host} failed:\n{found.message}\n"
+        f"the whole log: {plan.log_dir / f'rank-{found.rank}.log'}"
+    )
+
+
+class _StopFlag:
+    """Remembers the first signal that asks to stop; the handler does nothing else."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.repeated = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> _StopFlag:
+        for number in _STOP_SIGNALS:
+            self._previous[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, _frame: object) -> None:
+        self.repeated = self.signal is not None
+        self.signal = self.signal or number
+
+
+def _watch(group: WorkerGroup, stop: _StopFlag, plan: LaunchPlan, display: Display, launcher: LauncherConfig) -> int:
+    """Shows the journal and rank 0's output until torchrun ends; passes on a request to stop."""
+    offset = plan.journal.stat().st_size
+    deadline: float | None = None
+    while True:
+        code = group.poll()
+        events, offset = read_events(plan.journal, offset)
+        for event in events:
+            display.event(event)
+        display.look()
+        for line in group.lines():
+            display.line(line)
+        if code is not None:
+            return code
+        if stop.signal is not None and deadline is None:
+            deadline = _ask_to_stop(plan, display, launcher)
+        if stop.repeated or (launcher.max_restarts and failure.is_request(plan.run_dir)):
+            group.kill()
+        if deadline is not None and time.monotonic() > deadline:
+            deadline = math.inf
+            threading.Thread(target=group.terminate, daemon=True).start()
+        time.sleep(_POLL_SECONDS)
+
+
+def _ask_to_stop(plan: LaunchPlan, display: Display, launcher: LauncherConfig) -> float:
+    """Passes on the first request to stop; returns the time on the monotonic clock at which patience ends."""
+    if not display.trains:
+        display.line("stopping the workers (again to stop them at once)")
+        return 0.0
+    # Not by a signal: torchrun would pass it on and then end the workers in the midst of their checkpoint.
+    plan.stop_file.touch()
+    display.line("finishing the step and writing a checkpoint (again to stop at once)")
+    return time.monotonic() + launcher.grace_seconds
+
+
+def _outcome(plan: LaunchPlan, code: int, stop_signal: int | None) -> Outcome:
+    if plan.stopped.exists():
+        # By the file, Ctrl-C's code; torchrun itself ends with another one when a signal has reached it.
+        number = stop_signal or (signal.SIGTERM if code else signal.SIGINT)
+        return Outcome("KILLED", 128 + number)
+    if stop_signal is not None:
+        # The last step may have come before the request; a sweep ends all the same.
+        return Outcome("FINISHED" if code == 0 else "KILLED", 128 + stop_signal)
+    if code == 0:
+        return Outcome("FINISHED", EXIT_DONE)
+    found = failure.first(plan.run_dir, *sorted(plan.log_dir.glob("torchrun*.log")))
+    if found is None:
+        tail = "\n".join(plan.torchrun_log.read_text(errors="replace").strip().splitlines()[-15:])
+        found = failure.Failure(0, socket.gethostname(), f"torchrun ended with {code}:\n{tail}", False, 0.0)
+    return Outcome("FAILED", EXIT_REQUEST if found.is_request else EXIT_FAILED, found)
+
+
+def _record(
+    plan: LaunchPlan, config: Config, sent: RelayResult | None, outcome: Outcome, *, has_trained: bool
+) -> list[tuple[str, str]]:
+    lines = [("run folder", str(plan.run_dir))]
+    if outcome.status != "FINISHED" and newest_checkpoint(plan.run_dir):
+        lines.append(("go on", f"ortlaunch resume {shlex.quote(str(plan.run_dir))}"))
+    elif outcome.status == "KILLED" and has_trained:
+        lines.append(("go on", "no checkpoint was written; train.checkpoint_every=N writes them on the way"))
+    if sent is None or not isinstance(config.tracking, MlflowConfig):
+        return lines
+    if sent.sent:
+        lines.append(("mlflow", f"{redacted(config.tracking.uri)} run {sent.mlflow_run_id}"))
+        lines.append(("compare", compare_command(config.tracking, "--experiment", config.experiment)))
+    else:
+        lines.append(("mlflow", f"{sent.unsent_events} events not sent: {sent.message}"))
+        lines.append(("send them", f"ortlaunch sync {shlex.quote(str(plan.run_dir))}"))
+    return lines

@@ -1,0 +1,104 @@
+"""torchrun and its workers as one group of processes that is started, read and, whatever happens, ended."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+
+from ortlaunch.base.processes import die_with_parent
+from ortlaunch.launch.plan import LaunchPlan
+
+_TERMINATE_SECONDS = 10.0
+_REMEMBER_SECONDS = 1.0
+
+
+class WorkerGroup:
+    """torchrun and everything below it."""
+
+    def __init__(self, plan: LaunchPlan, started: float) -> None:
+        """Starts torchrun.
+
+        Args:
+            plan: the command, environment and log folder.
+            started: when the run was started, in seconds since the epoch; start-up times count from it.
+        """
+        variables = {**os.environ, **plan.environment, "ORTLAUNCH_STARTED": repr(started)}
+        self._seen: dict[int, psutil.Process] = {}
+        self._remembered = 0.0
+        self._lines: queue.Queue[str] = queue.Queue()
+        with open(plan.torchrun_log, "wb") as log:
+            # A session of its own: Ctrl-C reaches only the launcher, which then stops the workers in order.
+            self._process = subprocess.Popen(
+                plan.command,
+                env=variables,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        self._root = psutil.Process(self._process.pid)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def poll(self) -> int | None:
+        """torchrun's exit code once it has ended and all its output was read; None before."""
+        # Walking the process table costs milliseconds of a core that the workers need.
+        if time.monotonic() - self._remembered > _REMEMBER_SECONDS:
+            self._remember()
+        code = self._process.poll()
+        if code is not None:
+            # A killed torchrun may leave workers that hold the pipe open: bounded, and `kill` ends them.
+            self._reader.join(timeout=2.0)
+        return code
+
+    def lines(self) -> Iterator[str]:
+        """Lines that rank 0 printed since the last call."""
+        while True:
+            try:
+                yield self._lines.get_nowait()
+            except queue.Empty:
+                return
+
+    def terminate(self) -> None:
+        """Asks torchrun to stop its workers, and ends what has not stopped in some seconds."""
+        self._remember()
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            self._process.wait(timeout=_TERMINATE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends every process of the group that is still there."""
+        self._remember()
+        # torchrun first, so that it does not take the death of a worker for a failure to report.
+        for process in [self._root, *self._seen.values()]:
+            try:
+                # is_running compares the start time too: a number that was given out again is left alone.
+                if process.is_running():
+                    process.kill()
+            except psutil.Error:
+                continue
+        self._process.wait()
+
+    def _remember(self) -> None:
+        """Keeps track of all descendants: they are re-parented, and so lost from the tree, when torchrun dies."""
+        self._remembered = time.monotonic()
+        try:
+            for process in self._root.children(recursive=True):
+                self._seen.setdefault(process.pid, process)
+        except psutil.Error:
+            return
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line.decode(errors="replace").rstrip("\n"))

@@ -1,0 +1,141 @@
+"""Rules between the keys of ``launcher=slurm``: what sbatch would refuse, or take in another sense than meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.secrets import is_secret
+from ortlaunch.config.schema import Config, Device, SlurmConfig
+
+_OURS = {
+    "--array": "it is --multirun's; launcher.array_limit says how many may run at once",
+    "--chdir": "start ortlaunch in that folder",
+    "--container-image": "set launcher.container.image",
+    "--export": "set launcher.env",
+    "--job-name": "set name",
+    "--no-requeue": "the run could not survive a preemption or its time limit",
+    "--ntasks": "there is one task per node: set launcher.nodes",
+    "--ntasks-per-node": "there is one task per node: set launcher.workers_per_node",
+    "--open-mode": "the logs of all attempts belong together",
+    "--output": "the job's output goes to the run folder",
+    "--error": "the job's output goes to the run folder",
+    "--parsable": "ortlaunch reads sbatch's answer",
+    "--requeue": "it is there already",
+    "--signal": "set launcher.grace_seconds",
+    "--test-only": "ortlaunch asks that by itself; launcher.dry_run=true shows the script",
+    "--wait": "ortlaunch returns when the job is submitted",
+    "--wrap": "the script is ortlaunch's",
+    "--cpus-per-task": "set launcher.cpus_per_node",
+    "--gpus-per-node": "set launcher.gpus_per_node",
+    "--gpus": "set launcher.gpus_per_node",
+    "--nodes": "set launcher.nodes",
+}
+"""Options of sbatch that a user may not give by `launcher.extra`, and why or what instead."""
+_SHORT = {
+    "-D": "--chdir",
+    "-G": "--gpus",
+    "-J": "--job-name",
+    "-N": "--nodes",
+    "-W": "--wait",
+    "-a": "--array",
+    "-c": "--cpus-per-task",
+    "-e": "--error",
+    "-n": "--ntasks",
+    "-o": "--output",
+}
+"""The same by their letters, behind which a value may follow at once."""
+
+
+def _options(config: Config) -> None:
+    cfg = config.launcher
+    if not isinstance(cfg, SlurmConfig):
+        return
+    for key in ("extra", "srun_extra"):
+        for option in getattr(cfg, key):
+            if not re.fullmatch(r"--?[a-zA-Z][^\n\r]*", option):
+                raise RequestError(f"launcher.{key}: {option!r} is no option on one line, such as --nice=100")
+            name = re.split(r"[= ]", option)[0] if option.startswith("--") else _SHORT.get(option[:2], option)
+            if name in _OURS:
+                raise RequestError(f"launcher.{key}: {name} would be in ortlaunch's way: {_OURS[name]}")
+    keys = ("partition", "account", "qos", "reservation", "constraint", "gres", "memory", "dependency", "mail_user")
+    for key in (*keys, "mail_type", "gpu_type"):
+        value = getattr(cfg, key)
+        if value is not None and (not value.strip() or re.search(r"[\x00-\x1f]", value)):
+            raise RequestError(f"launcher.{key}={value!r}: must be one line and not empty; null leaves it out")
+    for name in cfg.env:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise RequestError(f"launcher.env.{name}: not the name of a variable (letters, digits and _)")
+        if is_secret(name):
+            raise RequestError(
+                f"launcher.env.{name}: it would stand in the run folder, the job script and MLflow: export {name} in "
+                "the shell that submits, whose environment the job inherits"
+            )
+    if any("\0" in text for text in (*cfg.setup, *cfg.env.values())):
+        raise RequestError("launcher.setup and launcher.env cannot hold the character NUL")
+
+
+def _numbers(config: Config) -> None:
+    cfg = config.launcher
+    if not isinstance(cfg, SlurmConfig):
+        return
+    least = {"preflight_seconds": 1, "requeue_limit": 1, "gpus_per_node": 0, "cpus_per_node": 1, "array_limit": 1}
+    for key, minimum in least.items():
+        value = getattr(cfg, key)
+        if value is not None and value < minimum:
+            raise RequestError(f"launcher.{key}={value}: must be at least {minimum}")
+    if cfg.time is not None:
+        seconds = slurm_seconds(cfg.time)
+        if seconds is None:
+            raise RequestError(
+                f"launcher.time={cfg.time}: must be as SLURM writes it: MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS"
+            )
+        if seconds < 2 * cfg.grace_seconds:
+            raise RequestError(
+                f"launcher.time={cfg.time} is {seconds} s, and the last launcher.grace_seconds={cfg.grace_seconds} of "
+                "them are kept for the checkpoint: raise the one or lower the other"
+            )
+
+
+def slurm_seconds(text: str) -> int | None:
+    """Seconds of a time limit as SLURM writes it; None if it is not one."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if found is None:
+        return None
+    days, *rest = (int(part) if part else 0 for part in found.groups())
+    first, second, third = rest
+    if found[1]:
+        return days * 86400 + first * 3600 + second * 60 + third
+    if found[4]:
+        return first * 3600 + second * 60 + third
+    return first * 60 + second
+
+
+def names_gpus(gres: str | None) -> bool:
+    """Whether `launcher.gres` asks for GPUs: gpu:a100:4, or gres/gpu=4 as newer versions write it."""
+    return re.search(r"(?:^|,)(?:gres[:/])?gpu\b", gres or "") is not None
+
+
+def _gpus(config: Config) -> None:
+    cfg = config.launcher
+    if not isinstance(cfg, SlurmConfig):
+        return
+    if cfg.gpus_per_node and names_gpus(cfg.gres):
+        raise RequestError(f"launcher.gres={cfg.gres} and launcher.gpus_per_node={cfg.gpus_per_node}: give only one")
+    if config.device is not Device.cuda:
+        return
+    if not cfg.gpus_per_node and not names_gpus(cfg.gres):
+        raise RequestError("device=cuda and the job asks for no GPU: give launcher.gpus_per_node=N")
+    if cfg.workers_per_node is not None and cfg.gpus_per_node and cfg.workers_per_node > cfg.gpus_per_node:
+        raise RequestError(
+            f"launcher.workers_per_node={cfg.workers_per_node} is more than launcher.gpus_per_node={cfg.gpus_per_node}:"
+            " each worker has a GPU of its own"
+        )
+    if cfg.gpus_per_node is None and cfg.workers_per_node is None and config.trainer.name != "single":
+        raise RequestError(
+            f"launcher.gres={cfg.gres} does not say how many workers a node has: give launcher.workers_per_node=N"
+        )
+
+
+SLURM_RULES: tuple[Callable[[Config], None], ...] = (_options, _numbers, _gpus)

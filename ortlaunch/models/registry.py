@@ -1,0 +1,227 @@
+"""The models by name: built in, registered by a decorator, found as entry points, or named by a target.
+
+Importing this module and asking for the names imports neither torch nor transformers nor anybody's model code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.schema import ModelConfig
+from ortlaunch.models.params import check_arguments, nearest
+from ortlaunch.models.source import no_module, no_name
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from torch import nn
+
+Inputs = Literal["tokens", "images", "any"]
+"""Data that a model takes."""
+
+ENTRY_POINTS = "ortlaunch.models"
+"""Group in which installed packages announce models."""
+
+FACTORY = "factory"
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_Builder = TypeVar("_Builder", bound=Callable[..., Any])
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model that can be asked for by name."""
+
+    name: str
+    target: str
+    """`package.module:callable` that builds it; empty for the factory, whose user names it."""
+    inputs: Inputs
+    summary: str
+    """One line of what it is."""
+
+
+def _entries(*rows: tuple[str, str, Inputs, str]) -> dict[str, ModelEntry]:
+    return {name: ModelEntry(name, f"ortlaunch.models.{target}", inputs, text) for name, target, inputs, text in rows}
+
+
+_BUILT_IN = _entries(
+    ("mlp", "mlp:build", "images", "feed-forward network with one hidden layer, 19,210 parameters"),
+    ("resnet", "resnet:build", "images", "small ResNet for grey images, 78,570 parameters"),
+    ("vit", "vit:build", "images", "small vision transformer for 8x8 grey images, 202,186 parameters"),
+    ("gpt2_nano", "gpt2:build_nano", "tokens", "GPT-2 over bytes at 957,184 parameters"),
+    ("gpt2", "gpt2:build", "tokens", "GPT-2 at its published size, 124M parameters"),
+    ("bert", "bert:build", "tokens", "BERT base, masked language modelling, 110M parameters"),
+    ("llama", "llama:build", "tokens", "small Llama over bytes, 14M parameters"),
+    ("hf", "hf:build", "any", "a pretrained transformers model, by model.params.pretrained"),
+)
+STATIC_GRAPH = frozenset(_BUILT_IN) - {"hf"}
+"""Models that use the same parameters in the same way at every step."""
+_BUILT_IN[FACTORY] = ModelEntry(FACTORY, "", "any", "a class or function of your own, by model.target")
+_REGISTERED: dict[str, tuple[ModelEntry, Callable[..., Any]]] = {}
+
+
+def register_model(name: str, inputs: Inputs = "any") -> Callable[[_Builder], _Builder]:
+    """Makes a model class, or a function that returns a model, known as `model.name`.
+
+    Put the module that holds it into `model.imports`, so that workers import it before they ask for the name.
+
+    Raises:
+        RequestError: if the name belongs to another model, or `inputs` is unknown.
+    """
+    if inputs not in get_args(Inputs):
+        known = ", ".join(get_args(Inputs))
+        raise RequestError(f"register_model('{name}', inputs='{inputs}'): inputs is one of {known}")
+
+    def register(builder: _Builder) -> _Builder:
+        target = f"{builder.__module__}:{builder.__qualname__}"
+        owner = _owner_of(name, target, builder)
+        if owner is not None:
+            raise RequestError(f"register_model('{name}') on {target}: the name belongs to {owner}, choose another")
+        summary = (builder.__doc__ or target).strip().splitlines()[0]
+        _REGISTERED[name] = (ModelEntry(name, target, inputs, summary), builder)
+        return builder
+
+    return register
+
+
+def _owner_of(name: str, target: str, builder: Callable[..., Any]) -> str | None:
+    """What `name` stands for already, or None if it is free or stands for this very builder."""
+    if name in _BUILT_IN:
+        return "ortlaunch itself"
+    if name not in _REGISTERED:
+        return None
+    entry, known = _REGISTERED[name]
+    # A module that is imported anew brings a new object under the old target.
+    same = known is builder or (entry.target == target and "<locals>" not in target)
+    return None if same else entry.target
+
+
+def available() -> dict[str, ModelEntry]:
+    """All models by name: built-in ones first, then registered ones, then those of installed packages."""
+    from importlib.metadata import entry_points  # 11 ms, a thirtieth of a command that asks for none
+
+    entries = _BUILT_IN | {name: entry for name, (entry, _) in _REGISTERED.items()}
+    for point in entry_points(group=ENTRY_POINTS):
+        owner = entries.setdefault(point.name, _announced(point))
+        if owner.target != point.value:
+            rival = owner.target or "ortlaunch"
+            _log.warning("model '%s' of %s is left out: the name belongs to %s", point.name, _package(point), rival)
+    return entries
+
+
+def _announced(point: EntryPoint) -> ModelEntry:
+    return ModelEntry(point.name, point.value, "any", f"{point.value} of the package {_package(point)}")
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.module
+
+
+def suggest(name: str) -> str | None:
+    """The known model name most like `name`, or None where none is similar."""
+    return nearest(name, available())
+
+
+def unknown_model_message(name: str) -> str:
+    """What to tell a user who asked for a model that is not there."""
+    close = suggest(name)
+    hint = f" Did you mean model={close}?" if close else ""
+    return (
+        f"model: there is no model '{name}'.{hint} There are: {', '.join(sorted(available()))}. "
+        "A model of your own comes by model=factory model.target=package.module:callable"
+    )
+
+
+def check_request(cfg: ModelConfig) -> None:
+    """Checks what can be known of a model's configuration without importing anything.
+
+    Raises:
+        RequestError: for an unknown name, or a target that is missing, malformed or not asked for.
+    """
+    if cfg.name == FACTORY:
+        if cfg.target is None:
+            raise RequestError(
+                "model=factory builds what model.target names: give model.target=package.module:callable"
+            )
+        if not _TARGET.fullmatch(cfg.target):
+            raise RequestError(f"model.target={cfg.target} is not of the form package.module:callable")
+        return
+    if cfg.target is not None:
+        raise RequestError(
+            f"model.target={cfg.target} is for model=factory, and model.name is {cfg.name}: drop one of them"
+        )
+    if not cfg.imports and cfg.name not in available():
+        raise RequestError(unknown_model_message(cfg.name))
+
+
+def build_model(cfg: ModelConfig) -> nn.Module:
+    """Builds the model that `cfg` asks for, on the CPU.
+
+    Modules are found on `sys.path`; the caller puts the user's folder there.
+
+    Raises:
+        RequestError: for an unknown model, target, import or parameter, or a result that cannot be trained (see
+            `ortlaunch.models.checks.check_model`). What the user's own function raises while building comes through.
+    """
+    from ortlaunch.models.checks import check_model
+
+    model = construct(cfg)
+    check_model(model)
+    return model
+
+
+def construct(cfg: ModelConfig) -> nn.Module:
+    """What the builder returns, on the CPU and not yet checked for what it is; see `build_model`.
+
+    Raises:
+        RequestError: for an unknown model, target, import or parameter.
+    """
+    check_request(cfg)
+    for module in cfg.imports:
+        _import(module, f"model.imports: {module}")
+    builder, owner = _builder(cfg)
+    check_arguments(builder, cfg.params, owner)
+    return builder(**cfg.params)
+
+
+def _builder(cfg: ModelConfig) -> tuple[Callable[..., Any], str]:
+    """The callable behind a configuration, and what to call it in messages."""
+    if cfg.target is not None:
+        return _load(cfg.target, f"model.target={cfg.target}"), cfg.target
+    if cfg.name in _REGISTERED:
+        return _REGISTERED[cfg.name][1], f"model {cfg.name}"
+    entry = available().get(cfg.name)
+    if entry is None:
+        raise RequestError(unknown_model_message(cfg.name))
+    return _load(entry.target, f"model={cfg.name} ({entry.summary})"), f"model {cfg.name}"
+
+
+def _load(target: str, where: str) -> Callable[..., Any]:
+    module_name, _, path = target.partition(":")
+    found: Any = _import(module_name, where)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise RequestError(no_name(path, module_name, part, dir(found), where))
+        found = getattr(found, part)
+    if not callable(found):
+        raise RequestError(
+            f"{where}: '{path}' is a {type(found).__name__}, not a class or function that builds a model"
+        )
+    return found
+
+
+def _import(name: str, where: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise RequestError(f"{where}: importing {name} failed: {error}") from error
+        raise RequestError(no_module(error.name, where)) from error
+    except (ImportError, SyntaxError) as error:
+        raise RequestError(f"{where}: importing {name} failed: {error}") from error

@@ -1,0 +1,101 @@
+"""How a model is called with a batch, and where its loss comes from.
+
+Decided once from the plain model's signature, since a wrapped one no longer shows it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ortlaunch.base.errors import RequestError
+
+Batch = dict[str, torch.Tensor]
+_LABELS = "labels"
+
+
+@dataclass(frozen=True)
+class Task:
+    """The call of a model: which tensors of a batch go where."""
+
+    by_name: tuple[str, ...]
+    """Keys passed as keyword arguments."""
+    by_position: tuple[str, ...] = ()
+    """Keys passed as positional arguments, in this order."""
+
+    def outputs(self, model: torch.nn.Module, batch: Batch) -> Any:
+        """Runs the model on a batch."""
+        positional = [batch[name] for name in self.by_position]
+        return model(*positional, **{name: batch[name] for name in self.by_name})
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Runs the model on a batch and returns the loss, a scalar tensor on the model's device.
+
+        Raises:
+            RequestError: the outputs hold neither a loss nor logits that fit the labels.
+        """
+        return loss_of(self.outputs(model, batch), batch)
+
+
+def make_task(model: torch.nn.Module, batch: Batch) -> Task:
+    """Matches the names in a batch with the parameters of the model's forward.
+
+    Labels are passed only to a model that asks for them. Where forward gives its main input another name than the
+    data does (``x`` instead of ``pixel_values``), the first entry of the batch goes in by position.
+
+    Raises:
+        RequestError: forward needs an argument that the data does not give.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    by_name = tuple(name for name in batch if name in named or (takes_any and name != _LABELS))
+    main = next(iter(batch))
+    by_position = () if main in by_name else (main,)
+    given = set(by_name) | set(list(parameters)[: len(by_position)])
+    needed = [n for n, p in parameters.items() if p.default is p.empty and n in named and n not in given]
+    if needed:
+        raise RequestError(
+            f"the model's forward needs {', '.join(needed)} and the data gives {', '.join(batch)}: "
+            "choose another data=…, or give forward defaults"
+        )
+    return Task(by_name, by_position)
+
+
+def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
+    """The loss in a model's outputs, or the one that follows from its logits and the batch's labels.
+
+    A model may return its loss (a scalar tensor, ``.loss``, ``["loss"]``, or first in a tuple) or logits (a tensor,
+    ``.logits``, ``["logits"]``): integer labels then mean cross-entropy over the last dimension, others mean squared
+    error.
+    """
+    if isinstance(outputs, tuple | list):
+        outputs = outputs[0]
+    loss = _entry(outputs, "loss")
+    if isinstance(loss, torch.Tensor):
+        return loss
+    logits = outputs if isinstance(outputs, torch.Tensor) else _entry(outputs, "logits")
+    if isinstance(logits, torch.Tensor) and logits.dim() == 0:
+        return logits
+    labels = batch.get(_LABELS)
+    if not isinstance(logits, torch.Tensor) or labels is None:
+        raise RequestError("the model's output holds no loss and no logits: return a scalar, or a dict with 'loss'")
+    if labels.is_floating_point():
+        return functional.mse_loss(logits.float(), labels.reshape(logits.shape).float())
+    if logits.shape[:-1] != labels.shape:
+        raise RequestError(
+            f"the model's logits have shape {tuple(logits.shape)} and the labels {tuple(labels.shape)}: "
+            "logits must be the labels' shape with the classes as last dimension"
+        )
+    # In fp32 whatever the model computes in, as models that compute their loss themselves do.
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1))
+
+
+def _entry(outputs: Any, name: str) -> Any:
+    if isinstance(outputs, dict):
+        return outputs.get(name)
+    return getattr(outputs, name, None)

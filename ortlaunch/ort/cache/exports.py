@@ -1,0 +1,254 @@
+"""Keeps ORTModule's exports in the user's cache, so that the second start of the same run does not export again.
+
+A hit replaces ORTModule's ``_export_model``: two forwards of the model, its tracing and its conversion. What ORTModule
+does with the exported graph (shapes, gradient graph, session) happens at every start.
+
+Not kept is an export that another start could rightly do differently: one whose trace depends on a tensor's value,
+one that changed the model, and one with addresses of this process in it (custom ``autograd.Function``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.jit import TracerWarning  # type: ignore[attr-defined]
+
+from ortlaunch.ort import extension
+from ortlaunch.ort.cache import key as export_key
+from ortlaunch.ort.cache.reachable_code import NotCacheableError
+from ortlaunch.ort.verify import value_reads
+
+_KEPT = 100
+"""Exports kept for one stack; the oldest go first. One takes about a megabyte."""
+_SETTINGS = (
+    "onnx_opset_version",
+    "enable_custom_autograd_function",
+    "enable_zero_stage3_support",
+    "enable_embedding_sparse_optimizer",
+)
+_DENSITIES = ("_embedding_module_to_padding_density_map", "_sceloss_module_to_ignore_density_map")
+
+
+@dataclass
+class ExportCache:
+    """One wrapped model's use of the cache."""
+
+    origins: list[str] = field(default_factory=list)
+    """For each export of this model, in order: "hit", "stored", or why it was not stored."""
+
+
+@dataclass
+class _Export:
+    """What ORTModule's ``_export_model`` gives and leaves behind, without the model's weights."""
+
+    graph: bytes
+    rest: tuple[Any, ...]
+    """Its other return values: output schema, graph inputs, graph inputs with gradient."""
+    densities: dict[str, Any]
+    warnings: list[tuple[str, str, int]]
+    """The tracer's warnings as (message, file, line): whoever listens for them hears them at a hit too."""
+
+
+def enable(wrapped: torch.nn.Module) -> None:
+    """Lets this ORTModule use the cache from its first forward on."""
+    _install()
+    inner: Any = wrapped._torch_module
+    # After a fallback at construction the inner module is ORT's plain PyTorch one, which exports nothing.
+    if hasattr(inner, "_flattened_module"):
+        inner._flattened_module._ortlaunch_export_cache = ExportCache()
+
+
+def origins(wrapped: torch.nn.Module) -> list[str]:
+    """Where this ORTModule's exports came from; empty where the cache is off or nothing was exported yet."""
+    flattened = getattr(wrapped._torch_module, "_flattened_module", None)
+    cache = getattr(flattened, "_ortlaunch_export_cache", None)
+    return [] if cache is None else list(cache.origins)
+
+
+def folder() -> Path:
+    """Where the exports of the stack in use lie, one folder for each key."""
+    return extension.cache_dir() / "exports"
+
+
+@functools.cache
+def _install() -> None:
+    from onnxruntime.training.ortmodule._graph_transition_manager import GraphTransitionManager
+
+    original = GraphTransitionManager._export_model
+
+    def export_model(**arguments: Any) -> Any:
+        cache = getattr(arguments["flattened_module"], "_ortlaunch_export_cache", None)
+        if cache is None:
+            return original(**arguments)
+        return _export_or_load(cache, original, arguments)
+
+    GraphTransitionManager._export_model = staticmethod(export_model)
+
+
+def _export_or_load(cache: ExportCache, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    try:
+        facts = _facts(arguments)
+    except NotCacheableError as error:
+        cache.origins.append(f"not stored: {error}")
+        return original(**arguments)
+    place = folder() / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    kept = _load(place)
+    if kept is not None:
+        cache.origins.append("hit")
+        return _replay(kept, arguments)
+    before = _buffers(arguments["flattened_module"])
+    with value_reads.watch() as reads, warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        result = original(**arguments)
+    _repeat_warnings([(warning.message, warning.filename, warning.lineno) for warning in heard])
+    reason = _why_not(arguments, facts, before, result[0], reads)
+    if reason is None:
+        reason = _store(place, facts, _pack(result, arguments, heard))
+    cache.origins.append("stored" if reason is None else f"not stored: {reason}")
+    return result
+
+
+def _facts(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": export_key.model_facts(arguments["flattened_module"]._original_module),
+        "inputs": export_key.input_facts(arguments["model_info_for_export"]),
+        "surroundings": export_key.surroundings(),
+        "settings": {name: arguments[name] for name in _SETTINGS},
+        "device": arguments["device"].type,
+    }
+
+
+def _why_not(
+    arguments: dict[str, Any],
+    facts: dict[str, Any],
+    buffers: dict[str, torch.Tensor],
+    graph: Any,
+    reads: list[value_reads.ValueRead],
+) -> str | None:
+    """Why another start must export by itself; None where it need not."""
+    if reads:
+        return f"the trace depends on a tensor's value at {reads[0]}"
+    model = arguments["flattened_module"]
+    for name, buffer in model.named_buffers():
+        if name not in buffers or not torch.equal(buffer, buffers[name]):
+            return f"the export changes the buffer {name.removeprefix('_original_module.')}"
+    try:
+        after = export_key.model_facts(model._original_module)
+    except NotCacheableError as error:
+        return str(error)
+    for name, described in facts["model"]["modules"].items():
+        if export_key.changed(described, after["modules"].get(name)):
+            return f"the export changes an attribute of {name or 'the model'}"
+    for name, described in facts["model"]["reached"].items():
+        if export_key.changed(described, after["reached"].get(name)):
+            return f"the export changes what {name} reads"
+    if any(node.op_type == "PythonOp" for node in graph.graph.node):
+        return "the graph calls a custom autograd.Function of this process"
+    return None
+
+
+def _pack(result: Any, arguments: dict[str, Any], heard: list[warnings.WarningMessage]) -> _Export:
+    graph, *rest = result
+    inspector = arguments["runtime_inspector"]
+    return _Export(
+        graph=graph.SerializeToString(),
+        rest=tuple(rest),
+        densities={name: dict(getattr(inspector, name)) for name in _DENSITIES},
+        warnings=[
+            (str(warning.message), warning.filename, warning.lineno)
+            for warning in heard
+            if issubclass(warning.category, TracerWarning)
+        ],
+    )
+
+
+def _replay(kept: _Export, arguments: dict[str, Any]) -> Any:
+    import onnx
+
+    _repeat_warnings([(TracerWarning(text), file, line) for text, file, line in kept.warnings])
+    for name, densities in kept.densities.items():
+        getattr(arguments["runtime_inspector"], name).update(densities)
+    return (onnx.load_model_from_string(kept.graph), *kept.rest)
+
+
+def _repeat_warnings(heard: list[tuple[Any, str, int]]) -> None:
+    for message, file, line in heard:
+        warnings.warn_explicit(message, type(message), file, line)
+
+
+def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+def _load(place: Path) -> _Export | None:
+    """The export, if it is there and whole."""
+    try:
+        content = (place / "export").read_bytes()
+        digest, payload = content[:32], content[32:]
+        if hashlib.sha256(payload).digest() != digest:
+            raise ValueError("the file is damaged")
+        # The folder is the user's own, as that of the compiled extension, which is loaded as code.
+        kept = pickle.loads(payload)
+    except FileNotFoundError:
+        return None
+    except Exception:
+        # Whatever it is, exporting again mends it.
+        shutil.rmtree(place, ignore_errors=True)
+        return None
+    # Which is the oldest; a cache that lies in an image may not be written to, and is as good.
+    with contextlib.suppress(OSError):
+        os.utime(place)
+    return kept if isinstance(kept, _Export) else None
+
+
+def _store(place: Path, facts: dict[str, Any], export: _Export) -> str | None:
+    """Puts the export in place, whole or not at all; returns why it could not."""
+    try:
+        payload = pickle.dumps(export)
+    except Exception as error:
+        return f"the outputs' structure cannot be saved ({error})"
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        scratch = Path(tempfile.mkdtemp(dir=place.parent, prefix=".new-"))
+        try:
+            (scratch / "export").write_bytes(hashlib.sha256(payload).digest() + payload)
+            # For people: what made the key, to see why another start's differs.
+            (scratch / "facts.json").write_text(json.dumps(facts, indent=1, sort_keys=True))
+            # Another rank's may be there already, and is the same.
+            if not place.exists():
+                scratch.rename(place)
+        except OSError:
+            if not place.exists():
+                raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        _prune(place.parent)
+    except OSError as error:
+        return f"{place}: {error}"
+    return None
+
+
+def _prune(exports: Path) -> None:
+    by_age = sorted((path for path in exports.iterdir() if path.is_dir()), key=_age, reverse=True)
+    for path in by_age[_KEPT:]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,278 @@
+"""PyTorch's CPU kernels and our own inside ONNX Runtime's graph, where ONNX Runtime's are slow.
+
+ONNX Runtime executes the graph; its ATen operator hands single nodes to operators that PyTorch knows, forward and
+backward. Its own CPU kernels for training are slow: some run on one thread (FastGeluGrad, LayerNormalizationGrad,
+Dropout), attention is taken apart into many small operators, matrix products are slower than PyTorch's. PyTorch's own
+are not the fastest either: dropout draws on one thread, attention with dropout is taken apart too. So the products are
+PyTorch's, and what lies between them our own (``native/``). Dropout takes its seeds from PyTorch's generator, which so
+governs both backends, but drops other elements than eager does. On CUDA ONNX Runtime's kernels are the fast ones, so
+none of this applies there.
+
+An ATen node passes tensors, integers and floats, no strings, and takes no booleans back. And ORT asks for the gradient
+of a node only where that of its first input is wanted, so weights come first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ortlaunch.ort.kernels import fused_attention, shapes
+from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, constant, none, step
+
+_OPSET = 17
+_MEAN = 1
+"""torch's number for the reduction to a mean."""
+_LAYER_NORM = "native_layer_norm"
+_WRITTEN_OUT_GELU = ("NewGELUActivation", "FastGELUActivation")
+_DROPOUT = "ortlaunch::dropout"
+RATES = {_DROPOUT: 1, fused_attention.ATTENTION: 4, fused_attention.PACKED: 3}
+"""Operators that drop out, each with its input that is the share to drop."""
+_GELU_TANH = "ortlaunch::gelu_tanh"
+_LINEAR = "ortlaunch::linear"
+_LINEAR_BIAS = "ortlaunch::linear_bias"
+_CONV1D = "ortlaunch::conv1d"
+_CROSS_ENTROPY = "ortlaunch::cross_entropy"
+_AFFINE_LAYER_NORM = "ortlaunch::layer_norm"
+
+
+_enabled = False
+
+
+def enable() -> None:
+    """Has the exporter of this process use these kernels; after the construction of an ORTModule, which registers
+    symbolics of its own."""
+    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
+
+    global _enabled
+    _enabled = True
+    for name, symbolic in _SYMBOLICS.items():
+        register_custom_op_symbolic(name, symbolic, _OPSET)
+
+
+def disable() -> None:
+    """Takes `enable` back; before the construction of an ORTModule, which then registers its own symbolics."""
+    from torch.onnx import unregister_custom_op_symbolic  # type: ignore[attr-defined]
+
+    global _enabled
+    if _enabled:
+        _enabled = False
+        for name in _SYMBOLICS:
+            unregister_custom_op_symbolic(name, _OPSET)
+
+
+def restore() -> None:
+    """Repeats `enable`, where it is in force, after the construction of a further ORTModule."""
+    if _enabled:
+        enable()
+
+
+def fuse_gelu(model: torch.nn.Module) -> None:
+    """Replaces transformers' GELU written out in eight operations by the same function in one; it has no weights."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if type(child).__name__ in _WRITTEN_OUT_GELU:
+                setattr(module, name, torch.nn.GELU(approximate="tanh"))
+
+
+def register_gradients() -> None:
+    """Tells ORTModule how to differentiate the nodes that these kernels appear in; before it is constructed."""
+    from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
+
+    operator, domain = ATEN
+    for name, gradient in _GRADIENTS.items():
+        CustomGradientRegistry.register(domain, operator, (name, ""), gradient)
+    shapes.register()
+
+
+def _attention(g: Any, *args: Any) -> Any:
+    return fused_attention.symbolic(g, *args, drop=_dropout)
+
+
+def _layer_norm(g: Any, values: Any, shape: Any, weight: Any, bias: Any, eps: Any, _cudnn_enable: Any = None) -> Any:
+    from torch.onnx import symbolic_helper
+
+    epsilon = constant(g, symbolic_helper._get_const(eps, "f", "eps"))
+    parameters = [x for x in (weight, bias) if not symbolic_helper._is_none(x) and x.requires_grad()]
+    if len(parameters) == 2:
+        output, _, _ = g.op(ATEN_OP, weight, bias, values, epsilon, operator_s=_AFFINE_LAYER_NORM, outputs=3)
+        output.setType(values.type())
+        return output
+    output, _, _ = g.op(ATEN_OP, values, shape, none(g), none(g), epsilon, operator_s=_LAYER_NORM, outputs=3)
+    output.setType(values.type())
+    if not symbolic_helper._is_none(weight):
+        output = g.op("Mul", output, weight)
+    if not symbolic_helper._is_none(bias):
+        output = g.op("Add", output, bias)
+    return output
+
+
+def _layer_norm_gradient() -> list[Any]:
+    return [
+        ("Constant", [], ["OfValues"], {"value": {"value": [True, False, False], "dtype": "bool", "is_tensor": True}}),
+        (
+            ATEN,
+            ["GO(0)", "I(0)", "I(1)", "O(1)", "O(2)", "I(2)", "I(3)", "OfValues"],
+            ["GI(0)", "", ""],
+            {"operator": {"value": f"{_LAYER_NORM}_backward", "dtype": "string"}},
+        ),
+    ]
+
+
+def _affine_layer_norm_gradient() -> list[Any]:
+    inputs = ["GO(0)", "I(0)", "I(1)", "I(2)", "O(1)", "O(2)"]
+    return [step(f"{_AFFINE_LAYER_NORM}_backward", inputs, ["GI(0)", "GI(1)", "GI(2)"])]
+
+
+def _gelu(g: Any, values: Any, approximate: Any = None) -> Any:
+    from torch.onnx import symbolic_helper
+
+    kind = "none" if approximate is None else symbolic_helper._maybe_get_const(approximate, "s")
+    operator = _GELU_TANH if kind == "tanh" else "gelu"
+    inputs = [values] if kind == "tanh" else [values, none(g)]
+    output = g.op(ATEN_OP, *inputs, operator_s=operator)
+    output.setType(values.type())
+    return output
+
+
+def _gelu_gradient() -> list[Any]:
+    return [step("gelu_backward", ["GO(0)", "I(0)", "I(1)"], ["GI(0)"])]
+
+
+def _gelu_tanh_gradient() -> list[Any]:
+    return [step(f"{_GELU_TANH}_backward", ["GO(0)", "I(0)"], ["GI(0)"])]
+
+
+def _dropout(g: Any, values: Any, p: Any, train: Any) -> Any:
+    """Dropout whose seed comes from PyTorch's generator: its seed and saved states govern it."""
+    from torch.onnx import symbolic_helper
+
+    rate = symbolic_helper._get_const(p, "f", "p")
+    if not rate or not symbolic_helper._get_const(train, "b", "train"):
+        return values
+    output, _ = g.op(ATEN_OP, values, constant(g, rate), operator_s=_DROPOUT, outputs=2)
+    output.setType(values.type())
+    return output
+
+
+def _dropout_gradient() -> list[Any]:
+    return [step(f"{_DROPOUT}_backward", ["GO(0)", "O(1)", "I(1)"], ["GI(0)"])]
+
+
+def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
+    from torch.onnx import symbolic_helper, symbolic_opset9
+
+    has_bias = bias is not None and not symbolic_helper._is_none(bias)
+    is_usual = _rank(weight) == 2 and (_rank(values) or 0) >= 2 and (not has_bias or _is_vector(bias, _size(weight, 0)))
+    # ONNX Runtime differentiates such a node only where the gradient of its first input is wanted.
+    if not is_usual or not weight.requires_grad():
+        return symbolic_opset9.linear(g, values, weight, bias)
+    inputs = [weight, bias, values] if has_bias else [weight, values]
+    return g.op(ATEN_OP, *inputs, operator_s=_LINEAR_BIAS if has_bias else _LINEAR)
+
+
+def _is_vector(value: Any, length: int | None) -> bool:
+    """Whether a value is known to be a vector of this length, which no operator broadcasts."""
+    return length is not None and _rank(value) == 1 and _size(value, 0) == length
+
+
+def _rank(value: Any) -> int | None:
+    from torch.onnx import symbolic_helper
+
+    rank: int | None = symbolic_helper._get_tensor_rank(value)
+    return rank
+
+
+def _size(value: Any, dim: int) -> int | None:
+    from torch.onnx import symbolic_helper
+
+    size: int | None = symbolic_helper._get_tensor_dim_size(value, dim)
+    return size
+
+
+def _linear_gradient() -> list[Any]:
+    return [_grad_weight("I(1)"), step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(1)"])]
+
+
+def _linear_bias_gradient() -> list[Any]:
+    # A node for each input: ORT leaves out those of inputs that need no gradient.
+    return [
+        _grad_weight("I(2)"),
+        step("ortlaunch::grad_bias", ["GO(0)"], ["GI(1)"]),
+        step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(2)"]),
+    ]
+
+
+def _grad_weight(values: str) -> Any:
+    return step("ortlaunch::linear_grad_weight", ["GO(0)", values], ["GI(0)"])
+
+
+def _addmm(g: Any, bias: Any, values: Any, weight: Any, beta: Any, alpha: Any) -> Any:
+    """``addmm``, the form in which transformers' Conv1D is traced."""
+    from torch.onnx import symbolic_helper, symbolic_opset9
+
+    plain = all(symbolic_helper._maybe_get_const(scale, "f") == 1.0 for scale in (beta, alpha))
+    # The kernel's gradient of the bias is a sum over rows, which is right for a vector alone.
+    if not plain or not bias.requires_grad() or not _is_vector(bias, _size(weight, 1)):
+        return symbolic_opset9.addmm(g, bias, values, weight, beta, alpha)
+    return g.op(ATEN_OP, bias, values, weight, operator_s=_CONV1D)
+
+
+def _conv1d_gradient() -> list[Any]:
+    return [
+        step("ortlaunch::grad_bias", ["GO(0)"], ["GI(0)"]),
+        step("ortlaunch::conv1d_grad_x", ["GO(0)", "I(2)"], ["GI(1)"]),
+        step("ortlaunch::conv1d_grad_weight", ["GO(0)", "I(1)"], ["GI(2)"]),
+    ]
+
+
+def _cross_entropy(
+    g: Any, logits: Any, target: Any, weight: Any, reduction: Any, ignore_index: Any, label_smoothing: Any
+) -> Any:
+    """The mean over (rows, classes) without weights or smoothing; ORT's own in any other form."""
+    from onnxruntime.training.ortmodule._custom_op_symbolic_registry import CustomOpSymbolicRegistry
+    from torch.onnx import symbolic_helper
+
+    usual = (
+        symbolic_helper._is_none(weight)
+        and symbolic_helper._maybe_get_const(reduction, "i") == _MEAN
+        and symbolic_helper._maybe_get_const(label_smoothing, "f") == 0.0
+        and symbolic_helper._get_tensor_rank(logits) == 2
+        and target.type().scalarType() == "Long"
+    )
+    if not usual:
+        original = CustomOpSymbolicRegistry._SYMBOLICS["::cross_entropy_loss"]
+        return original(g, logits, target, weight, reduction, ignore_index, label_smoothing)
+    loss, _, _ = g.op(ATEN_OP, logits, target, ignore_index, operator_s=_CROSS_ENTROPY, outputs=3)
+    loss.setType(logits.type().with_sizes([]))
+    return loss
+
+
+def _cross_entropy_gradient() -> list[Any]:
+    return [step(f"{_CROSS_ENTROPY}_backward", ["GO(0)", "I(0)", "O(1)", "O(2)", "I(1)", "I(2)"], ["GI(0)"])]
+
+
+_SYMBOLICS = {
+    "aten::scaled_dot_product_attention": _attention,
+    "aten::layer_norm": _layer_norm,
+    "aten::gelu": _gelu,
+    "aten::dropout": _dropout,
+    "aten::linear": _linear,
+    "aten::addmm": _addmm,
+    "aten::cross_entropy_loss": _cross_entropy,
+}
+
+_GRADIENTS = {
+    fused_attention.ATTENTION: fused_attention.gradient,
+    fused_attention.PACKED: fused_attention.packed_gradient,
+    _LAYER_NORM: _layer_norm_gradient,
+    _AFFINE_LAYER_NORM: _affine_layer_norm_gradient,
+    "gelu": _gelu_gradient,
+    _GELU_TANH: _gelu_tanh_gradient,
+    _DROPOUT: _dropout_gradient,
+    _LINEAR: _linear_gradient,
+    _LINEAR_BIAS: _linear_bias_gradient,
+    _CONV1D: _conv1d_gradient,
+    _CROSS_ENTROPY: _cross_entropy_gradient,
+}

@@ -1,0 +1,46 @@
+"""What an ORTModule's graph returns, made into what the model returns in eager training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortlaunch.ort.mends import statistics
+
+
+@dataclass
+class Outputs:
+    """ORTModule's schema of the model's outputs, and what must be known beside it."""
+
+    schema: Any
+    dtypes: list[torch.dtype]
+    """Of the model's flat outputs in eager; ONNX Runtime's CPU provider returns fp32 for some of fp16."""
+    batch_norms: list[str]
+    """Modules whose batch statistics follow the outputs, a mean and a variance each."""
+
+
+def install() -> None:
+    """Makes ORTModule understand `Outputs` in the place of its schema; harmless to repeat."""
+    from onnxruntime.training.ortmodule._graph_transition_manager import PostExportProcessedModelInfo
+
+    if hasattr(PostExportProcessedModelInfo, "_ortlaunch_restore"):
+        return
+    original = PostExportProcessedModelInfo.restore_outputs
+
+    def restore(self: Any, ort_flatten_outputs: Sequence[Tensor]) -> Any:
+        expected: Outputs = self.module_forward_output_schema
+        count = len(expected.dtypes)
+        statistics.update(self._flattened_module._original_module, expected.batch_norms, ort_flatten_outputs[count:])
+        # Leaves a tensor of the right dtype as it is.
+        flat = [x.to(dtype) for x, dtype in zip(ort_flatten_outputs[:count], expected.dtypes, strict=True)]
+        self.module_forward_output_schema = expected.schema
+        try:
+            return original(self, flat)
+        finally:
+            self.module_forward_output_schema = expected
+
+    PostExportProcessedModelInfo.restore_outputs = PostExportProcessedModelInfo._ortlaunch_restore = restore

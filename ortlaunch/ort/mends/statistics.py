@@ -1,0 +1,153 @@
+"""BatchNorm's running statistics under ORTModule.
+
+ORTModule's graph returns outputs and changes nothing else: the buffers that BatchNorm moves in its forward would move
+while the model is traced and never again. Here every BatchNorm that counts is exported so that the batch's mean and
+variance leave the graph as further outputs, and after each training forward they are put into the buffers the way
+torch does it. Tracing itself then leaves the buffers alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ortlaunch.ort.mends.gradients import stop_gradient
+
+
+@contextlib.contextmanager
+def collected(model: torch.nn.Module, is_training: bool) -> Iterator[tuple[list[str], list[Tensor]]]:
+    """Within it, a BatchNorm of `model` in train mode moves no buffer: its name and statistics go to these lists.
+
+    Args:
+        model: the plain model.
+        is_training: whether its forward is to be differentiated.
+    """
+    names = {id(module): name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    modules: list[str] = []
+    statistics: list[Tensor] = []
+    original = _BatchNorm.forward
+
+    def forward(self: _BatchNorm, input: Tensor) -> Tensor:
+        counts = self.running_mean is not None
+        if id(self) not in names:
+            return original(self, input)
+        if counts and not self.training:
+            return _by_running_statistics(self, input) if is_training else original(self, input)
+        self._check_input_dim(input)
+        output, mean, var = torch.ops.ortlaunch.batch_norm(input, self.weight, self.bias, self.num_features, self.eps)
+        if counts:
+            modules.append(names[id(self)])
+            statistics.extend((mean, var))
+        return output
+
+    _BatchNorm.forward = forward  # type: ignore[method-assign]
+    try:
+        yield modules, statistics
+    finally:
+        _BatchNorm.forward = original  # type: ignore[method-assign]
+
+
+def _by_running_statistics(module: Any, input: Tensor) -> Tensor:
+    """What a BatchNorm in eval mode does, in operators that ONNX Runtime can differentiate."""
+    module._check_input_dim(input)
+    shape = [-1] + [1] * (input.dim() - 2)
+    scale = torch.rsqrt(module.running_var + module.eps)
+    scale = scale if module.weight is None else scale * module.weight
+    offset = -module.running_mean * scale
+    offset = offset if module.bias is None else offset + module.bias
+    return input * scale.reshape(shape) + offset.reshape(shape)
+
+
+@torch.no_grad()
+def update(model: torch.nn.Module, modules: list[str], statistics: Sequence[Tensor]) -> None:
+    """Moves the running statistics of `model`'s BatchNorm modules as their own forward does, once for each entry.
+
+    Args:
+        model: the plain model.
+        modules: names of its BatchNorm modules.
+        statistics: mean and unbiased variance of the batch, [C] each, by turns.
+    """
+    for name, mean, var in zip(modules, statistics[::2], statistics[1::2], strict=True):
+        module: Any = model.get_submodule(name)
+        if module.num_batches_tracked is not None:
+            module.num_batches_tracked.add_(1)
+        factor = 1.0 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
+        for running, batch in ((module.running_mean, mean), (module.running_var, var)):
+            running.mul_(1.0 - factor).add_(batch.to(running.dtype), alpha=factor)
+
+
+def register() -> None:
+    """Makes the operator that a counting BatchNorm is exported by known; harmless to repeat."""
+    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
+
+    register_custom_op_symbolic("ortlaunch::batch_norm", _batch_norm_symbolic, 17)
+
+
+def _batch_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Batch normalization; also the batch's mean and unbiased variance of each channel, fp32 (fp64 of fp64) [C]."""
+    output = torch.nn.functional.batch_norm(input, None, None, weight, bias, training=True, eps=eps)
+    axes = [axis for axis in range(input.dim()) if axis != 1]
+    var, mean = torch.var_mean(input.to(_statistics_dtype(input.dtype)), axes)
+    return output, mean, var
+
+
+def _statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+_LIBRARY = torch.library.Library("ortlaunch", "FRAGMENT")
+_LIBRARY.define(
+    "batch_norm(Tensor input, Tensor? weight, Tensor? bias, int channels, float eps) -> (Tensor, Tensor, Tensor)"
+)
+_LIBRARY.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
+
+
+def _batch_norm_symbolic(g: Any, input: Any, weight: Any, bias: Any, channels: Any, eps: Any) -> tuple[Any, Any, Any]:
+    from torch.onnx import TensorProtoDataType, _type_utils, symbolic_helper
+
+    channels = symbolic_helper._get_const(channels, "i", "channels")
+    dtype = _type_utils.JitScalarType.from_value(input).dtype()
+    epsilon = symbolic_helper._get_const(eps, "f", "eps")
+
+    def constant(value: Tensor) -> Any:
+        return g.op("Constant", value_t=value)
+
+    weight = constant(torch.ones(channels, dtype=dtype)) if symbolic_helper._is_none(weight) else weight
+    bias = constant(torch.zeros(channels, dtype=dtype)) if symbolic_helper._is_none(bias) else bias
+    # ONNX Runtime may write the running statistics in place: momentum 1 leaves these as they are.
+    output, _, _, mean, inverse_std = g.op(
+        "com.microsoft::BatchNormInternal",
+        input,
+        weight,
+        bias,
+        constant(torch.zeros(channels)),
+        constant(torch.ones(channels)),
+        epsilon_f=epsilon,
+        momentum_f=1.0,
+        training_mode_i=1,
+        outputs=5,
+    )
+    # Providers differ in whether their running variance is the unbiased one; this value means the same in all.
+    double, result = TensorProtoDataType.DOUBLE, _statistics_dtype(dtype)
+    inverse_std = g.op("Cast", inverse_std, to_i=double)
+    biased = g.op("Sub", g.op("Reciprocal", g.op("Mul", inverse_std, inverse_std)), constant(_double(epsilon)))
+    count = g.op("Cast", g.op("Div", g.op("Size", input), constant(torch.tensor(channels))), to_i=double)
+    var = g.op("Div", g.op("Mul", biased, count), g.op("Sub", count, constant(_double(1.0))))
+    output.setType(input.type())
+    statistics = []
+    for value in (mean, var):
+        cast = g.op("Cast", value, to_i=_type_utils.JitScalarType.from_dtype(result).onnx_type())
+        cast.setType(input.type().with_dtype(result).with_sizes([channels]))
+        statistics.append(stop_gradient(g, cast))
+    return output, *statistics
+
+
+def _double(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)

@@ -1,0 +1,81 @@
+"""The check at a run's start under ZeRO 3, where ONNX Runtime has the model block by block.
+
+A block's parameters are there only while it runs. So the model is run on the batches, the first block of each class
+keeps what it is called with, and checks itself at the end of the last pass' forward, as a model of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ortlaunch.models.task import Batch, Task
+from ortlaunch.ort.blocks import OrtBlock, attached
+from ortlaunch.ort.verify.pair import Context
+from ortlaunch.ort.verify.start import Finding, QuickCheck
+from ortlaunch.ort.verify.state import ModelState, same_random_numbers
+from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
+
+
+def block_findings(model: torch.nn.Module, task: Task, precision: Context, batches: list[Batch]) -> list[Finding]:
+    """What is wrong in the blocks of a model under ZeRO 3; see `QuickCheck.findings`.
+
+    Args:
+        model: what `session.wrap_blocks` returned, under DeepSpeed.
+        task: how the model is called.
+        precision: the context in which the run calls the model.
+        batches: on the model's device; at least two. All workers bring as many.
+    """
+    first_of_class = {type(block.block): block for block in reversed(attached(model))}
+    watches = [_Watch(block, precision, passes=len(batches)) for block in first_of_class.values()]
+    with same_random_numbers():
+        state = ModelState(model)
+        try:
+            for batch in batches:
+                # Without gradients the blocks would run, and export, the graph without dropout.
+                with precision():
+                    task.outputs(model, batch)
+        finally:
+            for watch in watches:
+                watch.end()
+            state.restore()
+    return [finding for watch in watches for finding in watch.findings]
+
+
+class _Call:
+    """A block's call in the place of a task: the batch holds its tensors in order."""
+
+    def outputs(self, module: torch.nn.Module, batch: Batch) -> Any:
+        return module(*batch.values())
+
+
+class _Watch:
+    """Stands before a block's forward for some passes and checks it in the last."""
+
+    def __init__(self, block: OrtBlock, precision: Context, passes: int) -> None:
+        self.findings: list[Finding] = []
+        self._block = block
+        self._precision = precision
+        self._passes = passes
+        self._calls: list[Batch] = []
+        self._warnings: list[TraceWarning] = []
+        block.block.forward = self  # type: ignore[method-assign]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self._calls.append({f"input {n}": tensor.detach().clone() for n, tensor in enumerate(tensors)})
+        with trace_warnings() as warnings:
+            outputs = self._block(*args, **kwargs)
+        self._warnings += warnings
+        # A block that is called in several ways has a graph for each; the first one's stands for them.
+        if len(self._calls) == self._passes and len(self._block.ort_modules) == 1:
+            check = QuickCheck(self._block.ort_modules[0], _Call(), self._precision)  # type: ignore[arg-type]
+            self.findings = check.findings(self._calls, self._warnings)
+        return outputs
+
+    def end(self) -> None:
+        """The block runs as before."""
+        self._block.block.forward = self._block  # type: ignore[method-assign]

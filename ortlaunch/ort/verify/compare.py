@@ -1,0 +1,86 @@
+"""How far two results are apart, and how far they may be."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ortlaunch.ort.verify.comparison import Comparison, Difference
+from ortlaunch.ort.verify.nested import NamedTensors
+
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+"""Largest relative error by dtype: some ten times what families of models showed on the CPU in fp32."""
+
+CUDA_FP32_TOLERANCE = 1e-2
+"""ONNX Runtime multiplies fp32 matrices in TF32 where the GPU has it, PyTorch does not."""
+
+_FLOOR = 1e-3
+"""A tensor whose values are this much smaller than the largest of its group is measured by the group's scale: a
+gradient that is zero but for rounding (the bias of attention keys) has no error of its own worth the name."""
+
+
+def compare(actual: NamedTensors, expected: NamedTensors, *, floor: float = _FLOOR) -> Comparison:
+    """Compares tensors by name.
+
+    Args:
+        actual: ONNX Runtime's.
+        expected: PyTorch's; a name that `actual` lacks counts as different.
+        floor: share of the group's largest value below which a tensor is measured by the group's scale.
+    """
+    group = max((_scale(tensor) for tensor in expected.values()), default=0.0)
+    result = Comparison(count=len(expected))
+    for name, tensor in expected.items():
+        other = actual.get(name)
+        tolerance = tolerance_of(tensor)
+        error = None if other is None else relative_error(other, tensor, floor * group)
+        if error is None or error > tolerance:
+            result.differing.append(Difference(name, error, tolerance))
+        if error is not None and (error > result.largest_error or result.largest is None):
+            result.largest_error, result.largest, result.tolerance = error, name, tolerance
+        if other is not None and other.dtype != tensor.dtype:
+            result.dtypes[name] = [_dtype_name(tensor), _dtype_name(other)]
+    result.differing.sort(key=lambda one: -(math.inf if one.error is None else one.error))
+    return result
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float | None:
+    """Largest difference of two values over the largest expected value; None where there is no such number."""
+    if actual.shape != expected.shape:
+        return None
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(actual.to(expected.dtype), expected) else None
+    wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
+    a, e = actual.detach().to(wide), expected.detach().to(wide)
+    if e.numel() == 0:
+        return 0.0
+    difference, scale = float((a - e).abs().max()), float(e.abs().max())
+    if not math.isfinite(difference + scale):
+        finite = torch.isfinite(e)
+        # Infinities must be the same ones; what PyTorch makes no number of, must be none here either.
+        if not torch.equal(torch.nan_to_num(a)[~finite], torch.nan_to_num(e)[~finite]) or not bool(
+            torch.isfinite(a)[finite].all()
+        ):
+            return None
+        if not bool(finite.any()):
+            return 0.0
+        difference, scale = float((a - e).abs()[finite].max()), float(e.abs()[finite].max())
+    return 0.0 if difference == 0.0 else difference / max(scale, floor, torch.finfo(wide).tiny)
+
+
+def tolerance_of(expected: torch.Tensor) -> float:
+    """The largest relative error that a tensor of this dtype may have on its device."""
+    if expected.dtype == torch.float32 and expected.device.type == "cuda":
+        return CUDA_FP32_TOLERANCE
+    return TOLERANCE.get(expected.dtype, 0.0)
+
+
+def _scale(tensor: torch.Tensor) -> float:
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return 0.0
+    finite = tensor.detach()[torch.isfinite(tensor)].abs()
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

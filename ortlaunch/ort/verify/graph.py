@@ -1,0 +1,70 @@
+"""The graph that an ORTModule trains with, run forward with its dropout off.
+
+Made of the export that the ORTModule has made already, so that it costs a session and no second export: for GPT-2 at
+124M parameters a tenth of a second instead of seven.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ortlaunch.ort import session
+from ortlaunch.ort.kernels import symbolics as kernels
+
+
+class TracedGraph:
+    """Called as the model is; takes weights and buffers from it at each call."""
+
+    def __init__(self, wrapped: torch.nn.Module) -> None:
+        """
+        Args:
+            wrapped: an ORTModule after its first training forward.
+        """
+        from onnxruntime.training.ortmodule._execution_agent import InferenceAgent
+
+        manager = session.training_manager(wrapped)
+        assert manager is not None
+        self._processed = manager._graph_transition_manager._post_export_processed_model_info
+        self._device = manager._device
+        self._model = copy.deepcopy(self._processed._post_export_processed_model)
+        _switch_dropout_off(self._model.graph)
+        options, providers, provider_options = manager._get_session_config()
+        # Otherwise backend.debug.save_onnx's file of the training session would be written over.
+        options.optimized_model_filepath = ""
+        self._agent = InferenceAgent(self._model.SerializeToString(), options, providers, provider_options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's outputs for these arguments, nested as the model returns them."""
+        from onnxruntime.training.ortmodule._inference_manager import InferenceManager
+
+        inputs = self._processed.construct_inputs(args, kwargs, True, self._device)
+        ordered = [inputs[value.name].detach() for value in self._model.graph.input]
+        flat, _ = InferenceManager.execution_session_run_forward(self._agent, self._model, self._device, *ordered)
+        return self._processed.restore_outputs(flat)
+
+
+def _switch_dropout_off(graph: Any) -> None:
+    """Both forms of it: ONNX's own operator, and our kernels in ATen nodes."""
+    from onnx import TensorProto, helper
+
+    off, nothing = "ortlaunch_dropout_off", "ortlaunch_no_share"
+    graph.initializer.append(helper.make_tensor(off, TensorProto.BOOL, [], [False]))
+    graph.initializer.append(helper.make_tensor(nothing, TensorProto.FLOAT, [], [0.0]))
+    for node in _nodes(graph):
+        operator = next((one.s.decode() for one in node.attribute if one.name == "operator"), "")
+        if node.op_type == "Dropout" and len(node.input) > 2:
+            node.input[2] = off
+        elif operator in kernels.RATES:
+            node.input[kernels.RATES[operator]] = nothing
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)

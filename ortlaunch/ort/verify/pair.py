@@ -1,0 +1,126 @@
+"""A plain model and the graph exported from it, called side by side on the same weights and buffers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ortlaunch.models.task import Batch, Task
+from ortlaunch.ort import session
+from ortlaunch.ort.verify.compare import relative_error, tolerance_of
+from ortlaunch.ort.verify.graph import TracedGraph
+from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
+from ortlaunch.ort.verify.reference import Place, Reference
+from ortlaunch.ort.verify.state import ModelState, copied_buffers
+
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+Decisions = dict[Place, list[str]]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The output that is furthest from PyTorch's."""
+
+    name: str
+    error: float | None
+    """Relative error; None where it is no number, as for another shape."""
+    tolerance: float
+
+    def exceeds(self, least: float) -> bool:
+        """Whether the error is larger than `least`."""
+        return self.error is None or self.error > least
+
+    @property
+    def differs(self) -> bool:
+        """Whether the error is larger than rounding explains."""
+        return self.exceeds(self.tolerance)
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return f"{self.name} cannot even be compared"
+        return f"{self.name} by {self.error:.2g} of its largest value"
+
+
+class Pair:
+    """Both with dropout off and everything else in train mode.
+
+    Attributes:
+        moved: names of the buffers that PyTorch's forward passes have moved.
+    """
+
+    def __init__(self, wrapped: torch.nn.Module, task: Task, precision: Context, state: ModelState) -> None:
+        """
+        Args:
+            wrapped: an ORTModule that has exported.
+            task: how the model is called.
+            precision: the context in which PyTorch runs it.
+            state: of the plain model; every pass starts from it.
+        """
+        self._plain = session.plain_model(wrapped)
+        self._graph = TracedGraph(wrapped)
+        self._task = task
+        self._precision = precision
+        self._state = state
+        self.moved: set[str] = set()
+
+    def eager(self, batch: Batch) -> tuple[NamedTensors, Decisions]:
+        """PyTorch's outputs, and what Python learned of tensors' values on the way."""
+        self._state.restore()
+        with torch.no_grad(), self._precision(), Reference() as reference:
+            outputs = self._task.outputs(self._plain, batch)
+        self.moved |= self._state.moved_buffers()
+        self._state.restore()
+        return named_tensors(outputs), dict(reference.decisions)
+
+    def eager_buffers(self, batch: Batch) -> tuple[NamedTensors, bool]:
+        """The buffers after one pass in PyTorch, and whether dropout would have been active in it."""
+        self._state.restore()
+        with torch.no_grad(), self._precision(), Reference() as reference:
+            self._task.outputs(self._plain, batch)
+        buffers = copied_buffers(self._plain)
+        self._state.restore()
+        return buffers, reference.dropped
+
+    def exported(self, batch: Batch) -> NamedTensors:
+        """The graph's outputs."""
+        return named_tensors(self._task.outputs(self._graph, batch))  # type: ignore[arg-type]
+
+    def gap(self, batch: Batch) -> Gap:
+        """The output that differs most."""
+        expected, _ = self.eager(batch)
+        return widest(self.exported(batch), expected)
+
+    def is_random(self, batch: Batch) -> bool:
+        """Whether the same batch gives other outputs, dropout aside, in PyTorch or in the graph."""
+        for run in (lambda: self.eager(batch)[0], lambda: self.exported(batch)):
+            first = run()
+            torch.rand(1)
+            if widest(run(), first).differs:
+                return True
+        return False
+
+    def chance_decisions(self, batch: Batch, tries: int) -> set[Place]:
+        """Places where the same batch leads to other values in Python from one pass to the next."""
+        first = self.eager(batch)[1]
+        others = [self.eager(batch)[1] for _ in range(tries)]
+        return {place for other in others for place in changed_decisions(first, other)}
+
+
+def changed_decisions(first: Decisions, second: Decisions) -> set[Place]:
+    """Places that saw other values."""
+    return {place for place in {*first, *second} if first.get(place) != second.get(place)}
+
+
+def widest(actual: NamedTensors, expected: NamedTensors) -> Gap:
+    """The output with the largest error in units of its tolerance."""
+    gaps = [
+        Gap(name, relative_error(actual[name], tensor) if name in actual else None, tolerance_of(tensor))
+        for name, tensor in expected.items()
+    ]
+    if not gaps:
+        return Gap("output", 0.0, 0.0)
+    return max(gaps, key=lambda gap: float("inf") if gap.error is None else gap.error / max(gap.tolerance, 1e-12))

@@ -1,0 +1,76 @@
+"""Leaves a model and the random numbers as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import torch
+
+from ortlaunch.ort.verify.nested import NamedTensors
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class ModelState:
+    """What forward passes may change in a model: buffers, and plain Python values such as counters; not its mode."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._buffers = [
+            (module, name, buffer, None if buffer is None else buffer.detach().clone())
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+        ]
+        self._values = [
+            (module, {n: value for n, value in vars(module).items() if isinstance(value, _PLAIN) and n != "training"})
+            for module in model.modules()
+        ]
+
+    def restore(self) -> None:
+        """Puts everything back, each buffer into the very tensor that held it."""
+        with torch.no_grad():
+            for module, name, buffer, value in self._buffers:
+                module._buffers[name] = buffer
+                if buffer is not None and value is not None and not torch.equal(buffer, value):
+                    buffer.copy_(value)
+        for module, values in self._values:
+            vars(module).update(values)
+
+    def moved_buffers(self) -> set[str]:
+        """Names of the buffers that have other values than when this was taken."""
+        now = dict(self._model.named_buffers())
+        before = {
+            id(module): {name: value for owner, name, _, value in self._buffers if owner is module}
+            for module in self._model.modules()
+        }
+        moved = set()
+        for name, buffer in now.items():
+            path, _, leaf = name.rpartition(".")
+            value = before[id(self._model.get_submodule(path))].get(leaf)
+            if value is None or value.shape != buffer.shape or not torch.equal(value, buffer):
+                moved.add(name)
+        return moved
+
+
+def copied_buffers(model: torch.nn.Module) -> NamedTensors:
+    """The buffers by name, as they are now."""
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+@contextlib.contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Restores the random state of Python, NumPy and torch; ONNX Runtime's own follows the next ``manual_seed``."""
+    python, array, cpu = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    devices: Any = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(array)
+        torch.set_rng_state(cpu)
+        if devices is not None:
+            torch.cuda.set_rng_state_all(devices)

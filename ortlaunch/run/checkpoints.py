@@ -1,0 +1,196 @@
+"""The folder ``checkpoints`` of a run: each checkpoint in it is complete or absent, and nothing good is ever lost.
+
+A checkpoint is written as ``step-00000100.partial`` and renamed when everything in it is on the disk. What is found
+half-written or damaged is named and left alone; what is in the way of a new one is renamed, never removed. Needs the
+standard library alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ortlaunch.run import manifest
+
+FOLDER = "checkpoints"
+META = "run.json"
+PARTIAL = ".partial"
+_DELETING = ".deleting"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search for the newest checkpoint found."""
+
+    path: Path | None
+    """The newest complete one; None where there is none."""
+    skipped: list[str]
+    """Why others that are newer were not taken, one line each."""
+
+
+class Store:
+    """One run's checkpoints. Its methods are called by one process, the first worker's."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        """
+        Args:
+            folder: where the checkpoints lie; made when the first is written.
+            keep: how many of the newest complete ones are kept.
+        """
+        self.folder = folder
+        self._keep = keep
+
+    def begin(self, step: int) -> Path:
+        """Makes the empty folder that a checkpoint is written into."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        partial = self.partial(step)
+        set_aside(partial)
+        partial.mkdir()
+        return partial
+
+    def partial(self, step: int) -> Path:
+        """Where the checkpoint of a step is while it is written."""
+        return self.folder / (name_of(step) + PARTIAL)
+
+    def commit(self, step: int, meta: dict[str, Any]) -> Path:
+        """Turns what was written into a checkpoint and removes those that are not kept any more.
+
+        Args:
+            step: the step.
+            meta: facts about it, kept as ``run.json``.
+
+        Raises:
+            OSError: the disk is full or broken; the checkpoint is then absent.
+        """
+        partial, final = self.partial(step), self.folder / name_of(step)
+        (partial / META).write_text(json.dumps(meta, indent=1) + "\n")
+        manifest.seal(partial)
+        set_aside(final)
+        partial.rename(final)
+        manifest.sync_folder(self.folder)
+        self._point("latest", final)
+        if self._is_best(meta):
+            self._point("best", final)
+        self.prune()
+        return final
+
+    def abandon(self, step: int) -> None:
+        """Removes what this process has begun to write and cannot finish: it may be what fills the disk."""
+        partial = self.partial(step)
+        if partial.is_dir():
+            _remove(partial, [path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file()])
+
+    def prune(self) -> None:
+        """Removes the oldest complete checkpoints beyond those that are kept, and never ``best``.
+
+        Only folders with our name that hold just what was written are removed, and only after every byte of them was
+        found as written: what is damaged stays for its owner to look at.
+        """
+        kept = 0
+        for path in sorted(self.folder.glob(f"*{_DELETING}")):
+            _remove(path, manifest.listed(path))
+        best = self._target("best")
+        for path in steps_in(self.folder):
+            if manifest.problems(path, contents=False):
+                continue
+            kept += 1
+            if kept <= self._keep or path == best or manifest.strangers(path) or manifest.problems(path):
+                continue
+            doomed = path.with_name(path.name + _DELETING)
+            path.rename(doomed)
+            _remove(doomed, manifest.listed(doomed))
+
+    def _is_best(self, meta: dict[str, Any]) -> bool:
+        loss, best = meta.get("eval_loss"), self._target("best")
+        # Nothing is lower than a loss that is no number: the first of them would stay the best for ever.
+        if loss is None or not math.isfinite(loss):
+            return False
+        known = read_meta(best).get("eval_loss") if best is not None else None
+        return known is None or loss < known
+
+    def _target(self, link: str) -> Path | None:
+        path = self.folder / link
+        return self.folder / path.readlink() if path.is_symlink() else None
+
+    def _point(self, link: str, target: Path) -> None:
+        path = self.folder / link
+        if path.exists() and not path.is_symlink():
+            return  # Somebody's own.
+        temporary = self.folder / f".{link}.new"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target.name)
+        temporary.replace(path)
+
+
+def name_of(step: int) -> str:
+    """A checkpoint's folder name."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """The step in a checkpoint's folder name; None for any other name."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def steps_in(folder: Path) -> list[Path]:
+    """Folders with a checkpoint's name, the newest first."""
+    paths = [path for path in folder.glob("step-*") if step_of(path) is not None and path.is_dir()]
+    return sorted(paths, key=lambda path: step_of(path) or 0, reverse=True)
+
+
+def newest(folder: Path) -> Found:
+    """Looks for the newest checkpoint that is as it was written, reading every byte of it."""
+    skipped: list[tuple[int, str]] = []
+    complete = None
+    for path in steps_in(folder):
+        wrong = manifest.problems(path)
+        if not wrong:
+            complete = path
+            break
+        skipped.append((step_of(path) or 0, f"{path} is damaged, left where it is: {wrong[0]}"))
+    reached = step_of(complete) or 0 if complete is not None else 0
+    for path in folder.glob(f"step-*{PARTIAL}*"):
+        step = step_of(Path(path.name.partition(PARTIAL)[0])) or 0
+        if step > reached:
+            skipped.append((step, f"{path} was never finished, left where it is"))
+    return Found(complete, [line for _, line in sorted(skipped, reverse=True)])
+
+
+def read_meta(checkpoint: Path) -> dict[str, Any]:
+    """A checkpoint's facts, as they were given to `Store.commit`; empty where they cannot be read."""
+    try:
+        meta = json.loads((checkpoint / META).read_text())
+    except (OSError, ValueError):
+        return {}
+    return meta if isinstance(meta, dict) else {}
+
+
+def set_aside(path: Path) -> Path | None:
+    """Renames what has this name, if anything; returns its new name."""
+    if not path.exists() and not path.is_symlink():
+        return None
+    for number in itertools.count(1):
+        aside = path.with_name(f"{path.name}.{number}" if PARTIAL in path.name else f"{path.name}.aside-{number}")
+        if not aside.exists():
+            path.rename(aside)
+            return aside
+    raise AssertionError("unreachable")
+
+
+def _remove(folder: Path, names: list[str]) -> None:
+    """Removes files by name, then the manifest, then the folders that are empty: whatever else is in there stays."""
+    for name in [*names, manifest.NAME]:
+        (folder / name).unlink(missing_ok=True)
+    inner = [path for path in folder.rglob("*") if path.is_dir()]
+    for path in [*sorted(inner, reverse=True), folder]:
+        try:
+            path.rmdir()
+        except OSError:
+            return

@@ -1,0 +1,140 @@
+"""How a worker's failure reaches the person at the terminal.
+
+A worker that fails leaves ``failures/rank-N.json`` in the run folder; the launcher shows the first of them. A worker
+that was killed leaves none, and then torchrun's own report says which rank it was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import sysconfig
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import replace_text
+
+_TAIL_LINES = 15
+_FOLDER = "failures"
+_ENDED = "the worker was ended by"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One worker's failure."""
+
+    rank: int
+    host: str
+    message: str
+    """Last lines of the traceback, or the one message of a wrong request."""
+    is_request: bool
+    """The request was wrong (exit code 2) rather than the training (exit code 1)."""
+    time: float
+    """Seconds since the epoch."""
+
+    @property
+    def gist(self) -> str:
+        """The message in one line: how the worker was ended, or the traceback's last line."""
+        lines = self.message.strip().splitlines() or [""]
+        return lines[0].partition(";")[0] if lines[0].startswith(_ENDED) else lines[-1]
+
+
+def record(run_dir: Path, rank: int, error: BaseException, host: str | None = None) -> None:
+    """Writes a worker's failure; never raises, for a worse error would hide the first.
+
+    Args:
+        run_dir: the run folder.
+        rank: the worker that failed.
+        error: what it failed with.
+        host: its machine; None for this one.
+    """
+    is_request = isinstance(error, RequestError)
+    message = str(error) if is_request else _end_of(error)
+    failure = Failure(rank, host or socket.gethostname(), message, is_request, time.time())
+    try:
+        folder = run_dir / _FOLDER
+        folder.mkdir(exist_ok=True)
+        replace_text(folder / f"rank-{rank}.json", json.dumps(asdict(failure)))
+    except OSError:
+        traceback.print_exc()
+
+
+def _end_of(error: BaseException) -> str:
+    """The traceback's last lines, after the line of the user's own code if that is further up."""
+    lines = "".join(traceback.format_exception(error)).strip().splitlines()
+    shown = "\n".join(lines[-_TAIL_LINES:])
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    place = f'  File "{own[-1].filename}", line {own[-1].lineno}, in {own[-1].name}' if own else ""
+    if not own or place in shown:
+        return shown
+    return f"{place}\n    {own[-1].line}\n  …\n{shown}"
+
+
+def _is_users(file: str) -> bool:
+    path = Path(file)
+    others = (Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1])
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return path.is_file() and not installed and not any(path.is_relative_to(folder) for folder in others)
+
+
+def forget(run_dir: Path, rank: int) -> None:
+    """Removes what an earlier attempt of this worker left."""
+    (run_dir / _FOLDER / f"rank-{rank}.json").unlink(missing_ok=True)
+
+
+def is_request(run_dir: Path) -> bool:
+    """Whether some worker found the request wrong: starting it again would find the same."""
+    return any(_read(path).is_request for path in (run_dir / _FOLDER).glob("rank-*.json"))
+
+
+def first(run_dir: Path, *torchrun_logs: Path) -> Failure | None:
+    """The failure that came first: the others follow from it, for the rest then miss their peer.
+
+    Args:
+        run_dir: the run folder.
+        torchrun_logs: where each machine's torchrun wrote, for workers that died without a word.
+    """
+    for log in torchrun_logs:
+        killed = _killed(run_dir, log)
+        if killed is not None:
+            return killed
+    failures = [_read(path) for path in (run_dir / _FOLDER).glob("rank-*.json")]
+    return min(failures, key=lambda failure: failure.time, default=None)
+
+
+def _read(path: Path) -> Failure:
+    return Failure(**json.loads(path.read_text()))
+
+
+def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
+    """A worker that torchrun saw end by a signal of its own, before torchrun stopped the others."""
+    text = torchrun_log.read_text(errors="replace") if torchrun_log.is_file() else ""
+    # The last attempt's report; before it come lines about those that were started again.
+    text = text.rpartition("--- attempt ")[2]
+    known_host = re.match(r"\d+ on (\S+) at ", text)
+    text = text.rpartition("ChildFailedError")[2]
+    killed = {int(rank): -int(code) for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)", text)}
+    # Those that torchrun stopped itself ended by SIGTERM; one that raised has said so. Which of several torchrun calls
+    # the root cause depends on the order in which it came to look.
+    candidates = [
+        rank
+        for rank, number in sorted(killed.items())
+        if number != signal.SIGTERM and not (run_dir / _FOLDER / f"rank-{rank}.json").exists()
+    ]
+    if not candidates:
+        return None
+    rank = candidates[0]
+    number = killed[rank]
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    hint = " (out of memory?)" if number == signal.SIGKILL else ""
+    log = run_dir / "logs" / f"rank-{rank}.log"
+    tail = log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:] if log.is_file() else []
+    message = "\n".join([f"{_ENDED} {name}{hint}; the last lines of its log:", *tail])
+    # On a cluster the attempt's header has the name by which the scheduler knows the node.
+    host = known_host[1] if known_host else socket.gethostname()
+    return Failure(rank, host, message, False, 0.0)

@@ -1,0 +1,84 @@
+"""The run folders below the run roots, from their names alone: ``ROOT/<experiment>/<timestamp>-<name>-<id>``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ortlaunch.base.errors import RequestError
+
+_NAME = re.compile(r"(?P<time>\d{8}-\d{6})-(?P<name>.+)-(?P<id>[0-9a-f]{6})")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run folder, not yet opened."""
+
+    place: str
+    """Its path as text: there may be ten thousand, of which twenty are opened."""
+    root: Path
+    """The run root below which it lies."""
+    experiment: str
+    name: str
+    run_id: str
+    """ortlaunch's short id."""
+    time: str
+    """When it was made, as text that sorts."""
+    changed: int
+    """Modification time of the folder in nanoseconds: it changes with every launch of the run, and with its end."""
+
+    @property
+    def path(self) -> Path:
+        """Its path."""
+        return Path(self.place)
+
+
+def scan(roots: Iterable[Path]) -> list[RunFolder]:
+    """All run folders below the roots, the newest first. Opens none of them."""
+    found = {folder.place: folder for root in roots for folder in _below(root)}
+    return sorted(found.values(), key=lambda folder: (folder.time, folder.run_id), reverse=True)
+
+
+def folder_at(path: Path) -> RunFolder:
+    """The run folder at a path, whatever it is called.
+
+    Raises:
+        RequestError: it is none.
+    """
+    path = path.expanduser().absolute()
+    if not any((path / name).is_file() for name in ("config.yaml", "journal.jsonl")):
+        raise RequestError(f"{path} is no run folder: it has no config.yaml")
+    changed = path.stat().st_mtime_ns
+    place, root, experiment = str(path), path.parents[1], path.parent.name
+    return _parsed(place, path.name, root, experiment, changed) or RunFolder(
+        place, root, experiment, path.name, path.name.rpartition("-")[2], "", changed
+    )
+
+
+def _below(root: Path) -> Iterator[RunFolder]:
+    for experiment in _folders(root):
+        for entry in _folders(experiment):
+            try:
+                changed = entry.stat().st_mtime_ns
+            except OSError:
+                continue
+            if (folder := _parsed(entry.path, entry.name, root, experiment.name, changed)) is not None:
+                yield folder
+
+
+def _folders(path: os.PathLike[str]) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry for entry in entries if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def _parsed(place: str, name: str, root: Path, experiment: str, changed: int) -> RunFolder | None:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    return RunFolder(place, root, experiment, match["name"], match["id"], match["time"], changed)

@@ -1,0 +1,48 @@
+"""Where a user's runs lie: the folders that runs were started in, noted once each in the user's cache."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from ortlaunch.base.files import replace_text
+from ortlaunch.base.user import user_cache
+
+RUN_ROOT = Path("runs")
+"""Run root of a run that names no other, below the folder where it was started."""
+
+_MOST = 50
+
+
+def keep(path: Path, text: str) -> None:
+    """Writes a file of the cache in one step; a cache that cannot be written is none."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(path, text)
+
+
+def known_roots() -> list[Path]:
+    """Run roots to look in: the one of this folder, then those where this user has started runs, newest first."""
+    here = RUN_ROOT.absolute()
+    return [root for root in dict.fromkeys([here, *_noted()]) if root.is_dir()]
+
+
+def note_root(root: Path) -> None:
+    """Remembers a run root, so that its runs are found from any folder."""
+    noted = _noted()
+    if noted[:1] == [root]:
+        return
+    kept = [other for other in noted if other != root and other.is_dir()]
+    keep(_file(), "".join(f"{one}\n" for one in [root, *kept][:_MOST]))
+
+
+def _noted() -> list[Path]:
+    try:
+        lines = _file().read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return []
+    return [Path(line) for line in lines if line]
+
+
+def _file() -> Path:
+    return user_cache() / "run-roots"

@@ -1,0 +1,264 @@
+"""`ortlaunch bench`: a grid of runs on this machine, repeated in rounds, that ends in their comparison.
+
+All cells run once before any runs again, so that what changes on the machine in the meantime meets all alike. Every
+round has a seed of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import multirun_task, run_with_hydra
+from ortlaunch.compose.sweep_folder import discard, sweep_folder
+from ortlaunch.compose.sweeps import swept_keys, swept_name
+from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig
+from ortlaunch.config.tracking_uri import compare_command
+from ortlaunch.launch.local.run import run
+from ortlaunch.launch.planning import make_plan
+from ortlaunch.run.identity import write_identity
+from ortlaunch.run.sweep import SweepTask
+from ortlaunch.verbs.multirun import FIRST_STOPPED, combination_name, create_sweep, end_sweep
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+REPEAT = 3
+_COMMON = ("experiment", "run_root", "tracking")
+"""What all runs of a bench have the same of."""
+_KEEPS_WEIGHTS = "train.save_weights"
+_EPILOG = """\
+example:
+  ortlaunch bench model=gpt2_nano backend=eager,compile,ort trainer=ddp,deepspeed repeat=3 --html bench.html
+
+Lists of values make the grid, as with --multirun. The first run that finishes is the baseline, unless --baseline names
+another. launcher.dry_run=true shows the list. Weights are kept only with train.save_weights=true.
+Exit codes: 0 done, 1 a cell failed, 2 the request is wrong, 130 interrupted."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of the grid."""
+
+    name: str
+    config: Config
+    overrides: list[str]
+
+
+@dataclass
+class Grid:
+    """The combinations, and those that cannot work, with the reason."""
+
+    folder: Path = Path()
+    cells: list[Cell] = field(default_factory=list)
+    refused: list[tuple[str, RequestError]] = field(default_factory=list)
+
+
+def main(arguments: list[str], to_config: Callable[[DictConfig], Config]) -> int:
+    """Runs `ortlaunch bench`.
+
+    Args:
+        arguments: the command line after the verb.
+        to_config: makes a checked configuration of a composed tree.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        RequestError: the request cannot work at all, or the comparison cannot be made.
+    """
+    from ortlaunch.compare.command import check_files
+
+    options, words = _parser().parse_known_args(arguments)
+    repeat, words = _repeat(words)
+    check_files(options)
+    try:
+        grid = _composed(words, to_config)
+        _check(grid)
+        for name, error in grid.refused:
+            print(f"ortlaunch: {name} is left out: {error}", file=sys.stderr)
+        if not grid.cells or grid.cells[0].config.launcher.dry_run:
+            print(_listed(grid, repeat) if grid.cells else "", end="")
+            return 0
+        return _Bench(grid, repeat, ["bench", *arguments]).run(options)
+    finally:
+        discard(sweep_folder())
+
+
+def _parser() -> argparse.ArgumentParser:
+    from ortlaunch.compare.command import add_output_options
+
+    parser = argparse.ArgumentParser(
+        prog="ortlaunch bench",
+        usage="ortlaunch bench KEY=VALUE[,VALUE...] ... [repeat=N] [OPTION ...]",
+        description=f"Run every combination N times (default {REPEAT}), in rounds, and compare them.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_output_options(parser)
+    return parser
+
+
+def _repeat(words: list[str]) -> tuple[int, list[str]]:
+    given = [word for word in words if word.startswith("repeat=")]
+    rest = [word for word in words if word not in given and word not in ("-m", "--multirun")]
+    swept = swept_keys(rest)
+    if common := [key for key in swept if key.partition(".")[0] in _COMMON]:
+        raise RequestError(f"{common[0]}: the runs of a bench have it in common: give one value")
+    if "seed" in swept:
+        raise RequestError("seed: the rounds of a bench have seeds of their own, from seed=N on: give repeat=N instead")
+    if not any(word.lstrip("+").startswith(f"{_KEEPS_WEIGHTS}=") for word in rest):
+        rest = [f"{_KEEPS_WEIGHTS}=false", *rest]
+    if not given:
+        return REPEAT, rest
+    text = given[-1].partition("=")[2]
+    if not text.isdecimal() or int(text) < 1:
+        raise RequestError(f"repeat={text} is no number of rounds: give 1 or more")
+    return int(text), rest
+
+
+def _composed(words: list[str], to_config: Callable[[DictConfig], Config]) -> Grid:
+    grid = Grid()
+
+    def take(tree: DictConfig) -> None:
+        task = multirun_task()
+        assert task is not None
+        grid.folder = task.folder
+        try:
+            config = to_config(tree)
+        except RequestError as error:
+            grid.refused.append((" ".join(task.overrides), error))
+            return
+        grid.cells.append(Cell(combination_name(config, words, task.overrides), config, task.overrides))
+
+    run_with_hydra([*words, "--multirun"], take)
+    return grid
+
+
+def _check(grid: Grid) -> None:
+    """What only a bench refuses, and a grid of which nothing can work.
+
+    Raises:
+        RequestError: with the key and what to do.
+    """
+    if grid.refused and not grid.cells:
+        raise grid.refused[0][1]
+    for cell in grid.cells:
+        launcher = cell.config.launcher
+        if not isinstance(launcher, LocalConfig) or launcher.nodes > 1:
+            given = f"launcher={launcher.name}" if launcher.nodes == 1 else f"launcher.nodes={launcher.nodes}"
+            raise RequestError(
+                f"{given}: a bench runs on this machine alone. On several, run the grid by --multirun with "
+                "seed=0,1,2 and compare it by ortlaunch compare --sweep"
+            )
+        if not isinstance(cell.config.tracking, MlflowConfig):
+            raise RequestError(
+                f"tracking={cell.config.tracking.name}: a bench compares what is in MLflow: tracking=mlflow"
+            )
+
+
+def _listed(grid: Grid, repeat: int) -> str:
+    lines = [f"{len(grid.cells) * repeat} runs would be started, one after the other:"]
+    for turn in range(repeat):
+        for cell in grid.cells:
+            seed = cell.config.seed + turn
+            lines.append(f"round {turn + 1}  {cell.name}  ortlaunch {' '.join(_with_seed(cell.overrides, seed))}")
+    return "\n".join(lines) + "\n"
+
+
+def _with_seed(overrides: list[str], seed: int) -> list[str]:
+    """What makes one run: the overrides of its cell, with the seed of its round."""
+    others = [word for word in overrides if not word.lstrip("+").startswith(("seed=", "launcher.dry_run="))]
+    return [*others, f"seed={seed}"]
+
+
+class _Bench:
+    """Runs the grid, round by round."""
+
+    def __init__(self, grid: Grid, repeat: int, command: list[str]) -> None:
+        self._grid = grid
+        self._repeat = repeat
+        self._failed: dict[str, str] = {name: str(error) for name, error in grid.refused}
+        self._runs: list[Path] = []
+        self._has_finished = False
+        first = grid.cells[0].config
+        name = swept_name(command, first.name).replace("sweep", "bench", 1)
+        self._sweep = create_sweep(grid.folder, name, first, command)
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Runs all and compares them; returns the exit code of the whole."""
+        write_identity(self._grid.folder)
+        stopped = True
+        try:
+            code = self._rounds()
+            stopped = code >= FIRST_STOPPED
+        finally:
+            self._close(stopped=stopped)
+        tracking = self._grid.cells[0].config.tracking
+        assert isinstance(tracking, MlflowConfig)
+        again = compare_command(tracking, "--sweep", str(self._grid.folder))
+        print(f"bench:      {self._grid.folder}\ncompare:    {again}", flush=True)
+        for name, why in self._failed.items():
+            print(f"ortlaunch: {name} failed: {why}", file=sys.stderr, flush=True)
+        if stopped or not self._has_finished:
+            return code
+        self._compare(options, tracking, again)
+        return code
+
+    def _rounds(self) -> int:
+        cells = list(self._grid.cells)
+        total = len(cells) * self._repeat
+        number = 0
+        for turn in range(self._repeat):
+            for cell in list(cells):
+                number += 1
+                print(f"\n{number}/{total}  round {turn + 1} of {self._repeat}: {cell.name}", flush=True)
+                code = self._run(cell, turn)
+                if code >= FIRST_STOPPED:
+                    return code
+                if code:
+                    # What failed once would mostly fail again, and take its time for it.
+                    cells.remove(cell)
+                    total = number + len(cells) * (self._repeat - turn - 1) + self._left_in_round(cell)
+        return 1 if self._failed else 0
+
+    def _left_in_round(self, cell: Cell) -> int:
+        after = self._grid.cells[self._grid.cells.index(cell) + 1 :]
+        return sum(1 for one in after if one.name not in self._failed)
+
+    def _run(self, cell: Cell, turn: int) -> int:
+        seed = cell.config.seed + turn
+        name = cell.name if self._repeat == 1 else f"{cell.name}-seed={seed}"
+        config = dataclasses.replace(cell.config, seed=seed, name=name)
+        plan = dataclasses.replace(make_plan(config), sweep=SweepTask(self._grid.folder, len(self._runs)))
+        self._runs.append(plan.run_dir)
+        self._sweep.write(self._runs, complete=False)
+        code = run(plan, config, _with_seed(cell.overrides, seed))
+        if code == 0:
+            self._has_finished = True
+        elif code < FIRST_STOPPED:
+            self._failed[cell.name] = f"exit code {code} in round {turn + 1}; see {plan.run_dir}"
+        return code
+
+    def _close(self, *, stopped: bool) -> None:
+        self._sweep.write(self._runs, complete=True)
+        end_sweep(self._grid.folder, self._grid.cells[0].config, {"KILLED"} if stopped else set())
+
+    def _compare(self, options: argparse.Namespace, tracking: MlflowConfig, again: str) -> None:
+        """The comparison of the sweep, as `ortlaunch compare` makes it later."""
+        from ortlaunch.compare import command
+
+        experiment = self._grid.cells[0].config.experiment
+        chosen = {"run": [], "tag": [], "last": 1, "sweep": str(self._grid.folder), "experiment": experiment}
+        wanted = argparse.Namespace(**vars(options), **chosen, uri=tracking.uri)
+        try:
+            command.run(wanted, tracking.uri, experiment)
+        except RequestError as error:
+            raise RequestError(f"the runs have ended, but cannot be compared: {error}. Later: {again}") from error

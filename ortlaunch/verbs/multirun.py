@@ -1,0 +1,161 @@
+"""`--multirun`: every combination as a run, on this machine one after the other, on SLURM as the tasks of one array."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name
+from ortlaunch.config.load import to_dict
+from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
+from ortlaunch.config.tracking_uri import compare_command
+from ortlaunch.launch.folder import public
+from ortlaunch.launch.local.run import run
+from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.planning import default_name, make_plan
+from ortlaunch.run.identity import write_identity
+from ortlaunch.run.sweep import Sweep, SweepTask, create, end, marks_of
+from ortlaunch.tracking.relay import Relay
+
+FIRST_STOPPED = 128
+"""Exit codes from here on mean that somebody asked to stop."""
+_IN_NAME = ("name", "model", "backend", "trainer", "trainer.zero_stage")
+"""Keys that a run's own name shows already."""
+
+
+class Multirun:
+    """Takes the combinations one by one, and closes the sweep."""
+
+    def __init__(self, folder: Path, arguments: list[str], varied: list[str]) -> None:
+        """
+        Args:
+            folder: the sweep's folder.
+            arguments: the command line after ``ortlaunch``, for the record.
+            varied: what of it is Hydra's, with what a ready job sweeps, as KEY=VALUES.
+        """
+        self._folder = folder
+        self._arguments = arguments
+        self._varied = varied
+        self._planned: list[tuple[LaunchPlan, Config, list[str]]] = []
+        self._sweep: Sweep | None = None
+        self._name = ""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a run has begun on this machine, so that there is a sweep to end."""
+        return self._sweep is not None
+
+    def take(self, config: Config, overrides: list[str]) -> int:
+        """The next combination: runs it here to its end, or keeps it for the array.
+
+        Args:
+            config: its configuration.
+            overrides: those that make it, for the record.
+
+        Returns:
+            The exit code of the run; 0 for one that is kept.
+        """
+        if not self._planned:
+            self._name = swept_name(self._varied, config.name)
+        config = dataclasses.replace(config, name=combination_name(config, self._varied, overrides))
+        task = SweepTask(self._folder, len(self._planned))
+        plan = dataclasses.replace(make_plan(config), sweep=task)
+        self._planned.append((plan, config, overrides))
+        if isinstance(config.launcher, SlurmConfig):
+            return 0
+        if config.launcher.dry_run:
+            print(plan.description())
+            return 0
+        if self._sweep is None:
+            self._sweep = self._created()
+            # Lets `ortlaunch sync` tell a sweep that goes on from one whose launcher was killed.
+            write_identity(self._folder)
+        self._sweep.write([planned.run_dir for planned, _, _ in self._planned], complete=False)
+        return run(plan, config, overrides)
+
+    def close(self, code: int) -> int:
+        """No further combination comes: submits the array, or ends the sweep.
+
+        Args:
+            code: exit code of the last run.
+
+        Returns:
+            The exit code of the whole.
+        """
+        if not self._planned:
+            return code
+        config = self._planned[0][1]
+        if isinstance(config.launcher, SlurmConfig):
+            _check_alike([one for _, one, _ in self._planned])
+            from ortlaunch.launch.slurm.array import submit_array
+
+            return submit_array(self._name, self._created, self._folder, self._planned)
+        if self._sweep is not None:
+            self._sweep.write([planned.run_dir for planned, _, _ in self._planned], complete=True)
+            end_sweep(self._folder, config, {"KILLED"} if code >= FIRST_STOPPED else {"FAILED"} if code else set())
+            print(f"sweep:      {self._folder}")
+            if isinstance(config.tracking, MlflowConfig):
+                print(f"compare:    {compare_command(config.tracking, '--sweep', str(self._folder))}")
+        return code
+
+    def _created(self) -> Sweep:
+        return create_sweep(self._folder, self._name, self._planned[0][1], self._arguments)
+
+
+def combination_name(config: Config, varied: list[str], overrides: list[str]) -> str:
+    """The name of one run of a grid: the run's own, with the values that this does not show.
+
+    Args:
+        config: its configuration.
+        varied: the command line of the grid, with what a ready job sweeps.
+        overrides: those that make this run.
+    """
+    shown = _IN_NAME if config.name is None else ("name",)
+    keys = [key for key in swept_keys(varied) if key not in shown]
+    return run_name(config.name or default_name(config), keys, overrides)
+
+
+def create_sweep(folder: Path, name: str, config: Config, arguments: list[str]) -> Sweep:
+    """Makes a sweep's folder, without credentials in it.
+
+    Args:
+        folder: where.
+        name: what the sweep is called.
+        config: that of its first run.
+        arguments: the command line after ``ortlaunch``.
+    """
+    tracking = to_dict(public(config))["tracking"]
+    return create(folder, name, config.experiment, tracking, ["ortlaunch", *arguments])
+
+
+def end_sweep(folder: Path, config: Config, statuses: set[str]) -> None:
+    """Ends a sweep as its runs ended, and sends this to MLflow for no longer than the configuration says.
+
+    Args:
+        folder: the sweep's.
+        config: that of its first run.
+        statuses: further ends, of what has left no mark.
+    """
+    end(folder, marks_of(folder) | statuses)
+    if isinstance(config.tracking, MlflowConfig):
+        result = Relay(folder, config.tracking).finish(config.tracking.flush_seconds)
+        if result.message:
+            print(f"ortlaunch: {result.message}")
+
+
+def _check_alike(configs: list[Config]) -> None:
+    """All tasks of an array get the same resources.
+
+    Raises:
+        RequestError: the combinations ask for different ones; with the first key that differs.
+    """
+    first, *others = (to_dict(config) for config in configs)
+    for other in others:
+        keys = [f"launcher.{key}" for key in first["launcher"] if other["launcher"].get(key) != first["launcher"][key]]
+        keys += [key for key in ("device", "experiment", "run_root", "tracking") if other[key] != first[key]]
+        if keys:
+            raise RequestError(
+                f"--multirun with launcher=slurm submits one array, whose tasks all get the same: {keys[0]} differs "
+                "between the combinations. Submit one sweep for each value"
+            )

@@ -1,0 +1,161 @@
+"""`ortlaunch resume RUN_DIR [KEY=VALUE...]`: launches a run again, in its folder and as the same run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import explain
+from ortlaunch.compose.rules import check
+from ortlaunch.config.load import first_line, load_config, to_config
+from ortlaunch.config.schema import GROUPS, Config, LocalConfig, MlflowConfig, SlurmConfig
+from ortlaunch.config.tracking_uri import resolve_tracking
+from ortlaunch.follow.find import find_run
+from ortlaunch.follow.state import State
+from ortlaunch.follow.status import look
+from ortlaunch.launch.local.run import run
+from ortlaunch.launch.planning import plan_in
+from ortlaunch.launch.slurm.plan import settled
+from ortlaunch.launch.slurm.submit import submit
+from ortlaunch.run.folders import folder_at
+from ortlaunch.run.identity import is_alive
+from ortlaunch.run.journal import Event, read_events
+from ortlaunch.run.layout import WORKERS_LOCK
+from ortlaunch.run.record import newest_checkpoint
+from ortlaunch.tracking.store import exclusive
+
+_HELP = """\
+usage: ortlaunch resume RUN [KEY=VALUE ...]
+
+Go on with a run that was stopped, was killed or has failed: in its folder, as the same MLflow run, from its newest
+complete checkpoint. RUN is its run folder, its short id, its name, or its job id (ortlaunch jobs lists them).
+
+  KEY=VALUE    a key to change, such as train.steps=2000 or launcher.time=4:00:00; what the run is made of (model,
+               data, backend, trainer, optimizer, scheduler) stays
+
+Exit codes are those of a run: 0 done, 1 the training failed, 2 the request is wrong, 130 interrupted"""
+
+
+def resume(arguments: list[str]) -> int:
+    """Runs `ortlaunch resume`.
+
+    Args:
+        arguments: the command line after the verb: a run, then keys to change.
+
+    Returns:
+        The exit code of the run.
+
+    Raises:
+        RequestError: there is no such run or several, it is still going on, or a key is wrong.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(_HELP)
+        return 0
+    if not arguments or "=" in arguments[0]:
+        raise RequestError(
+            "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
+        )
+    run_dir = find_run(arguments[0]).path
+    stored = _stored_config(run_dir)
+    config = settled(_named(_changed(stored, arguments[1:], run_dir), run_dir))
+    check(config)
+    if isinstance(config.tracking, MlflowConfig):
+        config = dataclasses.replace(config, tracking=resolve_tracking(config.tracking, Path.cwd()))
+    events, _ = read_events(run_dir / "journal.jsonl", 0)
+    starts = [event for event in events if event["event"] == "start"]
+    if not isinstance(config.launcher, LocalConfig) or config.launcher.node_rank == 0:
+        _check_ended(run_dir, config.launcher.grace_seconds)
+    _check_unfinished(run_dir, events, stored.train.steps, config.train.steps)
+    run_id, name = _identity(run_dir, starts)
+    plan = plan_in(config, run_dir, run_id, name, attempt=max(1, len(starts)))
+    if isinstance(config.launcher, SlurmConfig):
+        return submit(plan, config, ["resume", *arguments])
+    return run(plan, config, ["resume", *arguments])
+
+
+def _stored_config(run_dir: Path) -> Config:
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        raise RequestError(f"{run_dir} is no run folder: it has no config.yaml")
+    try:
+        return load_config(path)
+    except (OmegaConfBaseException, KeyError, OSError) as error:
+        raise RequestError(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def _changed(config: Config, overrides: list[str], run_dir: Path) -> Config:
+    """The configuration with keys changed; goes on from the newest checkpoint unless told otherwise."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    for override in overrides:
+        if "=" not in override or override.startswith("~"):
+            raise RequestError(f"resume: {override} is not of the form KEY=VALUE")
+        if override.partition("=")[0].lstrip("+") in ("model", *GROUPS):
+            raise RequestError(
+                f"resume: {override}: a run keeps what it is made of; only single keys can change, such as train.steps"
+            )
+    if newest_checkpoint(run_dir) and config.train.resume != "auto":
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, resume="auto"))
+    tree = OmegaConf.structured(config)
+    try:
+        # By Hydra's grammar, as for a run: YAML's takes launcher.time=4:00:00 for the number 14400.
+        for change in OverridesParser.create().parse_overrides(overrides):
+            if change.is_sweep_override():
+                raise RequestError(f"resume: {change.input_line}: a run has one value of a key")
+            OmegaConf.update(tree, change.key_or_group, change.value(), merge=True)
+    except (OmegaConfBaseException, OverrideParseException) as error:
+        raise RequestError(f"resume: {explain(error)}") from error
+    return to_config(tree)
+
+
+def _named(config: Config, run_dir: Path) -> Config:
+    """With what several machines know the run by: the one that was started first has chosen it."""
+    if not isinstance(config.launcher, LocalConfig) or config.launcher.nodes == 1:
+        return config
+    parts = run_dir.name.split("-")
+    return dataclasses.replace(
+        config, launcher=dataclasses.replace(config.launcher, run="-".join([*parts[:2], parts[-1]]))
+    )
+
+
+def _check_ended(run_dir: Path, seconds: float) -> None:
+    """Waits for workers that are still writing their last checkpoint; refuses a run whose launcher or job lives."""
+    if (run_dir / "job.json").is_file():
+        row, _ = look(folder_at(run_dir))
+        # What SLURM cannot be asked about is left to the workers' lock.
+        if not row.is_over and row.state is not State.UNKNOWN:
+            raise RequestError(f"{run_dir} is {row.state.value} as job {row.job_id}: ortlaunch cancel {row.run_id}")
+    try:
+        launcher = json.loads((run_dir / "launcher.json").read_text())
+        here = launcher["host"] == socket.gethostname()
+        alive = here and is_alive(int(launcher["pid"]), int(launcher["start_ticks"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        alive = False
+    if alive:
+        raise RequestError(f"{run_dir} is still running (process {launcher['pid']}): stop it first")
+    with exclusive(run_dir / WORKERS_LOCK, seconds) as free:
+        if not free:
+            raise RequestError(f"workers of {run_dir} are still running after {seconds:g} s: stop them first")
+
+
+def _check_unfinished(run_dir: Path, events: list[Event], done: int, wanted: int) -> None:
+    """Refuses a run that has done all that is asked of it: its last steps would be trained again."""
+    ends = [event["status"] for event in events if event["event"] == "end"]
+    if ends[-1:] == ["FINISHED"] and wanted <= done:
+        raise RequestError(
+            f"{run_dir} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
+        )
+
+
+def _identity(run_dir: Path, starts: list[Event]) -> tuple[str, str]:
+    if starts:
+        return starts[0]["run_id"], starts[0]["name"]
+    # Killed before it could say what it is: the folder is <timestamp>-<name>-<id>.
+    return run_dir.name.rpartition("-")[2], run_dir.name
