@@ -178,7 +178,7 @@ def _takes_context(cls: type[Function]) -> bool:
 def _caller() -> str:
     """``file:line`` of the model's call."""
     frames = traceback.extract_stack()
-    ours = {Path(torch.__file__).parent, Path(__file__).parent}
+    ours = {Path(torch.__file__).parent, Path(__file__).parents[1]}
     for frame in reversed(frames):
         if not any(folder in Path(frame.filename).parents for folder in ours):
             return f"{frame.filename}:{frame.lineno}"
