@@ -167,15 +167,12 @@ def _after(config: Config, names: list[str]) -> Config:
 def _config(tree: DictConfig) -> Config:
     from ortlaunch.compose.rules import check
     from ortlaunch.config.load import to_config
-    from ortlaunch.config.schema import MlflowConfig
-    from ortlaunch.config.tracking_uri import resolve_tracking
     from ortlaunch.launch.slurm.plan import settled
+    from ortlaunch.tracking import trackers
 
     config = settled(to_config(tree))
     check(config)
-    if isinstance(config.tracking, MlflowConfig):
-        config = dataclasses.replace(config, tracking=resolve_tracking(config.tracking, Path.cwd()))
-    return config
+    return trackers.resolved(config, Path.cwd())
 
 
 def _launch(config: Config, arguments: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -23,6 +24,7 @@ from ortlaunch.config.paths import conf_dir, group_options, ready_jobs, slurm_pr
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, MlflowConfig, open_model, register_schemas
 from ortlaunch.config.tracking_uri import default_uri
 from ortlaunch.models.registry import available, unknown_model_message
+from ortlaunch.tracking import trackers
 
 
 def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> None:
@@ -120,6 +122,8 @@ def _register_options(overrides: list[str]) -> None:
     register_schemas()
     # MLflow's own variable gives way to whatever sets tracking.uri, as a default does.
     ConfigStore.instance().store(group="schema/tracking", name="mlflow", node=MlflowConfig(uri=default_uri()))
+    if _may_choose(overrides, "tracking", "trackers", "jobs"):
+        _register_trackers()
     # To ask all installed packages, and to read all of these files, takes a fifth of the time of what starts nothing.
     others = set(available()) - set(group_options("model")) if _may_choose(overrides, "model", "jobs") else ()
     for name in others:
@@ -129,6 +133,18 @@ def _register_options(overrides: list[str]) -> None:
         _register_profiles(overrides)
     if _may_choose(overrides, "jobs"):
         _register_jobs(overrides)
+
+
+def _register_trackers() -> None:
+    """Trackers beside MLflow are options of `tracking` whose keys have a place of their own: several combine."""
+    from hydra.core.config_store import ConfigStore
+
+    for name in trackers.names():
+        # One that cannot be loaded must not stop a run that does not ask for it.
+        with contextlib.suppress(RequestError):
+            if name != trackers.MAIN:
+                node = trackers.node(name)
+                ConfigStore.instance().store(group="tracking", name=name, node=node, package=f"trackers.{name}")
 
 
 def _may_choose(words: list[str], *names: str) -> bool:
@@ -196,7 +212,9 @@ def explain(error: Exception) -> str:
     text = str(error)
     if "launcher/slurm_profile" in text and "No match in the defaults list" in text:
         return "launcher/slurm_profile: profiles belong to launcher=slurm: give that too"
-    if option := re.search(r"Could not find '([^']+)/([^/']+)'", text):
+    if "In 'schema/tracking/" in text and "is not a subclass of" in text:
+        return "tracking: none means no tracker, so it is not combined with mlflow: leave it out of the list"
+    if option := re.search(r"Could not (?:find|load) '([^']+)/([^/']+)'", text):
         return _unknown_option(option[1], option[2], text)
     if key := re.search(r"Key '[^']+' (?:is )?not in .*?full_key: (\S+)", text, re.DOTALL):
         return _unknown_key(key[1])
@@ -224,11 +242,17 @@ def _unknown_option(group: str, name: str, text: str) -> str:
     if group == "model":
         return unknown_model_message(name)
     available = re.findall(r"^\t(\S+)$", text, re.MULTILINE) or sorted(GROUPS.get(group, {}))
+    if group == "tracking":
+        if (reason := trackers.why_missing(name)) is not None:
+            return reason
+        available = sorted({*trackers.names(), trackers.NONE})
     return f"{group}={name}: no such option{_nearest(name, available, group + '=')} (there are {', '.join(available)})"
 
 
 def _unknown_key(key: str) -> str:
-    group = key.partition(".")[0]
+    group, _, rest = key.partition(".")
+    if group == "trackers" and (name := rest.partition(".")[0]) in trackers.names():
+        return f"{key}: no such key of a chosen tracker; {name} is chosen by tracking=[mlflow,{name}]"
     owners = [o for o, node in GROUPS.get(group, {}).items() if has_key(node, key, f"{group}.")]
     if owners:
         return f"{key}: the chosen {group} has no such key; it belongs to {group}={', '.join(owners)}"

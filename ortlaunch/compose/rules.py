@@ -20,7 +20,6 @@ from ortlaunch.config.schema import (
     Device,
     HfDataConfig,
     LocalConfig,
-    MlflowConfig,
     OrtConfig,
     OrtZero3,
     SlurmConfig,
@@ -29,10 +28,10 @@ from ortlaunch.config.schema import (
     TokensConfig,
     TorchProfileConfig,
 )
-from ortlaunch.config.tracking_uri import check_uri
 from ortlaunch.launch.slurm.rules import SLURM_RULES
 from ortlaunch.models import registry
 from ortlaunch.models.source import check_source
+from ortlaunch.tracking import trackers
 
 
 def check(config: Config) -> None:
@@ -72,9 +71,6 @@ def _positive_numbers(config: Config) -> None:
         least["launcher.workers_per_node"] = (config.launcher.workers_per_node, 1)
     if isinstance(config.backend, OrtConfig) and config.backend.threads is not None:
         least["backend.threads"] = (config.backend.threads, 1)
-    if isinstance(config.tracking, MlflowConfig):
-        least["tracking.timeout_seconds"] = (config.tracking.timeout_seconds, 1)
-        least["tracking.flush_seconds"] = (config.tracking.flush_seconds, 0)
     if config.train.eval_every is not None:
         least["train.eval_every"] = (config.train.eval_every, 1)
     for key, (value, minimum) in least.items():
@@ -299,11 +295,6 @@ def _compile_mode(config: Config) -> None:
         raise RequestError(f"backend.mode={mode}: must be one of {', '.join(modes)}")
 
 
-def _tracking(config: Config) -> None:
-    if isinstance(config.tracking, MlflowConfig):
-        check_uri(config.tracking.uri)
-
-
 RULES: tuple[Callable[[Config], None], ...] = (
     _positive_numbers,
     _names,
@@ -323,5 +314,5 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _checkpoint_paths,
     _profile,
     _compile_mode,
-    _tracking,
+    trackers.check,
 )

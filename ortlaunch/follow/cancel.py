@@ -28,6 +28,7 @@ from ortlaunch.run.journal import Journal
 from ortlaunch.run.layout import STOP_FILE
 from ortlaunch.run.record import STATE_TAG, Record, read_record
 from ortlaunch.run.sweep import note_end
+from ortlaunch.tracking.destination import has_trackers
 
 EXIT_GOES_ON = 1
 
@@ -123,7 +124,7 @@ def _see_to_the_end(folder: RunFolder) -> list[Path]:
     journal.end("KILLED")
     journal.close()
     over = note_end(folder.path, "KILLED")
-    if not re.search(r"^tracking:\n(?:  .*\n)*?  name: mlflow$", _config(folder.path), re.MULTILINE):
+    if not has_trackers(folder.path):
         return []
     return [folder.path, *([over] if over is not None else [])]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ortlaunch.run.journal import Event
 
@@ -39,6 +39,8 @@ class Params:
     """Parameters to set, once and for all."""
 
     values: dict[str, str]
+    t: int = field(default=0, compare=False)
+    """When, in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Tags:
     """Tags to set; later ones replace earlier ones."""
 
     values: dict[str, str]
+    t: int = field(default=0, compare=False)
+    """When, in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,16 @@ class Input:
     name: str
     digest: str
     source: str
+    t: int = field(default=0, compare=False)
+    """When, in milliseconds."""
 
 
 @dataclass(frozen=True)
 class Reopened:
     """A new attempt of a run that had ended."""
+
+    t: int = field(default=0, compare=False)
+    """When, in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,8 @@ class Translator:
         self._params: dict[str, str] = {}
         self._ended = False
         self._failed = False
+        self._told = 0
+        """When parameters or tags came last."""
         self._clear()
 
     def translate(self, events: Iterable[Event]) -> list[Operation]:
@@ -103,8 +114,10 @@ class Translator:
         operations: list[Operation] = []
         for event in events:
             kind = event["event"]
+            if kind in ("params", "tags", "failure"):
+                self._told = event["t"]
             if kind == "start":
-                self._start(operations)
+                self._start(operations, event["t"])
             elif kind == "params":
                 self._add_params(event)
             elif kind == "tags":
@@ -120,7 +133,7 @@ class Translator:
                 operations.append(Artifact(event["path"], event["artifact_path"]))
             elif kind == "dataset":
                 operations.append(
-                    Input(fitted(event["name"], 500), event["digest"][:36], fitted(event["source"], 9000))
+                    Input(fitted(event["name"], 500), event["digest"][:36], fitted(event["source"], 9000), event["t"])
                 )
             elif kind == "failure":
                 self._add_failure(event)
@@ -140,17 +153,17 @@ class Translator:
 
     def _flush(self, operations: list[Operation]) -> None:
         if self._new_params:
-            operations.append(Params(self._new_params))
+            operations.append(Params(self._new_params, self._told))
         if self._tags:
-            operations.append(Tags(self._tags))
+            operations.append(Tags(self._tags, self._told))
         if self._points:
             operations.append(Points(self._points))
         self._clear()
 
-    def _start(self, operations: list[Operation]) -> None:
+    def _start(self, operations: list[Operation], t: int) -> None:
         self._flush(operations)
         if self._ended:
-            operations.append(Reopened())
+            operations.append(Reopened(t))
         self._ended = self._failed = False
 
     def _add_params(self, event: Event) -> None:

@@ -14,8 +14,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import explain
 from ortlaunch.compose.rules import check
 from ortlaunch.config.load import first_line, load_config, to_config
-from ortlaunch.config.schema import GROUPS, Config, LocalConfig, MlflowConfig, SlurmConfig
-from ortlaunch.config.tracking_uri import resolve_tracking
+from ortlaunch.config.schema import GROUPS, Config, LocalConfig, SlurmConfig
 from ortlaunch.follow.find import find_run
 from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
@@ -28,6 +27,7 @@ from ortlaunch.run.identity import is_alive
 from ortlaunch.run.journal import Event, read_events
 from ortlaunch.run.layout import WORKERS_LOCK
 from ortlaunch.run.record import newest_checkpoint
+from ortlaunch.tracking import trackers
 from ortlaunch.tracking.store import exclusive
 
 _HELP = """\
@@ -65,8 +65,7 @@ def resume(arguments: list[str]) -> int:
     stored = _stored_config(run_dir)
     config = settled(_named(_changed(stored, arguments[1:], run_dir), run_dir))
     check(config)
-    if isinstance(config.tracking, MlflowConfig):
-        config = dataclasses.replace(config, tracking=resolve_tracking(config.tracking, Path.cwd()))
+    config = trackers.resolved(config, Path.cwd())
     events, _ = read_events(run_dir / "journal.jsonl", 0)
     starts = [event for event in events if event["event"] == "start"]
     if not isinstance(config.launcher, LocalConfig) or config.launcher.node_rank == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 import types
@@ -16,6 +17,7 @@ from omegaconf import MISSING
 
 from ortlaunch.config import schema
 from ortlaunch.config.paths import conf_dir, headline
+from ortlaunch.tracking import trackers
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 _INTRO = """\
@@ -39,7 +41,18 @@ def page() -> str:
         for option, node in options.items():
             parts += [f"### {chosen}={option}\n", f"{_summary(node)}\n"]
             parts.append(_table(node, f"{group}.", without=_base_of(options)))
+        if group == "tracking":
+            parts += _trackers()
     return "\n".join(part for part in parts if part)
+
+
+def _trackers() -> list[str]:
+    """Trackers beside MLflow: options of `tracking` whose keys have a place of their own."""
+    parts = []
+    for name in trackers.beside():
+        node = trackers.schema(name)
+        parts += [f"### tracking=[mlflow,{name}]\n", f"{_summary(node)}\n", _table(node, f"trackers.{name}.")]
+    return parts
 
 
 def _shared(group: str, options: dict[str, type]) -> str:
@@ -123,15 +136,21 @@ def _summary(node: type) -> str:
 
 
 def field_docs() -> dict[tuple[type, str], str]:
-    """The text below each field of the schema."""
+    """The text below each field of the schema, and of the trackers beside MLflow."""
+    modules = [schema, *(inspect.getmodule(trackers.schema(name)) for name in trackers.beside())]
+    return {key: text for module in modules for key, text in _docs_of(module).items()}
+
+
+@functools.cache
+def _docs_of(module: Any) -> dict[tuple[type, str], str]:
     docs = {}
-    for one in ast.parse(inspect.getsource(schema)).body:
+    for one in ast.parse(inspect.getsource(module)).body:
         if isinstance(one, ast.ClassDef):
             for field, after in zip(one.body, one.body[1:], strict=False):
                 if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
                     text = typing.cast("ast.Constant", after.value).value
                     name = typing.cast("ast.Name", field.target).id
-                    docs[getattr(schema, one.name), name] = re.sub(r"\s+", " ", text).replace("``", "`")
+                    docs[getattr(module, one.name), name] = re.sub(r"\s+", " ", text).replace("``", "`")
     return docs
 
 

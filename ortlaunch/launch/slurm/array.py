@@ -11,15 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.secrets import redacted
-from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
-from ortlaunch.config.tracking_uri import compare_command
+from ortlaunch.config.schema import Config, SlurmConfig
 from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.slurm.plan import request_for
-from ortlaunch.launch.slurm.submit import announce, ask, queue, show, write_job, write_script
+from ortlaunch.launch.slurm.submit import announce, ask, queue, say_announced, show, write_job, write_script
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.sweep import Sweep, end
+from ortlaunch.tracking import trackers
 
 Planned = list[tuple[LaunchPlan, Config, list[str]]]
 
@@ -87,8 +86,6 @@ def _say(sweep: Sweep, job_id: str, runs: int, config: Config, said: str) -> Non
     print(f"ortlaunch: {sweep.name} is in the queue as job {job_id}: {of_nodes}")
     print(f"sweep:      {sweep.folder}")
     print(f"runs:       ortlaunch jobs --sweep {job_id}")
-    if not isinstance(config.tracking, MlflowConfig):
-        return
-    print(f"compare:    {compare_command(config.tracking, '--sweep', str(sweep.folder))}")
-    if said:
-        print(f"mlflow:     {redacted(config.tracking.uri)} {said}")
+    for command in trackers.compare_commands(config, "--sweep", str(sweep.folder)):
+        print(f"compare:    {command}")
+    say_announced(said, config)

@@ -23,7 +23,7 @@ from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import SlurmConfig
 from ortlaunch.launch.environment import slurm_variables
 from ortlaunch.launch.slurm import history
-from ortlaunch.launch.slurm.announce import send, tracking_of
+from ortlaunch.launch.slurm.announce import destinations, send
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
 from ortlaunch.launch.slurm.scheduler import job_state, own_job
 from ortlaunch.launch.slurm.verdict import REQUEUE_WORD, Facts, Verdict, judge
@@ -82,18 +82,19 @@ def begin(run_dir: Path) -> int:
 
 
 def relay(run_dir: Path) -> int:
-    """Sends the journal to MLflow until SIGUSR1, then what is left of it for as long as the configuration says."""
+    """Sends the journal to the trackers until SIGUSR1, then the rest for as long as the configuration says."""
     over = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: over.set())
-    tracking = tracking_of(run_dir)
-    if tracking is None:
+    cfgs = destinations(run_dir)
+    if not cfgs:
         return 0
     from ortlaunch.tracking.relay import Relay
+    from ortlaunch.tracking.trackers import flush_seconds
 
-    sender = Relay(run_dir, tracking)
+    sender = Relay(run_dir, *cfgs)
     sender.start()
     over.wait()
-    result = sender.finish(tracking.flush_seconds)
+    result = sender.finish(flush_seconds(cfgs))
     if result.message:
         print(f"ortlaunch: {result.message}", flush=True)
     return 0
@@ -215,7 +216,8 @@ def _send(folder: Path) -> int:
     result = send(folder)
     if result is None:
         return 0
-    print(result.message or f"mlflow run {result.mlflow_run_id}", file=sys.stderr, flush=True)
+    ids = [f"mlflow run {result.mlflow_run_id}"] if result.mlflow_run_id else []
+    print(result.message or ", ".join(ids) or "sent", file=sys.stderr, flush=True)
     return 0 if result.sent else 1
 
 

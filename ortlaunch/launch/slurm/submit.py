@@ -11,15 +11,14 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
-from ortlaunch.base.secrets import redacted
 from ortlaunch.base.user import user_name
-from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
+from ortlaunch.config.schema import Config, SlurmConfig
 from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.slurm.plan import request_for
 from ortlaunch.launch.slurm.refusal import in_plain_words, is_final
-from ortlaunch.launch.slurm.request import TRACKING_URI
 from ortlaunch.run.journal import Journal
+from ortlaunch.tracking import trackers
 
 SCRIPT, JOB = "sbatch.sh", "job.json"
 _SECONDS = 120
@@ -62,8 +61,7 @@ def submit(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
     cfg = config.launcher
     print(f"ortlaunch: {plan.name} is in the queue as job {job_id}: {cfg.nodes} node(s), {plan.world_size} workers")
     print(f"run folder: {plan.run_dir}")
-    if said and isinstance(config.tracking, MlflowConfig):
-        print(f"mlflow:     {redacted(config.tracking.uri)} {said}")
+    say_announced(said, config)
     return 0
 
 
@@ -158,9 +156,9 @@ def announce(folders: list[Path], config: Config) -> str:
     In one process of its own for all of them, which alone imports mlflow. What it does not get to, the jobs send.
 
     Returns:
-        What there is to say about it; empty without MLflow.
+        What there is to say about it; empty if no tracker lists queued runs.
     """
-    if not isinstance(config.tracking, MlflowConfig):
+    if not trackers.listing(config):
         return ""
     try:
         done = subprocess.run(
@@ -175,6 +173,12 @@ def announce(folders: list[Path], config: Config) -> str:
         return "(answers slowly: the job will send what is missing)"
     lines = done.stdout.strip().splitlines()
     return lines[-1] if lines else f"(could not be told: {done.stderr.strip().splitlines()[-1:]})"
+
+
+def say_announced(said: str, config: Config) -> None:
+    """Prints what `announce` has returned, for each tracker that lists queued runs."""
+    for cfg in trackers.listing(config) if said else []:
+        print(f"{cfg.name + ':':<11} {trackers.find(cfg.name).place(cfg)} {said}")
 
 
 def _sbatch(options: list[str], config: Config, text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -198,14 +202,9 @@ def _sbatch(options: list[str], config: Config, text: str | None = None) -> subp
 
 
 def submission_environment(config: Config) -> dict[str, str]:
-    """The environment that the job is given: this one, and the tracking URI where it holds a password."""
+    """The environment that the job is given: this one, and what trackers must not write down."""
     kept = {name: value for name, value in os.environ.items() if not _would_interfere(name, config)}
-    cfg = config.launcher
-    assert isinstance(cfg, SlurmConfig)
-    uri = getattr(config.tracking, "uri", None)
-    if uri is not None and redacted(uri) != uri:
-        kept[TRACKING_URI] = uri
-    return kept
+    return kept | trackers.environment(config)
 
 
 _OWN_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")

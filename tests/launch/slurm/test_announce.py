@@ -11,12 +11,12 @@ import pytest
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
-from ortlaunch.launch.folder import public
 from ortlaunch.launch.slurm import job
-from ortlaunch.launch.slurm.announce import tracking_of
+from ortlaunch.launch.slurm.announce import destinations
 from ortlaunch.launch.slurm.plan import settled
 from ortlaunch.launch.slurm.submit import announce
 from ortlaunch.run.journal import Journal
+from ortlaunch.tracking.trackers import public
 from tests.support.servers import free_port
 
 
@@ -60,8 +60,8 @@ def test_the_password_comes_from_the_environment(tmp_path: Path, monkeypatch: py
     folder = submitted(tmp_path / "one", f"tracking.uri='{uri}'", "tracking.artifacts=/a")
     assert "hunter2" not in (folder / "config.yaml").read_text()
     monkeypatch.setenv("ORTLAUNCH_TRACKING_URI", uri)
-    found = tracking_of(folder)
-    assert found is not None and (found.uri, found.artifacts) == (uri, "/a")
+    (found,) = destinations(folder)
+    assert (found.uri, found.artifacts) == (uri, "/a")
 
 
 def test_a_jobs_verdict_stands_alone_on_standard_output(tmp_path: Path) -> None:
