@@ -85,21 +85,21 @@ def measure(config: Config, threads: int) -> dict[str, float | None]:
     """Trains a few steps on the configured backend; see `BackendCost` for what is measured."""
     import torch
 
-    from ortlaunch.check.prepare import built, first_batches, place
+    from ortlaunch.check.prepare import built, first_batches, only_worker
     from ortlaunch.metrics.memory import peak_memory_gib
     from ortlaunch.models.checks import check_model
     from ortlaunch.models.task import make_task
     from ortlaunch.trainer.engines.torch_engine import TorchEngine
     from ortlaunch.trainer.wrapping import wrap_backend
 
-    here = place(config, threads)
+    worker = only_worker(config, threads)
     model = built(config)
     check_model(model)
-    batches = first_batches(config, config.train.batch_size, _WARM_UP, model, here.device)
+    batches = first_batches(config, config.train.batch_size, _WARM_UP, model, worker.device)
     task = make_task(model, batches[0])
     # As a run would, but that no graphs are saved.
-    inner = wrap_backend(model.to(here.device), config.backend, threads=threads, onnx_dir=None, train=config.train)
-    engine = TorchEngine(inner, config, None, here.worker, task)
+    inner = wrap_backend(model.to(worker.device), config.backend, threads=threads, onnx_dir=None, train=config.train)
+    engine = TorchEngine(inner, config, None, worker, task)
     seconds: list[float] = []
     begun = time.perf_counter()
     while len(seconds) < _WARM_UP + _STEPS:
@@ -108,14 +108,14 @@ def measure(config: Config, threads: int) -> dict[str, float | None]:
             break
         engine.micro_step(batches[len(seconds) % len(batches)], last=True)
         engine.step()
-        if here.device.type == "cuda":
+        if worker.device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - since)
     step = statistics.median(seconds[_WARM_UP:])
     return {
         "step_seconds": step,
         "start_seconds": max(0.0, seconds[0] - step),
-        "peak_memory_gib": peak_memory_gib(here.device),
+        "peak_memory_gib": peak_memory_gib(worker.device),
         "export_seconds": _export_seconds(inner) if isinstance(config.backend, OrtConfig) else None,
     }
 

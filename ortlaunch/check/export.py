@@ -13,7 +13,7 @@ from ortlaunch.config.schema import OrtConfig
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
 from ortlaunch.ort.verify.pair import Context, Decisions, Pair, changed_decisions, widest
-from ortlaunch.ort.verify.reference import Place
+from ortlaunch.ort.verify.reference import SourceLine
 from ortlaunch.ort.verify.state import ModelState
 from ortlaunch.ort.verify.trace import TraceWarning, location, trace_warnings
 
@@ -140,7 +140,9 @@ def _other_lengths(batches: list[Batch]) -> list[Batch]:
     return [*shorter, longer]
 
 
-def _judged(warning: TraceWarning, traced: Decisions, outcomes: list[_Outcome], chance: set[Place]) -> TracedStatement:
+def _judged(
+    warning: TraceWarning, traced: Decisions, outcomes: list[_Outcome], chance: set[SourceLine]
+) -> TracedStatement:
     return TracedStatement(
         location(warning.place),
         warning.statement,
@@ -149,7 +151,7 @@ def _judged(warning: TraceWarning, traced: Decisions, outcomes: list[_Outcome], 
     )
 
 
-def _effect(place: Place, traced: Decisions, outcomes: list[_Outcome], chance: set[Place]) -> Effect:
+def _effect(place: SourceLine, traced: Decisions, outcomes: list[_Outcome], chance: set[SourceLine]) -> Effect:
     if place in chance:
         return "decided_by_chance"
     otherwise = [outcome for outcome in outcomes if place in changed_decisions(traced, outcome.decisions)]

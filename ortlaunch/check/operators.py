@@ -11,7 +11,7 @@ import torch
 from ortlaunch.check.report import Operator
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort.verify.nested import named_tensors
-from ortlaunch.ort.verify.reference import TORCH_FOLDER, Place
+from ortlaunch.ort.verify.reference import TORCH_FOLDER, SourceLine
 from ortlaunch.ort.verify.trace import location, statement_at
 
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): ")
@@ -80,7 +80,7 @@ def _operator(node: Any) -> Operator:
     )
 
 
-def _place(stack: str) -> Place | None:
+def _place(stack: str) -> SourceLine | None:
     """The innermost line of the model's own source in a node's stack, else the innermost of all."""
     frames = [match for match in map(_FRAME.match, stack.splitlines()) if match]
     own = [frame for frame in frames if not frame["file"].startswith(TORCH_FOLDER)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -18,26 +17,18 @@ from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.workers import Workers
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the check computes."""
+def only_worker(config: Config, threads: int) -> Workers:
+    """Returns the only worker of a run, with the device of its first worker and without a process group.
 
-    device: torch.device
-    threads: int
-
-    @property
-    def worker(self) -> Workers:
-        """The only worker of a run, with no process group."""
-        return Workers(0, 1, self.device, self.threads)
-
-
-def place(config: Config, threads: int) -> Place:
-    """The device of a run's first worker, and its share of the cores."""
+    Args:
+        config: the configuration of the run.
+        threads: the worker's share of the machine's cores, which torch is set to.
+    """
     torch.set_num_threads(threads)
     if resolve_device(config.device) is Device.cuda:
         torch.cuda.set_device(0)
-        return Place(torch.device("cuda", 0), threads)
-    return Place(torch.device("cpu"), threads)
+        return Workers(0, 1, torch.device("cuda", 0), threads)
+    return Workers(0, 1, torch.device("cpu"), threads)
 
 
 def first_batches(

@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ortlaunch.ort.verify.comparison import Comparison
+from ortlaunch.ort.verify.comparison import TensorComparison
 
 SCHEMA = 1
 """Raised when a key changes its name or meaning."""
@@ -105,11 +105,11 @@ class Parity:
     error: str | None = None
     steps: int = 0
     """Optimizer steps after which parameters and buffers were compared."""
-    loss: Comparison | None = None
-    outputs: Comparison | None = None
-    gradients: Comparison | None = None
-    parameters: Comparison | None = None
-    buffers: Comparison | None = None
+    loss: TensorComparison | None = None
+    outputs: TensorComparison | None = None
+    gradients: TensorComparison | None = None
+    parameters: TensorComparison | None = None
+    buffers: TensorComparison | None = None
     stale_buffers: list[str] = field(default_factory=list)
     """Buffers that moved in PyTorch and did not under ONNX Runtime."""
 

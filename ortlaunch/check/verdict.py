@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ortlaunch.check.report import Cost, Export, Parity, Randomness, Structure
-from ortlaunch.ort.verify.comparison import Comparison
+from ortlaunch.ort.verify.comparison import TensorComparison
 
 
 def verdict(
@@ -79,7 +79,7 @@ def _parity_reason(parity: Parity | None) -> tuple[str, str] | None:
     return None
 
 
-def _what(group: Comparison) -> str:
+def _what(group: TensorComparison) -> str:
     if group.differing:
         one = group.differing[0]
         amount = "not comparable" if one.error is None else f"relative error {one.error:.1e}"

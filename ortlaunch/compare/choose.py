@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.compare.runs import RATES, Row, row_of
+from ortlaunch.compare.runs import RATES, RunRow, row_of
 from ortlaunch.run.names import KIND_TAG, RUN_ID_TAG
 from ortlaunch.run.sent import mlflow_run_id
 from ortlaunch.tracking.sink import PARENT_TAG
@@ -53,7 +53,7 @@ class Selection:
 class Chosen:
     """The runs that a selection means, each once."""
 
-    rows: list[Row]
+    rows: list[RunRow]
     baseline_id: str
     notes: list[str]
     why: str = ""
@@ -91,8 +91,8 @@ def choose(client: MlflowClient, selection: Selection) -> Chosen:
 
 
 def _default_baseline(
-    client: MlflowClient, ids: list[str], selection: Selection, rows: list[Row], *, others: bool
-) -> tuple[Row, str]:
+    client: MlflowClient, ids: list[str], selection: Selection, rows: list[RunRow], *, others: bool
+) -> tuple[RunRow, str]:
     """The baseline where the user names none, and why: one that stays the same while runs are added.
 
     Args:
@@ -116,7 +116,7 @@ def _default_baseline(
         of += " (the newest run's model)"
     known = [row for row in fit if row.model == model]
 
-    def oldest(backend: str | None) -> Row | None:
+    def oldest(backend: str | None) -> RunRow | None:
         found = _oldest(client, ids, selection.tags, model, backend) if others else None
         return found or next((row for row in known if backend in (None, row.backend)), None)
 
@@ -125,13 +125,13 @@ def _default_baseline(
     return oldest(None) or known[0], f"the oldest run{of} that finished, as none is eager"
 
 
-def _has_rate(row: Row) -> bool:
+def _has_rate(row: RunRow) -> bool:
     return any(row.figure(metric) for metric in RATES)
 
 
 def _oldest(
     client: MlflowClient, ids: list[str], tags: list[tuple[str, str]], model: str | None, backend: str | None
-) -> Row | None:
+) -> RunRow | None:
     """The first run ever that finished with a throughput, of this model and backend."""
     if model is None or "'" in model:
         return None
@@ -199,12 +199,12 @@ def experiment_ids(client: MlflowClient, name: str | None) -> list[str]:
     return ids
 
 
-def latest_runs(client: MlflowClient, ids: list[str], last: int, condition: str = "") -> tuple[list[Row], bool]:
+def latest_runs(client: MlflowClient, ids: list[str], last: int, condition: str = "") -> tuple[list[RunRow], bool]:
     """The `last` runs that started last, the oldest of them first, and whether there are more.
 
     Runs that train nothing, but stand for a sweep or hold a comparison, are left out.
     """
-    rows: list[Row] = []
+    rows: list[RunRow] = []
     for run in _search(client, ids, condition, min(last + 1, _RUNS_PAGE)):
         if run.data.tags.get(KIND_TAG) in _NO_TRAINING:
             continue
@@ -226,7 +226,7 @@ def _search(client: MlflowClient, ids: list[str], condition: str, page_size: int
             return
 
 
-def sweep_runs(client: MlflowClient, ids: list[str], asked: str) -> list[Row]:
+def sweep_runs(client: MlflowClient, ids: list[str], asked: str) -> list[RunRow]:
     """The runs of a sweep in the order of their numbers.
 
     Args:

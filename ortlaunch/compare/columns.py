@@ -12,7 +12,7 @@ from ortlaunch.compare import figures
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.figures import formatted, gib, milliseconds, rate, ratio, word
 from ortlaunch.compare.groups import Group
-from ortlaunch.compare.runs import MEMORY, RATES, Row
+from ortlaunch.compare.runs import MEMORY, RATES, RunRow
 from ortlaunch.compare.statistics import Ratio
 
 _FOLDED_WIDTH = 10
@@ -64,11 +64,11 @@ def doubtful(comparison: Comparison, *, each: bool) -> list[bool]:
     return [any(_is_doubtful(row) for row in group.rows) for group in comparison.groups]
 
 
-def _is_doubtful(row: Row) -> bool:
+def _is_doubtful(row: RunRow) -> bool:
     return row.suspect or row.status != "FINISHED"
 
 
-def _of_runs(rows: list[Row]) -> list[Column]:
+def _of_runs(rows: list[RunRow]) -> list[Column]:
     names = [word(row.name) + (f" {figures.SUSPECT}" if row.suspect else "") for row in rows]
     columns = [
         Column("run", names, folds=True),
@@ -96,7 +96,7 @@ def _of_runs(rows: list[Row]) -> list[Column]:
     ]
 
 
-def _samples(rows: list[Row]) -> list[float | None]:
+def _samples(rows: list[RunRow]) -> list[float | None]:
     """Sample rates of those runs that have no tokens."""
     return [None if row.tokens_per_second_median is not None else row.samples_per_second_median for row in rows]
 

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 from ortlaunch.compare.differences import Difference, differences
 from ortlaunch.compare.fairness import warnings
 from ortlaunch.compare.groups import Group, grouped
-from ortlaunch.compare.runs import MEMORY, RATES, Quotient, Row
+from ortlaunch.compare.runs import MEMORY, RATES, Quotient, RunRow
 
 _LINKED = 100
 """Runs that MLflow's own page still shows in a useful way."""
@@ -22,7 +22,7 @@ class Comparison:
     uri: str
     """The store, without credentials."""
     baseline_id: str
-    rows: list[Row]
+    rows: list[RunRow]
     groups: list[Group]
     differences: list[Difference] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -50,7 +50,9 @@ class Comparison:
         return any(ratio is not None and ratio.undecided for ratio in ratios)
 
 
-def compared(rows: list[Row], baseline_id: str, uri: str, notes: list[str] | None = None, why: str = "") -> Comparison:
+def compared(
+    rows: list[RunRow], baseline_id: str, uri: str, notes: list[str] | None = None, why: str = ""
+) -> Comparison:
     """Compares runs, one of which is the baseline, and `why` it is."""
     base = next(row for row in rows if row.run_id == baseline_id)
     rows = [replace(row, speedup=_speedup(row, base), memory=_quotient(row, base, MEMORY)) for row in rows]
@@ -68,17 +70,17 @@ def compared(rows: list[Row], baseline_id: str, uri: str, notes: list[str] | Non
     )
 
 
-def _speedup(row: Row, base: Row) -> Quotient | None:
+def _speedup(row: RunRow, base: RunRow) -> Quotient | None:
     quotients = (_quotient(row, base, metric) for metric in RATES)
     return next((quotient for quotient in quotients if quotient is not None), None)
 
 
-def _quotient(row: Row, base: Row, metric: str) -> Quotient | None:
+def _quotient(row: RunRow, base: RunRow, metric: str) -> Quotient | None:
     value, reference = row.figure(metric), base.figure(metric)
     return Quotient(value / reference, metric, value, reference) if value is not None and reference else None
 
 
-def compare_url(uri: str, rows: list[Row]) -> str | None:
+def compare_url(uri: str, rows: list[RunRow]) -> str | None:
     """MLflow's page that compares these runs; None for a store without a server, and for more runs than it shows."""
     if not uri.startswith(("http://", "https://")) or not 1 < len(rows) <= _LINKED:
         return None

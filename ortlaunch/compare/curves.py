@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ortlaunch.base.tables import printable
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.groups import Group
-from ortlaunch.compare.runs import Row, logged_number
+from ortlaunch.compare.runs import RunRow, logged_number
 from ortlaunch.run.goodput import FIRST_STEP
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Curve:
 class Drawn:
     """A run that is drawn."""
 
-    row: Row
+    row: RunRow
     label: str
     """With its number first, so that no two are alike and none is empty."""
     group: int
@@ -109,12 +109,12 @@ def _drawn(comparison: Comparison, limit: int) -> list[Drawn]:
     return [Drawn(row, _label(number, group, row), n) for number, (n, group, row) in enumerate(chosen, 1)]
 
 
-def _label(number: int, group: Group, row: Row) -> str:
+def _label(number: int, group: Group, row: RunRow) -> str:
     name = group.label if len(group.rows) == 1 else row.name
     return f"{number} {printable(name)}" + (" (baseline)" if group.is_baseline and len(group.rows) == 1 else "")
 
 
-def _history(client: MlflowClient, row: Row, metric: str) -> Iterator[Point]:
+def _history(client: MlflowClient, row: RunRow, metric: str) -> Iterator[Point]:
     """The points in the order of their steps, one for each step."""
     points = client.get_metric_history(row.run_id, metric)
     last = None
@@ -126,7 +126,7 @@ def _history(client: MlflowClient, row: Row, metric: str) -> Iterator[Point]:
         last = point.step
 
 
-def _later_attempts(client: MlflowClient, row: Row) -> list[float]:
+def _later_attempts(client: MlflowClient, row: RunRow) -> list[float]:
     """When the attempts after the first made their first step, in seconds since the run's start."""
     # Every attempt logs it before its other metrics, at the step that it goes on from.
     points = client.get_metric_history(row.run_id, FIRST_STEP)

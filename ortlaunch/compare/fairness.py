@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from ortlaunch.compare.groups import Group, circumstance
-from ortlaunch.compare.runs import RATES, Row
+from ortlaunch.compare.runs import RATES, RunRow
 
 OTHER_CPU_PERCENT = 10.0
 """Share of the machine's cores that other processes may use in the steady part before it is worth a word."""
@@ -43,7 +43,7 @@ def warnings(groups: list[Group]) -> list[str]:
     ]
 
 
-def _of_ort(rows: list[Row]) -> Iterable[str]:
+def _of_ort(rows: list[RunRow]) -> Iterable[str]:
     said = {False: "ortlaunch.ort_active=false", None: "no ortlaunch.ort_active tag"}
     for active, text in said.items():
         if suspects := [row for row in rows if row.suspect and row.ort_active is active]:
@@ -67,10 +67,10 @@ def _of_work(groups: list[Group], base: Group) -> Iterable[str]:
 
 
 def _of_circumstances(groups: list[Group], base: Group) -> Iterable[str]:
-    def of_param(key: str) -> Callable[[Row], str | None]:
+    def of_param(key: str) -> Callable[[RunRow], str | None]:
         return lambda row: row.params.get(key)
 
-    def of_tag(key: str) -> Callable[[Row], str | None]:
+    def of_tag(key: str) -> Callable[[RunRow], str | None]:
         return lambda row: circumstance(row, key)
 
     for key, words in _SAME_PARAMS:
@@ -81,7 +81,7 @@ def _of_circumstances(groups: list[Group], base: Group) -> Iterable[str]:
         yield f"code with changes that are in no commit: {_named(dirty)}"
 
 
-def _others(groups: list[Group], base: Group, words: str, of: Callable[[Row], str | None]) -> Iterable[str]:
+def _others(groups: list[Group], base: Group, words: str, of: Callable[[RunRow], str | None]) -> Iterable[str]:
     """Who differs from the baseline; where either says nothing, nothing is said."""
     reference = of(base.first)
     others = [(group.label, value) for group in groups if (value := of(group.first)) not in (None, reference)]
@@ -90,7 +90,7 @@ def _others(groups: list[Group], base: Group, words: str, of: Callable[[Row], st
         yield f"other {words} than the baseline's {_short(reference)}: {named}"
 
 
-def _of_runs(rows: list[Row]) -> Iterable[str]:
+def _of_runs(rows: list[RunRow]) -> Iterable[str]:
     if unfinished := [row for row in rows if row.status != "FINISHED"]:
         yield f"not finished: {_named(f'{_name(row)} {_how_far(row)}' for row in unfinished)}"
     if throttled := [row for row in rows if row.tags.get("ortlaunch.throttled") == "true"]:
@@ -105,11 +105,11 @@ def _of_runs(rows: list[Row]) -> Iterable[str]:
         yield f"the last loss is not finite: {_named(map(_name, lost))}"
 
 
-def _name(row: Row) -> str:
+def _name(row: RunRow) -> str:
     return f"{row.name} ({row.run_id[:8]})"
 
 
-def _how_far(row: Row) -> str:
+def _how_far(row: RunRow) -> str:
     if row.step is None:
         return f"{row.status}, no step logged"
     steps = row.params.get("train.steps", "")

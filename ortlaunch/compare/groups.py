@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ortlaunch.compare.runs import MEMORY, RATES, STEPS_TAKEN, Row
+from ortlaunch.compare.runs import MEMORY, RATES, STEPS_TAKEN, RunRow
 from ortlaunch.compare.statistics import Mean, Ratio, mean_of, ratio_interval
 
 _SAME_WORK = frozenset(
@@ -46,7 +46,7 @@ class Group:
     """Runs of one configuration."""
 
     label: str
-    rows: list[Row]
+    rows: list[RunRow]
     tokens: Mean | None
     """Of the runs' median tokens per second."""
     samples: Mean | None
@@ -57,7 +57,7 @@ class Group:
     memory: Ratio | None = None
 
     @property
-    def first(self) -> Row:
+    def first(self) -> RunRow:
         """A run that stands for all in what they have in common."""
         return self.rows[0]
 
@@ -93,16 +93,16 @@ def same_work(key: str) -> bool:
     return key in _SAME_WORK or key.startswith(_SAME_WORK_BELOW)
 
 
-def circumstance(row: Row, tag: str) -> str | None:
+def circumstance(row: RunRow, tag: str) -> str | None:
     """A tag of `CIRCUMSTANCES`, where it says something: random data are another's with every seed."""
     if tag == "ortlaunch.data_fingerprint" and row.params.get("data.name") == "synthetic":
         return None
     return row.tags.get(tag)
 
 
-def grouped(rows: list[Row], baseline_id: str) -> list[Group]:
+def grouped(rows: list[RunRow], baseline_id: str) -> list[Group]:
     """The runs as groups of repeats, in the order of their first runs, each over the baseline's group."""
-    by_key: dict[object, list[Row]] = {}
+    by_key: dict[object, list[RunRow]] = {}
     for row in rows:
         by_key.setdefault(_key(row), []).append(row)
     repeats = _with_crashed(by_key)
@@ -112,7 +112,7 @@ def grouped(rows: list[Row], baseline_id: str) -> list[Group]:
     return [_over(group, base) for group in groups]
 
 
-def _with_crashed(by_key: dict[object, list[Row]]) -> list[list[Row]]:
+def _with_crashed(by_key: dict[object, list[RunRow]]) -> list[list[RunRow]]:
     """Repeats, with those behind them that broke off: these are not of another length, they came to no end."""
     ends: dict[object, list[object]] = {}
     for key, rows in by_key.items():
@@ -125,14 +125,14 @@ def _with_crashed(by_key: dict[object, list[Row]]) -> list[list[Row]]:
     return list(joined.values())
 
 
-def _key(row: Row, without: str = "") -> object:
+def _key(row: RunRow, without: str = "") -> object:
     params = frozenset((key, value) for key, value in row.params.items() if not same_work(key) and key != without)
     if not params:
         return row.run_id  # Nothing is known of its configuration, so it is nobody's repeat.
     return params, tuple(circumstance(row, tag) for tag in CIRCUMSTANCES), tuple(row.tags.get(tag) for tag in _KIND)
 
 
-def _group(label: str, rows: list[Row], baseline_id: str) -> Group:
+def _group(label: str, rows: list[RunRow], baseline_id: str) -> Group:
     def mean(metric: str) -> Mean | None:
         return mean_of([value for row in rows if (value := row.figure(metric)) is not None])
 
@@ -154,7 +154,7 @@ def _ratio(group: Group, base: Group, metric: str) -> Ratio | None:
     return Ratio(metric, above.mean / below.mean, above.mean, below.mean, interval)
 
 
-def _labels(groups: list[list[Row]]) -> list[str]:
+def _labels(groups: list[list[RunRow]]) -> list[str]:
     """A name for each group, without the seed; where several would be called the same, with a run's id."""
     names = [_common_name(rows) for rows in groups]
     count = Counter(names)
@@ -162,7 +162,7 @@ def _labels(groups: list[list[Row]]) -> list[str]:
     return [name if count[name] == 1 else f"{name} ({rows[0].run_id[:8]})" for name, rows in pairs]
 
 
-def _common_name(rows: list[Row]) -> str:
+def _common_name(rows: list[RunRow]) -> str:
     if len(rows) == 1:
         return rows[0].name
     return re.sub(r"-seed=[^-=]*$", "", rows[0].name) or rows[0].name

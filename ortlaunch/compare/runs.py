@@ -36,7 +36,7 @@ class Quotient:
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     """One run. None stands for what MLflow does not know of it."""
 
     name: str
@@ -85,12 +85,12 @@ class Row:
         return value if value is not None and math.isfinite(value) else None
 
 
-def row_of(run: Run) -> Row:
+def row_of(run: Run) -> RunRow:
     """What a run says about itself in MLflow."""
     tags, params, metrics = run.data.tags, run.data.params, run.data.metrics
     stage = params.get("trainer.zero_stage")
     trainer = tags.get("ortlaunch.trainer")
-    return Row(
+    return RunRow(
         name=run.info.run_name or run.info.run_id[:8],
         run_id=run.info.run_id,
         status=run.info.status,

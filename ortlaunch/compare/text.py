@@ -12,7 +12,7 @@ from ortlaunch.compare import figures
 from ortlaunch.compare.columns import Column, columns_of, lines, mean_loss
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.groups import Group
-from ortlaunch.compare.runs import Row
+from ortlaunch.compare.runs import RunRow
 from ortlaunch.compare.statistics import Mean, Ratio
 from ortlaunch.compare.table import difference_columns, footnotes
 
@@ -59,7 +59,7 @@ def as_markdown(comparison: Comparison, *, each: bool = False) -> str:
     return text
 
 
-def _record(row: Row, missing: Any) -> dict[str, Any]:
+def _record(row: RunRow, missing: Any) -> dict[str, Any]:
     """A row for programs: exact values under their full names, in the order of the table."""
     speedup, memory = row.speedup, row.memory
     record = {

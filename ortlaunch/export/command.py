@@ -1,4 +1,4 @@
-"""`ortlaunch export WHAT`: which export, its page of help, and what it prints."""
+"""`ortlaunch export WHAT`: chooses the export, shows its help page and prints its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ortlaunch.base.errors import RequestError
 
 if TYPE_CHECKING:
-    from ortlaunch.export.record import Record
+    from ortlaunch.export.record import ExportRecord
     from ortlaunch.export.request import Request
 
 
@@ -105,9 +105,9 @@ def main(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def _libraries_quiet() -> Iterator[None]:
-    """Keeps what libraries say while they are imported, or of a model's configuration, from the terminal."""
+    """Keeps messages of libraries, from their import or about a model's configuration, off the terminal."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # onnxruntime-training imports DeepSpeed where it is installed, which would look for GPUs and tell of it.
+    # onnxruntime-training imports DeepSpeed if it is installed, which would look for GPUs and print messages about it.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     yield
 
@@ -138,25 +138,25 @@ def _inference(arguments: list[str]) -> int:
 
 
 def _export(verb: str, arguments: list[str], keys: tuple[str, ...], flags: dict[str, bool]) -> int:
-    """One export into a folder, and its line in the run that the weights are of."""
+    """Writes one export into a folder, and logs it to the run that the weights come from."""
     from ortlaunch.export.folder import check_free
     from ortlaunch.export.request import parse
 
     request = parse(verb, arguments, keys, {**flags, "force": False})
-    # Before the libraries are imported, which takes seconds.
+    # This check comes before the import of the libraries, which takes seconds.
     check_free(request.out, force=request.has("force"))
-    from ortlaunch.export.say import said
+    from ortlaunch.export.summary import summary
     from ortlaunch.export.tracking import log_to_run
 
     with contextlib.redirect_stdout(sys.stderr):
         record = _maker(verb)(request)
-    print(said(request.out, record))
+    print(summary(request.out, record))
     if request.from_run is not None:
         print(log_to_run(request.from_run, request.out, "export"))
     return 0
 
 
-def _maker(verb: str) -> Callable[[Request], Record]:
+def _maker(verb: str) -> Callable[[Request], ExportRecord]:
     if verb == "onnx":
         from ortlaunch.export.onnx_file import export_onnx as make
     elif verb == "artifacts":

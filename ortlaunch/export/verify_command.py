@@ -1,4 +1,4 @@
-"""`ortlaunch export verify DIR`: its command line and its page."""
+"""`ortlaunch export verify DIR`: command line and report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ortlaunch.base.errors import RequestError
 
 if TYPE_CHECKING:
-    from ortlaunch.export.verify import Verdict
+    from ortlaunch.export.verify import Verification
 
 REPORT = "verify.json"
 EXIT_OK, EXIT_DIFFERS = 0, 1
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         0 where artifacts and PyTorch agree, 1 where they do not.
 
     Raises:
-        RequestError: there are no artifacts, or no data to train them with.
+        RequestError: there are no artifacts, or the data cannot be loaded.
     """
     options = _parser().parse_args(arguments)
     for name in ("steps", "batch_size"):
@@ -68,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def page(folder: Path, found: Verdict) -> str:
-    """The report in words."""
+def page(folder: Path, found: Verification) -> str:
+    """Renders the report as text."""
     first, last = found.losses[0], found.losses[-1]
     lines = [
         f"{folder}: {found.steps} steps of {found.batch_size} samples of {found.data}, loss {found.loss}",

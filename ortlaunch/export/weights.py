@@ -1,4 +1,4 @@
-"""`ortlaunch export weights --from-artifacts DIR`: what a device has trained, back as safetensors for PyTorch."""
+"""`ortlaunch export weights --from-artifacts DIR`: converts weights trained on a device to safetensors for PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
     """Runs the verb.
 
     Raises:
-        RequestError: there are no artifacts, the checkpoint is of others, or the folder is taken.
+        RequestError: there are no artifacts, the checkpoint belongs to others, or the folder is not empty.
     """
     options = _parser().parse_args(arguments)
     folder: Path = options.from_artifacts.expanduser().absolute()

@@ -16,7 +16,7 @@ _MEGABYTES_PER_GIB = 1024.0**3 / 1e6
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerLocation:
     """Where a worker is; in the order of ranks."""
 
     node: int
@@ -29,7 +29,7 @@ class Place:
 class Nodes:
     """The machines of a run in the order of their numbers."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[WorkerLocation]) -> None:
         self._places = places
         ranks: dict[int, list[int]] = {}
         for rank, place in enumerate(places):

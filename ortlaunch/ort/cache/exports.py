@@ -125,7 +125,7 @@ def _facts(arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": export_key.model_facts(arguments["flattened_module"]._original_module),
         "inputs": export_key.input_facts(arguments["model_info_for_export"]),
-        "surroundings": export_key.surroundings(),
+        "surroundings": export_key.environment_facts(),
         "settings": {name: arguments[name] for name in _SETTINGS},
         "device": arguments["device"].type,
     }

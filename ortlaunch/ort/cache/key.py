@@ -95,7 +95,7 @@ def input_facts(info: Any) -> dict[str, Any]:
     }
 
 
-def surroundings() -> dict[str, Any]:
+def environment_facts() -> dict[str, Any]:
     """Versions, our own code, the user's code, and the state of torch that the exporter looks at.
 
     Raises:

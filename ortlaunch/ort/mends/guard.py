@@ -46,8 +46,8 @@ def _guarded(original: Any, is_training: bool) -> Any:
         if self._fallback_manager.is_pending():
             return original(self, *inputs, **kwargs)
         if not hasattr(self, "_ortlaunch_guard"):
-            self._ortlaunch_guard = Guard(self._original_module, is_training)
-        guard: Guard = self._ortlaunch_guard
+            self._ortlaunch_guard = ExportGuard(self._original_module, is_training)
+        guard: ExportGuard = self._ortlaunch_guard
         if not guard.admits(inputs, kwargs):
             # Both are what makes ORTModule start from the beginning.
             self._graph_transition_manager._exported_model_info = None
@@ -59,7 +59,7 @@ def _guarded(original: Any, is_training: bool) -> Any:
     return forward
 
 
-class Guard:
+class ExportGuard:
     """Remembers what one graph was exported for."""
 
     def __init__(self, model: torch.nn.Module, is_training: bool) -> None:

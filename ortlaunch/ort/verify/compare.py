@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ortlaunch.ort.verify.comparison import Comparison, Difference
+from ortlaunch.ort.verify.comparison import TensorComparison, TensorDifference
 from ortlaunch.ort.verify.nested import NamedTensors
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
@@ -20,7 +20,7 @@ _FLOOR = 1e-3
 gradient that is zero but for rounding (the bias of attention keys) has no error of its own worth the name."""
 
 
-def compare(actual: NamedTensors, expected: NamedTensors, *, floor: float = _FLOOR) -> Comparison:
+def compare(actual: NamedTensors, expected: NamedTensors, *, floor: float = _FLOOR) -> TensorComparison:
     """Compares tensors by name.
 
     Args:
@@ -29,13 +29,13 @@ def compare(actual: NamedTensors, expected: NamedTensors, *, floor: float = _FLO
         floor: share of the group's largest value below which a tensor is measured by the group's scale.
     """
     group = max((_scale(tensor) for tensor in expected.values()), default=0.0)
-    result = Comparison(count=len(expected))
+    result = TensorComparison(count=len(expected))
     for name, tensor in expected.items():
         other = actual.get(name)
         tolerance = tolerance_of(tensor)
         error = None if other is None else relative_error(other, tensor, floor * group)
         if error is None or error > tolerance:
-            result.differing.append(Difference(name, error, tolerance))
+            result.differing.append(TensorDifference(name, error, tolerance))
         if error is not None and (error > result.largest_error or result.largest is None):
             result.largest_error, result.largest, result.tolerance = error, name, tolerance
         if other is not None and other.dtype != tensor.dtype:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """One tensor that is not what it should be."""
 
     name: str
@@ -16,7 +16,7 @@ class Difference:
 
 
 @dataclass
-class Comparison:
+class TensorComparison:
     """A group of tensors against PyTorch's."""
 
     count: int
@@ -25,7 +25,7 @@ class Comparison:
     """Name of the tensor with the largest error."""
     tolerance: float = 0.0
     """The one that holds for it."""
-    differing: list[Difference] = field(default_factory=list)
+    differing: list[TensorDifference] = field(default_factory=list)
     dtypes: dict[str, list[str]] = field(default_factory=dict)
     """Names whose dtype changed, with PyTorch's and ONNX Runtime's."""
 

@@ -14,11 +14,11 @@ from ortlaunch.ort import session
 from ortlaunch.ort.verify.compare import relative_error, tolerance_of
 from ortlaunch.ort.verify.graph import TracedGraph
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
-from ortlaunch.ort.verify.reference import Place, Reference
+from ortlaunch.ort.verify.reference import Reference, SourceLine
 from ortlaunch.ort.verify.state import ModelState, copied_buffers
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
-Decisions = dict[Place, list[str]]
+Decisions = dict[SourceLine, list[str]]
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ class Pair:
                 return True
         return False
 
-    def chance_decisions(self, batch: Batch, tries: int) -> set[Place]:
+    def chance_decisions(self, batch: Batch, tries: int) -> set[SourceLine]:
         """Places where the same batch leads to other values in Python from one pass to the next."""
         first = self.eager(batch)[1]
         others = [self.eager(batch)[1] for _ in range(tries)]
         return {place for other in others for place in changed_decisions(first, other)}
 
 
-def changed_decisions(first: Decisions, second: Decisions) -> set[Place]:
+def changed_decisions(first: Decisions, second: Decisions) -> set[SourceLine]:
     """Places that saw other values."""
     return {place for place in {*first, *second} if first.get(place) != second.get(place)}
 

@@ -23,7 +23,7 @@ _DROPOUT = {
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 _TO_PYTHON = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "equal", "allclose", "is_nonzero"}
 
-Place = tuple[str, int]
+SourceLine = tuple[str, int]
 """File and line."""
 
 
@@ -39,7 +39,7 @@ class Reference(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.decisions: dict[Place, list[str]] = defaultdict(list)
+        self.decisions: dict[SourceLine, list[str]] = defaultdict(list)
         self.dropped = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,7 +79,7 @@ class Reference(TorchFunctionMode):
         return args, kwargs | {"dropout_p": 0.0}
 
 
-def asking_place() -> Place:
+def asking_place() -> SourceLine:
     """The line of the model that called into torch: the innermost frame that is neither torch's nor of this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((TORCH_FOLDER, OUR_FOLDER, warnings.__file__)):

@@ -20,7 +20,7 @@ from ortlaunch.config.schema import Allow
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
 from ortlaunch.ort.verify.pair import Context, Gap, Pair, changed_decisions, widest
-from ortlaunch.ort.verify.reference import Place
+from ortlaunch.ort.verify.reference import SourceLine
 from ortlaunch.ort.verify.state import ModelState, copied_buffers, same_random_numbers
 from ortlaunch.ort.verify.trace import TraceWarning, location, statement_at, trace_warnings
 
@@ -121,7 +121,7 @@ class QuickCheck:
         places = changed_decisions(pair.eager(traced)[1], pair.eager(fresh)[1])
         return self._frozen(f"the outputs on other batches than the first are not PyTorch's ({gap})", places)
 
-    def _frozen(self, what: str, places: Iterable[Place]) -> Finding:
+    def _frozen(self, what: str, places: Iterable[SourceLine]) -> Finding:
         warned = {warning.place for warning in self._warnings}
         likely = sorted(places, key=lambda place: (place not in warned, place))
         where = f"; see `{statement_at(*likely[0])}` at {location(likely[0])}" if likely else ""

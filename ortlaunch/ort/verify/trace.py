@@ -13,14 +13,14 @@ from typing import TextIO
 
 import torch
 
-from ortlaunch.ort.verify.reference import OUR_FOLDER, Place, asking_place
+from ortlaunch.ort.verify.reference import OUR_FOLDER, SourceLine, asking_place
 
 
 @dataclass(frozen=True)
 class TraceWarning:
     """One TracerWarning."""
 
-    place: Place
+    place: SourceLine
     message: str
     """First sentence."""
 
@@ -39,7 +39,7 @@ class TraceWarning:
 def trace_warnings() -> Iterator[list[TraceWarning]]:
     """Collects the TracerWarnings raised within, each place once; all warnings then go where they would have gone."""
     found: list[TraceWarning] = []
-    caught: list[tuple[Warning | str, type[Warning], Place]] = []
+    caught: list[tuple[Warning | str, type[Warning], SourceLine]] = []
 
     def note(
         message: Warning | str,
@@ -59,7 +59,7 @@ def trace_warnings() -> Iterator[list[TraceWarning]]:
             warnings.showwarning = note
             yield found
     finally:
-        kinds: dict[tuple[Place, str], None] = {}
+        kinds: dict[tuple[SourceLine, str], None] = {}
         for message, category, place in caught:
             if issubclass(category, torch.jit.TracerWarning):  # type: ignore[attr-defined]
                 kinds.setdefault((place, str(message).strip().partition(". ")[0]))
@@ -67,7 +67,7 @@ def trace_warnings() -> Iterator[list[TraceWarning]]:
         found.extend(TraceWarning(place, text) for place, text in kinds)
 
 
-def location(place: Place) -> str:
+def location(place: SourceLine) -> str:
     """A place as ``file:line``."""
     path = Path(place[0])
     with contextlib.suppress(ValueError):
