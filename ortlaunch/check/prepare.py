@@ -1,4 +1,4 @@
-"""The model, the data and the way to call them that a run of the configuration would have, for one worker alone."""
+"""Builds the model and loads the data of a run's configuration, for a single worker."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def only_worker(config: Config, threads: int) -> Workers:
 def first_batches(
     config: Config, batch_size: int, count: int, model: torch.nn.Module, device: torch.device
 ) -> list[Batch]:
-    """The first batches of the run's data, on the device.
+    """Returns the first batches of the run's data, on the device.
 
     Raises:
-        RequestError: there is no such data, or `model` does not know its token ids.
+        RequestError: the data cannot be loaded, or `model` does not know its token ids.
     """
     with build_loader(config.data, batch_size=batch_size, rank=0, world_size=1, seed=config.seed) as loader:
         check_vocabulary(model, loader.vocab_size)
@@ -45,6 +45,6 @@ def first_batches(
 
 
 def built(config: Config) -> Any:
-    """What the model's builder returns, with the weights that a run would start from."""
+    """Returns the result of the model's builder, with the weights that a run would start from."""
     seed_everything(config.seed)
     return construct(config.model)

@@ -1,4 +1,4 @@
-"""One line that says what to do."""
+"""Derives the one-line verdict, which says which backend to use or what to change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def verdict(
     randomness: Randomness | None,
     cost: Cost | None,
 ) -> tuple[bool, str]:
-    """Whether the model is fit for ONNX Runtime, and the line."""
+    """Returns whether the model is fit for ONNX Runtime, and the line."""
     if structure.problems:
         return False, f"change the model: {structure.problems[0]}"
     reason = _export_reason(export) or _parity_reason(parity) or _randomness_reason(randomness)
@@ -113,7 +113,7 @@ def _fit(cost: Cost | None) -> str:
 
 
 def _best(cost: Cost | None, *, without_ort: bool) -> str:
-    """The backend with the shortest step; eager where that is not known."""
+    """Returns the backend with the shortest step, or eager if nothing was measured."""
     if cost is None:
         return "eager"
     known = {

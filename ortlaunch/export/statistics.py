@@ -90,8 +90,8 @@ def _bessel(node: NodeProto, name: str, channels: int, model: ModelProto) -> lis
 def forget_outputs(model: ModelProto, statistics: dict[str, str]) -> None:
     """Removes the added outputs from an eval model, in place; BatchNorm then reads the running statistics again.
 
-    In eval mode a BatchNormalization must have one output. ONNX Runtime's own artifacts leave it three, and then the file
-    cannot be loaded.
+    In eval mode a BatchNormalization must have one output. ONNX Runtime's own artifacts leave it three, and
+    then the file cannot be loaded.
     """
     kept = [one for one in model.graph.output if one.name not in statistics]
     del model.graph.output[:]
