@@ -1,4 +1,4 @@
-"""What makes a comparison unfair, in plain words: one line for each reason, however many runs it holds for."""
+"""Warns of what makes a comparison unfair: one line for each reason, whatever the number of runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ortlaunch.compare.groups import Group, circumstance
 from ortlaunch.compare.runs import RATES, RunRow
 
 OTHER_CPU_PERCENT = 10.0
-"""Share of the machine's cores that other processes may use in the steady part before it is worth a word."""
+"""Share of the machine's cores that other processes may use in the steady part without a warning."""
 STEADY_WINDOWS = 5
-"""Fewer windows make a poor median."""
+"""With fewer windows the median is unreliable."""
 _NAMED = 4
 _LENGTH = 12
 
@@ -31,7 +31,7 @@ _SAME_TAGS = (
 
 
 def warnings(groups: list[Group]) -> list[str]:
-    """What to beware of, the gravest first."""
+    """Returns the warnings, the most serious first."""
     rows = [row for group in groups for row in group.rows]
     base = next(group for group in groups if group.is_baseline)
     return [
@@ -82,7 +82,7 @@ def _of_circumstances(groups: list[Group], base: Group) -> Iterable[str]:
 
 
 def _others(groups: list[Group], base: Group, words: str, of: Callable[[RunRow], str | None]) -> Iterable[str]:
-    """Who differs from the baseline; where either says nothing, nothing is said."""
+    """Lists the groups whose value differs from the baseline's; missing values are ignored."""
     reference = of(base.first)
     others = [(group.label, value) for group in groups if (value := of(group.first)) not in (None, reference)]
     if reference is not None and others:
@@ -113,13 +113,13 @@ def _how_far(row: RunRow) -> str:
     if row.step is None:
         return f"{row.status}, no step logged"
     steps = row.params.get("train.steps", "")
-    # One that was resumed for more steps may have passed what MLflow was told when it began.
+    # A run that was resumed for more steps may be beyond the number that MLflow has as its parameter.
     of = f" of {steps}" if steps.isdecimal() and int(steps) >= row.step else ""
     return f"{row.status} at step {row.step}{of}"
 
 
 def _short(value: str) -> str:
-    """Commits and fingerprints are long, and told apart by their beginnings."""
+    """Shortens commits and fingerprints, which their first characters identify."""
     is_hash = len(value) > _LENGTH and all(char in "0123456789abcdef" for char in value)
     return value[:_LENGTH] if is_hash else value
 
