@@ -25,7 +25,7 @@ def check_free(out: Path, *, force: bool) -> None:
     if not force:
         raise RequestError(f"out={out} exists: choose another folder, or --force to replace it")
     if not (out / RECORD).is_file():
-        raise RequestError(f"out={out} is no folder that an export has left (it has no {RECORD}): --force leaves it")
+        raise RequestError(f"out={out} was not written by an export (it has no {RECORD}): --force does not replace it")
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def export_onnx(request: Request) -> ExportRecord:
     """
     if request.loss not in (None, "own"):
         raise RequestError(
-            f"loss={request.loss}: ortlaunch export onnx adds no loss; loss=own has the model's own in it"
+            f"loss={request.loss}: ortlaunch export onnx adds no loss; loss=own exports the model's own"
         )
     with written(request.out, force=request.has("force")) as folder:
         source = open_source(request)

@@ -88,7 +88,7 @@ def parse(verb: str, arguments: list[str], keys: tuple[str, ...], flags: Mapping
         else:
             own[key] = value
     if "out" not in own:
-        raise RequestError(f"export {verb}: say where to, out=FOLDER")
+        raise RequestError(f"export {verb}: name the output folder with out=FOLDER")
     if "from_run" in own and "from_weights" in own:
         raise RequestError(f"export {verb}: from_run and from_weights both give the weights: drop one of them")
     if own.get("loss", LOSSES[0]) not in LOSSES:

@@ -36,7 +36,7 @@ def export_weights(arguments: list[str]) -> int:
     config = load_config(run_dir / "config.yaml")
     out: Path = (options.out or run_dir / FOLDER).expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(f"{out} is not empty: name by --out a folder that is, or that is not there yet")
+        raise RequestError(f"{out} is not empty: name by --out an empty folder, or one that does not exist yet")
     with contextlib.redirect_stdout(sys.stderr):
         _export(config, checkpoint, out)
     print(f"{out}: weights after step {store.step_of(checkpoint)}")

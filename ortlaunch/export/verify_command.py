@@ -61,9 +61,9 @@ def _parser() -> argparse.ArgumentParser:
         "run's data, and compare losses, weights and what the trained model computes. Dropout is off in both. Leaves "
         f"{REPORT} in DIR. Exit codes: 0 they agree, 1 they do not, 2 the request is wrong.",
     )
-    parser.add_argument("dir", type=Path, metavar="DIR", help="what export artifacts has left")
-    parser.add_argument("--steps", type=int, default=20, help="of training (default: 20)")
-    parser.add_argument("--batch-size", type=int, default=32, help="samples in each (default: 32)")
+    parser.add_argument("dir", type=Path, metavar="DIR", help="folder written by export artifacts")
+    parser.add_argument("--steps", type=int, default=20, help="training steps (default: 20)")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples in each step (default: 32)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     return parser
 

@@ -102,12 +102,12 @@ def require() -> None:
     if missing:
         names = ", ".join(library.soname for library in missing)
         raise RequestError(
-            f"backend=ort on CUDA needs libraries of CUDA 11.8 that are not found: {names}. {mend(missing)} "
+            f"backend=ort on CUDA needs libraries of CUDA 11.8 that are not found: {names}. {install_command(missing)} "
             "(ortlaunch doctor shows each)"
         )
 
 
-def mend(missing: list[Library]) -> str:
+def install_command(missing: list[Library]) -> str:
     """Returns the command that installs the missing libraries."""
     requirements = dict.fromkeys(library.requirement for library in missing)
     # The installation is forced, because a file may be missing although pip lists its package.

@@ -17,7 +17,8 @@ CUDA_FP32_TOLERANCE = 1e-2
 
 _FLOOR = 1e-3
 """If a tensor's values are this much smaller than the largest of its group, its error is relative to the group's
-largest value. A gradient that is zero except for rounding (the bias of attention keys) has no meaningful error of its own."""
+largest value. A gradient that is zero except for rounding (the bias of attention keys) has no meaningful error of its
+own."""
 
 
 def compare(actual: NamedTensors, expected: NamedTensors, *, floor: float = _FLOOR) -> TensorComparison:
