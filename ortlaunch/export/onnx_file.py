@@ -48,9 +48,7 @@ def export_onnx(request: Request) -> ExportRecord:
         RequestError: the export fails, or its outputs differ from the model's.
     """
     if request.loss not in (None, "own"):
-        raise RequestError(
-            f"loss={request.loss}: ortlaunch export onnx adds no loss; loss=own exports the model's own"
-        )
+        raise RequestError(f"loss={request.loss}: ortlaunch export onnx adds no loss; loss=own exports the model's own")
     with written(request.out, force=request.has("force")) as folder:
         source = open_source(request)
         exported = export(

@@ -46,6 +46,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Write the weights of artifacts, as exported or trained on a device, in the model's own names.",
     )
     parser.add_argument(FLAG, type=Path, required=True, metavar="DIR", help="folder written by export artifacts")
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="the device's checkpoint (default: the one in DIR)")
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="FILE", help="the device's checkpoint (default: the one in DIR)"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder to write")
     return parser
