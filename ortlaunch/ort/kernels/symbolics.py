@@ -20,6 +20,7 @@ import torch
 
 from ortlaunch.ort.kernels import fused_attention, shapes
 from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, constant, none, step
+from ortlaunch.ort.mends.attention import known_size
 
 _OPSET = 17
 _MEAN = 1
@@ -166,7 +167,9 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
     from torch.onnx import symbolic_helper, symbolic_opset9
 
     has_bias = bias is not None and not symbolic_helper._is_none(bias)
-    is_usual = _rank(weight) == 2 and (_rank(values) or 0) >= 2 and (not has_bias or _is_vector(bias, _size(weight, 0)))
+    is_usual = (
+        _rank(weight) == 2 and (_rank(values) or 0) >= 2 and (not has_bias or _is_vector(bias, known_size(weight, 0)))
+    )
     # ONNX Runtime differentiates such a node only if the gradient of its first input is needed.
     if not is_usual or not weight.requires_grad():
         return symbolic_opset9.linear(g, values, weight, bias)
@@ -176,7 +179,7 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
 
 def _is_vector(value: Any, length: int | None) -> bool:
     """Whether a value is known to be a vector of this length, so that it is not broadcast."""
-    return length is not None and _rank(value) == 1 and _size(value, 0) == length
+    return length is not None and _rank(value) == 1 and known_size(value, 0) == length
 
 
 def _rank(value: Any) -> int | None:
@@ -184,13 +187,6 @@ def _rank(value: Any) -> int | None:
 
     rank: int | None = symbolic_helper._get_tensor_rank(value)
     return rank
-
-
-def _size(value: Any, dim: int) -> int | None:
-    from torch.onnx import symbolic_helper
-
-    size: int | None = symbolic_helper._get_tensor_dim_size(value, dim)
-    return size
 
 
 def _linear_gradient() -> list[Any]:
@@ -216,7 +212,7 @@ def _addmm(g: Any, bias: Any, values: Any, weight: Any, beta: Any, alpha: Any) -
 
     plain = all(symbolic_helper._maybe_get_const(scale, "f") == 1.0 for scale in (beta, alpha))
     # The kernel sums the gradient of the bias over rows, which is only right for a vector.
-    if not plain or not bias.requires_grad() or not _is_vector(bias, _size(weight, 1)):
+    if not plain or not bias.requires_grad() or not _is_vector(bias, known_size(weight, 1)):
         return symbolic_opset9.addmm(g, bias, values, weight, beta, alpha)
     return g.op(ATEN_OP, bias, values, weight, operator_s=_CONV1D)
 

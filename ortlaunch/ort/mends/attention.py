@@ -71,7 +71,7 @@ def _scaled(g: Any, query: Any, scale: Any) -> Any:
     from torch.onnx import symbolic_helper
 
     if symbolic_helper._is_none(scale):
-        size = _size(query, -1)
+        size = known_size(query, -1)
         if size is None:
             root = g.op("Sqrt", _cast(g, _runtime_size(g, query, -1), query))
             return g.op("Div", query, root)
@@ -143,7 +143,8 @@ def _runtime_size(g: Any, tensor: Any, axis: int) -> Any:
     return g.op("Gather", g.op("Shape", tensor), _constant(g, [axis]), axis_i=0)
 
 
-def _size(tensor: Any, axis: int) -> int | None:
+def known_size(tensor: Any, axis: int) -> int | None:
+    """Returns the size of a traced tensor along an axis; None if it varies."""
     from torch.onnx import symbolic_helper
 
     size: int | None = symbolic_helper._get_tensor_dim_size(tensor, axis)
