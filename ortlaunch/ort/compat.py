@@ -4,8 +4,8 @@ Each step tests for a feature, never for a version number, and changes nothing o
 to 2.6). These changes of torch break ORTModule:
 
 * 2.7 hides the type information of ``torch::autograd::PyNode``: ORTModule's ``torch_interop_utils`` extension, which
-    which serves only custom ``autograd.Function``, can no longer be loaded. A stub replaces it, and the feature is off;
-    simple Functions are still exported by inlining.
+  serves only custom ``autograd.Function``, can no longer be loaded. A stub replaces it, and the feature is off; simple
+  Functions are still exported by inlining.
 * 2.9 and later move the TorchScript exporter to ``torch.onnx._internal.torchscript_exporter`` and make the dynamo
   exporter the default of ``torch.onnx.export``.
 * A build without CUDA raises from ``torch.cuda.nvtx``, which ORTModule calls on every step.

@@ -101,7 +101,7 @@ def wrap_blocks(
     from ortlaunch.ort.find_blocks import find_blocks
 
     found = find_blocks(model, cfg.blocks)
-    # Without an arena, because each session would keep its peak memory after freeing it, once per block.
+    # The sessions get no arena, in which each of them would keep its peak memory, once per block.
     attach(found, _prepare(model, cfg, threads, onnx_dir, arena=False), cfg.zero3)
     return model
 
