@@ -1,10 +1,10 @@
 """Describes everything that an export depends on, so that two exports with the same description give the same graph.
 
 ORTModule's own cache (``ORTMODULE_CACHE_DIR``) identifies a model by its printed form, which shows neither its code nor
-its inputs nor its mode. Here all of these count: the code of every class in the tree and of
-everything imported that is not an installed package, the values that this code reads (`reachable_code`), the attributes
-of every module, parameters and buffers by shape and dtype, the inputs by shape, the versions, and the exporter's
-settings. If anything cannot be described, the export is not cached.
+its inputs nor its mode. Here all of these count: the code of every class in the tree and of everything imported that is
+not an installed package, the values that this code reads (`reachable_code`), the attributes of every module, parameters
+and buffers by shape and dtype, the inputs by shape, the versions, and the exporter's settings. If anything cannot be
+described, the export is not cached.
 """
 
 from __future__ import annotations
