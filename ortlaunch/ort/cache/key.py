@@ -29,7 +29,7 @@ import ortlaunch
 from ortlaunch.ort.cache.reachable_code import NotCacheableError, Origin, ReachableCode, cells_of, file_origin
 
 _OPSET = 17
-"""ORTModule's."""
+"""The version of the ONNX operators with which ORTModule exports."""
 _PACKAGES = ("torch", "onnx", "onnxruntime-training", "onnxruntime-training-cpu", "transformers", "numpy")
 # transformers stores a hash() here, which differs between processes.
 _NOT_ATTRIBUTES_OF_OBJECTS = {"_original_object_hash"}
