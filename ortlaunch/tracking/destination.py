@@ -10,6 +10,7 @@ from typing import Any
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.config.tracking_uri import check_uri, resolve_tracking, sqlite_path
+from ortlaunch.run.run import Run
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.state import Unusable
 
@@ -25,7 +26,7 @@ def destinations_of(run_dir: Path, uri: str | None = None, environment: Mapping[
     Raises:
         RequestError: If the folder holds no journal, or neither it nor `uri` names a tracker.
     """
-    if not (run_dir / "journal.jsonl").is_file():
+    if not Run(run_dir).journal_file.is_file():
         raise RequestError(f"{run_dir} is no run folder: it has no journal.jsonl")
     main, others = _nodes(run_dir)
     cfgs = [_of_node(name, node) for name, node in others.items()]
@@ -76,16 +77,6 @@ def _of_node(name: str, node: Any) -> Any:
 
 
 def _nodes(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    import yaml
-
-    path = run_dir / "config.yaml"
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}, {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise RequestError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        return {}, {}
+    config = Run(run_dir).settings()
     main, others = config.get("tracking"), config.get("trackers")
     return main if isinstance(main, dict) else {}, others if isinstance(others, dict) else {}

@@ -9,9 +9,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from ortlaunch.run.journal import Chunk, Event, read_chunk
+from ortlaunch.base.locks import exclusive
+from ortlaunch.run.events import Started
+from ortlaunch.run.journal import Chunk, iterate, read_chunk
+from ortlaunch.run.run import Run
 from ortlaunch.tracking.state import Destination, RelayState, destination
-from ortlaunch.tracking.store import exclusive
 from ortlaunch.tracking.tracker import Context, Identity, Sink
 from ortlaunch.tracking.translate import Operation, Translator
 
@@ -160,23 +162,17 @@ class Forwarder:
         self._chunk = chunk
         return True
 
-    def _first_start(self) -> Event | None:
-        offset, chunk = 0, read_chunk(self._journal, 0, _CHUNK_BYTES)
-        while chunk.offset > offset:
-            for event in chunk.events:
-                if event["event"] == "start":
-                    return event
-            offset, chunk = chunk.offset, read_chunk(self._journal, chunk.offset, _CHUNK_BYTES)
-        return None
+    def _first_start(self) -> Started | None:
+        return next((event for event in iterate(self._journal) if isinstance(event, Started)), None)
 
     def _identity(self) -> Identity:
         start = self._first_start()
         if start is not None:
-            return Identity(start["experiment"], start["name"], start["run_id"], start["t"])
+            return Identity(start.experiment, start.name, start.run_id, start.t)
         # The run died before it said what it is; its folder is runs/<experiment>/<timestamp>-<name>-<id>.
         folder = self._run_dir.resolve()
-        first = read_chunk(self._journal, 0).events[0]
-        return Identity(folder.parent.name, folder.name, folder.name.rpartition("-")[2], first["t"])
+        first = next(iterate(self._journal))
+        return Identity(folder.parent.name, folder.name, folder.name.rpartition("-")[2], first.t)
 
     def _note_failure(self, error: BaseException) -> None:
         text = self.to.scrubbed(f"{type(error).__name__}: {error}")[:_ERROR_LENGTH]
@@ -237,8 +233,8 @@ def relay_log(run_dir: Path, title: str, hide: Callable[[str], str]) -> logging.
     """
     log = logging.Logger("ortlaunch.relay", logging.INFO)
     try:
-        (run_dir / "logs").mkdir(exist_ok=True)
-        handler: logging.Handler = _QuietFile(run_dir / "logs" / "relay.log", encoding="utf-8")
+        Run(run_dir).logs.mkdir(exist_ok=True)
+        handler: logging.Handler = _QuietFile(Run(run_dir).relay_log, encoding="utf-8")
     except OSError:
         handler = logging.NullHandler()
     handler.setFormatter(_ScrubbingFormatter(title, hide))

@@ -23,7 +23,6 @@ class MlflowTracker(Tracker[MlflowConfig]):
     title = "MLflow"
     config = MlflowConfig
     lists_runs = True
-    state_file = "relay.json"
     mark_key = "mlflow_run_id"
 
     def check(self, cfg: MlflowConfig) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import runs_of
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.forward import Forwarder
@@ -227,5 +228,5 @@ def _result(forwarder: Forwarder) -> SinkResult:
         parts.append(f"{unsent} journal events have not reached {to.tracker.title} at {to.place}{why}")
         parts.append(f"send them with: ortlaunch sync {to.run_dir}")
     if forwarder.refused:
-        parts.append(f"{forwarder.refused} values were left out: see {to.run_dir / 'logs' / 'relay.log'}")
+        parts.append(f"{forwarder.refused} values were left out: see {Run(to.run_dir).relay_log}")
     return SinkResult(to, unsent, to.load().mark, "; ".join(parts), forwarder.sent_events)

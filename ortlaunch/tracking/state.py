@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.locks import exclusive
 from ortlaunch.run.journal import read_chunk
+from ortlaunch.run.run import Run
 from ortlaunch.tracking import trackers
-from ortlaunch.tracking.store import exclusive
 from ortlaunch.tracking.tracker import Tracker
 
-_LOCK = ".relay.lock"
 T = TypeVar("T")
 
 
@@ -86,12 +86,12 @@ class Destination:
     @property
     def journal(self) -> Path:
         """What is sent."""
-        return self.run_dir / "journal.jsonl"
+        return Run(self.run_dir).journal_file
 
     @property
     def lock(self) -> Path:
         """Held by the one process that sends."""
-        return self.run_dir / (_LOCK if self.tracker.name == trackers.MAIN else f".relay-{self.tracker.name}.lock")
+        return Run(self.run_dir).tracker_lock(self.tracker.name)
 
     def load(self) -> RelayState:
         """Reads the state; a fresh one if the file is missing, broken or about another place."""
@@ -124,7 +124,7 @@ class Destination:
 
     @property
     def _state_file(self) -> Path:
-        return self.run_dir / self.tracker.state_file.format(name=self.tracker.name)
+        return Run(self.run_dir).tracker_file(self.tracker.name)
 
 
 def destination(run_dir: Path, cfg: Any) -> Destination:
@@ -141,8 +141,7 @@ def destination(run_dir: Path, cfg: Any) -> Destination:
 def unattended(run_dir: Path) -> Iterator[bool]:
     """Keeps relays away from a run; yields whether none was at work."""
     with ExitStack() as stack:
-        others = sorted(run_dir.glob(".relay-*.lock"))
-        yield all(stack.enter_context(exclusive(lock)) for lock in (run_dir / _LOCK, *others))
+        yield all(stack.enter_context(exclusive(lock)) for lock in Run(run_dir).tracker_locks())
 
 
 def _answer(ask: Callable[[], T], otherwise: T) -> T:

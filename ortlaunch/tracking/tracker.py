@@ -103,10 +103,8 @@ class Tracker(Generic[C]):
     """
     lists_runs: bool = False
     """Whether it is an overview of runs: queued runs, and sweeps as runs of their own, are then sent to it too."""
-    state_file: str = "relay-{name}.json"
-    """File of the run folder that holds how far the run was sent."""
     mark_key: str = "mark"
-    """Key of the mark in that file."""
+    """Key of the mark in the file of the run folder that says how far the run was sent."""
 
     def __init__(self, name: str) -> None:
         """

@@ -13,17 +13,18 @@ import pytest
 import yaml
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.locks import exclusive
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.rules import check
 from ortlaunch.config.load import load_config, save_config, to_config
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.follow.sync import sync_main
 from ortlaunch.run.journal import Journal
-from ortlaunch.run.sent import mlflow_run_id
+from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import create
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay, sync
-from ortlaunch.tracking.state import destination
+from ortlaunch.tracking.state import destination, unattended
 from tests.support.servers import free_port
 from tests.support.trackers import install
 
@@ -160,7 +161,7 @@ def test_a_relay_json_of_an_older_run_is_mlflows_offset(store: MlflowConfig, new
     journal.end("FINISHED")
     result = sync(run_dir, store, kept())
     assert [one.sent_events for one in result.sinks] == [1, 3]
-    assert (result.mlflow_run_id, mlflow_run_id(run_dir)) == (run_id, run_id)
+    assert (result.mlflow_run_id, Run(run_dir).mlflow_run_id()) == (run_id, run_id)
     assert json.loads((run_dir / "relay.json").read_text())["refused"] == 2
 
 
@@ -175,7 +176,7 @@ def test_a_tracker_that_fails_holds_nothing_up(
     journal.end("FINISHED")
     # MLflow's own first use of a store takes its time; the tracker that hangs may take no more than the deadline.
     deadline = time.monotonic() + 30
-    while mlflow_run_id(run_dir) is None and time.monotonic() < deadline:
+    while Run(run_dir).mlflow_run_id() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     begun = time.monotonic()
     result = relay.finish(4)
@@ -234,7 +235,7 @@ def test_a_tracker_that_is_not_installed_here(
     configure(run_dir, store, elsewhere={"name": "elsewhere", "x": 1})
     assert sync_main([str(run_dir)]) == 1
     mlflow, missing = capsys.readouterr().out.splitlines()
-    assert f"2 events sent, MLflow run {mlflow_run_id(run_dir)}" in mlflow
+    assert f"2 events sent, MLflow run {Run(run_dir).mlflow_run_id()}" in mlflow
     assert "2 journal events have not reached elsewhere" in missing
     assert "tracking=elsewhere: there is no such tracker here (there are mlflow" in missing
 
@@ -255,9 +256,6 @@ def test_a_sweep_is_a_run_only_where_runs_are_listed(tmp_path: Path, store: Mlfl
 
 
 def test_a_relay_at_work_for_any_tracker_keeps_others_out(new_run: NewRun) -> None:
-    from ortlaunch.tracking.state import unattended
-    from ortlaunch.tracking.store import exclusive
-
     run_dir, journal = new_run("attended")
     journal.end("FINISHED")
     sync(run_dir, kept())
