@@ -27,6 +27,7 @@ MAIN, NONE = "mlflow", "none"
 """Options of `tracking` whose keys are `tracking.KEY`; those of all others are `trackers.NAME.KEY`."""
 _BUILT_IN = {
     MAIN: "ortlaunch.tracking.mlflow:MlflowTracker",
+    "tensorboard": "ortlaunch.tracking.tensorboard:TensorboardTracker",
 }
 _FLUSH_SECONDS = 60
 
