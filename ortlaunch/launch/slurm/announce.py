@@ -15,6 +15,7 @@ from ortlaunch.tracking.destination import destinations_of
 from ortlaunch.tracking.relay import RelayResult
 from ortlaunch.tracking.relay import sync as send_journal
 from ortlaunch.tracking.state import destination
+from ortlaunch.tracking.trackers import MAIN
 
 
 def destinations(folder: Path) -> list[Any]:
@@ -37,6 +38,12 @@ def _announce(folder: Path) -> RelayResult | None:
     return send_journal(folder, *cfgs) if cfgs else None
 
 
+def _name(result: RelayResult) -> str:
+    """What the first tracker calls the run."""
+    first = result.sinks[0]
+    return f"mlflow run {first.mark}" if first.name == MAIN else first.where
+
+
 def main() -> None:
     """Runs the command line; prints MLflow's id of the first and how many of all are not there yet."""
     results = [result for name in sys.argv[1:] if (result := _announce(Path(name))) is not None]
@@ -44,7 +51,7 @@ def main() -> None:
         if result.message:
             print(result.message, file=sys.stderr)
     missing = sum(not result.sent for result in results)
-    parts = [f"mlflow run {result.mlflow_run_id}" for result in results[:1] if result.sent]
+    parts = [_name(result) for result in results[:1] if result.sent]
     parts += [f"({missing} not yet sent: the job will)"] if missing else []
     print(" ".join(parts))
 
