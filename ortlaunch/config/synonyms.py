@@ -1,8 +1,8 @@
 """What other tools call the keys of this one: the only word table behind "Did you mean …?".
 
-The left column has the keys of this program, the right one the names that users of transformers' Trainer, Lightning, Accelerate,
-DeepSpeed, torchtitan, torchrun and sbatch type. Names that differ only by order, by a group in front, by an ending or
-by a word of `FILLERS` need no entry: `ortlaunch.config.meant` finds them by their words.
+The left column has the keys of this program, the right one the names that users of transformers' Trainer, Lightning,
+Accelerate, DeepSpeed, torchtitan, torchrun and sbatch type. Names that differ only by order, by a group in front, by an
+ending or by a word of `FILLERS` need no entry: `ortlaunch.config.meant` finds them by their words.
 """
 
 from __future__ import annotations
