@@ -21,6 +21,7 @@ from ortlaunch.config.load import first_line
 from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.paths import conf_dir, group_options, ready_jobs, slurm_profiles
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, MlflowConfig, open_model, register_schemas
+from ortlaunch.config.synonyms import KEYS
 from ortlaunch.config.tracking_uri import default_uri
 from ortlaunch.models.registry import available, unknown_model_message
 
@@ -224,7 +225,9 @@ def _unknown_option(group: str, name: str, text: str) -> str:
     if group == "model":
         return unknown_model_message(name)
     available = re.findall(r"^\t(\S+)$", text, re.MULTILINE) or sorted(GROUPS.get(group, {}))
-    return f"{group}={name}: no such option{_nearest(name, available, group + '=')} (there are {', '.join(available)})"
+    elsewhere = [option for option in KEYS.get(name.lower(), ()) if option.startswith(f"{group}=")]
+    hint = f". Did you mean {elsewhere[0]}?" if elsewhere else _nearest(name, available, f"{group}=")
+    return f"{group}={name}: no such option{hint} (there are {', '.join(available)})"
 
 
 def _nearest(name: str, names: list[str], prefix: str = "") -> str:

@@ -148,6 +148,8 @@ def test_the_table_names_keys_that_exist_and_no_others() -> None:
         ("+train.stpes=3", "train.stpes: no such key. Did you mean train.steps?"),
         ("+launcher.gpus_per_node=3", "launcher.gpus_per_node: the chosen launcher has no such key; it belongs to"),
         ("+epochs=3", "epochs: no such key. Did you mean train.steps?"),
+        ("backend=onnxruntime", "backend=onnxruntime: no such option. Did you mean backend=ort?"),
+        ("backend=inductor", "Did you mean backend=compile?"),
     ],
 )
 def test_the_refusal_names_the_key_that_is_meant(override: str, said: str) -> None:
