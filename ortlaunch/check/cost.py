@@ -85,21 +85,21 @@ def measure(config: Config, threads: int) -> dict[str, float | None]:
     """Trains a few steps on the configured backend; see `BackendCost` for what is measured."""
     import torch
 
-    from ortlaunch.check.prepare import built, first_batches, place
+    from ortlaunch.config.devices import resolve_device
     from ortlaunch.metrics.memory import peak_memory_gib
-    from ortlaunch.models.checks import check_model
     from ortlaunch.models.task import make_task
     from ortlaunch.trainer.engines.torch_engine import TorchEngine
+    from ortlaunch.trainer.prepare import build_seeded, first_batches
+    from ortlaunch.trainer.workers import single_worker
     from ortlaunch.trainer.wrapping import wrap_backend
 
-    here = place(config, threads)
-    model = built(config)
-    check_model(model)
+    here = single_worker(resolve_device(config.device), threads)
+    model = build_seeded(config)
     batches = first_batches(config, config.train.batch_size, _WARM_UP, model, here.device)
     task = make_task(model, batches[0])
     # As a run would, but that no graphs are saved.
     inner = wrap_backend(model.to(here.device), config.backend, threads=threads, onnx_dir=None, train=config.train)
-    engine = TorchEngine(inner, config, None, here.worker, task)
+    engine = TorchEngine(inner, config, None, here, task)
     seconds: list[float] = []
     begun = time.perf_counter()
     while len(seconds) < _WARM_UP + _STEPS:

@@ -19,17 +19,19 @@ from ortlaunch.base.processes import die_with_parent
 from ortlaunch.check.cost import check_cost
 from ortlaunch.check.export import Setting, check_export
 from ortlaunch.check.parity import STEPS, check_parity
-from ortlaunch.check.prepare import Place, built, first_batches, place
 from ortlaunch.check.randomness import check_randomness
 from ortlaunch.check.report import Cost, Export, Parity, Randomness, Report, Structure, to_json
 from ortlaunch.check.structure import check_calls, check_structure
 from ortlaunch.check.verdict import verdict
+from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, DeepSpeedConfig, Fallback, OrtConfig
 from ortlaunch.models.task import make_task
 from ortlaunch.ort.find_blocks import find_blocks
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
+from ortlaunch.trainer.prepare import construct_seeded, first_batches
 from ortlaunch.trainer.seeds import seed_everything
+from ortlaunch.trainer.workers import Workers, single_worker
 
 _BATCH = 4
 """Samples in the small batches that everything but cost is looked at with; BatchNorm needs more than one."""
@@ -49,8 +51,8 @@ def check(config: Config, folder: Path, threads: int, *, with_cost: bool) -> Rep
     Raises:
         RequestError: the model or the data cannot be had at all.
     """
-    here = place(config, threads)
-    model = built(config)
+    here = single_worker(resolve_device(config.device), threads)
+    model = construct_seeded(config)
     structure = check_structure(model)
     # Before ORTModule has the model: a run under ZeRO 3 would be refused without them.
     blocks = _zero3_blocks(config, model) if structure.status != "failed" else None
@@ -95,12 +97,12 @@ def _zero3_blocks(config: Config, model: torch.nn.Module) -> str | None:
 
 
 def _compared(
-    config: Config, model: torch.nn.Module, here: Place, structure: Structure
+    config: Config, model: torch.nn.Module, here: Workers, structure: Structure
 ) -> tuple[Export | None, Parity | None, Randomness | None]:
     size = max(2, min(_BATCH, config.train.batch_size))
     batches = first_batches(config, size, STEPS + 1, model, here.device)
     model.to(here.device)
-    engine = TorchEngine(model, config, None, here.worker, make_task(model, batches[0]))
+    engine = TorchEngine(model, config, None, here, make_task(model, batches[0]))
     check_calls(model, batches[0], structure)
     if structure.status == "failed":
         return None, None, None
@@ -116,7 +118,7 @@ def _compared(
     return export, parity, check_randomness(wrapped, batches[0], setting)
 
 
-def _device_name(here: Place) -> str:
+def _device_name(here: Workers) -> str:
     return torch.cuda.get_device_name(here.device) if here.device.type == "cuda" else "cpu"
 
 

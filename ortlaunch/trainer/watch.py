@@ -15,11 +15,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.run import failure
@@ -29,7 +28,6 @@ STACKS = "stacks"
 _POLL_SECONDS = 0.5
 _WRITE_SECONDS = 2.0
 _PEERS_SECONDS = 3.0
-_Result = TypeVar("_Result")
 _WAITING = ("torch/distributed/", "torch/autograd/graph.py", "deepspeed/comm/")
 
 
@@ -69,7 +67,7 @@ class Watch:
         self._beats = 0
         self._step: int | None = None
         self._moved = time.monotonic()
-        self._slow = False
+        self._paused = False
         self._done = threading.Event()
         for folder in (HEALTH, STACKS):
             (run_dir / folder).mkdir(exist_ok=True)
@@ -92,13 +90,14 @@ class Watch:
         self._step = step
         self.beat()
 
-    def through(self, act: Callable[[], _Result]) -> _Result:
-        """Acts, however long it takes: what waits for a slow disk is not stuck."""
-        self._slow = True
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Sets no limit to what is done within it: a worker that waits for a slow disk is not stuck."""
+        self._paused = True
         try:
-            return act()
+            yield
         finally:
-            self._slow = False
+            self._paused = False
             self.beat()
 
     def stop(self) -> None:
@@ -127,7 +126,7 @@ class Watch:
         return "trainer.timeout_seconds" if self._step is None else "launcher.timeout_seconds"
 
     def _stands_still(self, seconds: float) -> bool:
-        return not self._slow and time.monotonic() - self._moved > seconds
+        return not self._paused and time.monotonic() - self._moved > seconds
 
     def _write(self) -> None:
         health = Health(self._rank, socket.gethostname(), os.getpid(), self._beats, self._step or 0, time.time())
