@@ -149,21 +149,8 @@ class Recorder:
         # Steady windows begin after the first steps of this attempt, which include export and compilation.
         steady = not self._window_disturbed and step - self._window.steps >= self._start_step + self._cfg.steady_after
         memory = memory_metrics(self._workers.device)
-        # Reading the loss waits for the device, so the step times are complete after it.
-        mean_loss, (bad_loss_step, bad_gradient_step) = float(loss), engine.guard.read()
-        ort_active = float(self._is_ort_active())
-        step_seconds = self._clock.read()
-        steps = max(1, self._window.steps)
-        everyone = WindowFigures.of(
-            loss=mean_loss,
-            bad_loss_step=bad_loss_step,
-            bad_gradient_step=bad_gradient_step,
-            ort_active=ort_active,
-            own_seconds=self.own_time.read() / steps,
-            step_seconds=sum(step_seconds) / steps,
-            system=self._system.sampler.window(steady=steady, now=step == self._cfg.steps),
-            memory=list(memory.values()),
-        ).gather(self._workers)
+        mine, step_seconds = self._own_figures(step, loss, engine, memory, steady=steady)
+        everyone = mine.gather(self._workers)
         _check_finite(everyone.bad_loss_step, everyone.bad_gradient_step)
         self._note_ort(bool(everyone.ort_active.min() > 0))
         metrics = {"train/loss": float(everyone.loss.mean()), "train/lr": lr}
@@ -192,6 +179,27 @@ class Recorder:
             self._journal.metrics(step, metrics)
         # The journal's own time belongs to no step.
         self._clock.restart()
+
+    def _own_figures(
+        self, step: int, loss: torch.Tensor, engine: Engine, memory: dict[str, float], *, steady: bool
+    ) -> tuple[WindowFigures, list[float]]:
+        """This worker's figures of the window that `step` ends, and the seconds of each step in it."""
+        # Reading the loss waits for the device, so the step times are complete after it.
+        own_loss, (bad_loss_step, bad_gradient_step) = float(loss), engine.guard.read()
+        ort_active = float(self._is_ort_active())
+        step_seconds = self._clock.read()
+        steps = max(1, self._window.steps)
+        figures = WindowFigures.of(
+            loss=own_loss,
+            bad_loss_step=bad_loss_step,
+            bad_gradient_step=bad_gradient_step,
+            ort_active=ort_active,
+            own_seconds=self.own_time.read() / steps,
+            step_seconds=sum(step_seconds) / steps,
+            system=self._system.sampler.window(steady=steady, now=step == self._cfg.steps),
+            memory=list(memory.values()),
+        )
+        return figures, step_seconds
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
         """Journals an evaluation, whose time belongs to no step."""
