@@ -106,7 +106,7 @@ def build(context: RunContext, startup: dict[str, float]) -> Parts:
     Raises:
         RequestError: for data, a model, a checkpoint or a backend that cannot be used for this run.
     """
-    start = resume.find(context.config, context.run_dir, context.workers, context.control, attempt=context.attempt)
+    start = resume.find(context.config, context.run.path, context.workers, context.control, attempt=context.attempt)
     data = open_data(context, start)
     built = build_model(context, data)
     wrapped = wrap_model(context, built)
@@ -142,7 +142,7 @@ def wrap_model(context: RunContext, built: Built) -> Wrapped:
     (first,) = batches.peek(1)
     task = make_task(built.model, first)
     flops = flops_per_sample(built.model, task, first) if context.workers.is_first else None
-    engine = wrap(built.model, context.config, context.workers, task, context.run_dir)
+    engine = wrap(built.model, context.config, context.workers, task, context.run.path)
     return Wrapped(built, engine, task, batches, flops)
 
 
@@ -152,14 +152,14 @@ def restore(context: RunContext, wrapped: Wrapped, startup: dict[str, float]) ->
     if start.path is not None:
         (first,) = wrapped.batches.peek(1)
         engine.warm_up({name: tensor.to(context.workers.device) for name, tensor in first.items()})
-        engine.restore(start.path / ENGINE, start.workers, context.run_dir / ".universal", context.control)
+        engine.restore(start.path / ENGINE, start.workers, context.run.scratch, context.control)
     return Restored(wrapped, {**startup, "startup/build_seconds": time.perf_counter() - context.entered})
 
 
 def check_backend(context: RunContext, restored: Restored) -> Checked:
     """Compares the backend with PyTorch on the first batches, which training gets again."""
     wrapped = restored.wrapped
-    backend = backend_run(wrapped.engine, context.config, context.workers, context.run_dir, context.journal)
+    backend = backend_run(wrapped.engine, context.config, context.workers, context.run.path, context.journal)
     batches = wrapped.batches.peek(1 + backend.check_batches)
     seconds = backend.check(wrapped.task, batches)
     return Checked(wrapped, backend, restored.startup | seconds)

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ortlaunch.run.sent import mlflow_run_id
 from ortlaunch.trainer.checkpoint import resume
 from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.feed import Feed
@@ -42,7 +41,7 @@ class CheckpointFacts:
             "samples": parts.loader.samples,
             "reading": parts.reading,
             "position": self.feed.position.as_dict(),
-            "mlflow_run_id": mlflow_run_id(self.context.run_dir),
+            "mlflow_run_id": self.context.run.mlflow_run_id(),
             "time": time.time(),
             "shapes": parts.shapes,
         }

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from ortlaunch.config.schema import Config
 from ortlaunch.run.journal import Journal
+from ortlaunch.run.run import Run
 from ortlaunch.trainer.system_info import SystemInfo
 from ortlaunch.trainer.watch import Watch
 from ortlaunch.trainer.workers import Workers, separate_group
@@ -21,7 +22,7 @@ class RunContext:
     """One worker's view of a run; the first argument of every phase."""
 
     config: Config
-    run_dir: Path
+    run: Run
     workers: Workers
     launched: float
     """When the launcher started the run, in seconds since the epoch."""
@@ -48,7 +49,7 @@ def open_context(config: Config, run_dir: Path, workers: Workers, launched: floa
         workers: this worker's place.
         launched: when the launcher started the run, in seconds since the epoch.
     """
-    entered = time.perf_counter()
+    entered, run = time.perf_counter(), Run(run_dir)
     watch = Watch(
         run_dir,
         workers.rank,
@@ -57,12 +58,12 @@ def open_context(config: Config, run_dir: Path, workers: Workers, launched: floa
         seconds=config.launcher.timeout_seconds,
     )
     watch.start()
-    journal = Journal(run_dir / "journal.jsonl") if workers.is_first else None
+    journal = run.journal() if workers.is_first else None
     # Two groups: a thread that writes a checkpoint uses one of them while the main thread uses the other.
     writers, control = separate_group(config), separate_group(config)
     return RunContext(
         config=config,
-        run_dir=run_dir,
+        run=run,
         workers=workers,
         launched=launched,
         entered=entered,

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from ortlaunch.base.files import replace_text
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run.journal import Journal
-from ortlaunch.run.layout import DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
+from ortlaunch.run.run import Run, Stopped
 from ortlaunch.trainer.build import Parts
 from ortlaunch.trainer.context import RunContext
-from ortlaunch.trainer.profile import FOLDER as PROFILE_FOLDER
 from ortlaunch.trainer.train import Trained
-from ortlaunch.trainer.weights import FOLDER, save_weights
+from ortlaunch.trainer.weights import save_weights
 from ortlaunch.trainer.workers import leave_group
 
 
@@ -29,13 +24,13 @@ def leave(context: RunContext, trained: Trained) -> None:
 
 
 def _write_results(context: RunContext, trained: Trained) -> None:
-    journal, profile = context.journal, context.run_dir / PROFILE_FOLDER
+    journal, profile = context.journal, context.run.profile
     if journal is not None and context.config.profile is not None and profile.is_dir():
         journal.artifact(profile)
     if trained.stopped_at is None:
         _write_done(context, trained.parts)
     elif journal is not None:
-        _write_stopped(context.run_dir, journal, trained.stopped_at)
+        _write_stopped(context.run, journal, trained.stopped_at)
 
 
 def _write_done(context: RunContext, parts: Parts) -> None:
@@ -45,19 +40,16 @@ def _write_done(context: RunContext, parts: Parts) -> None:
         # All workers take part, and the first one gets the weights.
         weights = parts.engine.weights()
         if context.workers.is_first:
-            save_weights(weights, parts.model, context.run_dir / FOLDER)
+            save_weights(weights, parts.model, context.run.weights)
     if context.workers.is_first:
-        replace_text(context.run_dir / DONE_FILE, json.dumps({"step": train.steps}) + "\n")
+        context.run.note_done(train.steps)
 
 
-def _write_stopped(run_dir: Path, journal: Journal, step: int) -> None:
+def _write_stopped(run: Run, journal: Journal, step: int) -> None:
     """Leaves a file that says where and why the run stopped, and removes the request to stop."""
     # The file STOP says who asked; without the file it was a signal.
-    word = stop_word(run_dir)
+    word = run.stop_word()
     reason = "signal" if word is None else word
-    checkpoint = run_dir / store.FOLDER / store.name_of(step)
-    replace_text(
-        run_dir / STOPPED_FILE, json.dumps({"step": step, "checkpoint": str(checkpoint), "reason": reason}) + "\n"
-    )
-    (run_dir / STOP_FILE).unlink(missing_ok=True)
+    checkpoint = run.checkpoints / store.name_of(step)
+    run.note_stopped(Stopped(step, str(checkpoint), reason))
     journal.tags({"ortlaunch.resumable": "true", "ortlaunch.stopped_at_step": str(step)})

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.metrics.peaks import peak_flops
-from ortlaunch.run import checkpoints as store
 from ortlaunch.run.journal import Journal
-from ortlaunch.run.layout import ARTIFACT_FOLDER
+from ortlaunch.run.run import ARTIFACT_FOLDER, Run
 from ortlaunch.trainer.build import Parts
 from ortlaunch.trainer.checkpoint.resume import Start
 from ortlaunch.trainer.context import RunContext
@@ -30,8 +28,8 @@ def observe(context: RunContext, parts: Parts) -> Observed:
     """Makes the recorder and the evaluation, and journals the start of this attempt."""
     recorder = _recorder(context, parts)
     if context.journal is not None:
-        _journal_start(context.journal, parts.start, context.run_dir, context.attempt, parts.loader.fingerprint)
-        context.system.journal(context.journal, context.run_dir, ARTIFACT_FOLDER)
+        _journal_start(context.journal, parts.start, context.run, context.attempt, parts.loader.fingerprint)
+        context.system.journal(context.journal, context.run.path, ARTIFACT_FOLDER)
         origin = without_secrets(parts.loader.origin)
         context.journal.dataset(context.config.data.name, parts.loader.fingerprint, origin)
     return Observed(parts, recorder, _evaluation(context, parts, recorder))
@@ -60,7 +58,7 @@ def _evaluation(context: RunContext, parts: Parts, recorder: Recorder) -> Evalua
     return Evaluation(held_out, train.eval_every, train.steps, context.workers, recorder)
 
 
-def _journal_start(journal: Journal, start: Start, run_dir: Path, attempt: int, fingerprint: str) -> None:
+def _journal_start(journal: Journal, start: Start, run: Run, attempt: int, fingerprint: str) -> None:
     """Records the data, and where this attempt starts if it continues a run."""
     tags = {"ortlaunch.data_fingerprint": fingerprint}
     for note in start.notes:
@@ -70,7 +68,7 @@ def _journal_start(journal: Journal, start: Start, run_dir: Path, attempt: int, 
     if start.path is not None:
         print(f"going on from {start.path}, after step {start.step}", flush=True)
         tags |= {"ortlaunch.resumed_from": str(start.path), "ortlaunch.resumable": "false"}
-        if (earlier := start.meta.get("mlflow_run_id")) and start.path.parent != run_dir / store.FOLDER:
+        if (earlier := start.meta.get("mlflow_run_id")) and start.path.parent != run.checkpoints:
             tags["ortlaunch.resumed_from_run"] = str(earlier)
     journal.tags(tags)
     if start.path is not None or attempt:

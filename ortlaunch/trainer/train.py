@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ortlaunch.run import checkpoints as store
-from ortlaunch.run.goodput import FIRST_STEP
+from ortlaunch.run.state import FIRST_STEP
 from ortlaunch.trainer.build import Parts
 from ortlaunch.trainer.checkpoint.saver import Saver
 from ortlaunch.trainer.checkpoint_facts import CheckpointFacts
@@ -39,7 +39,7 @@ def train(context: RunContext, observed: Observed) -> Trained:
     parts, recorder = observed.parts, observed.recorder
     feed = Feed(parts.batches, context.workers.device)
     stop = StopRequests(
-        context.run_dir,
+        context.run.path,
         context.control,
         is_first=context.workers.is_first,
         grace_seconds=context.config.launcher.grace_seconds,
@@ -57,7 +57,7 @@ def train(context: RunContext, observed: Observed) -> Trained:
         partial(_first_step_done, context, parts, recorder),
         observed.evaluation,
         start_step=parts.start.step,
-        profile=make_profile(context.config.profile, parts.start.step + 1, context.run_dir, context.workers),
+        profile=make_profile(context.config.profile, parts.start.step + 1, context.run.path, context.workers),
     )
     context.system.sampler.stop()
     step_end.finish()
@@ -67,7 +67,7 @@ def train(context: RunContext, observed: Observed) -> Trained:
 
 def _step_end(context: RunContext, observed: Observed, feed: Feed, stop: StopRequests) -> StepEnd:
     train = context.config.train
-    saver = Saver(store.Store(context.run_dir / store.FOLDER, train.keep_checkpoints), context.workers, context.writers)
+    saver = Saver(store.Store(context.run.checkpoints, train.keep_checkpoints), context.workers, context.writers)
     return StepEnd(
         train,
         observed.parts.engine,

@@ -107,13 +107,13 @@ def test_a_checkpoint_goes_on_with_its_own_random_numbers_weights_and_data(
     with torch.no_grad():
         next(observed.parts.model.parameters()).fill_(0.25)
     facts = checkpoint_facts.CheckpointFacts(first, observed, feed)
-    saver = Saver(store.Store(first.run_dir / store.FOLDER, keep=1), first.workers, first.writers)
+    saver = Saver(store.Store(first.run.checkpoints, keep=1), first.workers, first.writers)
     own = {**facts.of_worker(), "rng": rng.capture()}
     saver.save(1, observed.parts.engine.snapshot, own, {**facts.of_run(1), "eval_loss": None})
     assert [written.error for written in saver.wait()] == [""]
     expected = draw_from_every_generator(), feed.take()["labels"].tolist()
     monkeypatch.setattr(build, "backend_run", lambda *_: Draws())
-    parts = build.build(opened(f"train.resume={first.run_dir}"), {})
+    parts = build.build(opened(f"train.resume={first.run.path}"), {})
     assert parts.start.step == 1
     assert (draw_from_every_generator(), next(parts.batches).batch["labels"].tolist()) == expected
     assert bool((next(parts.model.parameters()) == 0.25).all())
