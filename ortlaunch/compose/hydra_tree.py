@@ -18,10 +18,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.command_line import hydra_words
-from ortlaunch.config.keys import has_key, known_keys
 from ortlaunch.config.load import first_line
+from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.paths import conf_dir, group_options, ready_jobs, slurm_profiles
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, MlflowConfig, open_model, register_schemas
+from ortlaunch.config.synonyms import KEYS
 from ortlaunch.config.tracking_uri import default_uri
 from ortlaunch.models.registry import available, unknown_model_message
 from ortlaunch.tracking import trackers
@@ -246,17 +247,16 @@ def _unknown_option(group: str, name: str, text: str) -> str:
         if (reason := trackers.why_missing(name)) is not None:
             return reason
         available = sorted({*trackers.names(), trackers.NONE})
-    return f"{group}={name}: no such option{_nearest(name, available, group + '=')} (there are {', '.join(available)})"
+    elsewhere = [option for option in KEYS.get(name.lower(), ()) if option.startswith(f"{group}=")]
+    hint = f". Did you mean {elsewhere[0]}?" if elsewhere else _nearest(name, available, f"{group}=")
+    return f"{group}={name}: no such option{hint} (there are {', '.join(available)})"
 
 
 def _unknown_key(key: str) -> str:
     group, _, rest = key.partition(".")
     if group == "trackers" and (name := rest.partition(".")[0]) in trackers.names():
         return f"{key}: no such key of a chosen tracker; {name} is chosen by tracking=[mlflow,{name}]"
-    owners = [o for o, node in GROUPS.get(group, {}).items() if has_key(node, key, f"{group}.")]
-    if owners:
-        return f"{key}: the chosen {group} has no such key; it belongs to {group}={', '.join(owners)}"
-    return f"{key}: no such key{_nearest(key, known_keys())} (all keys: ortlaunch --cfg job)"
+    return unknown_key(key)
 
 
 def _nearest(name: str, names: list[str], prefix: str = "") -> str:
