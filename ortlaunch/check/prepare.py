@@ -10,7 +10,7 @@ import torch
 
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, Device
-from ortlaunch.data import build_loader
+from ortlaunch.data.loader import build_loader
 from ortlaunch.models.registry import construct
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.run import check_vocabulary

@@ -15,7 +15,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.config.schema import Config
-from ortlaunch.data import build_loader
+from ortlaunch.data.loader import build_loader
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.metrics.peaks import peak_flops
 from ortlaunch.models.registry import build_model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+from ortlaunch.config.options import MODULE_GROUPS
 from ortlaunch.config.paths import group_options, ready_jobs
 from ortlaunch.models.registry import available
 
@@ -89,7 +90,7 @@ def models_text() -> str:
 
 
 def _options(group: str) -> list[str]:
-    names = set(group_options(group))
+    names = set(group_options(group)) | set(MODULE_GROUPS.get(group, ()))
     if group == "model":
         names |= set(available())
     return sorted(names)

@@ -7,15 +7,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import HfDataConfig
 from ortlaunch.data.encoding import Encoder, encode_all, load_encoder
 from ortlaunch.data.files import UNSET, find_files
 from ortlaunch.data.holdout import is_held_out
 from ortlaunch.data.packing import PackedStream
 from ortlaunch.data.source import Share, Source, array_source, digest, digest_files
+
+if TYPE_CHECKING:
+    from ortlaunch.data.sources.hf import HfDataConfig
 
 BUILDERS = {
     ".json": "json",

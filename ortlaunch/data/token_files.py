@@ -9,9 +9,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import TokensConfig
 from ortlaunch.data.files import find_files
-from ortlaunch.data.source import Share, Source, Tokens, as_ids, check_enough, digest_files
+from ortlaunch.data.source import Source, Tokens, as_ids, check_enough, digest_files
 
 DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 
@@ -61,24 +60,30 @@ class TokenFiles(Dataset[dict[str, Any]]):
             )
 
 
-def open_tokens(cfg: TokensConfig, share: Share) -> Source:
+def open_token_files(path: str, dtype_name: str, seq_len: int, vocab_size: int | None) -> Source:
     """Maps files of little-endian token ids without a header; nothing is read before it is asked for.
+
+    Args:
+        path: files, folders or globs, separated by commas.
+        dtype_name: NumPy's name of the type of one token, one of `DTYPES`.
+        seq_len: tokens per sample.
+        vocab_size: tokens must be smaller than this; None where that is not known.
 
     Raises:
         RequestError: A path is missing, the type is unknown, a file does not hold whole tokens, or no file holds a
             whole sample.
     """
-    if cfg.dtype not in DTYPES:
-        raise RequestError(f"data.dtype={cfg.dtype}: unknown; choose one of {', '.join(DTYPES)}")
-    if cfg.vocab_size is not None and cfg.vocab_size < 1:
-        raise RequestError(f"data.vocab_size={cfg.vocab_size}: must be at least 1, or null")
-    dtype = np.dtype(cfg.dtype).newbyteorder("<")
-    paths = find_files(cfg.path, suffix=".bin")
-    longest = max(_count_tokens(path, dtype) for path in paths)
-    check_enough(longest, cfg.seq_len, f"data.path={cfg.path}")
-    dataset = TokenFiles(paths, dtype, cfg.seq_len, cfg.vocab_size)
-    fingerprint = digest_files(paths, "tokens", cfg.dtype)
-    return Source(dataset, "tokens", f"data.path={cfg.path}", fingerprint, vocab_size=cfg.vocab_size)
+    if dtype_name not in DTYPES:
+        raise RequestError(f"data.dtype={dtype_name}: unknown; choose one of {', '.join(DTYPES)}")
+    if vocab_size is not None and vocab_size < 1:
+        raise RequestError(f"data.vocab_size={vocab_size}: must be at least 1, or null")
+    dtype = np.dtype(dtype_name).newbyteorder("<")
+    files = find_files(path, suffix=".bin")
+    longest = max(_count_tokens(file, dtype) for file in files)
+    check_enough(longest, seq_len, f"data.path={path}")
+    dataset = TokenFiles(files, dtype, seq_len, vocab_size)
+    fingerprint = digest_files(files, "tokens", dtype_name)
+    return Source(dataset, "tokens", f"data.path={path}", fingerprint, vocab_size=vocab_size)
 
 
 def _count_tokens(path: Path, dtype: np.dtype[Any]) -> int:
