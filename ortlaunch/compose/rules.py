@@ -138,7 +138,7 @@ def _workers_find_the_same(config: Config) -> bool:
 
 
 def _model_fits_data(config: Config) -> None:
-    entry = registry.available().get(config.model.name)
+    entry = registry.find(config.model.name)
     if entry is None or entry.inputs == "any":
         return
     gives = "tokens" if isinstance(config.data, TokenDataConfig) else "images"

@@ -25,7 +25,7 @@ TASKS = {
 """What a model is trained for, and the transformers class that loads it so."""
 
 
-def build(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = None, **params: Any) -> PreTrainedModel:
+def load(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = None, **params: Any) -> PreTrainedModel:
     """A pretrained model, its weights in fp32 whatever the files hold.
 
     Args:
@@ -39,12 +39,12 @@ def build(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = 
     """
     _check_task(task)
     source = _source(pretrained)
-    config = _load(pretrained, AutoConfig.from_pretrained, source)
+    config = _loaded(pretrained, AutoConfig.from_pretrained, source)
     check_fields(config, params, f"{type(config).__name__} of {pretrained}")
     # Read again with the changes, for transformers derives some fields from others.
-    config = _load(pretrained, AutoConfig.from_pretrained, source, **{**training_fields(config), **params})
+    config = _loaded(pretrained, AutoConfig.from_pretrained, source, **{**training_fields(config), **params})
     auto = getattr(transformers, TASKS[task])
-    model = _load(pretrained, auto.from_pretrained, source, config=config, dtype=torch.float32)
+    model = _loaded(pretrained, auto.from_pretrained, source, config=config, dtype=torch.float32)
     if task == "masked-lm":
         _hide_tokens(model, check_mask_token(_mask_token(source, mask_token_id), model.config.vocab_size))
     return model.train()
@@ -67,7 +67,7 @@ def _source(pretrained: str) -> str:
     return str(path) if path.is_dir() else pretrained
 
 
-def _load(pretrained: str, load: Any, *args: Any, **kwargs: Any) -> Any:
+def _loaded(pretrained: str, load: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return load(*args, **kwargs)
     except (OSError, ValueError, StrictDataclassError) as error:

@@ -23,8 +23,3 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of shape [B, output_dim] for samples of shape [B, ...] with input_dim values each."""
         return self.fc2(self.relu(self.fc1(x.flatten(1))))
-
-
-def build(input_dim: int = 64, hidden_dim: int = 256, output_dim: int = 10) -> FeedForward:
-    """A FeedForward; the defaults suit 8x8 grey images of 10 classes."""
-    return FeedForward(input_dim, hidden_dim, output_dim)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import LlamaForCausalLM, PreTrainedModel
+from ortlaunch.models.registry import register_model
 
-from ortlaunch.models.from_config import build_from_config
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _DEFAULTS = {
     "vocab_size": 256,
@@ -18,9 +19,16 @@ _DEFAULTS = {
 }
 
 
+@register_model("llama", inputs="tokens", static_graph=True)
 def build(**params: Any) -> PreTrainedModel:
-    """A LlamaForCausalLM with random weights; `params` are fields of LlamaConfig.
+    """small Llama over bytes, 14M parameters
+
+    A LlamaForCausalLM with random weights; `params` are fields of LlamaConfig.
 
     The defaults make a model of 14 million parameters over bytes.
     """
+    from transformers import LlamaForCausalLM
+
+    from ortlaunch.models.from_config import build_from_config
+
     return build_from_config(LlamaForCausalLM, _DEFAULTS, params)
