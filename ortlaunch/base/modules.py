@@ -56,9 +56,9 @@ class NamedModules(Mapping[str, _Value]):
 
     def _listed(self) -> list[str]:
         if self._names is None:
-            folders = [Path(folder) for folder in import_module(self.package).__path__]
-            files = [path.stem for folder in folders for path in folder.glob("*.py")]
-            self._names = sorted(name for name in files if not name.startswith("_"))
+            files = [file for folder in import_module(self.package).__path__ for file in Path(folder).iterdir()]
+            names = [file.stem for file in files if file.suffix == ".py"]
+            self._names = sorted(name for name in names if not name.startswith("_"))
         return self._names
 
 

@@ -134,8 +134,7 @@ def _register_options(overrides: list[str]) -> None:
         ConfigStore.instance().store(group="model", name=name, node=open_model(name))
     for group, options in MODULE_GROUPS.items():
         if _may_choose_installed(overrides, group, options):
-            for name in options.installed():
-                register_option(group, name)
+            _register_installed(overrides, group, options)
     ConfigStore.instance().store(group="launcher/slurm_profile", name="none", node={}, package="launcher")
     if _may_choose(overrides, "slurm", "jobs"):
         _register_profiles(overrides)
@@ -155,6 +154,20 @@ def _may_choose_installed(overrides: list[str], group: str, options: Options) ->
     return _may_choose(overrides, "jobs") or not {name for text in values for name in text.split(",")} <= {
         *options.shipped()
     }
+
+
+def _register_installed(overrides: list[str], group: str, options: Options) -> None:
+    """Options of installed packages.
+
+    Raises:
+        RequestError: the chosen one cannot be imported; another must not stop a run that does not ask for it.
+    """
+    for name in options.installed():
+        try:
+            register_option(group, name)
+        except RequestError:
+            if {f"{group}={name}", f"+{group}={name}"} & set(overrides):
+                raise
 
 
 def _register_profiles(overrides: list[str]) -> None:

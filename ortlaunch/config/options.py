@@ -43,17 +43,19 @@ class Options(NamedModules[type[Any]]):
         return super().__contains__(name) or name in self.installed()
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self.shipped(), *self.installed()])
+        """Our options, and those of installed packages that have been asked for: others may be broken."""
+        ours = self.shipped()
+        return iter([*ours, *(name for name in self._registered if name not in ours)])
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
     def shipped(self) -> list[str]:
-        """Names of our own options; unlike iterating, this does not ask all installed packages (11 ms)."""
+        """Names of our own options."""
         return list(super().__iter__())
 
     def installed(self) -> dict[str, EntryPoint]:
-        """What installed packages announce, without the names that are ours."""
+        """What installed packages announce, without the names that are ours; the first call takes 11 ms."""
         ours = set(self.shipped())
         return {point.name: point for point in announced(self.entry_points) if point.name not in ours}
 

@@ -9,7 +9,8 @@ import torch
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import TrainConfig
-from ortlaunch.metrics.memory import memory_metrics, peak_memory_gib
+from ortlaunch.metrics.at_log_steps import worker_metrics
+from ortlaunch.metrics.memory import peak_memory_gib
 from ortlaunch.metrics.stragglers import OwnTime, Tally, straggler_metrics
 from ortlaunch.metrics.system import WIDTH
 from ortlaunch.metrics.throughput import Steady, StepClock, Window, window_metrics
@@ -20,8 +21,8 @@ from ortlaunch.trainer.surroundings import Surroundings
 from ortlaunch.trainer.workers import Workers
 
 _SHARED = 6 + WIDTH
-"""Figures that each worker shares at a log step, before those of its memory: loss, first bad loss and gradient, whether
-ONNX Runtime is active, its own time, its step time, and what it has sampled."""
+"""Figures that each worker shares at a log step, before what `metrics/worker/` measures: loss, first bad loss and
+gradient, whether ONNX Runtime is active, its own time, its step time, and what it has sampled."""
 
 _BUSY_PERCENT = 10.0
 """Of a machine's cores in others' use, from which on it is said."""
@@ -117,14 +118,14 @@ class Recorder:
         """
         # A window that began after the first steps of this attempt, in which export and compilation are.
         steady = not self._window_disturbed and step - self._window.steps >= self._start_step + self._cfg.steady_after
-        memory = memory_metrics(self._workers.device)
+        measured = worker_metrics(self._workers.device)
         # Reading the loss waits for the device, so the step times are complete after it.
         shared = [float(loss), *engine.guard.read(), float(self._is_ort_active())]
         step_seconds = self._clock.read()
         steps = max(1, self._window.steps)
         shared += [self.own_time.read() / steps, sum(step_seconds) / steps]
         shared += self._surroundings.sampler.window(steady=steady, now=step == self._cfg.steps)
-        everyone = self._workers.gather([*shared, *memory.values()])
+        everyone = self._workers.gather([*shared, *measured.values()])
         _check_finite(everyone[:, 1], everyone[:, 2])
         self._note_ort(bool(everyone[:, 3].min() > 0))
         metrics = {"train/loss": float(everyone[:, 0].mean()), "train/lr": lr}
@@ -140,7 +141,7 @@ class Recorder:
             flops_per_sample=self._flops_per_sample,
             peak_flops=self._peak_flops,
         )
-        metrics |= dict(zip(memory, everyone[:, _SHARED:].amax(dim=0).tolist(), strict=True))
+        metrics |= dict(zip(measured, everyone[:, _SHARED:].amax(dim=0).tolist(), strict=True))
         metrics["throughput/steady"] = float(steady)
         stragglers = straggler_metrics(everyone[:, 4].tolist(), everyone[:, 5].tolist())
         metrics |= stragglers

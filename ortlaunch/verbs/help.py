@@ -90,7 +90,9 @@ def models_text() -> str:
 
 
 def _options(group: str) -> list[str]:
-    names = set(group_options(group)) | set(MODULE_GROUPS.get(group, ()))
+    names = set(group_options(group))
+    if (options := MODULE_GROUPS.get(group)) is not None:
+        names |= {*options.shipped(), *options.installed()}
     if group == "model":
         names |= set(available())
     return sorted(names)
