@@ -103,6 +103,17 @@ class MineConfig(SchedulerConfig):
         return self.floor if progress else 1.0
 ''',
     ),
+    "a trap of ONNX Runtime": (
+        "ort/verify/traps/NAME.py",
+        """
+from ortlaunch.ort.verify.trap import trap
+
+
+@trap("mine", "Do something about it")
+def look(examination):
+    return f"{len(examination.batches)} batches were looked at"
+""",
+    ),
     "a metric": (
         "metrics/worker/NAME.py",
         """
@@ -169,16 +180,21 @@ def test_the_table_names_the_file_that_is_added_here(what: str) -> None:
     assert f"`{ADDED[what][0]}`" in table()[what]
 
 
-@pytest.mark.parametrize("what", CHOSEN)
-def test_an_added_option_is_listed_composed_and_checked(tree: Path, tmp_path: Path, what: str) -> None:
-    group = CHOSEN[what]
-    (row,) = [line for line in command(tree, tmp_path, "--help").stdout.splitlines() if line.startswith(f"  {group} ")]
-    assert re.search(r"\bmine\b", row)
-    composed = command(tree, tmp_path, f"{group}=mine", "--cfg", "job")
+def test_added_options_are_listed_and_composed(tree: Path, tmp_path: Path) -> None:
+    page = command(tree, tmp_path, "--help").stdout
+    composed = command(tree, tmp_path, *(f"{group}=mine" for group in CHOSEN.values()), "--cfg", "job")
     assert composed.returncode == 0, composed.stderr
-    assert f"{group}:\n  name: mine\n" in composed.stdout
+    for group in CHOSEN.values():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"  {group} ")]
+        assert re.search(r"\bmine\b", row)
+        assert f"{group}:\n  name: mine\n" in composed.stdout
+
+
+@pytest.mark.parametrize("group", ["model", "optimizer"])
+def test_an_added_option_is_what_a_misspelt_one_means(tree: Path, tmp_path: Path, group: str) -> None:
     near = command(tree, tmp_path, f"{group}=mien", "--cfg", "job")
-    assert near.returncode == 2 and "mine" in near.stderr, near.stderr
+    assert near.returncode == 2
+    assert f"Did you mean {group}=mine?" in near.stderr
 
 
 def test_a_run_trains_with_all_that_was_added(tree: Path, tmp_path: Path) -> None:
@@ -186,7 +202,8 @@ def test_a_run_trains_with_all_that_was_added(tree: Path, tmp_path: Path) -> Non
         tree,
         tmp_path,
         *(f"{group}=mine" for group in CHOSEN.values()),
-        *("backend=eager", "trainer=single", "device=cpu", "tracking=none", "train.steps=2", "train.log_every=1"),
+        *("backend=ort", "backend.allow=[mine]", "backend.export_cache=false", "trainer=single"),
+        *("device=cpu", "tracking=none", "train.steps=2", "train.log_every=1"),
         *("model.params={width:4}", "data.seq_len=8", "data.top=12", "optimizer.lr=0.25", "scheduler.floor=0.1"),
     )
     assert run.returncode == 0, run.stdout + run.stderr
@@ -195,6 +212,8 @@ def test_a_run_trains_with_all_that_was_added(tree: Path, tmp_path: Path) -> Non
     logged = [event["values"] for event in events if "train/loss" in event.get("values", ())]
     assert [metrics["train/lr"] for metrics in logged] == [0.25, 0.025]
     assert [metrics["mine/answer"] for metrics in logged] == [42.0, 42.0]
+    # The trap was looked for, found something, and was allowed.
+    assert {"ortlaunch.allowed": "mine"} in [event.get("values") for event in events]
 
 
 def test_an_installed_package_adds_options_too(tmp_path: Path) -> None:

@@ -82,6 +82,10 @@ MODULE_GROUPS = {
 """Those groups by name."""
 
 
+TRAPS = NamedModules[Any]("ortlaunch.ort.verify.traps")
+"""The traps of ONNX Runtime that are looked for at a run's start, by the names that ``backend.allow`` takes."""
+
+
 def option(group: str) -> Callable[[_Node], _Node]:
     """Makes a dataclass the option of a config group that its field `name` says, as its module is called.
 

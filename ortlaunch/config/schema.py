@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.options import MODULE_GROUPS, Options
+from ortlaunch.config.options import MODULE_GROUPS, TRAPS, Options
 from ortlaunch.run.roots import RUN_ROOT
 
 if TYPE_CHECKING:
@@ -54,15 +54,13 @@ class OrtZero3(Enum):
     hold = "hold"
 
 
-class Allow(Enum):
-    """Ways in which a model computes something else under ONNX Runtime, that stop a run unless they are allowed."""
+if TYPE_CHECKING:
 
-    stale_buffers = "stale_buffers"
-    """Buffers that move in PyTorch, as BatchNorm's statistics do, stay as they are or get other values."""
-    frozen_branch = "frozen_branch"
-    """What the first batch decided stays decided, and other batches get other outputs than in PyTorch."""
-    wrong_outputs = "wrong_outputs"
-    """The outputs are others than PyTorch's already for the batch that the model was exported with."""
+    class Allow(Enum):
+        """Ways in which a model computes something else under ONNX Runtime, that stop a run unless they are allowed."""
+else:
+    # A member for each module of `ort/verify/traps/`.
+    Allow = Enum("Allow", {name: name for name in TRAPS}, module=__name__)
 
 
 class OrtLogLevel(Enum):
