@@ -26,7 +26,6 @@ from ortlaunch.config.schema import (
     OPTIONAL_GROUPS,
     MlflowConfig,
     open_model,
-    register_option,
     register_schemas,
 )
 from ortlaunch.config.tracking_uri import default_uri
@@ -162,12 +161,13 @@ def _register_installed(overrides: list[str], group: str, options: Options) -> N
     Raises:
         RequestError: the chosen one cannot be imported; another must not stop a run that does not ask for it.
     """
+    from ortlaunch.config.option_nodes import store_option
+
     for name in options.installed():
-        try:
-            register_option(group, name)
-        except RequestError:
-            if {f"{group}={name}", f"+{group}={name}"} & set(overrides):
-                raise
+        if {f"{group}={name}", f"+{group}={name}"} & set(overrides):
+            # Here, not while Hydra composes: what is wrong is then said without Hydra's words around it.
+            options[name]
+        store_option(group, name)
 
 
 def _register_profiles(overrides: list[str]) -> None:

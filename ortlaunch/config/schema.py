@@ -580,29 +580,19 @@ def register_schemas() -> None:
     """
     from hydra.core.config_store import ConfigStore
 
+    from ortlaunch.config.option_nodes import store_option
+
     store = ConfigStore.instance()
     store.store(name="ortlaunch_schema", node=Config)
     store.store(group="schema/model", name="model", node=ModelConfig)
     store.store(group="schema/model", name="open", node=open_model())
     for group, options in GROUPS.items():
-        for name in options.shipped() if isinstance(options, Options) else options:
-            register_option(group, name)
-
-
-def register_option(group: str, name: str) -> None:
-    """Puts the schema of one option into Hydra's ConfigStore.
-
-    Raises:
-        RequestError: an installed package announces the option and it cannot be imported.
-    """
-    from hydra.core.config_store import ConfigStore
-
-    store, options = ConfigStore.instance(), GROUPS[group]
-    store.store(group=f"schema/{group}", name=name, node=options[name])
-    if isinstance(options, Options):
-        file = f"{name}.yaml"
-        # The same node under a second name: `store` would make it anew, which takes 10 ms for all options.
-        store.repo.setdefault(group, {})[file] = store.repo["schema"][group][file]
+        if isinstance(options, Options):
+            for name in options.shipped():
+                store_option(group, name)
+        else:
+            for name, node in options.items():
+                store.store(group=f"schema/{group}", name=name, node=node)
 
 
 def open_model(name: str = MISSING) -> DictConfig:
