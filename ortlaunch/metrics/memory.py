@@ -1,4 +1,4 @@
-"""The most memory that one worker held: the device's where there is CUDA, the process's own elsewhere."""
+"""The peak memory of one worker: of the process, or of the device on CUDA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GIB = 1024.0**3
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """The most that this worker held at once, in GiB: allocated on the GPU, or resident in RAM on the CPU."""
+    """Returns the worker's peak memory in GiB: allocated on the GPU, or resident in RAM on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GIB
     # Linux reports ru_maxrss in KiB.

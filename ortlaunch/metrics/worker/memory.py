@@ -1,4 +1,4 @@
-"""Memory of one worker: the device's where there is CUDA, the process's own everywhere."""
+"""Memory of one worker: of the process, and of the device on CUDA."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ortlaunch.metrics.memory import GIB
 
 @measured_by_every_worker("memory")
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """What this worker uses now and used at most, in GiB, by MLflow metric name."""
+    """Returns the current and the peak memory of this worker in GiB, by MLflow metric name."""
     metrics = {"memory/rss_gib": psutil.Process().memory_info().rss / GIB}
     if device.type == "cuda":
         stats = torch.cuda.memory_stats(device)

@@ -11,16 +11,16 @@ from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
 from ortlaunch.ort.verify.nested import NamedTensors
 from ortlaunch.ort.verify.pair import Context, Gap, Pair, changed_decisions
-from ortlaunch.ort.verify.reference import Place
+from ortlaunch.ort.verify.reference import SourceLine
 from ortlaunch.ort.verify.state import ModelState, copied_buffers
 from ortlaunch.ort.verify.trace import TraceWarning
 
 WIDER = 10.0
-"""How much wider tolerances are than those of ``ortlaunch check``, and how much larger than the error on the batch of
-the trace an error must be to mean another result."""
+"""Factor between these tolerances and those of ``ortlaunch check``. An error on another batch must also exceed the
+error on the traced batch by this factor to count."""
 
 _TRIES = 5
-"""Passes over the same batch that tell whether chance decides."""
+"""Passes over the same batch with which random decisions are detected."""
 
 
 class Examination:
@@ -82,11 +82,11 @@ class Examination:
         _ = self.strayed  # Finding it makes these passes.
         return self._pair.moved
 
-    def decisions_by_chance(self) -> set[Place]:
+    def decisions_by_chance(self) -> set[SourceLine]:
         """Places of which torch warned, and where the same batch leads to other values from one pass to the next."""
         return self._pair.chance_decisions(self.batches[0], _TRIES) & self.warned
 
-    def decisions_that_differ(self, batch: Batch) -> set[Place]:
+    def decisions_that_differ(self, batch: Batch) -> set[SourceLine]:
         """Places where a batch leads to other values in Python than the batch of the trace."""
         return changed_decisions(self._pair.eager(self.batches[0])[1], self._pair.eager(batch)[1])
 

@@ -1,12 +1,11 @@
-"""The check at a run's start: what would go wrong in silence is found on the run's own first batches.
+"""The check at the start of a run, which finds silent errors on the run's own first batches.
 
-It works with the run's own ORTModule, so that nothing is exported twice: the first training forward makes the export
-that the run needs anyway, and the exported graph, run once more with its dropout off, must give PyTorch's outputs for
-batches that it was not traced with. Weights, buffers, gradients and random numbers are left as they were; ONNX
-Runtime's own random numbers are not, so that the caller seeds them afterwards. The wrapper of the trainer (DDP,
-DeepSpeed) is passed by: no hook of it is called.
+It uses the run's own ORTModule, so nothing is exported twice. The first training forward makes the export that the run
+needs anyway. The exported graph is then run with dropout off, and must return PyTorch's outputs for batches that it was
+not traced with. Weights, buffers, gradients and random numbers are restored, except ONNX Runtime's own random numbers,
+so the caller seeds them afterwards. The trainer's wrapper (DDP, DeepSpeed) is bypassed, so none of its hooks is called.
 
-Here tolerances are wide: what is looked for is another result, not another rounding.
+Tolerances are wide, because the check looks for wrong results and not for rounding errors.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
 from ortlaunch.ort.verify.trap import Finding
 
 FRESH_BATCHES = 2
-"""Batches that the graph is tried on, besides the one that it is traced with."""
+"""Number of batches besides the traced one on which the graph is checked."""
 
 
 class QuickCheck:
@@ -34,7 +33,7 @@ class QuickCheck:
     def __init__(self, wrapped: torch.nn.Module, task: Task, precision: Context) -> None:
         """
         Args:
-            wrapped: the ORTModule, before its first forward or after.
+            wrapped: the ORTModule, before or after its first forward.
             task: how the model is called.
             precision: the context in which the run calls the model (autocast).
         """
@@ -44,11 +43,11 @@ class QuickCheck:
         self._warnings: list[TraceWarning] = []
 
     def findings(self, batches: list[Batch], warnings: Iterable[TraceWarning] = ()) -> list[Finding]:
-        """What is wrong; empty where nothing is, and where the model fell back to PyTorch.
+        """Returns the problems; empty if there are none, or if the model fell back to PyTorch.
 
         Args:
-            batches: on the model's device; the first is the one to export with.
-            warnings: what was said while it was exported, if it is already.
+            batches: on the model's device; the first one is used for the export.
+            warnings: the tracer's warnings, if the model was already exported.
         """
         with same_random_numbers():
             self._warnings = list(warnings)
@@ -63,7 +62,7 @@ class QuickCheck:
             self._forward(batches[0])
         self._warnings += new
         if not session.is_active(self._wrapped):
-            # It fell back to PyTorch (backend.fallback=warn): there is nothing to compare.
+            # The model fell back to PyTorch (backend.fallback=warn), so there is nothing to compare.
             return []
         examination = Examination(self._wrapped, self._task, self._precision, state, batches, self._warnings)
         findings = [trap.finding(examination) for trap in TRAPS.values()]

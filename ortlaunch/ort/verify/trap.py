@@ -12,14 +12,14 @@ from ortlaunch.ort.verify.examination import Examination
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that the model computes differently under ONNX Runtime."""
+    """A difference between ONNX Runtime's results and PyTorch's."""
 
     kind: Allow
     what: str
     advice: str
 
     def refusal(self) -> str:
-        """The message that stops a run."""
+        """Returns the message that stops a run."""
         return (
             f"{self.what}. {self.advice}, use backend=eager or backend=compile, or accept it with "
             f"backend.allow=[{self.kind.value}] (ortlaunch check with the same configuration says more)"

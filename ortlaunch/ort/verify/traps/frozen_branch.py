@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ortlaunch.ort.verify.examination import Examination
-from ortlaunch.ort.verify.reference import Place
+from ortlaunch.ort.verify.reference import SourceLine
 from ortlaunch.ort.verify.trace import location, statement_at
 from ortlaunch.ort.verify.trap import trap
 
@@ -16,7 +16,7 @@ def look(examination: Examination) -> str | None:
         return None
     batch, gap = examination.strayed
     if examination.is_random:
-        # Outputs that chance changes cannot be compared; decisions that it changes are frozen all the same.
+        # Random outputs cannot be compared. Random decisions are frozen by the export nevertheless.
         places = examination.decisions_by_chance()
         what = "what chance decides in PyTorch is decided once for all"
         return _said(what, places, examination) if places else None
@@ -26,7 +26,7 @@ def look(examination: Examination) -> str | None:
     return _said(what, examination.decisions_that_differ(batch), examination)
 
 
-def _said(what: str, places: Iterable[Place], examination: Examination) -> str:
+def _said(what: str, places: Iterable[SourceLine], examination: Examination) -> str:
     likely = sorted(places, key=lambda place: (place not in examination.warned, place))
     where = f"; see `{statement_at(*likely[0])}` at {location(likely[0])}" if likely else ""
     return f"under ONNX Runtime {what}{where}"

@@ -17,7 +17,7 @@ def look(examination: Examination) -> str | None:
     wrong = sorted(examination.moved - moved)
     what = "moves with every batch in PyTorch and stays as it is under ONNX Runtime"
     if not wrong and not dropped:
-        # Where dropout changes what the buffer is computed from, values say nothing.
+        # If dropout affects the buffer, its values cannot be compared.
         gaps = {name: widest({name: actual[name]}, {name: expected[name]}) for name in sorted(examination.moved)}
         wrong = [name for name, gap in gaps.items() if gap.exceeds(WIDER * gap.tolerance)]
         what = "gets other values under ONNX Runtime than in PyTorch"
