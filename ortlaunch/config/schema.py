@@ -1,8 +1,9 @@
 """The typed shape of a run's configuration.
 
 Each class is one node of the tree that Hydra composes; `register_schemas` puts them into Hydra's ConfigStore so
-that a misspelt key or a value of the wrong type fails while composing. Defaults live here and nowhere else; the YAML
-files under ``conf/`` only choose. Workers load the same classes from the run folder's ``config.yaml``.
+that a misspelt key or a value of the wrong type fails while composing. Workers load the same classes from the run
+folder's ``config.yaml``. Data sources, optimizers and schedules are modules of their own (`ortlaunch.config.options`);
+here is what all of a group have. Defaults live in these dataclasses; the YAML files under ``conf/`` only choose.
 """
 
 from __future__ import annotations
