@@ -9,15 +9,14 @@ from ortlaunch.config.schema import SchedulerConfig
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer, cfg: SchedulerConfig, steps: int) -> LambdaLR:
-    """The schedule over `steps` optimizer steps; its step is taken after each optimizer step."""
+    """The schedule over `steps` optimizer steps; call its `step` after each optimizer step."""
     return LambdaLR(optimizer, lambda done: lr_ratio(cfg, done, steps))
 
 
 def lr_ratio(cfg: SchedulerConfig, done: int, steps: int) -> float:
-    """Share of the peak learning rate that the step after `done` finished ones gets.
+    """Fraction of the peak learning rate for the step after `done` finished steps.
 
-    Rises in a straight line over the warm-up, the first step taking one part of it and not nothing; the decay ends
-    with the last of `steps`.
+    It rises linearly over the warm-up, from more than 0 at the first step; the decay ends with the last of `steps`.
     """
     if done < cfg.warmup_steps:
         return (done + 1) / (cfg.warmup_steps + 1)

@@ -1,31 +1,31 @@
-"""What happens between two steps, with the saver and the watch made by the test."""
+"""What happens at the end of a step, with a saver and a watch of the test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 from ortlaunch.config.schema import TrainConfig
-from ortlaunch.trainer.boundary import Boundary
 from ortlaunch.trainer.checkpoint.saver import Written
+from ortlaunch.trainer.step_end import StepEnd
 
 
 class Watch:
-    """Knows whether it has been told to be patient."""
+    """Knows whether it is paused."""
 
     def __init__(self) -> None:
-        self.is_patient = False
+        self.is_paused = False
 
     def step_done(self, step: int) -> None:
         pass
 
-    def through(self, act: Callable[[], Any]) -> Any:
-        self.is_patient = True
-        try:
-            return act()
-        finally:
-            self.is_patient = False
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.is_paused = True
+        yield
+        self.is_paused = False
 
 
 class Saver:
@@ -33,7 +33,7 @@ class Saver:
 
     def __init__(self, watch: Watch) -> None:
         self.saved: list[int] = []
-        self.patient: list[bool] = []
+        self.paused: list[bool] = []
         self._watch = watch
         self._is_writing = False
 
@@ -44,7 +44,7 @@ class Saver:
         if not self._is_writing:
             return []
         self._is_writing = False
-        self.patient.append(self._watch.is_patient)
+        self.paused.append(self._watch.is_paused)
         return [Written(self.saved[-1], 1.0, "")]
 
     def save(self, step: int, *_rest: Any) -> list[Written]:
@@ -62,8 +62,9 @@ def test_a_disk_that_is_slower_than_the_steps_is_waited_for() -> None:
         snapshot=None, guard=SimpleNamespace(read=lambda: (0, 0)), agreed=lambda: False, restart_clock=lambda: None
     )
     cfg = TrainConfig(steps=9, checkpoint_every=1)
-    boundary = Boundary(cfg, nothing, saver, nothing, watch, nothing, None, lambda step: ({}, {}))  # type: ignore[arg-type]
+    facts: Any = SimpleNamespace(of_worker=dict, of_run=lambda step: {})
+    step_end = StepEnd(cfg, nothing, saver, nothing, watch, nothing, None, facts)  # type: ignore[arg-type]
     for step in (1, 2, 3):
-        assert boundary.passed(step) is False
+        assert step_end.run(step) is False
     assert saver.saved == [1, 2, 3]
-    assert saver.patient == [True, True]
+    assert saver.paused == [True, True]

@@ -1,26 +1,22 @@
-"""What happens between two steps: checkpoints, requests to stop, and the sign that this worker is alive."""
+"""What a worker does at the end of a step: checkpoints, requests to stop, and the sign that it makes progress."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import TrainConfig
 from ortlaunch.run.journal import Journal
 from ortlaunch.trainer.checkpoint import rng
 from ortlaunch.trainer.checkpoint.saver import Saver, Written, must_be_written
+from ortlaunch.trainer.checkpoint_facts import CheckpointFacts
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.recorder import Recorder
 from ortlaunch.trainer.stop import StopRequests
 from ortlaunch.trainer.watch import Watch
 
-Facts = Callable[[int], tuple[dict[str, Any], dict[str, Any]]]
-"""Of a step: what this worker keeps of its own in a checkpoint, and the facts about the checkpoint."""
 
-
-class Boundary:
+class StepEnd:
     """Called by every worker at the end of every step."""
 
     def __init__(
@@ -32,7 +28,7 @@ class Boundary:
         watch: Watch,
         recorder: Recorder,
         journal: Journal | None,
-        facts: Facts,
+        facts: CheckpointFacts,
     ) -> None:
         """
         Args:
@@ -40,10 +36,10 @@ class Boundary:
             engine: the wrapped model.
             saver: writes checkpoints.
             stop: the requests to stop.
-            watch: ends this worker when it stands still.
-            recorder: whose clock stands still for a checkpoint.
+            watch: ends this worker when it makes no progress.
+            recorder: its clock leaves out the time of a checkpoint.
             journal: the run's journal on the first worker, None on the others.
-            facts: what goes into a checkpoint beside the engine's state.
+            facts: what a checkpoint holds apart from the engine's state.
         """
         self._cfg = cfg
         self._engine = engine
@@ -56,12 +52,12 @@ class Boundary:
         self.stopped_at: int | None = None
         """The step at which a request to stop ended the training; None while it goes on."""
 
-    def passed(self, step: int, eval_loss: float | None = None) -> bool:
-        """A step has ended.
+    def run(self, step: int, eval_loss: float | None = None) -> bool:
+        """Saves a checkpoint if one is due, and asks whether the run is to stop.
 
         Args:
-            step: its number, counted from 1.
-            eval_loss: the loss of an evaluation after it, where there was one; the lowest is the ``best`` checkpoint.
+            step: the number of the step that has ended, counted from 1.
+            eval_loss: the loss of the evaluation after it, if there was one; the lowest makes the ``best`` checkpoint.
 
         Returns:
             Whether training stops here.
@@ -73,9 +69,9 @@ class Boundary:
         self._report(self._saver.ended())
         stop = self._stop.agreed() and step < self._cfg.steps
         every = self._cfg.checkpoint_every
-        # The last step too: a run that has finished can then be given more steps.
+        # Also after the last step, so that a finished run can be resumed with more steps.
         due = stop or (every is not None and (step % every == 0 or step == self._cfg.steps))
-        # Steps whose numbers were not finite were left out, on all workers; the next log step would end the run.
+        # All workers have skipped the steps whose numbers were not finite; the next log step will end the run.
         spoiled = due and self._engine.guard.read()[1] > 0
         if spoiled and stop:
             raise TrainingError("a gradient is not finite since the last log step: there is nothing good to save")
@@ -99,24 +95,25 @@ class Boundary:
 
     def _save(self, step: int, eval_loss: float | None) -> None:
         begin = time.perf_counter()
-        # The saver would wait for it, too, but not say that it does.
+        # The saver would wait for the earlier checkpoint, too, but without pausing the watch.
         ended = self._wait()
-        own, meta = self._facts(step)
-        # Before the snapshot, which may draw numbers.
-        own["rng"] = rng.capture()
-        ended += self._saver.save(step, self._engine.snapshot, own, {**meta, "eval_loss": eval_loss})
+        meta = {**self._facts.of_run(step), "eval_loss": eval_loss}
+        # Captured before the snapshot, which may draw random numbers.
+        own = {**self._facts.of_worker(), "rng": rng.capture()}
+        ended += self._saver.save(step, self._engine.snapshot, own, meta)
         if not self._cfg.checkpoint_async:
             ended += self._wait()
         stall = time.perf_counter() - begin
         self._report(ended)
         if self._journal is not None:
             self._journal.metrics(step, {"checkpoint/stall_seconds": stall})
-        # Time that belongs to no step.
+        # The time of a checkpoint belongs to no step.
         self._recorder.restart_clock()
 
     def _wait(self) -> list[Written]:
-        """Waits for the disk, which may be slow without anything being stuck."""
-        return self._watch.through(self._saver.wait)
+        """Waits for the checkpoint that is being written; a slow disk is no reason for the watch to end the run."""
+        with self._watch.paused():
+            return self._saver.wait()
 
     def _report(self, written: list[Written]) -> None:
         if self._journal is None:

@@ -1,4 +1,4 @@
-"""What only workers know of a run's surroundings: machines, devices, torch. They tell each other once, at the start."""
+"""Facts about the machines and devices of a run, which the workers exchange once at the start."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ortlaunch.trainer.workers import Workers, texts_of_all
 FILE = "machines.json"
 
 
-class Surroundings:
-    """The machines of a run, and this worker's look at its own."""
+class SystemInfo:
+    """The machines of a run, and the sampler of this worker's machine and GPU."""
 
     def __init__(self, workers: Workers, group: dist.ProcessGroup, run_dir: Path) -> None:
-        """All workers call it.
+        """Collects the facts of all workers; all workers call it.
 
         Args:
             workers: this worker's place.
@@ -37,13 +37,13 @@ class Surroundings:
         gpu = _gpu(workers.device)
         texts = texts_of_all(json.dumps(_own_facts(workers, gpu)), group)
         self.everyone: list[dict[str, Any]] = [json.loads(text) for text in texts]
-        """What each worker says of itself."""
+        """The facts of each worker, by rank."""
         self.nodes = Nodes([WorkerLocation(one["node"], one["host"], one["gpu"]) for one in self.everyone])
-        looks = int(os.environ.get("LOCAL_RANK", "0")) == 0
-        self.sampler = Sampler(_roots(run_dir) if looks else None, gpu)
+        samples_machine = int(os.environ.get("LOCAL_RANK", "0")) == 0
+        self.sampler = Sampler(_roots(run_dir) if samples_machine else None, gpu)
 
     def tags(self) -> dict[str, str]:
-        """For the record."""
+        """The tags of the run."""
         names = dict.fromkeys(one["device"] for one in self.everyone)
         cuda = torch.version.cuda
         tags = {
@@ -54,7 +54,7 @@ class Surroundings:
         return tags | ({"ortlaunch.cuda": cuda} if cuda is not None else {})
 
     def journal(self, journal: Journal, run_dir: Path, artifact_folder: str) -> None:
-        """Journals it, with the details as a file."""
+        """Journals the tags, and a file with all facts as an artifact."""
         path = run_dir / FILE
         record = {"torch": _torch_facts(), "hosts": self.nodes.hosts, "workers": self.everyone}
         path.write_text(json.dumps(record, indent=2) + "\n")
@@ -86,7 +86,7 @@ def _torch_facts() -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The model of a GPU, or of the processor."""
+    """The product name of a GPU, or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -95,7 +95,7 @@ def device_name(device: torch.device) -> str:
                 return " ".join(line.partition(":")[2].split())
     except OSError:
         pass
-    # Not every architecture's kernel tells.
+    # The kernel of some architectures does not name it.
     return platform.processor() or platform.machine()
 
 
@@ -107,7 +107,7 @@ def _gpu(device: torch.device) -> Gpu | None:
 
 
 def _roots(run_dir: Path) -> list[int]:
-    """torchrun, and the launcher where it is on this machine: they and all below them are the run's own."""
+    """Process ids of torchrun, and of the launcher if it runs on this machine: their descendants belong to the run."""
     roots = [os.getppid()]
     launcher = Run(run_dir).launcher()
     if launcher is not None and launcher.lives:
