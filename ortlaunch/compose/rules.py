@@ -5,7 +5,6 @@ Types and misspelt keys are Hydra's business while it composes; these rules see 
 
 from __future__ import annotations
 
-import glob
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,18 +13,14 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import resolve_device, visible_gpus
 from ortlaunch.config.precisions import Cell
 from ortlaunch.config.schema import (
-    AdafactorConfig,
     Config,
     DeepSpeedConfig,
     Device,
-    HfDataConfig,
     LocalConfig,
     OrtConfig,
     OrtZero3,
     SlurmConfig,
-    TextConfig,
     TokenDataConfig,
-    TokensConfig,
     TorchProfileConfig,
 )
 from ortlaunch.launch.slurm.rules import SLURM_RULES
@@ -139,7 +134,7 @@ def _workers_find_the_same(config: Config) -> bool:
 
 
 def _model_fits_data(config: Config) -> None:
-    entry = registry.available().get(config.model.name)
+    entry = registry.find(config.model.name)
     if entry is None or entry.inputs == "any":
         return
     gives = "tokens" if isinstance(config.data, TokenDataConfig) else "images"
@@ -188,10 +183,11 @@ def _precision(config: Config) -> None:
 
 def _optimizer(config: Config) -> None:
     stage = config.trainer.zero_stage if isinstance(config.trainer, DeepSpeedConfig) else 0
-    if isinstance(config.optimizer, AdafactorConfig) and stage > 0:
+    reason = config.optimizer.whole_matrices
+    if reason is not None and stage > 0:
         raise RequestError(
-            f"optimizer=adafactor does not go with trainer.zero_stage={stage}: ZeRO hands the optimizer flat pieces, "
-            "and Adafactor needs the rows and columns of whole matrices. Use optimizer=adamw, or trainer=ddp"
+            f"optimizer={config.optimizer.name} does not go with trainer.zero_stage={stage}: ZeRO hands the optimizer "
+            f"flat pieces, and {reason}. Use optimizer=adamw, or trainer=ddp"
         )
 
 
@@ -251,18 +247,8 @@ def _workers(config: Config) -> None:
         )
 
 
-def _data_path(config: Config) -> None:
-    if isinstance(config.data, TextConfig | TokensConfig):
-        for pattern in config.data.path.split(","):
-            pattern = pattern.strip()
-            if not pattern or not (Path(pattern).expanduser().exists() or glob.glob(pattern, recursive=True)):
-                raise RequestError(f"data.path={pattern}: no such file or folder, and no file matches it as a pattern")
-    path = config.data.path if isinstance(config.data, HfDataConfig) else ""
-    if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
-        raise RequestError(f"data.path={path}: no such folder")
-    tokenizer = getattr(config.data, "tokenizer", None)
-    if tokenizer and not Path(tokenizer).expanduser().exists():
-        raise RequestError(f"data.tokenizer={tokenizer}: no such file or folder")
+def _data(config: Config) -> None:
+    config.data.check()
 
 
 def _profile(config: Config) -> None:
@@ -310,7 +296,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _workers,
     _machines,
     *SLURM_RULES,
-    _data_path,
+    _data,
     _checkpoint_paths,
     _profile,
     _compile_mode,

@@ -8,8 +8,7 @@ import torch
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config
-from ortlaunch.data import build_loader
-from ortlaunch.data.loader import Loader
+from ortlaunch.data.loader import Loader, build_loader
 from ortlaunch.data.position import Position
 from ortlaunch.models.checks import check_model
 from ortlaunch.models.registry import construct

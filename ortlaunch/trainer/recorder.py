@@ -10,7 +10,8 @@ import torch
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import TrainConfig
-from ortlaunch.metrics.memory import memory_metrics, peak_memory_gib
+from ortlaunch.metrics.at_log_steps import worker_metrics
+from ortlaunch.metrics.memory import peak_memory_gib
 from ortlaunch.metrics.stragglers import OwnTime, Tally, straggler_metrics
 from ortlaunch.metrics.throughput import Steady, StepClock, Window, window_metrics
 from ortlaunch.models.task import Batch
@@ -44,8 +45,8 @@ class WindowFigures(Figures):
     """Of a step; the mean over the window."""
     system: torch.Tensor
     """What `Sampler.window` returned."""
-    memory: torch.Tensor
-    """The values of `memory_metrics`; resident memory in GiB is the first."""
+    measured: torch.Tensor
+    """The values of `worker_metrics`, in their order."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +149,8 @@ class Recorder:
         """
         # Steady windows begin after the first steps of this attempt, which include export and compilation.
         steady = not self._window_disturbed and step - self._window.steps >= self._start_step + self._cfg.steady_after
-        memory = memory_metrics(self._workers.device)
-        mine, step_seconds = self._own_figures(step, loss, engine, memory, steady=steady)
+        measured = worker_metrics(self._workers.device)
+        mine, step_seconds = self._own_figures(step, loss, engine, measured, steady=steady)
         everyone = mine.gather(self._workers)
         _check_finite(everyone.bad_loss_step, everyone.bad_gradient_step)
         self._note_ort(bool(everyone.ort_active.min() > 0))
@@ -166,11 +167,12 @@ class Recorder:
             flops_per_sample=self._flops_per_sample,
             peak_flops=self._peak_flops,
         )
-        metrics |= dict(zip(memory, everyone.memory.amax(dim=0).tolist(), strict=True))
+        metrics |= dict(zip(measured, everyone.measured.amax(dim=0).tolist(), strict=True))
         metrics["throughput/steady"] = float(steady)
         stragglers = straggler_metrics(everyone.own_seconds.tolist(), everyone.step_seconds.tolist())
         metrics |= stragglers
-        metrics |= self._system.nodes.metrics(everyone.system.tolist(), everyone.memory[:, 0].tolist())
+        resident = everyone.measured[:, list(measured).index("memory/rss_gib")]
+        metrics |= self._system.nodes.metrics(everyone.system.tolist(), resident.tolist())
         if steady:
             self._steady.add(self._window, step_seconds)
             self._stragglers.add(stragglers)
@@ -181,7 +183,7 @@ class Recorder:
         self._clock.restart()
 
     def _own_figures(
-        self, step: int, loss: torch.Tensor, engine: Engine, memory: dict[str, float], *, steady: bool
+        self, step: int, loss: torch.Tensor, engine: Engine, measured: dict[str, float], *, steady: bool
     ) -> tuple[WindowFigures, list[float]]:
         """This worker's figures of the window that `step` ends, and the seconds of each step in it."""
         # Reading the loss waits for the device, so the step times are complete after it.
@@ -197,7 +199,7 @@ class Recorder:
             own_seconds=self.own_time.read() / steps,
             step_seconds=sum(step_seconds) / steps,
             system=self._system.sampler.window(steady=steady, now=step == self._cfg.steps),
-            memory=list(memory.values()),
+            measured=list(measured.values()),
         )
         return figures, step_seconds
 

@@ -7,7 +7,7 @@ from itertools import islice
 import torch
 
 from ortlaunch.config.schema import SyntheticConfig
-from ortlaunch.data import build_loader
+from ortlaunch.data.loader import build_loader
 from ortlaunch.trainer.feed import Feed, Lookahead
 
 
