@@ -23,8 +23,8 @@ from ortlaunch.config.schema import (
     LocalConfig,
     NoTrackingConfig,
     Precision,
-    SingleConfig,
 )
+from ortlaunch.config.trainers import TRAINERS
 from ortlaunch.follow.find import run_or_folder
 from ortlaunch.run import manifest
 
@@ -166,7 +166,7 @@ def _neutral(config: Config) -> Config:
         train=train,
         model=dataclasses.replace(config.model, weights=None),
         backend=EagerConfig(),
-        trainer=SingleConfig(),
+        trainer=TRAINERS["single"].schema(),
         optimizer=AdamWConfig(),
         launcher=LocalConfig(),
         tracking=NoTrackingConfig(),

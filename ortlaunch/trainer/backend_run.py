@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import Allow, Config, DeepSpeedConfig, OrtConfig
+from ortlaunch.config.schema import Allow, Config, OrtConfig
+from ortlaunch.config.trainers import trainer_of
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.run.journal import Journal
 from ortlaunch.trainer.engine import Engine
@@ -137,5 +138,5 @@ def backend_run(engine: Engine, config: Config, workers: Workers, run_dir: Path,
     """What the configured backend needs; arguments as for `OrtRun`."""
     if not isinstance(config.backend, OrtConfig):
         return BackendRun()
-    blocks = isinstance(config.trainer, DeepSpeedConfig) and config.trainer.zero_stage == 3
+    blocks = trainer_of(config.trainer).zero_stage(config.trainer) == 3
     return OrtRun(engine, config.backend, workers, run_dir, journal, blocks=blocks)

@@ -10,6 +10,7 @@ from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config, MlflowConfig, SlurmConfig
 from ortlaunch.config.tracking_uri import compare_command
+from ortlaunch.config.trainers import keys_in_names
 from ortlaunch.launch.folder import public
 from ortlaunch.launch.local.run import run
 from ortlaunch.launch.plan import LaunchPlan
@@ -20,7 +21,7 @@ from ortlaunch.tracking.relay import Relay
 
 FIRST_STOPPED = 128
 """Exit codes from here on mean that somebody asked to stop."""
-_IN_NAME = ("name", "model", "backend", "trainer", "trainer.zero_stage")
+_IN_NAME = ("name", "model", "backend", "trainer", *keys_in_names())
 """Keys that a run's own name shows already."""
 
 

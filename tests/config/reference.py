@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import re
 import types
@@ -123,15 +124,29 @@ def _summary(node: type) -> str:
 
 
 def field_docs() -> dict[tuple[type, str], str]:
-    """The text below each field of the schema."""
+    """The text below each field of the schema, in whichever module the class is."""
     docs = {}
-    for one in ast.parse(inspect.getsource(schema)).body:
-        if isinstance(one, ast.ClassDef):
+    for module in _modules():
+        docs |= _docs_in(module)
+    return docs
+
+
+def _modules() -> list[types.ModuleType]:
+    """The schema's own module, and those of the classes that it takes from elsewhere."""
+    nodes = [node for options in schema.GROUPS.values() for option in options.values() for node in option.__mro__]
+    names = {node.__module__ for node in nodes if dataclasses.is_dataclass(node)}
+    return [importlib.import_module(name) for name in sorted(names | {schema.__name__})]
+
+
+def _docs_in(module: types.ModuleType) -> dict[tuple[type, str], str]:
+    docs = {}
+    for one in ast.parse(inspect.getsource(module)).body:
+        if isinstance(one, ast.ClassDef) and dataclasses.is_dataclass(getattr(module, one.name)):
             for field, after in zip(one.body, one.body[1:], strict=False):
                 if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
                     text = typing.cast("ast.Constant", after.value).value
                     name = typing.cast("ast.Name", field.target).id
-                    docs[getattr(schema, one.name), name] = re.sub(r"\s+", " ", text).replace("``", "`")
+                    docs[getattr(module, one.name), name] = re.sub(r"\s+", " ", text).replace("``", "`")
     return docs
 
 

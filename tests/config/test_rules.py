@@ -10,7 +10,8 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.rules import check
 from ortlaunch.config.load import load_config, save_config, to_config
-from ortlaunch.config.schema import Config, DeepSpeedConfig, DigitsConfig, OrtConfig, OrtZero3, Precision
+from ortlaunch.config.schema import Config, DigitsConfig, OrtConfig, OrtZero3, Precision
+from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
 
 
 def config(*overrides: str) -> Config:

@@ -11,9 +11,8 @@ from torch import nn
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.config.schema import DdpConfig
 from ortlaunch.models.task import make_task
-from ortlaunch.trainer.engines.torch_engine import TorchEngine
+from ortlaunch.trainer.engines.ddp_engine import DdpEngine
 from ortlaunch.trainer.workers import Workers
 
 
@@ -24,9 +23,8 @@ def worker(rank: int, folder: str) -> None:
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
     batch = {"pixel_values": torch.rand(8, 1, 8, 8), "labels": torch.arange(8)}
     config = to_config(compose(["model=mlp", "trainer=ddp", "device=cpu"]))
-    assert isinstance(config.trainer, DdpConfig)
     workers = Workers(rank, 2, torch.device("cpu"), threads=1)
-    engine = TorchEngine(model, config, config.trainer, workers, make_task(model, batch))
+    engine = DdpEngine(model, config, workers, make_task(model, batch))
     engine.micro_step({**batch, "pixel_values": batch["pixel_values"] * (1 + rank)}, last=True)
     engine.step()
     mine = model[1].running_mean.clone()
