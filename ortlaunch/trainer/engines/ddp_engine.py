@@ -51,9 +51,7 @@ class DdpEngine(TorchEngine):
         # workers add up, the order in which they do follows from it: a resumed run needs the same buckets at once.
         # Of a static graph it learns the order in the second backward only.
         for _ in range(2):
-            with self.precision_context():
-                loss = self._task.loss(self._module, batch)
-            loss.backward()
+            self._loss(batch).backward()
             self._optimizer.zero_grad(set_to_none=True)
 
 

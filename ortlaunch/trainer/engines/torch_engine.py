@@ -23,7 +23,7 @@ from ortlaunch.trainer.workers import Workers
 
 
 class TorchEngine(Engine):
-    """One worker alone. Subclasses share the training over several workers: `_distribute`, `_exchange`."""
+    """One worker alone. Subclasses share the training over several: `_distribute`, `_exchange`, `_loss`."""
 
     def __init__(self, inner: torch.nn.Module, config: Config, workers: Workers, task: Task) -> None:
         self.inner = inner
@@ -49,10 +49,14 @@ class TorchEngine(Engine):
         """What a micro-batch is computed in; `last` as in `micro_step`."""
         return contextlib.nullcontext()
 
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        """The forward of a micro-batch in training."""
+        with self.precision_context():
+            return self._task.loss(self._module, batch)
+
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
         with self._exchange(last):
-            with self.precision_context():
-                loss = self._task.loss(self._module, batch)
+            loss = self._loss(batch)
             self.forward_done()
             self._scaler.scale(self.guard.watch(loss) / self._accumulation).backward()
         return loss.detach()
