@@ -12,7 +12,7 @@ import ortlaunch
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.paths import conf_dir
-from ortlaunch.config.trainers import TRAINERS, keys_in_names, label, trainer_of
+from ortlaunch.config.trainers import TRAINERS, keys_in_names, kind_in_words, label, trainer_of
 from ortlaunch.config.trainers.base import Trainer, loaded
 from ortlaunch.trainer.engine import Engine
 
@@ -57,3 +57,13 @@ def test_a_recorded_trainer_is_called_by_its_variant_too() -> None:
     assert label("of another version", {}) == "of another version"
     assert label(None, {}) is None
     assert keys_in_names() == ("trainer.zero_stage",)
+
+
+def test_a_kind_of_checkpoint_is_told_by_all_who_can_read_it() -> None:
+    kind = TRAINERS["ddp"].checkpoint_kind(TRAINERS["ddp"].schema())
+    assert kind == "trainer=ddp or trainer=single", "checkpoints of earlier versions have it"
+    words = kind_in_words(kind)
+    assert "trainer=ddp" in words and "trainer=single" in words and "deepspeed" not in words
+    deepspeed = TRAINERS["deepspeed"].checkpoint_kind(TRAINERS["deepspeed"].schema())
+    assert kind_in_words(deepspeed) == "trainer=deepspeed trainer.zero_stage=1"
+    assert kind_in_words("of another version") == "of another version"

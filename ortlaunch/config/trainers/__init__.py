@@ -21,6 +21,16 @@ def trainer_of(cfg: TrainerConfig) -> Trainer[Any]:
     return TRAINERS[cfg.name]
 
 
+def kind_in_words(kind: str) -> str:
+    """Which trainers a checkpoint of a kind is for: ``trainer=single or trainer=ddp``.
+
+    Args:
+        kind: what `Trainer.checkpoint_kind` said when the checkpoint was written.
+    """
+    same = [one.name for one in _ALL if one.variants is None and one.checkpoint_kind(one.schema()) == kind]
+    return " or ".join(f"trainer={name}" for name in same) or kind
+
+
 def label(name: str | None, params: Mapping[str, str]) -> str | None:
     """A recorded run's trainer in a comparison: ddp, deepspeed z1.
 

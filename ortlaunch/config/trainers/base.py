@@ -86,6 +86,7 @@ class Trainer(Generic[C]):
 
     def checkpoint_kind(self, cfg: C) -> str:
         """How the training state is laid out: a run goes on only from a checkpoint of the same kind."""
+        # What the first version wrote; also that of trainers that came later and write the same.
         return "trainer=ddp or trainer=single"
 
     def same_workers_reason(self, cfg: C, optimizer: str) -> str | None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config
-from ortlaunch.config.trainers import trainer_of
+from ortlaunch.config.trainers import kind_in_words, trainer_of
 from ortlaunch.data.position import Position
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
@@ -207,9 +207,10 @@ def _named(path: Path, own: Path) -> dict[str, Any]:
 
 
 def _check_run(config: Config, start: Start, workers: Workers) -> None:
-    if start.meta.get("kind") != kind_of(config):
+    then, now = str(start.meta.get("kind")), kind_of(config)
+    if then != now:
         raise RequestError(
-            f"{start.path} was written with {start.meta.get('kind')} and this run has {kind_of(config)}: use the same, "
+            f"{start.path} was written with {kind_in_words(then)} and this run has {kind_in_words(now)}: use the same, "
             "or begin anew from its weights, by ortlaunch export weights and model.weights"
         )
     reason = trainer_of(config.trainer).same_workers_reason(config.trainer, config.optimizer.name)
