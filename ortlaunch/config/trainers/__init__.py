@@ -8,9 +8,10 @@ from typing import Any
 from ortlaunch.config.trainers.base import Trainer, TrainerConfig
 from ortlaunch.config.trainers.ddp import DdpTrainer
 from ortlaunch.config.trainers.deepspeed import DeepSpeedTrainer
+from ortlaunch.config.trainers.fsdp import FsdpTrainer
 from ortlaunch.config.trainers.single import SingleTrainer
 
-_ALL: tuple[Trainer[Any], ...] = (SingleTrainer(), DdpTrainer(), DeepSpeedTrainer())
+_ALL: tuple[Trainer[Any], ...] = (SingleTrainer(), DdpTrainer(), DeepSpeedTrainer(), FsdpTrainer())
 
 TRAINERS: dict[str, Trainer[Any]] = {trainer.name: trainer for trainer in _ALL}
 """Every trainer by its name."""
