@@ -10,6 +10,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
+from ortlaunch.run.settings import read_settings
 
 
 def to_config(tree: DictConfig) -> Config:
@@ -37,8 +38,9 @@ def save_config(config: Config, path: Path) -> None:
 
 def load_config(path: Path) -> Config:
     """Reads the configuration that a launcher wrote; used by the workers, which know nothing of Hydra."""
-    stored = OmegaConf.load(path)
-    assert isinstance(stored, DictConfig)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there")
+    stored = OmegaConf.create(read_settings(path))
     nodes: dict[str, Any] = {"model": ModelConfig}
     for group, options in GROUPS.items():
         if stored.get(group) is not None or group not in OPTIONAL_GROUPS:

@@ -20,25 +20,26 @@ from ortlaunch.follow.find import HELP, run_or_folder
 from ortlaunch.models.registry import build_model
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
+from ortlaunch.run.run import Run
 from ortlaunch.trainer.checkpoint.saver import ENGINE
-from ortlaunch.trainer.weights import FOLDER, fill_names, save_weights
+from ortlaunch.trainer.weights import fill_names, save_weights
 
 
 def export_weights(arguments: list[str]) -> int:
     """Runs `ortlaunch export weights`; returns the exit code.
 
     Raises:
-        RequestError: the folder is no run folder, or there is no complete checkpoint in it.
+        RequestError: the folder is not a run folder, or has no complete checkpoint.
     """
     options = _parser().parse_args(arguments)
     given = run_or_folder(options.run)
     checkpoint = _checkpoint(given)
-    # checkpoints/step-… lies in the run folder, also where it is reached by the link `latest`.
+    # The path is resolved first: checkpoints/step-… is inside the run folder, but the link `latest` may not be.
     run_dir = checkpoint.parents[1]
-    config = load_config(run_dir / "config.yaml")
-    out: Path = (options.out or run_dir / FOLDER).expanduser().absolute()
+    config = load_config(Run(run_dir).config_file)
+    out: Path = (options.out or Run(run_dir).weights).expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(f"{out} is not empty: name by --out a folder that is, or that is not there yet")
+        raise RequestError(f"{out} is not empty: name by --out an empty folder, or one that does not exist yet")
     with contextlib.redirect_stdout(sys.stderr):
         _export(config, checkpoint, out)
     print(f"{out}: weights after step {store.step_of(checkpoint)}")
@@ -60,20 +61,20 @@ def _checkpoint(given: Path) -> Path:
         if wrong := manifest.problems(path):
             raise RequestError(f"{given} is damaged: {wrong[0]}")
         return path
-    if not (given / "config.yaml").is_file():
+    if not Run(given).config_file.is_file():
         raise RequestError(f"{given} is no run folder: it has no config.yaml")
-    found = store.newest(given / store.FOLDER)
+    found = store.newest(Run(given).checkpoints)
     for line in found.skipped:
         print(f"warning: {line}", file=sys.stderr)
     if found.path is None:
-        final = given / FOLDER
+        final = Run(given).weights
         instead = f"; the weights at the run's end are in {final}" if final.is_dir() else ""
         raise RequestError(f"{given}: there is no complete checkpoint in it (train.checkpoint_every){instead}")
     return found.path.resolve()
 
 
 def _quiet() -> None:
-    """No progress bars and no warnings of libraries about what is meant to be so: one process, and files to write."""
+    """Switches off progress bars and the warnings of libraries, which do not apply to a single process."""
     warnings.simplefilter("ignore")
     if "transformers" in sys.modules:
         from transformers.utils import logging
@@ -82,9 +83,9 @@ def _quiet() -> None:
 
 
 def _export(config: Config, checkpoint: Path, out: Path) -> None:
-    # Files are read and written, on whatever machine this is.
+    # Only files are read and written here, so DeepSpeed need not look for an accelerator.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # A user's model factory lies where the user is.
+    # A user's model factory is looked up in the current folder.
     sys.path.insert(0, str(Path.cwd()))
     model = build_model(config.model)
     _quiet()
@@ -92,10 +93,10 @@ def _export(config: Config, checkpoint: Path, out: Path) -> None:
 
 
 def weights_in(checkpoint: Path, config: Config, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The weights in a checkpoint, whole and in host memory, under every name that they have in the plain `model`."""
+    """Returns a checkpoint's full weights in host memory, under every name that they have in the plain `model`."""
     weights: dict[str, torch.Tensor] = loaded(trainer_of(config.trainer).weights_reader)(checkpoint / ENGINE)
     for name, buffer in model.named_buffers():
-        # DeepSpeed reads counters, too, as fp32.
+        # DeepSpeed returns integer counters as fp32.
         if name in weights and not buffer.is_floating_point():
             weights[name] = weights[name].to(buffer.dtype)
     return fill_names(weights, model)

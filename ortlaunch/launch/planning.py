@@ -13,6 +13,7 @@ from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.plan import CPU_WORKERS, LaunchPlan, folder_name
 from ortlaunch.launch.slurm.plan import plan_job
+from ortlaunch.run.run import Run
 
 
 def make_plan(config: Config) -> LaunchPlan:
@@ -118,7 +119,7 @@ def worker_environment(
     else:
         # NCCL's flight recorder keeps the last collectives of each worker and leaves them behind at a time-out. Each
         # under the name that older torch has for it, too.
-        trace = str(run_dir / "stacks" / "nccl-rank-")
+        trace = str(Run(run_dir).stacks / "nccl-rank-")
         variables |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
         variables |= {"TORCH_FR_DUMP_TEMP_FILE": trace, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": trace}
         variables["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"

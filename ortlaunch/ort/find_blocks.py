@@ -1,4 +1,4 @@
-"""The blocks of a model, each of which ZeRO 3 gathers, ONNX Runtime runs and ZeRO 3 frees again."""
+"""Finds the repeated blocks of a model, which ZeRO 3 gathers, ONNX Runtime runs and ZeRO 3 frees one by one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ortlaunch.models.blocks import Blocks, repeated_blocks
 
 
 def find_blocks(model: nn.Module, wanted: str | None) -> Blocks:
-    """The blocks to run on ONNX Runtime, none of which lies within another.
+    """Returns the blocks to run on ONNX Runtime; no block contains another.
 
     Args:
         model: the plain model.
         wanted: as for `repeated_blocks`.
 
     Raises:
-        RequestError: there are none, or one holds what would silently give wrong results.
+        RequestError: there are no blocks, or one contains a module that would silently give wrong results.
     """
     blocks = repeated_blocks(model, wanted, "backend.blocks")
     if not blocks:

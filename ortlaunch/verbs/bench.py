@@ -22,7 +22,7 @@ from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig
 from ortlaunch.config.tracking_uri import compare_command
 from ortlaunch.launch.local.run import run
 from ortlaunch.launch.planning import make_plan
-from ortlaunch.run.identity import write_identity
+from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import SweepTask
 from ortlaunch.verbs.multirun import FIRST_STOPPED, combination_name, create_sweep, end_sweep
 
@@ -194,7 +194,7 @@ class _Bench:
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs all and compares them; returns the exit code of the whole."""
-        write_identity(self._grid.folder)
+        Run(self._grid.folder).note_launcher()
         stopped = True
         try:
             code = self._rounds()

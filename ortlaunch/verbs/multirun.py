@@ -15,7 +15,7 @@ from ortlaunch.launch.folder import public
 from ortlaunch.launch.local.run import run
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.planning import default_name, make_plan
-from ortlaunch.run.identity import write_identity
+from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import Sweep, SweepTask, create, end, marks_of
 from ortlaunch.tracking.relay import Relay
 
@@ -71,7 +71,7 @@ class Multirun:
         if self._sweep is None:
             self._sweep = self._created()
             # Lets `ortlaunch sync` tell a sweep that goes on from one whose launcher was killed.
-            write_identity(self._folder)
+            Run(self._folder).note_launcher()
         self._sweep.write([planned.run_dir for planned, _, _ in self._planned], complete=False)
         return run(plan, config, overrides)
 

@@ -19,19 +19,21 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import SlurmConfig
 from ortlaunch.launch.environment import slurm_variables
 from ortlaunch.launch.slurm import history
 from ortlaunch.launch.slurm.announce import send, tracking_of
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
-from ortlaunch.launch.slurm.scheduler import job_state, own_job
+from ortlaunch.launch.slurm.scheduler import ALIVE, job_state, own_job
 from ortlaunch.launch.slurm.verdict import REQUEUE_WORD, Facts, Verdict, judge
-from ortlaunch.run import failure, sweep
+from ortlaunch.run import claim, failure, sweep
+from ortlaunch.run.events import Status
 from ortlaunch.run.goodput import journal_goodput
-from ortlaunch.run.journal import Journal, Status
-from ortlaunch.run.layout import ARTIFACT_FOLDER, DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
-from ortlaunch.run.record import newest_checkpoint
+from ortlaunch.run.journal import Journal
+from ortlaunch.run.liveness import has_workers
+from ortlaunch.run.run import ARTIFACT_FOLDER, Run
 
 _NOTHING_TO_DO = 3
 _STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}
@@ -42,11 +44,17 @@ _CLOCK_SECONDS = 90
 
 def begin(run_dir: Path) -> int:
     """An attempt begins."""
-    if (run_dir / DONE_FILE).exists():
+    run = Run(run_dir)
+    if run.is_done():
         print(f"ortlaunch: {run_dir} is done", file=sys.stderr)
         return _NOTHING_TO_DO
-    journal = Journal(run_dir / "journal.jsonl")
-    if stop_word(run_dir) not in (None, REQUEUE_WORD):
+    try:
+        claim.take(run, own_job(), lambda job: _is_over(job, run))
+    except RequestError as error:
+        print(f"ortlaunch: {error}", file=sys.stderr)
+        return _NOTHING_TO_DO
+    journal = Run(run_dir).journal()
+    if Run(run_dir).stop_word() not in (None, REQUEUE_WORD):
         journal.tags({"ortlaunch.state": "stopped"})
         journal.end("KILLED")
         _send(run_dir)
@@ -54,17 +62,17 @@ def begin(run_dir: Path) -> int:
         print("ortlaunch: the run was asked to stop while it was in the queue", file=sys.stderr)
         return _NOTHING_TO_DO
     # What the attempt before has left about itself.
-    for name in (STOP_FILE, STOPPED_FILE):
-        (run_dir / name).unlink(missing_ok=True)
-    for folder in ("failures", "preflight"):
-        shutil.rmtree(run_dir / folder, ignore_errors=True)
+    for file in (run.stop_file, run.stopped_file):
+        file.unlink(missing_ok=True)
+    for folder in (run.failures, run.preflight):
+        shutil.rmtree(folder, ignore_errors=True)
     past = history.load(run_dir)
     restart = os.environ.get("SLURM_RESTART_COUNT", "0")
     nodes = os.environ["SLURM_JOB_NODELIST"]
     attempt = past.begin(os.environ["SLURM_JOB_ID"], int(restart), nodes)
     history.save(run_dir, past)
     os.environ["ORTLAUNCH_ATTEMPT"] = str(attempt)
-    (run_dir / "preflight.token").write_text(attempt_token())
+    run.preflight_token.write_text(attempt_token())
     journal.tags(
         {
             "ortlaunch.state": "running",
@@ -74,11 +82,17 @@ def begin(run_dir: Path) -> int:
             "slurm.nodes": nodes,
         }
     )
-    own = run_dir / f"slurm-{attempt}.json"
+    own = run.scheduler_variables(attempt)
     own.write_text(json.dumps(slurm_variables(), indent=2) + "\n")
     journal.artifact(own, ARTIFACT_FOLDER)
     print(attempt)
     return 0
+
+
+def _is_over(job: str, run: Run) -> bool:
+    """Whether another job that has claimed the run is over; one that SLURM does not know is judged by its workers."""
+    known = job_state(job)
+    return not has_workers(run) if known is None else known.state not in ALIVE
 
 
 def relay(run_dir: Path) -> int:
@@ -103,12 +117,12 @@ def decide(run_dir: Path, code: int, signals: list[str]) -> int:
     """The workers have ended: journals how and prints the batch script's next step."""
     facts = gather(run_dir, code, signals)
     verdict = judge(facts)
-    journal = Journal(run_dir / "journal.jsonl")
+    journal = Run(run_dir).journal()
     lost = verdict.action == "requeue" and "LOST" in facts.signals
     if lost or verdict.is_crash or verdict.status == "FAILED":
         verdict = _with_failure(run_dir, verdict, journal, facts.signals)
     past = history.load(run_dir)
-    past.end(verdict.reason, is_crash=verdict.is_crash, checkpoint=newest_checkpoint(run_dir))
+    past.end(verdict.reason, is_crash=verdict.is_crash, checkpoint=Run(run_dir).newest_checkpoint())
     history.save(run_dir, past)
     if verdict.status is None:
         journal.requeue(verdict.reason, len(past.attempts))
@@ -133,7 +147,7 @@ def decide(run_dir: Path, code: int, signals: list[str]) -> int:
 
 def refused(run_dir: Path) -> int:
     """SLURM would not queue the job again: the run ends here, with its checkpoint."""
-    journal = Journal(run_dir / "journal.jsonl")
+    journal = Run(run_dir).journal()
     text = "scontrol requeue was refused: the cluster does not let jobs queue again; go on with ortlaunch resume"
     journal.tags({"ortlaunch.state": "stopped", "ortlaunch.requeue_reason": text})
     journal_goodput(journal)
@@ -150,12 +164,12 @@ def announce(run_dir: Path) -> int:
 
 def gather(run_dir: Path, code: int, signals: list[str]) -> Facts:
     """The facts about a run whose workers have ended, from its folder and, where they leave it open, from SLURM."""
-    config = load_config(run_dir / "config.yaml")
+    config = load_config(Run(run_dir).config_file)
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     job_id, past = os.environ["SLURM_JOB_ID"], history.load(run_dir)
-    stopped = _stopped_by(run_dir)
-    is_done = (run_dir / DONE_FILE).exists()
+    stopped = Run(run_dir).stopped()
+    is_done = Run(run_dir).is_done()
     known = None if is_done else job_state(own_job())
     if "UNFIT" in signals and only_silence(run_dir, code):
         signals = [*signals, "LOST"]
@@ -164,24 +178,17 @@ def gather(run_dir: Path, code: int, signals: list[str]) -> Facts:
         signals=frozenset(signals),
         is_done=is_done,
         is_request=failure.is_request(run_dir),
-        stopped_by=stopped,
-        asked_by=stop_word(run_dir),
+        stopped_by=stopped.reason if stopped is not None else None,
+        asked_by=Run(run_dir).stop_word(),
         job_state=known.state if known else None,
         is_requeued=known is not None and known.restarts > int(os.environ.get("SLURM_RESTART_COUNT", "0")),
         is_out_of_time=known is not None and known.seconds_left < cfg.grace_seconds + _CLOCK_SECONDS,
         is_preempted=known is not None and known.is_preempted,
         crashes=past.crashes(job_id),
         max_restarts=cfg.max_restarts,
-        barren=past.barren(job_id, newest_checkpoint(run_dir)),
+        barren=past.barren(job_id, Run(run_dir).newest_checkpoint()),
         requeue_limit=cfg.requeue_limit,
     )
-
-
-def _stopped_by(run_dir: Path) -> str | None:
-    try:
-        return str(json.loads((run_dir / STOPPED_FILE).read_text()).get("reason", ""))
-    except (OSError, ValueError):
-        return None
 
 
 def _with_failure(run_dir: Path, verdict: Verdict, journal: Journal, signals: frozenset[str]) -> Verdict:
@@ -199,7 +206,7 @@ def _with_failure(run_dir: Path, verdict: Verdict, journal: Journal, signals: fr
 
 
 def _first_failure(run_dir: Path) -> failure.Failure | None:
-    logs = sorted((run_dir / "logs").glob("torchrun-*.log"), key=lambda path: path.stat().st_mtime)
+    logs = sorted(Run(run_dir).logs.glob("torchrun-*.log"), key=lambda path: path.stat().st_mtime)
     found = [one for log in logs[:_MOST_LOGS] if (one := failure.first(run_dir, log)) is not None]
     return min(found, key=lambda one: one.time, default=None)
 

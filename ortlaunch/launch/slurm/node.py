@@ -22,14 +22,15 @@ from ortlaunch.launch.planning import worker_environment
 from ortlaunch.launch.slurm.fitness import attempt_token, report
 from ortlaunch.launch.slurm.plan import workers_per_node
 from ortlaunch.run.attempt import header
+from ortlaunch.run.run import Run
 
 _LEFT_TO_WORKERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def train(run_dir: Path) -> None:
     """Becomes torchrun; does not return."""
-    config = load_config(run_dir / "config.yaml")
-    _log_to(run_dir / "logs" / f"torchrun-{os.environ['SLURM_NODEID']}.log")
+    config = load_config(Run(run_dir).config_file)
+    _log_to(Run(run_dir).torchrun_log(os.environ["SLURM_NODEID"]))
     environment = {**os.environ, **environment_of(config, run_dir), "ORTLAUNCH_STARTED": repr(time.time())}
     command = torchrun(config, run_dir, os.environ)
     if "--signals-to-handle" in torchrun_source():

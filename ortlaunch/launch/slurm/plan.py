@@ -15,6 +15,7 @@ from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.plan import CPU_WORKERS, LaunchPlan
 from ortlaunch.launch.slurm.request import JobRequest
 from ortlaunch.launch.slurm.rules import names_gpus
+from ortlaunch.run.run import Run
 
 _CARRIED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HF_HOME", "XDG_CACHE_HOME")
 """Variables that a run must find on the nodes as they were at submission, written into the script. The others, secrets
@@ -54,7 +55,7 @@ def plan_job(config: Config, run_dir: Path, run_id: str, name: str, attempt: int
         workers=workers_per_node(config),
         # The node's own cores count, and only the node knows them where the job does not say.
         threads=max(1, (config.launcher.cpus_per_node or 1) // workers_per_node(config)),  # type: ignore[attr-defined]
-        command=["sbatch", "--parsable", "--export=ALL", str(run_dir / "sbatch.sh")],
+        command=["sbatch", "--parsable", "--export=ALL", str(Run(run_dir).script_file)],
         attempt=attempt,
         nodes=config.launcher.nodes,
     )

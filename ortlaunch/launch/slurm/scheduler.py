@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass
 
 _SECONDS = 20
-_ALIVE = ("PENDING", "RUNNING", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPENDED")
+ALIVE = ("PENDING", "RUNNING", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPENDED")
+"""States of a job that waits or runs."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def job_state(job_id: str) -> JobState | None:
 def is_alive(job_id: str) -> bool:
     """Whether a job, or any task of a sweep, waits or runs; one that SLURM cannot be asked about may."""
     shown = _shown(job_id)
-    return not shown or any(_state(text) in _ALIVE for text in shown)
+    return not shown or any(_state(text) in ALIVE for text in shown)
 
 
 def _seconds_left(text: str) -> float:

@@ -20,8 +20,8 @@ from ortlaunch.launch.slurm.plan import request_for
 from ortlaunch.launch.slurm.refusal import in_plain_words, is_final
 from ortlaunch.launch.slurm.request import TRACKING_URI
 from ortlaunch.run.journal import Journal
+from ortlaunch.run.run import Run
 
-SCRIPT, JOB = "sbatch.sh", "job.json"
 _SECONDS = 120
 _ANNOUNCE_SECONDS = 90
 
@@ -130,7 +130,7 @@ def queue(path: Path, config: Config) -> tuple[str, str | None]:
 
 def write_script(folder: Path, script: str) -> Path:
     """Leaves the script in a folder as what was submitted."""
-    path = folder / SCRIPT
+    path = Run(folder).script_file
     path.write_text(script, encoding="utf-8")
     path.chmod(0o755)
     return path
@@ -149,7 +149,7 @@ def write_job(
         "cluster": cluster,
         "user": user_name(),
     }
-    replace_text(run_dir / JOB, json.dumps(job) + "\n")
+    replace_text(Run(run_dir).job_file, json.dumps(job) + "\n")
 
 
 def announce(folders: list[Path], config: Config) -> str:

@@ -12,7 +12,7 @@ from ortlaunch.config.load import save_config, to_config
 from ortlaunch.launch.slurm import history, job
 from ortlaunch.launch.slurm.plan import settled
 from ortlaunch.run import failure
-from ortlaunch.run.journal import Journal, read_events
+from ortlaunch.tracking.journal import Journal, read_events
 
 
 @pytest.fixture
