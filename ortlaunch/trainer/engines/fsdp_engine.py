@@ -38,7 +38,6 @@ class FsdpEngine(TorchEngine):
 
     def _distribute(self, config: Config, workers: Workers) -> nn.Module:
         mesh = init_device_mesh(workers.device.type, (workers.world_size,))
-        sharded = {"mesh": mesh, "reshard_after_forward": self._cfg.reshard_after_forward}
         low = None if self._precision is Precision.fp32 else DTYPES[self._precision]
         if low is not None and (norms := _with_statistics(self.inner)):
             # Their statistics stay in fp32, and so must their weights. One group, since each of them is small.
@@ -46,7 +45,7 @@ class FsdpEngine(TorchEngine):
         # Gradients are added up in fp32 whatever they were computed in.
         in_blocks = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
         for block in _apart(self.inner, repeated_blocks(self.inner, self._cfg.blocks, "trainer.blocks")).values():
-            fully_shard(block, mp_policy=in_blocks, **sharded)
+            fully_shard(block, mesh=mesh, reshard_after_forward=self._cfg.reshard_after_forward, mp_policy=in_blocks)
         # The inputs of the whole are cast by `_loss`, which knows labels. The root's backward follows its forward at
         # once, so FSDP keeps what it gathered.
         at_root = MixedPrecisionPolicy(in_blocks.param_dtype, in_blocks.reduce_dtype, cast_forward_inputs=False)
@@ -91,7 +90,7 @@ class FsdpEngine(TorchEngine):
         for value in state.values():
             if id(value) in whole:
                 continue  # A further name of the same weight.
-            full = value.detach().full_tensor() if isinstance(value, DTensor) else value
+            full = value.full_tensor().detach() if isinstance(value, DTensor) else value
             whole[id(value)] = to_host(full) if self._is_first else torch.empty(0)
         return {name: whole[id(value)] for name, value in state.items()} if self._is_first else {}
 
