@@ -17,10 +17,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.command_line import hydra_words
-from ortlaunch.config.keys import has_key, known_keys
 from ortlaunch.config.load import first_line
+from ortlaunch.config.meant import unknown_key
+from ortlaunch.config.options import MODULE_GROUPS, Options
 from ortlaunch.config.paths import conf_dir, group_options, ready_jobs, slurm_profiles
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, MlflowConfig, open_model, register_schemas
+from ortlaunch.config.synonyms import KEYS
 from ortlaunch.config.tracking_uri import default_uri
 from ortlaunch.models.registry import available, unknown_model_message
 
@@ -114,7 +116,7 @@ def compose(overrides: list[str]) -> DictConfig:
 
 
 def _register_options(overrides: list[str]) -> None:
-    """Tells Hydra the schema, and the models of installed packages, which have no file under ``conf/model``."""
+    """Tells Hydra the schema, and the models and options of installed packages, which have no file under ``conf/``."""
     from hydra.core.config_store import ConfigStore
 
     register_schemas()
@@ -124,6 +126,9 @@ def _register_options(overrides: list[str]) -> None:
     others = set(available()) - set(group_options("model")) if _may_choose(overrides, "model", "jobs") else ()
     for name in others:
         ConfigStore.instance().store(group="model", name=name, node=open_model(name))
+    for group, options in MODULE_GROUPS.items():
+        if _may_choose_installed(overrides, group, options):
+            _register_installed(overrides, group, options)
     ConfigStore.instance().store(group="launcher/slurm_profile", name="none", node={}, package="launcher")
     if _may_choose(overrides, "slurm", "jobs"):
         _register_profiles(overrides)
@@ -135,6 +140,29 @@ def _may_choose(words: list[str], *names: str) -> bool:
     """Whether a group so named may be meant: by a word, by a configuration of the user's own, by completion."""
     options = ("--config", "-c", "--shell", "-s")
     return any(word.startswith(options) or any(name in word for name in names) for word in words)
+
+
+def _may_choose_installed(overrides: list[str], group: str, options: Options) -> bool:
+    """Whether an option may be meant that is not ours: the command line names it, or what may name it is read."""
+    values = [word.partition("=")[2] for word in overrides if word.lstrip("+").startswith(f"{group}=")]
+    return _may_choose(overrides, "jobs") or not {name for text in values for name in text.split(",")} <= {
+        *options.shipped()
+    }
+
+
+def _register_installed(overrides: list[str], group: str, options: Options) -> None:
+    """Options of installed packages.
+
+    Raises:
+        RequestError: the chosen one cannot be imported; another must not stop a run that does not ask for it.
+    """
+    from ortlaunch.config.option_nodes import store_option
+
+    for name in options.installed():
+        if {f"{group}={name}", f"+{group}={name}"} & set(overrides):
+            # Here, not while Hydra composes: what is wrong is then said without Hydra's words around it.
+            options[name]
+        store_option(group, name)
 
 
 def _register_profiles(overrides: list[str]) -> None:
@@ -199,9 +227,9 @@ def explain(error: Exception) -> str:
     if option := re.search(r"Could not find '([^']+)/([^/']+)'", text):
         return _unknown_option(option[1], option[2], text)
     if key := re.search(r"Key '[^']+' (?:is )?not in .*?full_key: (\S+)", text, re.DOTALL):
-        return _unknown_key(key[1])
+        return unknown_key(key[1])
     if key := re.search(r"^Could not override '([^'@]+)'", text):
-        return _unknown_key(key[1])
+        return unknown_key(key[1])
     if isinstance(error, OverrideParseException):
         if "=" not in error.override:
             return f"{error.override}: keys are given as KEY=VALUE (ortlaunch --help)"
@@ -224,15 +252,9 @@ def _unknown_option(group: str, name: str, text: str) -> str:
     if group == "model":
         return unknown_model_message(name)
     available = re.findall(r"^\t(\S+)$", text, re.MULTILINE) or sorted(GROUPS.get(group, {}))
-    return f"{group}={name}: no such option{_nearest(name, available, group + '=')} (there are {', '.join(available)})"
-
-
-def _unknown_key(key: str) -> str:
-    group = key.partition(".")[0]
-    owners = [o for o, node in GROUPS.get(group, {}).items() if has_key(node, key, f"{group}.")]
-    if owners:
-        return f"{key}: the chosen {group} has no such key; it belongs to {group}={', '.join(owners)}"
-    return f"{key}: no such key{_nearest(key, known_keys())} (all keys: ortlaunch --cfg job)"
+    elsewhere = [option for option in KEYS.get(name.lower(), ()) if option.startswith(f"{group}=")]
+    hint = f". Did you mean {elsewhere[0]}?" if elsewhere else _nearest(name, available, f"{group}=")
+    return f"{group}={name}: no such option{hint} (there are {', '.join(available)})"
 
 
 def _nearest(name: str, names: list[str], prefix: str = "") -> str:

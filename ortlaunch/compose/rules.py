@@ -5,7 +5,6 @@ Types and misspelt keys are Hydra's business while it composes; these rules see 
 
 from __future__ import annotations
 
-import glob
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +15,12 @@ from ortlaunch.config.precisions import Cell, cell_name
 from ortlaunch.config.schema import (
     Config,
     Device,
-    HfDataConfig,
     LocalConfig,
     MlflowConfig,
     OrtConfig,
     OrtZero3,
     SlurmConfig,
-    TextConfig,
     TokenDataConfig,
-    TokensConfig,
     TorchProfileConfig,
 )
 from ortlaunch.config.tracking_uri import check_uri
@@ -142,7 +138,7 @@ def _workers_find_the_same(config: Config) -> bool:
 
 
 def _model_fits_data(config: Config) -> None:
-    entry = registry.available().get(config.model.name)
+    entry = registry.find(config.model.name)
     if entry is None or entry.inputs == "any":
         return
     gives = "tokens" if isinstance(config.data, TokenDataConfig) else "images"
@@ -210,18 +206,8 @@ def _workers(config: Config) -> None:
         )
 
 
-def _data_path(config: Config) -> None:
-    if isinstance(config.data, TextConfig | TokensConfig):
-        for pattern in config.data.path.split(","):
-            pattern = pattern.strip()
-            if not pattern or not (Path(pattern).expanduser().exists() or glob.glob(pattern, recursive=True)):
-                raise RequestError(f"data.path={pattern}: no such file or folder, and no file matches it as a pattern")
-    path = config.data.path if isinstance(config.data, HfDataConfig) else ""
-    if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
-        raise RequestError(f"data.path={path}: no such folder")
-    tokenizer = getattr(config.data, "tokenizer", None)
-    if tokenizer and not Path(tokenizer).expanduser().exists():
-        raise RequestError(f"data.tokenizer={tokenizer}: no such file or folder")
+def _data(config: Config) -> None:
+    config.data.check()
 
 
 def _profile(config: Config) -> None:
@@ -272,7 +258,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _workers,
     _machines,
     *SLURM_RULES,
-    _data_path,
+    _data,
     _checkpoint_paths,
     _profile,
     _compile_mode,

@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
 def clip_(parameters: Iterable[torch.nn.Parameter], largest: float | None) -> torch.Tensor:
-    """Scales all gradients down together where their norm is above `largest`; None leaves them.
+    """Scales all gradients by one factor so that their norm is at most `largest`; None changes nothing.
 
     Returns:
         Their 2-norm over all workers' shards before, a scalar on the device.

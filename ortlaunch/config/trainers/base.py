@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from omegaconf import MISSING
 
 if TYPE_CHECKING:
-    from ortlaunch.config.schema import Config, Device, Precision
+    from ortlaunch.config.schema import Config, Device, OptimizerConfig, Precision
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Trainer(Generic[C]):
         # What the first version wrote; also that of trainers that came later and write the same.
         return "trainer=ddp or trainer=single"
 
-    def same_workers_reason(self, cfg: C, optimizer: str) -> str | None:
+    def same_workers_reason(self, cfg: C, optimizer: OptimizerConfig) -> str | None:
         """Why another number of workers cannot go on from a checkpoint with this optimizer; None where it can."""
         return None
 

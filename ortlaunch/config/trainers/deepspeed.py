@@ -9,7 +9,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.trainers.base import Trainer, TrainerConfig, Variants
 
 if TYPE_CHECKING:
-    from ortlaunch.config.schema import Config, Device, Precision
+    from ortlaunch.config.schema import Config, Device, OptimizerConfig, Precision
 
 
 @dataclass
@@ -41,11 +41,11 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
         cfg = config.trainer
         assert isinstance(cfg, DeepSpeedConfig)
         _check_stage(cfg)
-        if config.optimizer.name == "adafactor" and cfg.zero_stage > 0:
+        reason = config.optimizer.whole_matrices
+        if reason is not None and cfg.zero_stage > 0:
             raise RequestError(
-                f"optimizer=adafactor does not go with trainer.zero_stage={cfg.zero_stage}: ZeRO hands the optimizer "
-                "flat pieces, and Adafactor needs the rows and columns of whole matrices. Use optimizer=adamw, or "
-                "trainer=ddp"
+                f"optimizer={config.optimizer.name} does not go with trainer.zero_stage={cfg.zero_stage}: ZeRO hands "
+                f"the optimizer flat pieces, and {reason}. Use optimizer=adamw, or trainer=ddp"
             )
         _check_offload(cfg, device)
 
@@ -60,8 +60,8 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
     def checkpoint_kind(self, cfg: DeepSpeedConfig) -> str:
         return f"trainer=deepspeed trainer.zero_stage={cfg.zero_stage}"
 
-    def same_workers_reason(self, cfg: DeepSpeedConfig, optimizer: str) -> str | None:
-        is_free = cfg.zero_stage == 0 or optimizer == "adamw"
+    def same_workers_reason(self, cfg: DeepSpeedConfig, optimizer: OptimizerConfig) -> str | None:
+        is_free = cfg.zero_stage == 0 or optimizer.can_be_resharded
         return None if is_free else "DeepSpeed shares out anew the state of AdamW alone"
 
 

@@ -39,10 +39,11 @@ class FsdpTrainer(Trainer[FsdpConfig]):
         return 3
 
     def check(self, config: Config, device: Device) -> None:
-        if config.optimizer.name == "adafactor":
+        reason = config.optimizer.whole_matrices
+        if reason is not None:
             raise RequestError(
-                "optimizer=adafactor does not go with trainer=fsdp: Adafactor needs the rows and columns of whole "
-                "matrices, and torch's does not compute them from shards. Use optimizer=adamw or sgd, or trainer=ddp"
+                f"optimizer={config.optimizer.name} does not go with trainer=fsdp: fsdp hands the optimizer shards, "
+                f"and {reason}. Use optimizer=adamw or sgd, or trainer=ddp"
             )
         if getattr(config.backend, "fullgraph", False):
             raise RequestError(

@@ -214,7 +214,7 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
             f"{start.path} was written with {kind_in_words(then)} and this run has {kind_in_words(now)}: use the same, "
             "or begin anew from its weights, by ortlaunch export weights and model.weights"
         )
-    reason = trainer_of(config.trainer).same_workers_reason(config.trainer, config.optimizer.name)
+    reason = trainer_of(config.trainer).same_workers_reason(config.trainer, config.optimizer)
     if reason is not None and start.workers != workers.world_size:
         raise RequestError(
             f"{start.path} was written by {start.workers} workers: {reason}, so go on with as many "
