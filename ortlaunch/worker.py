@@ -6,6 +6,7 @@ Reads the resolved configuration from the run folder; knows nothing of Hydra, an
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import signal
 import sys
@@ -66,13 +67,14 @@ def work(run_dir: Path) -> None:
     from ortlaunch.config.devices import resolve_device
     from ortlaunch.config.load import load_config
     from ortlaunch.config.schema import SlurmConfig
+    from ortlaunch.config.trainers import trainer_of
 
     # Workers that torchrun starts again begin now and not when the run was launched.
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     started = time.time() if restarted else float(os.environ["ORTLAUNCH_STARTED"])
     config = load_config(Run(run_dir).config_file)
     times = _Stopwatch()
-    _import_stack(config.trainer.name, config.backend.name)
+    _import_stack(trainer_of(config.trainer).packages, config.backend.name)
     times.lap("startup/import_seconds")
 
     from ortlaunch.trainer.workers import join
@@ -103,12 +105,13 @@ class _Stopwatch:
         self._last = now
 
 
-def _import_stack(trainer: str, backend: str) -> None:
+def _import_stack(packages: tuple[str, ...], backend: str) -> None:
     import torch  # noqa: F401
 
-    if trainer == "deepspeed":
-        add_to_path()  # Its own optimizers are compiled when they are first used.
-        import deepspeed  # noqa: F401
+    if packages:
+        add_to_path()  # DeepSpeed's own optimizers are compiled when they are first used.
+    for package in packages:
+        importlib.import_module(package)
     if backend == "ort":
         from ortlaunch.ort import session
 

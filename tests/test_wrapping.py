@@ -17,6 +17,7 @@ from ortlaunch.config.schema import Config, EagerConfig, OrtConfig
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import Task, make_task
 from ortlaunch.ort import session
+from ortlaunch.trainer.engines.ddp_engine import DdpEngine
 from ortlaunch.trainer.engines.deepspeed_engine import DeepSpeedEngine, deepspeed_config
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.workers import Workers
@@ -121,8 +122,7 @@ def test_ddp_takes_the_graph_for_static_where_the_model_is_known_to_allow_it(
     batch = {"pixel_values": torch.rand(4, 1, 8, 8), "labels": torch.tensor([1, 2, 3, 4])}
     model = mlp()
     engine = wrap(model, config("backend=eager", *overrides), WORKERS, make_task(model, batch), tmp_path)
-    assert isinstance(engine, TorchEngine)
-    assert isinstance(engine._module, DistributedDataParallel)
+    assert isinstance(engine, DdpEngine)
     assert engine._module.static_graph is static
     assert engine._module.gradient_as_bucket_view
 

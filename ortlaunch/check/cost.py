@@ -99,7 +99,7 @@ def measure(config: Config, threads: int) -> dict[str, float | None]:
     task = make_task(model, batches[0])
     # The model is wrapped as in a run, except that no graphs are saved.
     inner = wrap_backend(model.to(worker.device), config.backend, threads=threads, onnx_dir=None, train=config.train)
-    engine = TorchEngine(inner, config, None, worker, task)
+    engine = TorchEngine(inner, config, worker, task)
     seconds: list[float] = []
     begun = time.perf_counter()
     while len(seconds) < _WARM_UP + _STEPS:

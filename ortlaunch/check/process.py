@@ -25,7 +25,8 @@ from ortlaunch.check.structure import check_calls, check_structure
 from ortlaunch.check.verdict import verdict
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import load_config
-from ortlaunch.config.schema import Config, DeepSpeedConfig, Fallback, OrtConfig
+from ortlaunch.config.schema import Config, Fallback, OrtConfig
+from ortlaunch.config.trainers import trainer_of
 from ortlaunch.models.task import make_task
 from ortlaunch.ort.find_blocks import find_blocks
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
@@ -89,7 +90,7 @@ def _zero3_blocks(config: Config, model: torch.nn.Module) -> str | None:
     Raises:
         RequestError: the model has no repeated blocks, or none that ``backend.blocks`` names.
     """
-    if not isinstance(config.trainer, DeepSpeedConfig) or config.trainer.zero_stage != 3:
+    if trainer_of(config.trainer).zero_stage(config.trainer) != 3:
         return None
     assert isinstance(config.backend, OrtConfig)
     found = find_blocks(model, config.backend.blocks)
@@ -102,7 +103,7 @@ def _compared(
     size = max(2, min(_BATCH, config.train.batch_size))
     batches = first_batches(config, size, STEPS + 1, model, worker.device)
     model.to(worker.device)
-    engine = TorchEngine(model, config, None, worker, make_task(model, batches[0]))
+    engine = TorchEngine(model, config, worker, make_task(model, batches[0]))
     check_calls(model, batches[0], structure)
     if structure.status == "failed":
         return None, None, None

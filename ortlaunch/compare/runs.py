@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ortlaunch.config import trainers
+
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
@@ -88,8 +90,6 @@ class RunRow:
 def row_of(run: Run) -> RunRow:
     """Builds the row of a run from MLflow's data."""
     tags, params, metrics = run.data.tags, run.data.params, run.data.metrics
-    stage = params.get("trainer.zero_stage")
-    trainer = tags.get("ortlaunch.trainer")
     return RunRow(
         name=run.info.run_name or run.info.run_id[:8],
         run_id=run.info.run_id,
@@ -97,7 +97,7 @@ def row_of(run: Run) -> RunRow:
         model=params.get("model.name"),
         backend=tags.get("ortlaunch.backend"),
         ort_active={"true": True, "false": False}.get(tags.get("ortlaunch.ort_active", "")),
-        trainer=f"{trainer} z{stage}" if trainer and stage is not None else trainer,
+        trainer=trainers.label(tags.get("ortlaunch.trainer"), params),
         world_size=tags.get("ortlaunch.world_size"),
         last_loss=logged_number(metrics.get(_LOSS)),
         step=None if run.info.status == "FINISHED" else _last_step(run),

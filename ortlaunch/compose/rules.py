@@ -11,10 +11,9 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import resolve_device, visible_gpus
-from ortlaunch.config.precisions import Cell
+from ortlaunch.config.precisions import Cell, cell_name
 from ortlaunch.config.schema import (
     Config,
-    DeepSpeedConfig,
     Device,
     LocalConfig,
     OrtConfig,
@@ -23,6 +22,7 @@ from ortlaunch.config.schema import (
     TokenDataConfig,
     TorchProfileConfig,
 )
+from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.slurm.rules import SLURM_RULES
 from ortlaunch.models import registry
 from ortlaunch.models.source import check_source
@@ -151,19 +151,12 @@ def _model_fits_data(config: Config) -> None:
         )
 
 
-def _zero_stage(config: Config) -> None:
-    if not isinstance(config.trainer, DeepSpeedConfig):
-        return
-    stage = config.trainer.zero_stage
-    if stage not in (0, 1, 2, 3):
-        raise RequestError(f"trainer.zero_stage={stage}: must be 0, 1, 2 or 3")
-    # Another stage there would not be seen by what is built around it: ONNX Runtime computes wrong gradients from it.
-    if "stage" in (config.trainer.config.get("zero_optimization") or {}):
-        raise RequestError("trainer.config.zero_optimization.stage: set trainer.zero_stage instead")
+def _trainer(config: Config) -> None:
+    trainer_of(config.trainer).check(config, resolve_device(config.device))
 
 
 def _ort_blocks(config: Config) -> None:
-    if not isinstance(config.backend, OrtConfig) or getattr(config.trainer, "zero_stage", None) == 3:
+    if not isinstance(config.backend, OrtConfig) or trainer_of(config.trainer).zero_stage(config.trainer) == 3:
         return
     idle = "has an effect only with trainer=deepspeed trainer.zero_stage=3: leave it out"
     if config.backend.blocks is not None:
@@ -173,38 +166,10 @@ def _ort_blocks(config: Config) -> None:
 
 
 def _precision(config: Config) -> None:
-    trainer = config.trainer.name
-    if isinstance(config.trainer, DeepSpeedConfig):
-        trainer += f" {config.trainer.zero_stage}"
+    trainer = cell_name(config.trainer)
     cell = Cell(config.backend.name, trainer, config.train.precision, resolve_device(config.device))
     if cell.refusal is not None:
         raise RequestError(cell.refusal)
-
-
-def _optimizer(config: Config) -> None:
-    stage = config.trainer.zero_stage if isinstance(config.trainer, DeepSpeedConfig) else 0
-    reason = config.optimizer.whole_matrices
-    if reason is not None and stage > 0:
-        raise RequestError(
-            f"optimizer={config.optimizer.name} does not go with trainer.zero_stage={stage}: ZeRO hands the optimizer "
-            f"flat pieces, and {reason}. Use optimizer=adamw, or trainer=ddp"
-        )
-
-
-def _offload(config: Config) -> None:
-    if not isinstance(config.trainer, DeepSpeedConfig):
-        return
-    if "offload_optimizer" in (config.trainer.config.get("zero_optimization") or {}):
-        raise RequestError("trainer.config.zero_optimization.offload_optimizer: set trainer.offload_optimizer instead")
-    if not config.trainer.offload_optimizer:
-        return
-    if config.trainer.zero_stage == 0:
-        raise RequestError("trainer.offload_optimizer=true needs trainer.zero_stage=1, 2 or 3: stage 0 shards nothing")
-    if resolve_device(config.device) is not Device.cuda:
-        raise RequestError(
-            "trainer.offload_optimizer=true moves the optimizer from the GPU's memory to the host's: on the CPU it is "
-            "there already. Leave it out, or use device=cuda"
-        )
 
 
 def _activation_checkpointing(config: Config) -> None:
@@ -223,16 +188,6 @@ def _tf32(config: Config) -> None:
 
 def _workers(config: Config) -> None:
     wanted = config.launcher.workers_per_node
-    if config.trainer.name == "single" and wanted not in (None, 1):
-        raise RequestError(
-            f"trainer=single runs one worker and launcher.workers_per_node={wanted} asks for more: "
-            "choose trainer=ddp or trainer=deepspeed"
-        )
-    if config.trainer.name == "single" and config.launcher.nodes > 1:
-        raise RequestError(
-            f"trainer=single runs one worker and launcher.nodes={config.launcher.nodes} asks for more: "
-            "choose trainer=ddp or trainer=deepspeed"
-        )
     if isinstance(config.launcher, SlurmConfig):
         return  # The nodes' GPUs count, not those of the machine that submits.
     if resolve_device(config.device) is not Device.cuda:
@@ -286,11 +241,9 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _names,
     _known_model,
     _model_fits_data,
-    _zero_stage,
+    _trainer,
     _ort_blocks,
     _precision,
-    _optimizer,
-    _offload,
     _activation_checkpointing,
     _tf32,
     _workers,

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ortlaunch.config import trainers
 from ortlaunch.config.schema import Device, Precision
+from ortlaunch.config.trainers.base import TrainerConfig
 
 BACKENDS = ("eager", "compile", "ort")
-TRAINERS = ("single", "ddp", "deepspeed 0", "deepspeed 1", "deepspeed 2", "deepspeed 3")
+TRAINERS = tuple(
+    name if trainer.variants is None else f"{name} {value}"
+    for name, trainer in trainers.TRAINERS.items()
+    for value in (trainer.variants.values if trainer.variants else (0,))
+)
+"""Every trainer by name; DeepSpeed with each stage behind it."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +31,22 @@ class Cell:
     @property
     def refusal(self) -> str | None:
         """Why it cannot be run and what can be instead, None where it can."""
-        if self.precision is Precision.fp16 and self.trainer == "deepspeed 0":
-            return (
-                "train.precision=fp16 does not go with trainer.zero_stage=0: there DeepSpeed divides the gradients by "
-                "a loss scale that it never multiplied the loss with. Use trainer.zero_stage=1, or trainer=ddp"
-            )
+        name, _, variant = self.trainer.partition(" ")
+        of_trainer = trainers.TRAINERS[name].refusal(self.backend, self.precision, int(variant) if variant else None)
+        if of_trainer is not None:
+            return of_trainer
         if self.precision is not Precision.fp32 and self.backend == "ort" and self.device is Device.cpu:
             return (
                 f"train.precision={self.precision.value} does not run with backend=ort on the CPU: ONNX Runtime has no "
                 "such kernels there. Use train.precision=fp32, or backend=eager"
             )
         return None
+
+
+def cell_name(cfg: TrainerConfig) -> str:
+    """What a configured trainer is called in a cell."""
+    variant = trainers.trainer_of(cfg).variant(cfg)
+    return cfg.name if variant is None else f"{cfg.name} {variant}"
 
 
 def cells(device: Device) -> list[Cell]:

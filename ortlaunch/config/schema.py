@@ -17,6 +17,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.options import MODULE_GROUPS, TRAPS, Options
+from ortlaunch.config.trainers import TRAINERS
+from ortlaunch.config.trainers.base import TrainerConfig
 from ortlaunch.run.roots import RUN_ROOT
 
 if TYPE_CHECKING:
@@ -228,49 +230,6 @@ class OrtConfig(BackendConfig):
     allow: list[Allow] = field(default_factory=list)
     """Findings of the check at start that do not stop the run; it then carries them as the tag ortlaunch.allowed."""
     debug: OrtDebugConfig = field(default_factory=OrtDebugConfig)
-
-
-@dataclass
-class TrainerConfig:
-    """How workers share the training."""
-
-    name: str = MISSING
-    timeout_seconds: int = 1800
-    """Longest wait in a collective before the run fails."""
-
-
-@dataclass
-class SingleConfig(TrainerConfig):
-    """One worker, no communication."""
-
-    name: str = "single"
-
-
-@dataclass
-class DdpConfig(TrainerConfig):
-    """torch's DistributedDataParallel."""
-
-    name: str = "ddp"
-    bucket_cap_mb: int = 25
-    """Size of the packets in which gradients are exchanged, in MB."""
-    find_unused_parameters: bool = False
-    """Look in every step for parameters that took no part in the loss; needed by models that have such, and slower."""
-    static_graph: bool | None = None
-    """Whether every step uses the same parameters in the same way, which spares DDP the search; null says yes for the
-    models of ours that do."""
-
-
-@dataclass
-class DeepSpeedConfig(TrainerConfig):
-    """DeepSpeed with the Zero Redundancy Optimizer."""
-
-    name: str = "deepspeed"
-    zero_stage: int = 1
-    """0 replicates all, 1 shards optimizer state, 2 gradients too, 3 parameters too."""
-    offload_optimizer: bool = False
-    """Keep the optimizer's state and its step in the host's memory instead of the GPU's (ZeRO 1 to 3, CUDA)."""
-    config: dict[str, Any] = field(default_factory=dict)
-    """Merged over the DeepSpeed configuration that ortlaunch generates."""
 
 
 ParameterGroups = list[dict[str, Any]]
@@ -566,7 +525,7 @@ OPTIONAL_GROUPS = {"profile"}
 GROUPS: dict[str, Mapping[str, type[Any]]] = {
     "data": MODULE_GROUPS["data"],
     "backend": {"ort": OrtConfig, "eager": EagerConfig, "compile": CompileConfig},
-    "trainer": {"ddp": DdpConfig, "deepspeed": DeepSpeedConfig, "single": SingleConfig},
+    "trainer": {name: TRAINERS[name].schema for name in sorted(TRAINERS)},
     "optimizer": MODULE_GROUPS["optimizer"],
     "scheduler": MODULE_GROUPS["scheduler"],
     "launcher": {"local": LocalConfig, "slurm": SlurmConfig},

@@ -22,8 +22,8 @@ from ortlaunch.config.schema import (
     LocalConfig,
     NoTrackingConfig,
     Precision,
-    SingleConfig,
 )
+from ortlaunch.config.trainers import TRAINERS
 from ortlaunch.follow.find import run_or_folder
 from ortlaunch.run import manifest
 from ortlaunch.run.run import Run
@@ -166,7 +166,7 @@ def _neutral(config: Config) -> Config:
         train=train,
         model=dataclasses.replace(config.model, weights=None),
         backend=EagerConfig(),
-        trainer=SingleConfig(),
+        trainer=TRAINERS["single"].schema(),
         optimizer=GROUPS["optimizer"]["adamw"](),
         launcher=LocalConfig(),
         tracking=NoTrackingConfig(),

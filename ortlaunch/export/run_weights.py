@@ -13,7 +13,9 @@ import torch
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.load import load_config
-from ortlaunch.config.schema import Config, DeepSpeedConfig
+from ortlaunch.config.schema import Config
+from ortlaunch.config.trainers import trainer_of
+from ortlaunch.config.trainers.base import loaded
 from ortlaunch.follow.find import HELP, run_or_folder
 from ortlaunch.models.registry import build_model
 from ortlaunch.run import checkpoints as store
@@ -92,11 +94,7 @@ def _export(config: Config, checkpoint: Path, out: Path) -> None:
 
 def weights_in(checkpoint: Path, config: Config, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Returns a checkpoint's full weights in host memory, under every name that they have in the plain `model`."""
-    if isinstance(config.trainer, DeepSpeedConfig):
-        from ortlaunch.trainer.checkpoint.deepspeed_state import read_weights
-    else:
-        from ortlaunch.trainer.checkpoint.torch_state import read_weights
-    weights = read_weights(checkpoint / ENGINE)
+    weights: dict[str, torch.Tensor] = loaded(trainer_of(config.trainer).weights_reader)(checkpoint / ENGINE)
     for name, buffer in model.named_buffers():
         # DeepSpeed returns integer counters as fp32.
         if name in weights and not buffer.is_floating_point():

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import resolve_device, usable_cores, visible_gpus
-from ortlaunch.config.schema import Config, DeepSpeedConfig, Device, LocalConfig, SlurmConfig
+from ortlaunch.config.schema import Config, Device, LocalConfig, SlurmConfig
+from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.plan import CPU_WORKERS, LaunchPlan, folder_name
 from ortlaunch.launch.slurm.plan import plan_job
@@ -60,14 +61,12 @@ def plan_in(config: Config, run_dir: Path, run_id: str, name: str, attempt: int 
 
 def default_name(config: Config) -> str:
     """A name made of what distinguishes most runs: model, backend, trainer and ZeRO stage."""
-    trainer = config.trainer.name
-    if isinstance(config.trainer, DeepSpeedConfig):
-        trainer += f"-z{config.trainer.zero_stage}"
+    trainer = trainer_of(config.trainer).run_suffix(config.trainer)
     return f"{config.model.name}-{config.backend.name}-{trainer}"
 
 
 def _workers(config: Config, device: Device) -> int:
-    if config.trainer.name == "single":
+    if trainer_of(config.trainer).has_one_worker:
         return 1
     if config.launcher.workers_per_node is not None:
         return config.launcher.workers_per_node

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import Allow, Config, DeepSpeedConfig, OrtConfig
+from ortlaunch.config.schema import Allow, Config, OrtConfig
+from ortlaunch.config.trainers import trainer_of
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
@@ -153,5 +154,5 @@ def backend_run(engine: Engine, config: Config, workers: Workers, run_dir: Path,
     """The `BackendRun` of the configured backend; arguments as for `OrtRun`."""
     if not isinstance(config.backend, OrtConfig):
         return BackendRun()
-    blocks = isinstance(config.trainer, DeepSpeedConfig) and config.trainer.zero_stage == 3
+    blocks = trainer_of(config.trainer).zero_stage(config.trainer) == 3
     return OrtRun(engine, config.backend, workers, run_dir, journal, blocks=blocks)

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from ortlaunch.base.errors import TrainingError
-from ortlaunch.config.schema import Config, DeepSpeedConfig
+from ortlaunch.config.schema import Config
+from ortlaunch.config.trainers import trainer_of
 from ortlaunch.run.run import Run
 
 _GIB = 2**30
@@ -65,7 +66,7 @@ def _advice(config: Config) -> list[str]:
         )
     if not train.activation_checkpointing:
         lines.append("  train.activation_checkpointing=true (recomputes activations in the backward)")
-    stage = config.trainer.zero_stage if isinstance(config.trainer, DeepSpeedConfig) else 0
+    stage = trainer_of(config.trainer).zero_stage(config.trainer)
     if stage < 3:
         after = "optimizer state", "gradients too", "parameters too"
         lines.append(f"  trainer=deepspeed trainer.zero_stage={stage + 1} (shards {after[stage]} over the workers)")

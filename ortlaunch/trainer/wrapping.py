@@ -1,6 +1,6 @@
 """The wrapping order: the backend inside, the trainer around it, DataParallel nowhere.
 
-plain model -> (ORTModule, compiled or eager) -> (DistributedDataParallel, DeepSpeed engine or single)
+plain model -> (ORTModule, compiled or eager) -> (the engine of one of `ortlaunch.config.trainers`)
 
 Under ZeRO 3 the ORTModules are inside the model's blocks instead of around the model.
 """
@@ -16,30 +16,29 @@ from ortlaunch.config.schema import (
     BackendConfig,
     CompileConfig,
     Config,
-    DdpConfig,
-    DeepSpeedConfig,
     OrtConfig,
     TrainConfig,
 )
+from ortlaunch.config.trainers import trainer_of
+from ortlaunch.config.trainers.base import loaded
 from ortlaunch.models.checks import check_model, reject_data_parallel
 from ortlaunch.models.recompute import recompute_activations
 from ortlaunch.models.task import Task
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.engine import Engine
-from ortlaunch.trainer.engines.deepspeed_engine import DeepSpeedEngine
-from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.workers import Workers
 
 
 def wrap(model: torch.nn.Module, config: Config, workers: Workers, task: Task, run_dir: Path) -> Engine:
     """Wraps a plain model in the one order that works: backend first, trainer around it."""
+    trainer = trainer_of(config.trainer)
     inner = wrap_backend(
-        model.to(workers.device),
+        model if trainer.places_model else model.to(workers.device),
         config.backend,
         threads=workers.threads,
         # Every worker has the same graphs, so the first one's stand for all.
         onnx_dir=Run(run_dir).onnx if workers.is_first else None,
-        zero_stage=config.trainer.zero_stage if isinstance(config.trainer, DeepSpeedConfig) else 0,
+        zero_stage=trainer.zero_stage(config.trainer),
         train=config.train,
     )
     return wrap_trainer(inner, config, workers, task)
@@ -107,7 +106,5 @@ def wrap_trainer(inner: torch.nn.Module, config: Config, workers: Workers, task:
         RequestError: a DataParallel is somewhere in the module.
     """
     reject_data_parallel(inner)
-    if isinstance(config.trainer, DeepSpeedConfig):
-        return DeepSpeedEngine(inner, config, config.trainer, workers, task)
-    ddp = config.trainer if isinstance(config.trainer, DdpConfig) else None
-    return TorchEngine(inner, config, ddp, workers, task)
+    engine: Engine = loaded(trainer_of(config.trainer).engine)(inner, config, workers, task)
+    return engine

@@ -9,6 +9,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config, SlurmConfig
+from ortlaunch.config.trainers import keys_in_names
 from ortlaunch.launch.local.run import run
 from ortlaunch.launch.plan import LaunchPlan
 from ortlaunch.launch.planning import default_name, make_plan
@@ -19,7 +20,7 @@ from ortlaunch.tracking.relay import Relay
 
 FIRST_STOPPED = 128
 """Exit codes from here on mean that somebody asked to stop."""
-_IN_NAME = ("name", "model", "backend", "trainer", "trainer.zero_stage")
+_IN_NAME = ("name", "model", "backend", "trainer", *keys_in_names())
 """Keys that a run's own name shows already."""
 
 

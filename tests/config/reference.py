@@ -143,7 +143,8 @@ def field_docs() -> dict[tuple[type, str], str]:
     """The text below each field of the schema, and of the modules that hold the options of a group or a tracker."""
     nodes = [node for options in schema.GROUPS.values() for node in options.values()]
     nodes += [trackers.schema(name) for name in trackers.beside()]
-    modules = {sys.modules[node.__module__] for node in nodes} | {schema}
+    bases = {base for node in nodes for base in node.__mro__ if dataclasses.is_dataclass(base)}
+    modules = {sys.modules[node.__module__] for node in bases} | {schema}
     docs = {}
     for module in modules:
         for one in ast.parse(inspect.getsource(module)).body:

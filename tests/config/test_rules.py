@@ -10,7 +10,8 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.rules import check
 from ortlaunch.config.load import load_config, save_config, to_config
-from ortlaunch.config.schema import Config, DeepSpeedConfig, DigitsConfig, OrtConfig, OrtZero3, Precision
+from ortlaunch.config.schema import Config, DigitsConfig, OrtConfig, OrtZero3, Precision
+from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
 
 
 def config(*overrides: str) -> Config:
@@ -80,6 +81,13 @@ def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int
         (["train.tf32=true"], ["train.tf32=true", "device=cuda"]),
         (["data.eval_fraction=1"], ["data.eval_fraction=1", "less than 1"]),
         (["optimizer=adafactor", "trainer=deepspeed"], ["optimizer=adafactor", "trainer.zero_stage=1", "trainer=ddp"]),
+        (["trainer=fsdp"], ["backend=ort", "trainer=fsdp", "trainer.zero_stage=3", "backend=eager"]),
+        (["trainer=fsdp", "backend=eager", "optimizer=adafactor"], ["optimizer=adafactor", "trainer=fsdp", "adamw"]),
+        (["trainer=fsdp", "backend=compile", "backend.fullgraph=true"], ["backend.fullgraph=true", "trainer=fsdp"]),
+        (
+            ["trainer=fsdp", "backend=compile", "backend.mode=reduce-overhead"],
+            ["backend.mode=reduce-overhead", "trainer=fsdp", "backend.mode=default"],
+        ),
         (["trainer=deepspeed", "trainer.offload_optimizer=true"], ["trainer.offload_optimizer=true", "device=cuda"]),
         (
             ["trainer=deepspeed", "trainer.zero_stage=0", "trainer.offload_optimizer=true"],

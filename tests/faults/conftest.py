@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.faults.trials import Base, make_base
+from tests.faults.trials import SHARDED, Base, make_base
 
 TRIALS = int(os.environ.get("ORTLAUNCH_FAULT_TRIALS", "1"))
 """Of each kind of fault; `make test-faults` sets ten."""
@@ -26,6 +26,12 @@ def pytest_generate_tests(metafunc):
 def base(tmp_path_factory) -> Base:
     """The run that nothing disturbs."""
     return make_base(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="session")
+def sharded_base(tmp_path_factory) -> Base:
+    """The run that nothing disturbs, with a state that lies in shards."""
+    return make_base(tmp_path_factory.mktemp("sharded"), *SHARDED)
 
 
 def pytest_runtest_logreport(report):

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.trials import EVERY, STEPS, Trial, end
+from tests.faults.trials import EVERY, SHARDED, STEPS, Trial, end
 from tests.integration.conftest import journal
 from tests.support.needs import needs
 
@@ -75,6 +75,18 @@ def test_kill_while_a_checkpoint_is_written(start, trial):
         assert path.name in result.stdout, result.report
         # Left as it is, or out of the way of the one that took its place.
         assert path.exists() or path.with_name(f"{path.name}.1").exists()
+
+
+@pytest.mark.nightly
+def test_kill_while_shards_are_written(sharded_base, trial):
+    """As above with trainer=fsdp, where no worker has the whole of what the checkpoint holds."""
+    run = Trial(sharded_base, trial, *SHARDED)
+    try:
+        run.reach_writing()
+        run.kill_all()
+        run.resume()
+    finally:
+        end(run)
 
 
 def test_full_disk_while_a_checkpoint_is_written(start, trial, small_disk):

@@ -31,6 +31,7 @@ WORDS = (
     "launcher.grace_seconds=30",
 )
 SECONDS = 60
+SHARDED = ("trainer=fsdp", "trainer.blocks=Linear")
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,10 @@ class Base:
     """How long it took, from the command to its end."""
 
 
-def make_base(folder: Path) -> Base:
-    """Runs it."""
+def make_base(folder: Path, *words: str) -> Base:
+    """Runs it, with further keys."""
     began = time.monotonic()
-    result = Started(folder, (*WORDS, "tracking=none")).finish()
+    result = Started(folder, (*WORDS, "tracking=none", *words)).finish()
     assert result.returncode == 0, result.report
     assert len(result.losses) == STEPS
     return Base(folder, result.losses, time.monotonic() - began)

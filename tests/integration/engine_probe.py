@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import _world
+from torch.distributed.tensor import DTensor
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
@@ -96,7 +97,8 @@ def batch(workers: Workers, number: int) -> Batch:
 
 
 def weights(engine: Engine) -> list[torch.Tensor]:
-    parameters = list(engine.inner.parameters())
+    # Sharded ones as a whole: a step that one worker alone took must be seen.
+    parameters = [p.full_tensor() if isinstance(p, DTensor) else p for p in engine.inner.parameters()]
     whole: Any = contextlib.nullcontext()
     if any(hasattr(parameter, "ds_id") for parameter in parameters):
         import deepspeed

@@ -12,9 +12,9 @@ import pytest
 
 from tests.integration.conftest import MATRIX, WHOLE
 
-EAGER = ["eager-single", "eager-ddp", "eager-zero1", "eager-zero2", "eager-zero3"]
+EAGER = ["eager-single", "eager-ddp", "eager-zero1", "eager-zero2", "eager-zero3", "eager-fsdp"]
 ORT = ["ort-ddp", "ort-zero1", "ort-zero2"]
-ACCUMULATED = ["ort-ddp-accumulated", "ort-zero2-accumulated"]
+ACCUMULATED = ["ort-ddp-accumulated", "ort-zero2-accumulated", "eager-fsdp-accumulated"]
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -64,6 +64,15 @@ def test_ort_computes_what_eager_computes(computed, ort, eager):
 def test_two_workers_compute_what_one_computes(computed, name):
     """Twice two samples make the steps of once four samples, however the workers share optimizer and weights."""
     assert_same(computed[name], computed["eager-single"])
+
+
+def test_fsdp_computes_what_ddp_computes(computed):
+    assert_same(computed["eager-fsdp"], computed["eager-ddp"])
+
+
+def test_recomputed_activations_of_sharded_blocks_are_the_same(computed):
+    """The blocks' parameters are gathered once more for it, within the backward."""
+    assert_same(computed["eager-fsdp-recomputed"], computed["eager-fsdp"])
 
 
 @pytest.mark.parametrize("name", ACCUMULATED)

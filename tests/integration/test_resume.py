@@ -17,6 +17,8 @@ STEPS = (
     "scheduler.warmup_steps=2",
 )
 
+NO_DROPOUT = tuple(f"model.params.{kind}_pdrop=0" for kind in ("resid", "embd", "attn"))
+
 KINDS = {
     "single": ("backend=eager", "trainer=single"),
     "ddp": ("backend=eager", "trainer=ddp"),
@@ -25,6 +27,7 @@ KINDS = {
     "ddp-3-workers": ("backend=eager", "trainer=ddp"),
     # Dropout from ONNX Runtime's own generator.
     "ddp-ort-alone": ("backend=ort", "trainer=ddp", "backend.torch_kernels=false"),
+    "fsdp": ("backend=eager", "trainer=fsdp"),
     **{f"zero{stage}": ("backend=eager", "trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in range(4)},
     **{f"zero{stage}-ort": ("backend=ort", "trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in (2, 3)},
 }
@@ -89,7 +92,7 @@ def test_half_and_half_is_the_whole(train, folder, straight, kind):
 )
 def test_another_number_of_workers_goes_on_in_the_same_data(train, folder, straight, kind, before, after):
     """Dropout differs from worker to worker, so it is off; a global batch of 4 whoever shares it."""
-    same = (*SMALL, *STEPS, *KINDS[kind], *(f"model.params.{kind}_pdrop=0" for kind in ("resid", "embd", "attn")))
+    same = (*SMALL, *STEPS, *KINDS[kind], *NO_DROPOUT)
     whole = train(folder, *same, f"train.batch_size={4 // before}", workers=before)
     assert whole.status == "FINISHED", whole.report
     middle = whole.run_dir / "checkpoints" / "step-00000004"
@@ -98,6 +101,30 @@ def test_another_number_of_workers_goes_on_in_the_same_data(train, folder, strai
     expected = {step: loss for step, loss in whole.losses.items() if step > 4}
     assert rest.losses.keys() == expected.keys()
     assert rest.losses == pytest.approx(expected, abs=2e-6)
+
+
+def test_fsdp_goes_on_with_one_two_and_three_workers(train, folder):
+    """A global batch of 6 whoever shares it; with three workers the shards are of unlike sizes."""
+    same = (*SMALL, *STEPS, *KINDS["fsdp"], *NO_DROPOUT, "train.steps=6", "train.checkpoint_every=2")
+    same += ("train.keep_checkpoints=3",)
+    whole = run = train(folder, *same, "train.batch_size=6", workers=1)
+    for workers, step in ((2, 2), (3, 4), (1, 4)):
+        checkpoint = run.run_dir / "checkpoints" / f"step-{step:08d}"
+        words = (f"train.batch_size={6 // workers}", f"train.resume={checkpoint}")
+        run = train(folder, *same, *words, workers=workers)
+        assert run.status == "FINISHED", run.report
+        expected = {number: loss for number, loss in whole.losses.items() if number > step}
+        assert run.losses == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize(("before", "after"), [("ddp", "fsdp"), ("fsdp", "ddp")])
+def test_what_was_whole_goes_on_sharded_and_the_other_way_round(train, folder, straight, before, after):
+    whole = straight(before)
+    middle = whole.run_dir / "checkpoints" / "step-00000004"
+    rest = train(folder, *SMALL, *STEPS, *KINDS[after], f"train.resume={middle}")
+    assert rest.status == "FINISHED", rest.report
+    expected = {step: value for step, value in figures(whole).items() if step > 4}
+    assert figures(rest) == {step: pytest.approx(value, rel=1e-5) for step, value in expected.items()}
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(train, folder, straight):

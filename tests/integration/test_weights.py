@@ -17,6 +17,7 @@ KINDS = {
     "ort": ("trainer=ddp", "backend=ort"),
     "zero3": ("trainer=deepspeed", "trainer.zero_stage=3"),
     "zero3-ort": ("trainer=deepspeed", "trainer.zero_stage=3", "backend=ort"),
+    "fsdp-bf16": ("trainer=fsdp", "train.precision=bf16"),
     "zero2-bf16": ("trainer=deepspeed", "trainer.zero_stage=2", "train.precision=bf16"),
 }
 
@@ -103,7 +104,7 @@ def test_what_is_there_is_not_overwritten(trained, launch, folder):
     assert over.returncode == 2 and f"{trained['ddp'].run_dir / 'weights'} is not empty" in over.stderr
 
 
-@pytest.mark.parametrize("kind", ["ddp", "zero3"])
+@pytest.mark.parametrize("kind", ["ddp", "zero3", "fsdp-bf16"])
 def test_another_run_begins_with_what_was_learnt(trained, train, folder, kind):
     """Of one piece, and gathered."""
     words = (*KINDS[kind], f"model.weights={trained[kind].run_dir / 'weights'}", "train.steps=1", "optimizer.lr=1e-9")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -11,22 +12,20 @@ from torch import nn
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.config.schema import DdpConfig
 from ortlaunch.models.task import make_task
-from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.workers import Workers
+from ortlaunch.trainer.wrapping import wrap_trainer
 
 
-def worker(rank: int, folder: str) -> None:
+def worker(rank: int, folder: str, words: list[str]) -> None:
     """A step on images of its own, then an evaluation of the same ones; leaves its loss and its running means."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
     batch = {"pixel_values": torch.rand(8, 1, 8, 8), "labels": torch.arange(8)}
-    config = to_config(compose(["model=mlp", "trainer=ddp", "device=cpu"]))
-    assert isinstance(config.trainer, DdpConfig)
+    config = to_config(compose(["model=mlp", "device=cpu", *words]))
     workers = Workers(rank, 2, torch.device("cpu"), threads=1)
-    engine = TorchEngine(model, config, config.trainer, workers, make_task(model, batch))
+    engine = wrap_trainer(model, config, workers, make_task(model, batch))
     engine.micro_step({**batch, "pixel_values": batch["pixel_values"] * (1 + rank)}, last=True)
     engine.step()
     mine = model[1].running_mean.clone()
@@ -36,10 +35,15 @@ def worker(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_all_workers_evaluate_the_model_that_is_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [["trainer=ddp"], ["trainer=fsdp", "backend=eager", "train.precision=bf16"]],
+    ids=["ddp", "fsdp-bf16"],
+)
+def test_all_workers_evaluate_the_model_that_is_saved(tmp_path: Path, words: list[str]) -> None:
     """Each one's last batch has moved statistics of its own; a checkpoint has the first worker's."""
     context = mp.get_context("spawn")
-    processes = [context.Process(target=worker, args=(rank, str(tmp_path))) for rank in range(2)]
+    processes = [context.Process(target=worker, args=(rank, str(tmp_path), words)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from ortlaunch.config.schema import Config, Device, GpuRequest, SlurmConfig
+from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.plan import CPU_WORKERS, LaunchPlan
 from ortlaunch.launch.slurm.request import JobRequest
 from ortlaunch.launch.slurm.rules import names_gpus
@@ -36,7 +37,7 @@ def workers_per_node(config: Config) -> int:
     """Workers on each node: one per GPU, or two on a node without GPUs, unless told otherwise."""
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
-    if config.trainer.name == "single":
+    if trainer_of(config.trainer).has_one_worker:
         return 1
     if cfg.workers_per_node is not None:
         return cfg.workers_per_node

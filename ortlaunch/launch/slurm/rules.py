@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import is_secret
 from ortlaunch.config.schema import Config, Device, SlurmConfig
+from ortlaunch.config.trainers import trainer_of
 
 _OURS = {
     "--array": "it is --multirun's; launcher.array_limit says how many may run at once",
@@ -132,7 +133,8 @@ def _gpus(config: Config) -> None:
             f"launcher.workers_per_node={cfg.workers_per_node} is more than launcher.gpus_per_node={cfg.gpus_per_node}:"
             " each worker has a GPU of its own"
         )
-    if cfg.gpus_per_node is None and cfg.workers_per_node is None and config.trainer.name != "single":
+    one_worker = trainer_of(config.trainer).has_one_worker
+    if cfg.gpus_per_node is None and cfg.workers_per_node is None and not one_worker:
         raise RequestError(
             f"launcher.gres={cfg.gres} does not say how many workers a node has: give launcher.workers_per_node=N"
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 _Key = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
@@ -31,7 +32,12 @@ def save_file(tree: Any, path: Path) -> None:
 
 
 def storage_key(tensor: torch.Tensor) -> _Key | None:
-    """Equal for tensors that are one and the same memory; None for one without memory."""
+    """Equal for tensors that are one and the same memory; None for one without memory.
+
+    Of a sharded tensor this worker's shard counts, which may be empty where other workers' are not.
+    """
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
     if tensor.numel() == 0:
         return None
     return tensor.data_ptr(), tensor.element_size(), tuple(tensor.shape), tuple(tensor.stride())

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import Config, DeepSpeedConfig
+from ortlaunch.config.schema import Config
+from ortlaunch.config.trainers import kind_in_words, trainer_of
 from ortlaunch.data.position import Position
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
@@ -170,9 +171,7 @@ def check_data(start: Start, fingerprint: str, samples: int | None, workers: Wor
 
 def kind_of(config: Config) -> str:
     """How the workers share the training state: only a checkpoint of the same kind can be loaded."""
-    if isinstance(config.trainer, DeepSpeedConfig):
-        return f"trainer=deepspeed trainer.zero_stage={config.trainer.zero_stage}"
-    return "trainer=ddp or trainer=single"
+    return trainer_of(config.trainer).checkpoint_kind(config.trainer)
 
 
 def _find_first(config: Config, run_dir: Path, attempt: int) -> dict[str, Any]:
@@ -209,16 +208,17 @@ def _named(path: Path, own: Path) -> dict[str, Any]:
 
 
 def _check_run(config: Config, start: Start, workers: Workers) -> None:
-    if start.meta.get("kind") != kind_of(config):
+    then, now = str(start.meta.get("kind")), kind_of(config)
+    if then != now:
         raise RequestError(
-            f"{start.path} was written with {start.meta.get('kind')} and this run has {kind_of(config)}: use the same, "
+            f"{start.path} was written with {kind_in_words(then)} and this run has {kind_in_words(now)}: use the same, "
             "or begin anew from its weights, by ortlaunch export weights and model.weights"
         )
-    sharded = isinstance(config.trainer, DeepSpeedConfig) and config.trainer.zero_stage > 0
-    if sharded and start.workers != workers.world_size and not config.optimizer.can_be_resharded:
+    reason = trainer_of(config.trainer).same_workers_reason(config.trainer, config.optimizer)
+    if reason is not None and start.workers != workers.world_size:
         raise RequestError(
-            f"{start.path} was written by {start.workers} workers: DeepSpeed shares out anew the state of AdamW alone, "
-            f"so go on with as many (launcher.workers_per_node={start.workers})"
+            f"{start.path} was written by {start.workers} workers: {reason}, so go on with as many "
+            f"(launcher.workers_per_node={start.workers})"
         )
     if start.meta.get("seed") != config.seed:
         raise RequestError(

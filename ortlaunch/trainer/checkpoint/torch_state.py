@@ -1,12 +1,13 @@
-"""The training state of a model that is whole on every worker: alone, or under DistributedDataParallel.
+"""The training state of an engine whose optimizer is torch's: the model whole on every worker, or sharded (DTensor).
 
 Tensors are written by torch.distributed.checkpoint, the workers sharing the work; the little that is no tensor goes
-into a file of its own. Everything has the plain model's names, so the number of workers may change.
+into a file of its own. Everything has the plain model's names and global shapes, so the number of workers may change,
+and what was whole may go on sharded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from ortlaunch.trainer.checkpoint.host import save_file, storage_key, to_host
 
@@ -39,14 +41,14 @@ def snapshot(
         is_first: whether this is the first worker. Buffers are its own alone: DistributedDataParallel sends its
             buffers to the others before every forward, so between steps theirs may differ.
     """
+    # Before the parameters are listed: a sharded model puts its shards in place for it.
+    state = model.state_dict(keep_vars=True)
     parameters = dict(model.named_parameters())
-    tensors = {
-        _MODEL + name: value for name, value in _once(model.state_dict()).items() if is_first or name in parameters
-    }
+    tensors = {_MODEL + name: value for name, value in _once(state).items() if is_first or name in parameters}
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in parameters.items()}
     plain: dict[str, dict[str, Any]] = {}
-    for parameter, state in optimizer.state.items():
-        for field, value in state.items():
+    for parameter, fields in optimizer.state.items():
+        for field, value in fields.items():
             if isinstance(value, torch.Tensor):
                 tensors[f"{_OPTIMIZER}{names[parameter]}/{field}"] = value
             else:
@@ -73,10 +75,11 @@ def restore(
     Returns:
         The further state.
     """
-    tensors = read_tensors(folder, group)
+    state = model.state_dict(keep_vars=True)
+    tensors = read_tensors(folder, group, {name: value for name, value in state.items() if isinstance(value, DTensor)})
     rest = torch.load(folder / _REST, weights_only=True)
     known = {key.removeprefix(_MODEL): value for key, value in tensors.items() if key.startswith(_MODEL)}
-    model.load_state_dict(_filled(known, model.state_dict()))
+    model.load_state_dict(_filled(known, state))
     fields: dict[str, dict[str, Any]] = rest.pop("plain")
     for key, value in tensors.items():
         if key.startswith(_OPTIMIZER):
@@ -86,17 +89,35 @@ def restore(
     return rest
 
 
-def read_tensors(folder: Path, group: dist.ProcessGroup | None) -> dict[str, torch.Tensor]:
-    """All tensors that `snapshot` wrote, in host memory; without a group for a process on its own."""
+def read_tensors(
+    folder: Path, group: dist.ProcessGroup | None, sharded: Mapping[str, DTensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """All tensors that `snapshot` wrote.
+
+    Args:
+        folder: where they are.
+        group: the workers that read together; None for a process on its own.
+        sharded: the model's sharded parameters by name. What was stored of them is read shard by shard to their
+            device; everything else is read whole to host memory.
+    """
     reader = FileSystemReader(folder / _TENSORS)
     stored = reader.read_metadata().state_dict_metadata
     tensors = {
-        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        key: _room(key, entry, sharded or {})
         for key, entry in stored.items()
         if isinstance(entry, TensorStorageMetadata)
     }
     load(tensors, storage_reader=reader, process_group=group)
     return tensors
+
+
+def _room(key: str, entry: TensorStorageMetadata, sharded: Mapping[str, DTensor]) -> torch.Tensor:
+    """An empty tensor to read a stored one into, sharded as its parameter is where it has the parameter's shape."""
+    name = key.removeprefix(_MODEL) if key.startswith(_MODEL) else key.removeprefix(_OPTIMIZER).rpartition("/")[0]
+    parameter = sharded.get(name)
+    if parameter is None or parameter.shape != entry.size:
+        return torch.empty(entry.size, dtype=entry.properties.dtype)
+    return torch.empty_like(parameter.detach(), dtype=entry.properties.dtype)
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -131,7 +152,7 @@ def _once(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     seen = set()
     once = {}
     for name, value in state.items():
-        key = storage_key(value)
+        key = _identity(value)
         if key is None or key not in seen:
             once[name] = value
             seen.add(key)
@@ -140,5 +161,11 @@ def _once(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 def _filled(known: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """`known` with the further names that tensors have in `state`."""
-    by_key = {storage_key(value): known[name] for name, value in state.items() if name in known}
-    return {name: known[name] if name in known else by_key[storage_key(value)] for name, value in state.items()}
+    by_key = {_identity(value): known[name] for name, value in state.items() if name in known}
+    return {name: known[name] if name in known else by_key[_identity(value)] for name, value in state.items()}
+
+
+def _identity(value: torch.Tensor) -> object:
+    """Equal for the names of one tensor in a state dict with its variables; None for one without memory."""
+    # Memory does not tell: this worker's shard may be empty, and all workers must store under the same names.
+    return id(value) if isinstance(value, DTensor) else storage_key(value)

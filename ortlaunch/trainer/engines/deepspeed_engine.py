@@ -13,7 +13,8 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import Config, DeepSpeedConfig, Precision
+from ortlaunch.config.schema import Config, Precision
+from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
@@ -28,11 +29,11 @@ from ortlaunch.trainer.workers import Workers
 class DeepSpeedEngine(Engine):
     """DeepSpeed with ZeRO 0 to 3."""
 
-    def __init__(
-        self, inner: torch.nn.Module, config: Config, cfg: DeepSpeedConfig, workers: Workers, task: Task
-    ) -> None:
+    def __init__(self, inner: torch.nn.Module, config: Config, workers: Workers, task: Task) -> None:
         import deepspeed
 
+        cfg = config.trainer
+        assert isinstance(cfg, DeepSpeedConfig)
         # On the CPU it would compile a shared-memory collective of its own at the first run, for half a minute; that
         # spins, needs a compiler, and trains no faster than gloo (gpt2_nano, ZeRO 1, two workers on four cores).
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

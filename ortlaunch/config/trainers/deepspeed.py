@@ -1,0 +1,87 @@
+"""``trainer=deepspeed``: DeepSpeed with ZeRO 0 to 3."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.trainers.base import Trainer, TrainerConfig, Variants
+
+if TYPE_CHECKING:
+    from ortlaunch.config.schema import Config, Device, OptimizerConfig, Precision
+
+
+@dataclass
+class DeepSpeedConfig(TrainerConfig):
+    """DeepSpeed with the Zero Redundancy Optimizer."""
+
+    name: str = "deepspeed"
+    zero_stage: int = 1
+    """0 replicates all, 1 shards optimizer state, 2 gradients too, 3 parameters too."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's state and its step in the host's memory instead of the GPU's (ZeRO 1 to 3, CUDA)."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Merged over the DeepSpeed configuration that ortlaunch generates."""
+
+
+class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
+    """DeepSpeed, which has the optimizer, the loss scale and the checkpoint's files in its own hands."""
+
+    schema = DeepSpeedConfig
+    engine = "ortlaunch.trainer.engines.deepspeed_engine:DeepSpeedEngine"
+    weights_reader = "ortlaunch.trainer.checkpoint.deepspeed_state:read_weights"
+    packages = ("deepspeed",)
+    variants = Variants("zero_stage", "z", (0, 1, 2, 3))
+
+    def zero_stage(self, cfg: DeepSpeedConfig) -> int:
+        return cfg.zero_stage
+
+    def check(self, config: Config, device: Device) -> None:
+        cfg = config.trainer
+        assert isinstance(cfg, DeepSpeedConfig)
+        _check_stage(cfg)
+        reason = config.optimizer.whole_matrices
+        if reason is not None and cfg.zero_stage > 0:
+            raise RequestError(
+                f"optimizer={config.optimizer.name} does not go with trainer.zero_stage={cfg.zero_stage}: ZeRO hands "
+                f"the optimizer flat pieces, and {reason}. Use optimizer=adamw, or trainer=ddp"
+            )
+        _check_offload(cfg, device)
+
+    def refusal(self, backend: str, precision: Precision, variant: int | None) -> str | None:
+        if precision.value == "fp16" and variant == 0:
+            return (
+                "train.precision=fp16 does not go with trainer.zero_stage=0: there DeepSpeed divides the gradients by "
+                "a loss scale that it never multiplied the loss with. Use trainer.zero_stage=1, or trainer=ddp"
+            )
+        return None
+
+    def checkpoint_kind(self, cfg: DeepSpeedConfig) -> str:
+        return f"trainer=deepspeed trainer.zero_stage={cfg.zero_stage}"
+
+    def same_workers_reason(self, cfg: DeepSpeedConfig, optimizer: OptimizerConfig) -> str | None:
+        is_free = cfg.zero_stage == 0 or optimizer.can_be_resharded
+        return None if is_free else "DeepSpeed shares out anew the state of AdamW alone"
+
+
+def _check_stage(cfg: DeepSpeedConfig) -> None:
+    if cfg.zero_stage not in (0, 1, 2, 3):
+        raise RequestError(f"trainer.zero_stage={cfg.zero_stage}: must be 0, 1, 2 or 3")
+    # Another stage there would not be seen by what is built around it: ONNX Runtime computes wrong gradients from it.
+    if "stage" in (cfg.config.get("zero_optimization") or {}):
+        raise RequestError("trainer.config.zero_optimization.stage: set trainer.zero_stage instead")
+
+
+def _check_offload(cfg: DeepSpeedConfig, device: Device) -> None:
+    if "offload_optimizer" in (cfg.config.get("zero_optimization") or {}):
+        raise RequestError("trainer.config.zero_optimization.offload_optimizer: set trainer.offload_optimizer instead")
+    if not cfg.offload_optimizer:
+        return
+    if cfg.zero_stage == 0:
+        raise RequestError("trainer.offload_optimizer=true needs trainer.zero_stage=1, 2 or 3: stage 0 shards nothing")
+    if device.value != "cuda":
+        raise RequestError(
+            "trainer.offload_optimizer=true moves the optimizer from the GPU's memory to the host's: on the CPU it is "
+            "there already. Leave it out, or use device=cuda"
+        )

@@ -1,0 +1,124 @@
+"""torch's fully sharded data parallelism: ``torch.distributed.fsdp.fully_shard`` (FSDP2)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from ortlaunch.config.schema import Config, Precision
+from ortlaunch.config.trainers.fsdp import FsdpConfig
+from ortlaunch.models.blocks import Blocks, repeated_blocks
+from ortlaunch.models.task import Batch, Task
+from ortlaunch.trainer.checkpoint.host import to_host
+from ortlaunch.trainer.engines.torch_engine import TorchEngine
+from ortlaunch.trainer.precision import DTYPES, cast_inputs
+from ortlaunch.trainer.workers import Workers
+
+
+class FsdpEngine(TorchEngine):
+    """Every worker keeps a shard of parameters, gradients and optimizer state; blocks are gathered while they run."""
+
+    def __init__(self, inner: nn.Module, config: Config, workers: Workers, task: Task) -> None:
+        cfg = config.trainer
+        assert isinstance(cfg, FsdpConfig)
+        self._cfg = cfg
+        self._exchanges = True
+        super().__init__(inner, config, workers, task)
+        _without_missing_kernels(self._optimizer)
+        self._masks_on_device = self._masks_on_device and bool(self._optimizer.defaults.get("fused"))
+
+    def _distribute(self, config: Config, workers: Workers) -> nn.Module:
+        mesh = init_device_mesh(workers.device.type, (workers.world_size,))
+        low = None if self._precision is Precision.fp32 else DTYPES[self._precision]
+        if low is not None and (norms := _with_statistics(self.inner)):
+            # Their statistics stay in fp32, and so must their weights. One group, since each of them is small.
+            fully_shard(norms, mesh=mesh)
+        # Gradients are added up in fp32 whatever they were computed in.
+        in_blocks = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
+        for block in _apart(self.inner, repeated_blocks(self.inner, self._cfg.blocks, "trainer.blocks")).values():
+            fully_shard(block, mesh=mesh, reshard_after_forward=self._cfg.reshard_after_forward, mp_policy=in_blocks)
+        # The inputs of the whole are cast by `_loss`, which knows labels. The root's backward follows its forward at
+        # once, so FSDP keeps what it gathered.
+        at_root = MixedPrecisionPolicy(in_blocks.param_dtype, in_blocks.reduce_dtype, cast_forward_inputs=False)
+        fully_shard(self.inner, mesh=mesh, mp_policy=at_root)
+        return self.inner
+
+    def _exchange(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        exchanges = last or self._cfg.accumulate_sharded
+        if exchanges is not self._exchanges:
+            assert isinstance(self.inner, FSDPModule)
+            self.inner.set_requires_gradient_sync(exchanges)
+            # What the backward gathered serves the next micro-batch's forward.
+            self.inner.set_reshard_after_backward(exchanges)
+            self._exchanges = exchanges
+        return contextlib.nullcontext()
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        return self._task.loss(self.inner, cast_inputs(batch, self._precision))
+
+    def evaluate(self, batch: Batch) -> torch.Tensor:
+        return self._loss(batch)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        # One model is evaluated: the first worker's statistics, which checkpoints and weights hold.
+        for buffer in self.inner.buffers():
+            dist.broadcast(buffer, 0)
+        with super().evaluating():
+            yield
+        # Without a backward nothing else frees what the last forward gathered.
+        for module in self.inner.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def precision_context(self) -> contextlib.AbstractContextManager[Any]:
+        # The parameters are gathered in the precision that the model computes in.
+        return contextlib.nullcontext()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        whole: dict[int, torch.Tensor] = {}
+        state = self.inner.state_dict(keep_vars=True)
+        for value in state.values():
+            if id(value) in whole:
+                continue  # A further name of the same weight.
+            full = value.full_tensor().detach() if isinstance(value, DTensor) else value
+            whole[id(value)] = to_host(full) if self._is_first else torch.empty(0)
+        return {name: whole[id(value)] for name, value in state.items()} if self._is_first else {}
+
+
+def _apart(model: nn.Module, blocks: Blocks) -> Blocks:
+    """The blocks that share no parameter with another one or with the rest: a shared one is gathered by the root."""
+    holders = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
+    of_block = {
+        path: Counter(id(p) for module in block.modules() for p in module.parameters(recurse=False))
+        for path, block in blocks.items()
+    }
+    return {
+        path: block
+        for path, block in blocks.items()
+        if all(holders[key] == count for key, count in of_block[path].items())
+    }
+
+
+def _with_statistics(model: nn.Module) -> list[nn.Module]:
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine and module.track_running_stats
+    ]
+
+
+def _without_missing_kernels(optimizer: torch.optim.Optimizer) -> None:
+    """Takes back what torch's fused SGD is asked for: it has no kernel for sharded parameters."""
+    if isinstance(optimizer, torch.optim.SGD):
+        for settings in (optimizer.defaults, *optimizer.param_groups):
+            settings["fused"] = False
