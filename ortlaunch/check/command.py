@@ -17,9 +17,10 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.check.render import render
 from ortlaunch.compose.hydra_tree import run_with_hydra
-from ortlaunch.compose.rules import check as check_rules
+from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import save_config, to_config
-from ortlaunch.config.schema import Config, OrtConfig
+from ortlaunch.config.schema import Config, LocalConfig, OrtConfig
+from ortlaunch.launch.local.launcher import node_part
 from ortlaunch.launch.planning import make_plan
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def main(arguments: list[str]) -> int:
     if not composed:
         # --cfg and the like have printed what was asked for.
         return EXIT_FIT
-    report = look(_for_ort(to_config(composed[0])), with_cost=not no_cost, quiet=chosen == "json")
+    report = look(_for_ort(_here(to_config(composed[0]))), with_cost=not no_cost, quiet=chosen == "json")
     if chosen == "json":
         print(json.dumps(report, indent=2))
     else:
@@ -77,15 +78,15 @@ def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
     """Has another process make the report.
 
     Args:
-        config: the run's, with an OrtConfig for backend.
+        config: the run's, with an OrtConfig for backend and a LocalConfig of one machine for launcher.
         with_cost: measure the backends, too.
         quiet: show nothing meanwhile.
 
     Raises:
         RequestError: what that process refused, or why it ended early.
     """
-    check_rules(config)
-    plan = make_plan(config)
+    config = prepared(config)
+    variables = node_part(make_plan(config), config).start.environment
     with tempfile.TemporaryDirectory(prefix="ortlaunch-check-") as name:
         folder = Path(name)
         save_config(config, folder / "config.yaml")
@@ -94,7 +95,7 @@ def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
         with status, log.open("wb") as output:
             code = subprocess.run(
                 [sys.executable, "-m", "ortlaunch.check.process", name, *([] if with_cost else ["--no-cost"])],
-                env={**os.environ, **plan.environment},
+                env={**os.environ, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -109,6 +110,18 @@ def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
             return found
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     raise RequestError("the check itself ended early: " + "\n".join(lines[-15:] or [f"exit code {code}"]))
+
+
+def _here(config: Config) -> Config:
+    """The same run on this machine: what is checked does not depend on what launches it."""
+    launcher = config.launcher
+    if isinstance(launcher, LocalConfig) and launcher.nodes == 1:
+        return config
+    if not isinstance(launcher, LocalConfig):
+        print(
+            f"ortlaunch: launcher={launcher.name}: the check looks on this machine, not on the nodes", file=sys.stderr
+        )
+    return dataclasses.replace(config, launcher=LocalConfig())
 
 
 def _for_ort(config: Config) -> Config:

@@ -17,9 +17,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.command_line import hydra_words
-from ortlaunch.config.keys import has_key, known_keys
+from ortlaunch.config.keys import has_key, known_keys, schemas_of
 from ortlaunch.config.load import first_line
 from ortlaunch.config.paths import conf_dir, group_options, ready_jobs, slurm_profiles
+from ortlaunch.config.plugins import announced_launchers, launcher_schema
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, MlflowConfig, open_model, register_schemas
 from ortlaunch.config.tracking_uri import default_uri
 from ortlaunch.models.registry import available, unknown_model_message
@@ -124,6 +125,8 @@ def _register_options(overrides: list[str]) -> None:
     others = set(available()) - set(group_options("model")) if _may_choose(overrides, "model", "jobs") else ()
     for name in others:
         ConfigStore.instance().store(group="model", name=name, node=open_model(name))
+    if _may_choose(overrides, "launcher=", "jobs"):
+        _register_launchers(overrides)
     ConfigStore.instance().store(group="launcher/slurm_profile", name="none", node={}, package="launcher")
     if _may_choose(overrides, "slurm", "jobs"):
         _register_profiles(overrides)
@@ -135,6 +138,24 @@ def _may_choose(words: list[str], *names: str) -> bool:
     """Whether a group so named may be meant: by a word, by a configuration of the user's own, by completion."""
     options = ("--config", "-c", "--shell", "-s")
     return any(word.startswith(options) or any(name in word for name in names) for word in words)
+
+
+def _register_launchers(overrides: list[str]) -> None:
+    """Launchers of installed packages are options of their group; the keys are those of their dataclasses.
+
+    Raises:
+        RequestError: the chosen one cannot be imported; another must not stop a run that does not ask for it.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    for name in announced_launchers():
+        try:
+            node = launcher_schema(name)
+        except RequestError:
+            if f"launcher={name}" in overrides:
+                raise
+            continue
+        ConfigStore.instance().store(group="launcher", name=name, node=node)
 
 
 def _register_profiles(overrides: list[str]) -> None:
@@ -229,7 +250,7 @@ def _unknown_option(group: str, name: str, text: str) -> str:
 
 def _unknown_key(key: str) -> str:
     group = key.partition(".")[0]
-    owners = [o for o, node in GROUPS.get(group, {}).items() if has_key(node, key, f"{group}.")]
+    owners = [o for o, node in schemas_of(group).items() if has_key(node, key, f"{group}.")]
     if owners:
         return f"{key}: the chosen {group} has no such key; it belongs to {group}={', '.join(owners)}"
     return f"{key}: no such key{_nearest(key, known_keys())} (all keys: ortlaunch --cfg job)"

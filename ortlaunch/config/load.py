@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.plugins import launcher_schema
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
 
 
@@ -36,13 +37,18 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def load_config(path: Path) -> Config:
-    """Reads the configuration that a launcher wrote; used by the workers, which know nothing of Hydra."""
+    """Reads the configuration that a launcher wrote; used by the workers, which know nothing of Hydra.
+
+    Raises:
+        RequestError: its launcher is of a package that is not installed here.
+    """
     stored = OmegaConf.load(path)
     assert isinstance(stored, DictConfig)
     nodes: dict[str, Any] = {"model": ModelConfig}
     for group, options in GROUPS.items():
         if stored.get(group) is not None or group not in OPTIONAL_GROUPS:
-            nodes[group] = options[stored[group]["name"]]
+            name = stored[group]["name"]
+            nodes[group] = launcher_schema(name) if group == "launcher" else options[name]
     merged = OmegaConf.merge(
         OmegaConf.structured(Config(**{k: OmegaConf.structured(v) for k, v in nodes.items()})), stored
     )

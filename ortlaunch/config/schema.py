@@ -421,6 +421,11 @@ class LauncherConfig:
     grace_seconds: int = 120
     """Longest wait for the workers to finish their step and write a checkpoint when the run is asked to stop."""
 
+    @property
+    def tries_connections(self) -> bool:
+        """Whether the workers try the connections between them before anything heavy starts."""
+        return False
+
 
 @dataclass
 class LocalConfig(LauncherConfig):
@@ -521,6 +526,11 @@ class SlurmConfig(LauncherConfig):
     """How long a node may take for that before it is called dead."""
     requeue_limit: int = 3
     """How often in a row the run may come back from the queue without a new checkpoint before it gives up."""
+
+    @property
+    def tries_connections(self) -> bool:
+        """As `preflight` says."""
+        return self.preflight
 
 
 @dataclass

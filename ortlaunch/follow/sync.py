@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.launch.table import queue_named
 from ortlaunch.run.identity import is_alive
 from ortlaunch.run.journal import Journal, read_events
 from ortlaunch.run.layout import WORKERS_LOCK
+from ortlaunch.run.record import read_json, scheduler_of
 from ortlaunch.run.roots import RUN_ROOT
 from ortlaunch.run.sweep import note_end, task_of
 from ortlaunch.tracking.destination import is_without_mlflow, tracking_of
@@ -109,10 +111,10 @@ def end_if_dead(run_dir: Path) -> str:
 
 
 def _may_live(run_dir: Path, quiet_seconds: float) -> bool:
-    if (job := _slurm_job(run_dir)) is not None:
-        from ortlaunch.launch.slurm.scheduler import is_alive as job_is_alive
-
-        return job_is_alive(job) or quiet_seconds < _QUIET_SECONDS
+    job = read_json(run_dir / "job.json") or {}
+    if "job_id" in job:
+        launcher = queue_named(scheduler_of(job) or "")
+        return launcher is None or launcher.may_live(str(job["job_id"])) or quiet_seconds < _QUIET_SECONDS
     try:
         launcher = json.loads((run_dir / "launcher.json").read_text())
         host, pid, start_ticks = launcher["host"], int(launcher["pid"]), int(launcher["start_ticks"])
@@ -130,10 +132,3 @@ def _may_have_workers(run_dir: Path, quiet_seconds: float) -> bool:
         return quiet_seconds < _QUIET_SECONDS
     with exclusive(lock) as free:
         return not free
-
-
-def _slurm_job(run_dir: Path) -> str | None:
-    try:
-        return str(json.loads((run_dir / "job.json").read_text())["job_id"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None

@@ -17,7 +17,7 @@ from ortlaunch.config.load import save_config, to_dict
 from ortlaunch.config.schema import Config, MlflowConfig
 from ortlaunch.config.tracking_uri import sqlite_path
 from ortlaunch.launch import environment
-from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.repository import Repository, repository
 from ortlaunch.run import sweep
 from ortlaunch.run.journal import Journal
@@ -31,8 +31,15 @@ _REPOSITORY_SECONDS = 30
 """A sweep of many runs is written within this; nobody commits meanwhile."""
 
 
-def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) -> None:
-    """Writes what a run is, before it starts; what an earlier attempt wrote under these names is kept aside."""
+def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
+    """Writes what a run is, before it starts; what an earlier attempt wrote under these names is kept aside.
+
+    Args:
+        plan: the run.
+        config: its configuration.
+        arguments: the command line after ``ortlaunch``, for the record.
+        start: what starts it, for the record.
+    """
     plan.log_dir.mkdir(parents=True, exist_ok=plan.attempt > 0)
     if plan.attempt:
         _keep_attempt(plan)
@@ -41,8 +48,8 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) -> 
     OmegaConf.save(OmegaConf.create(arguments), plan.run_dir / "overrides.yaml")
     found = _repository_of(plan, config)
     record = environment.describe(arguments, found) | {
-        "torchrun": without_secrets(shlex.join(plan.command)),
-        "set": {name: without_secrets(value) for name, value in plan.environment.items()},
+        "torchrun": without_secrets(shlex.join(start.command)),
+        "set": {name: without_secrets(value) for name, value in start.environment.items()},
     }
     (plan.run_dir / "env.json").write_text(json.dumps(record, indent=2) + "\n")
     (plan.run_dir / PACKAGES).write_text(_packages(), encoding="utf-8")
@@ -90,7 +97,7 @@ def _keep_attempt(plan: LaunchPlan) -> None:
     kept = plan.run_dir / "attempts" / str(plan.attempt)
     kept.mkdir(parents=True, exist_ok=True)
     logs = [f"logs/{path.name}" for path in plan.log_dir.glob("torchrun*.log")]
-    for name in (*_RECORDS, "sbatch.sh", "job.json", "failures", "stacks", STOPPED_FILE, DONE_FILE, *logs):
+    for name in (*_RECORDS, "sbatch.sh", "job.sh", "job.json", "failures", "stacks", STOPPED_FILE, DONE_FILE, *logs):
         path = plan.run_dir / name
         if path.exists():
             path.replace(kept / path.name)

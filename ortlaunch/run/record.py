@@ -74,8 +74,13 @@ class Record:
 
     @property
     def job_id(self) -> str | None:
-        """The job's id as `ortlaunch.launch.slurm.query` has it."""
+        """The job's id as its scheduler's launcher has it."""
         return job_key(self.job)
+
+    @property
+    def scheduler(self) -> str | None:
+        """Name of the launcher whose scheduler has the job; None for a run that is no job."""
+        return scheduler_of(self.job)
 
 
 def read_record(folder: RunFolder) -> Record:
@@ -120,6 +125,11 @@ def job_key(job: dict[str, Any] | None) -> str | None:
     if array is not None and task is not None:
         return f"{array}_{task}"
     return None if job.get("job_id") is None else str(job["job_id"])
+
+
+def scheduler_of(job: dict[str, Any] | None) -> str | None:
+    """Name of the launcher whose scheduler has the job of a job.json; None where there is none."""
+    return None if job is None else str(job.get("scheduler", "slurm"))
 
 
 def newest_checkpoint(run_dir: Path) -> str:

@@ -17,9 +17,6 @@ from ortlaunch.config.schema import ContainerConfig, ContainerRuntime, GpuReques
 WARNING_SIGNAL = "USR2"
 """What SLURM sends to the batch shell before it ends the job; not USR1, which NCCL takes for itself."""
 
-TRACKING_URI = "ORTLAUNCH_TRACKING_URI"
-"""Variable with the tracking URI where it holds a password, which stands in no file."""
-
 _PATIENCE = 0.8
 """Share of the grace after which the job is queued again whether or not the workers have written their checkpoint."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import is_secret
 from ortlaunch.config.schema import Config, Device, SlurmConfig
+from ortlaunch.launch.launcher import Rule
 
 _OURS = {
     "--array": "it is --multirun's; launcher.array_limit says how many may run at once",
@@ -50,8 +50,7 @@ _SHORT = {
 
 def _options(config: Config) -> None:
     cfg = config.launcher
-    if not isinstance(cfg, SlurmConfig):
-        return
+    assert isinstance(cfg, SlurmConfig)
     for key in ("extra", "srun_extra"):
         for option in getattr(cfg, key):
             if not re.fullmatch(r"--?[a-zA-Z][^\n\r]*", option):
@@ -78,8 +77,7 @@ def _options(config: Config) -> None:
 
 def _numbers(config: Config) -> None:
     cfg = config.launcher
-    if not isinstance(cfg, SlurmConfig):
-        return
+    assert isinstance(cfg, SlurmConfig)
     least = {"preflight_seconds": 1, "requeue_limit": 1, "gpus_per_node": 0, "cpus_per_node": 1, "array_limit": 1}
     for key, minimum in least.items():
         value = getattr(cfg, key)
@@ -119,8 +117,7 @@ def names_gpus(gres: str | None) -> bool:
 
 def _gpus(config: Config) -> None:
     cfg = config.launcher
-    if not isinstance(cfg, SlurmConfig):
-        return
+    assert isinstance(cfg, SlurmConfig)
     if cfg.gpus_per_node and names_gpus(cfg.gres):
         raise RequestError(f"launcher.gres={cfg.gres} and launcher.gpus_per_node={cfg.gpus_per_node}: give only one")
     if config.device is not Device.cuda:
@@ -138,4 +135,4 @@ def _gpus(config: Config) -> None:
         )
 
 
-SLURM_RULES: tuple[Callable[[Config], None], ...] = (_options, _numbers, _gpus)
+SLURM_RULES: tuple[Rule, ...] = (_options, _numbers, _gpus)

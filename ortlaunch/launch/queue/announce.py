@@ -1,4 +1,4 @@
-"""Sends what is in some journals to MLflow, once: ``python -m ortlaunch.launch.slurm.announce FOLDER ...``.
+"""Sends what is in some journals to MLflow, once: ``python -m ortlaunch.launch.queue.announce FOLDER ...``.
 
 That is how runs, and the sweep that they belong to, stand in MLflow while they are still in the queue.
 """
@@ -12,10 +12,12 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.launch.slurm.request import TRACKING_URI
 from ortlaunch.tracking import destination
 from ortlaunch.tracking.relay import RelayResult
 from ortlaunch.tracking.relay import sync as send_journal
+
+TRACKING_URI = "ORTLAUNCH_TRACKING_URI"
+"""Variable with the tracking URI where it holds a password, which stands in no file."""
 
 
 def tracking_of(folder: Path) -> MlflowConfig | None:
