@@ -6,7 +6,7 @@ import re
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import is_secret
-from ortlaunch.config.schema import Config, Device, SlurmConfig
+from ortlaunch.config.schema import Config, Device, SlurmConfig, key_facts
 from ortlaunch.launch.launcher import Rule
 
 _OURS = {
@@ -58,10 +58,9 @@ def _options(config: Config) -> None:
             name = re.split(r"[= ]", option)[0] if option.startswith("--") else _SHORT.get(option[:2], option)
             if name in _OURS:
                 raise RequestError(f"launcher.{key}: {name} would be in ortlaunch's way: {_OURS[name]}")
-    keys = ("partition", "account", "qos", "reservation", "constraint", "gres", "memory", "dependency", "mail_user")
-    for key in (*keys, "mail_type", "gpu_type"):
+    for key in ("gpu_type", *(key for key, facts in key_facts(cfg).items() if facts.sbatch)):
         value = getattr(cfg, key)
-        if value is not None and (not value.strip() or re.search(r"[\x00-\x1f]", value)):
+        if isinstance(value, str) and (not value.strip() or re.search(r"[\x00-\x1f]", value)):
             raise RequestError(f"launcher.{key}={value!r}: must be one line and not empty; null leaves it out")
     for name in cfg.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):

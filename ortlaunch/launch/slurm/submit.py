@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import Config, key_facts
 from ortlaunch.launch.queue import submission
 
 
@@ -15,17 +15,6 @@ def submission_environment(config: Config) -> dict[str, str]:
 
 
 _OWN_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")
-_DEFAULTS = {
-    "SBATCH_ACCOUNT": "account",
-    "SBATCH_CONSTRAINT": "constraint",
-    "SBATCH_GPUS_PER_NODE": "gpus_per_node",
-    "SBATCH_GRES": "gres",
-    "SBATCH_PARTITION": "partition",
-    "SBATCH_QOS": "qos",
-    "SBATCH_RESERVATION": "reservation",
-    "SBATCH_TIMELIMIT": "time",
-}
-"""A person's defaults for sbatch, which come before what a script says, and the keys that are to come before them."""
 
 
 def _would_interfere(name: str, config: Config) -> bool:
@@ -33,6 +22,8 @@ def _would_interfere(name: str, config: Config) -> bool:
     if name.startswith(("SLURM_", "SRUN_")):
         # A shell inside another job has that job's.
         return name not in _OWN_VARIABLES
-    if name in _DEFAULTS:
-        return getattr(config.launcher, _DEFAULTS[name]) is not None
+    for key, facts in key_facts(config.launcher).items():
+        if facts.variable == name:
+            # A person's default for sbatch comes before what a script says, and a key is to come before it.
+            return getattr(config.launcher, key) is not None
     return name.startswith("SBATCH_")

@@ -35,16 +35,17 @@ class Cluster:
             "PBS_SPOOL": str(folder / "spool"),
         }
 
-    def ortlaunch(self, *words: str, code: int = 0) -> str:
-        """Runs a command to its end; returns what it printed."""
-        done = self.run(sys.executable, "-m", "ortlaunch", *words)
+    def ortlaunch(self, *words: str, code: int = 0, installed: bool = True) -> str:
+        """Runs a command to its end, with the launcher's package or without; returns what it printed."""
+        done = self.run(sys.executable, "-m", "ortlaunch", *words, installed=installed)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, installed: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs a program to its end."""
+        variables = self._variables if installed else self._variables | {"PYTHONPATH": str(HERE.parents[2])}
         return subprocess.run(
-            words, cwd=self.folder, env=self._variables, capture_output=True, text=True, timeout=120, check=False
+            words, cwd=self.folder, env=variables, capture_output=True, text=True, timeout=120, check=False
         )
 
     def submit(self, *words: str) -> Path:
@@ -53,9 +54,9 @@ class Cluster:
         assert found is not None
         return Path(found[1])
 
-    def row(self, run_dir: Path) -> dict[str, Any]:
+    def row(self, run_dir: Path, *, installed: bool = True) -> dict[str, Any]:
         """What `ortlaunch status` says of a run."""
-        found: dict[str, Any] = json.loads(self.ortlaunch("status", str(run_dir), "--json"))
+        found: dict[str, Any] = json.loads(self.ortlaunch("status", str(run_dir), "--json", installed=installed))
         return found
 
     def wait(self, run_dir: Path, *, step: int | None = None) -> None:
@@ -119,7 +120,10 @@ def test_a_run_is_cancelled_with_a_checkpoint_and_resumed(cluster: Cluster) -> N
     row = cluster.row(run_dir)
     assert (row["state"], row["is_over"]) == ("stopped", True)
     reached = int(row["step"])
-    assert (run_dir / "checkpoints" / f"step-{reached}").is_dir()
+    assert int(row["checkpoint"].removeprefix("step-")) == reached
+    without = cluster.ortlaunch("resume", "long", installed=False, code=2)
+    assert "launcher=pbs: there is no such launcher (there are local, slurm): install its package" in without
+    assert cluster.row(run_dir, installed=False)["state"] == "stopped"
     refused = cluster.ortlaunch("resume", "long", "launcher.walltime=soon", code=2)
     assert "launcher.walltime" in refused
     assert "is in the queue as job 2.pbs" in cluster.ortlaunch("resume", "long", f"train.steps={reached + 3}")
@@ -130,6 +134,7 @@ def test_a_run_is_cancelled_with_a_checkpoint_and_resumed(cluster: Cluster) -> N
     assert (row["state"], row["step"], row["job_id"]) == ("finished", reached + 3, "2.pbs")
 
 
+@pytest.mark.nightly
 def test_the_schedulers_warning_queues_a_run_again(cluster: Cluster) -> None:
     run_dir = cluster.submit("name=warned", "train.steps=1000000", "tracking=none")
     cluster.wait(run_dir, step=5)
@@ -160,19 +165,6 @@ def test_a_sweep_is_a_job_for_each_run(cluster: Cluster) -> None:
         ("finished", "2.pbs"),
     ]
     assert '"FINISHED"' in (folder / "journal.jsonl").read_text()
-
-
-def test_what_is_not_installed_is_named(cluster: Cluster) -> None:
-    """Runs whose package is gone are still listed, and what cannot be asked is said."""
-    run_dir = cluster.submit("name=left", "train.steps=1", "tracking=none")
-    cluster.wait(run_dir)
-    bare = {**cluster._variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-m", "ortlaunch", "resume", "left", "train.steps=2"],
-        cwd=cluster.folder, env=bare, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "launcher=pbs: there is no such launcher (there are local, slurm): install its package" in done.stderr
 
 
 def test_no_file_of_the_package_names_it() -> None:
