@@ -13,7 +13,7 @@ CODE = """
 import logging, os, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 from pathlib import Path
-from ortlaunch import output
+from ortlaunch.base import output
 output.redirect(Path(sys.argv[1]), to_terminal=sys.argv[2] == "first")
 print("printed")
 print("to stderr", file=sys.stderr)
@@ -39,7 +39,7 @@ def test_libraries_that_log_to_standard_output_are_moved(tmp_path: Path) -> None
         """
         import logging, sys
         from pathlib import Path
-        from ortlaunch import output
+        from ortlaunch.base import output
         output.redirect(Path(sys.argv[1]), to_terminal=True)
         handler = logging.StreamHandler(sys.stdout)
         logging.getLogger("library").addHandler(handler)
