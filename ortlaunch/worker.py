@@ -17,7 +17,7 @@ from ortlaunch.base import output
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.base.programs import add_to_path
 from ortlaunch.run import failure
-from ortlaunch.run.layout import WORKERS_LOCK
+from ortlaunch.run.run import Run
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     run_dir, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     failure.forget(run_dir, rank)
     _hold_lock(run_dir)
-    output.redirect(run_dir / "logs" / f"rank-{rank}.log", to_terminal=rank == 0)
+    output.redirect(Run(run_dir).rank_log(rank), to_terminal=rank == 0)
     if os.environ.get("ORTLAUNCH_ATTEMPT", "0") != "0":
         from ortlaunch.run.attempt import header
 
@@ -55,7 +55,7 @@ def main() -> None:
 def _hold_lock(run_dir: Path) -> None:
     """Shows that this worker lives, for as long as it does: whoever launches the run again waits for it."""
     try:
-        fcntl.flock(os.open(run_dir / WORKERS_LOCK, os.O_RDWR | os.O_CREAT, 0o644), fcntl.LOCK_SH)
+        fcntl.flock(os.open(Run(run_dir).workers_lock, os.O_RDWR | os.O_CREAT, 0o644), fcntl.LOCK_SH)
     except OSError:
         return  # A file system without locks.
 
@@ -69,7 +69,7 @@ def work(run_dir: Path) -> None:
     # Workers that torchrun starts again begin now and not when the run was launched.
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     started = time.time() if restarted else float(os.environ["ORTLAUNCH_STARTED"])
-    config = load_config(run_dir / "config.yaml")
+    config = load_config(Run(run_dir).config_file)
     times = _Stopwatch()
     _import_stack(config.trainer.name, config.backend.name)
     times.lap("startup/import_seconds")

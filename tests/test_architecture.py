@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import ortlaunch
+from ortlaunch.run.run import Run
 
 PACKAGE = Path(ortlaunch.__file__).parent
 HEAVY = ("torch", "transformers", "deepspeed", "mlflow", "onnxruntime", "pandas")
@@ -43,7 +44,6 @@ PUBLIC_NAMES = {
     "ortlaunch.wrapping": "ortlaunch.trainer.wrapping",
     "ortlaunch.errors": "ortlaunch.base.errors",
     "ortlaunch.config.compose": "ortlaunch.compose.hydra_tree",
-    "ortlaunch.tracking.journal": "ortlaunch.run.journal",
 }
 """Modules that only pass on what stands elsewhere, for programs that import it from there; nothing here does."""
 LAUNCHER = (
@@ -159,6 +159,23 @@ def test_public_names_are_what_they_pass_on_and_nothing_here_uses_them() -> None
         assert all(getattr(face, one) is getattr(source, one) for one in face.__all__)
     users = {other: name for name, path in MODULES.items() for other in imports(path, lazy=True) & set(PUBLIC_NAMES)}
     assert users == {}
+
+
+def test_only_the_run_package_names_the_files_of_a_run_folder() -> None:
+    run = Run(Path("folder"))
+    paths = [getattr(run, name) for name, value in vars(Run).items() if isinstance(value, property)]
+    names = {path.name for path in paths if isinstance(path, Path) and path.parent == run.path}
+    # These are words elsewhere too: a verb, an option, a label. The configuration tree and exports have a config.yaml.
+    names -= {"logs", "weights", "onnx", "profile", "preflight", "failures", "checkpoints", "config.yaml"}
+    assert len(names) > 12
+    named = [
+        f"{module}: {node.value}"
+        for module, path in MODULES.items()
+        if not below(module, ("ortlaunch.run",))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    assert named == []
 
 
 LIGHT = f"""

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compare.runs import RATES, Row, row_of
 from ortlaunch.run.names import KIND_TAG, RUN_ID_TAG
-from ortlaunch.run.sent import mlflow_run_id
+from ortlaunch.run.run import Run
 from ortlaunch.tracking.sink import PARENT_TAG
 from ortlaunch.tracking.store import quoted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment, Run
+    from mlflow.entities import Experiment
+    from mlflow.entities import Run as MlflowRun
 
 _PAGE = 1000
 _RUNS_PAGE = 500
@@ -142,7 +143,7 @@ def _oldest(
     return next((row for run in found if _has_rate(row := row_of(run))), None)
 
 
-def _baseline(client: MlflowClient, ids: list[str], asked: str) -> Run:
+def _baseline(client: MlflowClient, ids: list[str], asked: str) -> MlflowRun:
     """The baseline, which may be of another experiment than the runs."""
     try:
         return find_run(client, ids, asked)
@@ -214,7 +215,9 @@ def latest_runs(client: MlflowClient, ids: list[str], last: int, condition: str 
     return rows[::-1], False
 
 
-def _search(client: MlflowClient, ids: list[str], condition: str, page_size: int, order: str = "DESC") -> Iterator[Run]:
+def _search(
+    client: MlflowClient, ids: list[str], condition: str, page_size: int, order: str = "DESC"
+) -> Iterator[MlflowRun]:
     """All runs under a condition, by default the latest first, never more than a page of them in memory."""
     token = None
     while True:
@@ -245,7 +248,7 @@ def sweep_runs(client: MlflowClient, ids: list[str], asked: str) -> list[Row]:
     return sorted(rows, key=lambda row: (int(row.tags.get("ortlaunch.sweep_task", "0")), row.started))
 
 
-def find_run(client: MlflowClient, ids: list[str], asked: str) -> Run:
+def find_run(client: MlflowClient, ids: list[str], asked: str) -> MlflowRun:
     """The run that a user names.
 
     Args:
@@ -256,7 +259,7 @@ def find_run(client: MlflowClient, ids: list[str], asked: str) -> Run:
     Raises:
         RequestError: If no run or more than one is meant.
     """
-    if any((Path(asked) / file).is_file() for file in ("journal.jsonl", "relay.json")):
+    if any(file.is_file() for file in (Run(Path(asked)).journal_file, Run(Path(asked)).relay_file)):
         return _run_of_folder(client, Path(asked))
     for matches in _candidates(client, ids, asked):
         if len(matches) == 1:
@@ -280,7 +283,7 @@ def _refuse_deleted(client: MlflowClient, ids: list[str], asked: str) -> None:
             raise RequestError(f"the run {asked!r} is deleted in MLflow: restore it there, or name another one")
 
 
-def _candidates(client: MlflowClient, ids: list[str], asked: str) -> Iterator[list[Run]]:
+def _candidates(client: MlflowClient, ids: list[str], asked: str) -> Iterator[list[MlflowRun]]:
     """Runs that may be meant, the surest reading first."""
     literal = quoted(asked)
     if literal.strip(literal[0]) == asked and literal.count(literal[0]) == 2:
@@ -291,8 +294,8 @@ def _candidates(client: MlflowClient, ids: list[str], asked: str) -> Iterator[li
         yield list(client.search_runs(ids, f"attributes.run_id LIKE '{asked}%'"))
 
 
-def _run_of_folder(client: MlflowClient, folder: Path) -> Run:
-    run_id = mlflow_run_id(folder)
+def _run_of_folder(client: MlflowClient, folder: Path) -> MlflowRun:
+    run_id = Run(folder).mlflow_run_id()
     if run_id is None:
         raise RequestError(f"{folder} has not been sent to MLflow: send it with: ortlaunch sync {folder}")
     try:
@@ -300,13 +303,13 @@ def _run_of_folder(client: MlflowClient, folder: Path) -> Run:
     except Exception as error:
         if getattr(error, "error_code", None) != "RESOURCE_DOES_NOT_EXIST":
             raise
-        advice = f"name it with --uri (see {folder / 'relay.json'})"
+        advice = f"name it with --uri (see {Run(folder).relay_file})"
         raise RequestError(f"{folder} was sent to another store: {advice}") from None
     if run.info.lifecycle_stage != "active":
         raise RequestError(f"the run of {folder} is deleted in MLflow: restore it there, or name another one")
     return run
 
 
-def _described(run: Run) -> str:
+def _described(run: MlflowRun) -> str:
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((run.info.start_time or 0) / 1000))
     return f"{run.info.run_id} {run.info.run_name} of {started}"

@@ -13,7 +13,7 @@ from ortlaunch.base.tables import printable
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.groups import Group
 from ortlaunch.compare.runs import Row, logged_number
-from ortlaunch.run.goodput import FIRST_STEP
+from ortlaunch.run.state import FIRST_STEP
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

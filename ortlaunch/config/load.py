@@ -11,6 +11,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.plugins import launcher_schema
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
+from ortlaunch.run.settings import read_settings
 
 
 def to_config(tree: DictConfig) -> Config:
@@ -42,8 +43,9 @@ def load_config(path: Path) -> Config:
     Raises:
         RequestError: its launcher is of a package that is not installed here.
     """
-    stored = OmegaConf.load(path)
-    assert isinstance(stored, DictConfig)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there")
+    stored = OmegaConf.create(read_settings(path))
     nodes: dict[str, Any] = {"model": ModelConfig}
     for group, options in GROUPS.items():
         if stored.get(group) is not None or group not in OPTIONAL_GROUPS:

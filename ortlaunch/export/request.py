@@ -27,6 +27,7 @@ from ortlaunch.config.schema import (
 )
 from ortlaunch.follow.find import run_or_folder
 from ortlaunch.run import manifest
+from ortlaunch.run.run import Run
 
 OWN_KEYS = ("from_run", "from_weights", "out", "loss", "trainable", "frozen")
 LOSSES = ("own", "cross_entropy", "mse", "bce")
@@ -149,7 +150,7 @@ def _run_of(value: str) -> tuple[Path, Path | None]:
         path = run_or_folder(value)
     except RequestError as error:
         raise RequestError(f"from_run={value}: {error}") from error
-    if (path / "config.yaml").is_file() and (path / "journal.jsonl").is_file():
+    if Run(path).exists:
         return path.resolve(), None
     if (path / manifest.NAME).is_file():
         # checkpoints/step-… lies in the run folder, also where it is reached by a link.
@@ -180,9 +181,9 @@ def _composed(overrides: list[str]) -> Config:
 def _of_run(verb: str, run_dir: Path, overrides: list[str]) -> Config:
     """The run's own configuration with keys changed; the model is what was trained."""
     try:
-        config = load_config(run_dir / "config.yaml")
+        config = load_config(Run(run_dir).config_file)
     except (OmegaConfBaseException, KeyError, OSError) as error:
-        raise RequestError(f"{run_dir / 'config.yaml'} cannot be read: {first_line(error)}") from error
+        raise RequestError(f"{Run(run_dir).config_file} cannot be read: {first_line(error)}") from error
     single = []
     for override in overrides:
         key, _, value = override.partition("=")

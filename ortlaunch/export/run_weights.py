@@ -18,8 +18,9 @@ from ortlaunch.follow.find import HELP, run_or_folder
 from ortlaunch.models.registry import build_model
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
+from ortlaunch.run.run import Run
 from ortlaunch.trainer.checkpoint.saver import ENGINE
-from ortlaunch.trainer.weights import FOLDER, fill_names, save_weights
+from ortlaunch.trainer.weights import fill_names, save_weights
 
 
 def export_weights(arguments: list[str]) -> int:
@@ -33,8 +34,8 @@ def export_weights(arguments: list[str]) -> int:
     checkpoint = _checkpoint(given)
     # checkpoints/step-… lies in the run folder, also where it is reached by the link `latest`.
     run_dir = checkpoint.parents[1]
-    config = load_config(run_dir / "config.yaml")
-    out: Path = (options.out or run_dir / FOLDER).expanduser().absolute()
+    config = load_config(Run(run_dir).config_file)
+    out: Path = (options.out or Run(run_dir).weights).expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RequestError(f"{out} is not empty: name by --out a folder that is, or that is not there yet")
     with contextlib.redirect_stdout(sys.stderr):
@@ -58,13 +59,13 @@ def _checkpoint(given: Path) -> Path:
         if wrong := manifest.problems(path):
             raise RequestError(f"{given} is damaged: {wrong[0]}")
         return path
-    if not (given / "config.yaml").is_file():
+    if not Run(given).config_file.is_file():
         raise RequestError(f"{given} is no run folder: it has no config.yaml")
-    found = store.newest(given / store.FOLDER)
+    found = store.newest(Run(given).checkpoints)
     for line in found.skipped:
         print(f"warning: {line}", file=sys.stderr)
     if found.path is None:
-        final = given / FOLDER
+        final = Run(given).weights
         instead = f"; the weights at the run's end are in {final}" if final.is_dir() else ""
         raise RequestError(f"{given}: there is no complete checkpoint in it (train.checkpoint_every){instead}")
     return found.path.resolve()

@@ -18,8 +18,9 @@ from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import Batch
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
+from ortlaunch.run.run import Run
 from ortlaunch.trainer.seeds import seed_everything
-from ortlaunch.trainer.weights import FOLDER, load_weights
+from ortlaunch.trainer.weights import load_weights
 
 SAMPLES = 4
 """Samples in a batch that the export is tried with; BatchNorm needs more than one."""
@@ -89,10 +90,10 @@ def _load(model: torch.nn.Module, request: Request) -> str:
 
 def _load_run(model: torch.nn.Module, config: Config, run_dir: Path, named: Path | None) -> str:
     checkpoint = named or _last_checkpoint(run_dir)
-    final = run_dir / FOLDER
+    final = Run(run_dir).weights
     if checkpoint is None:
         if not final.is_dir():
-            raise RequestError(f"{run_dir}: there is neither a complete checkpoint nor {FOLDER}/ in it")
+            raise RequestError(f"{run_dir}: there is neither a complete checkpoint nor {final.name}/ in it")
         load_weights(model, final, "from_run")
         return f"{final}, at the run's end"
     if wrong := manifest.problems(checkpoint):
@@ -103,10 +104,10 @@ def _load_run(model: torch.nn.Module, config: Config, run_dir: Path, named: Path
 
 def _last_checkpoint(run_dir: Path) -> Path | None:
     """The newest complete checkpoint; None where the run has left its final weights after it."""
-    found = store.newest(run_dir / store.FOLDER)
+    found = store.newest(Run(run_dir).checkpoints)
     for line in found.skipped:
         print(f"warning: {line}", file=sys.stderr)
-    final = run_dir / FOLDER
+    final = Run(run_dir).weights
     if found.path is None:
         return None
     if final.is_dir() and final.stat().st_mtime_ns > (found.path / manifest.NAME).stat().st_mtime_ns:
@@ -117,4 +118,4 @@ def _last_checkpoint(run_dir: Path) -> Path | None:
 
 
 def _steps(run_dir: Path) -> int:
-    return load_config(run_dir / "config.yaml").train.steps
+    return load_config(Run(run_dir).config_file).train.steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.run.journal import Journal
+from ortlaunch.run.run import Run
 from ortlaunch.tracking.destination import tracking_of
 from ortlaunch.tracking.relay import sync
 
@@ -21,10 +21,10 @@ def log_to_run(run_dir: Path, path: Path, artifact_path: str) -> str:
     Returns:
         What became of it, in a line.
     """
-    if not (run_dir / "journal.jsonl").is_file():
+    if not Run(run_dir).journal_file.is_file():
         return f"{run_dir} is gone: nothing is logged to the run"
     try:
-        journal = Journal(run_dir / "journal.jsonl")
+        journal = Run(run_dir).journal()
         try:
             journal.artifact(path, artifact_path)
         finally:

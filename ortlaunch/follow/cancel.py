@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.files import replace_text
 from ortlaunch.config.schema import LauncherConfig
 from ortlaunch.follow.find import HELP, find_runs
 from ortlaunch.follow.rows import Row
@@ -23,10 +20,10 @@ from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run.folders import RunFolder
-from ortlaunch.run.identity import is_alive
-from ortlaunch.run.journal import Journal
-from ortlaunch.run.layout import STOP_FILE
-from ortlaunch.run.record import STATE_TAG, Record, read_record
+from ortlaunch.run.identity import Process
+from ortlaunch.run.record import Record, read_record
+from ortlaunch.run.run import Run
+from ortlaunch.run.state import STATE_TAG
 from ortlaunch.run.sweep import note_end
 
 EXIT_GOES_ON = 1
@@ -79,20 +76,20 @@ def _ask_to_end(row: Row, record: Record, *, now: bool) -> Callable[[], bool]:
 
 def _end_here(record: Record, now: bool) -> Callable[[], bool]:
     """A run that a launcher on some machine started."""
-    launcher = record.launcher or {}
-    if launcher.get("host") != socket.gethostname():
+    launcher = record.launcher
+    if launcher is None or not launcher.is_here:
         if now:
-            raise RequestError(f"{record.run_id} runs on {launcher.get('host')}: cancel it there to end it at once")
+            host = launcher.host if launcher is not None else "another machine"
+            raise RequestError(f"{record.run_id} runs on {host}: cancel it there to end it at once")
         _ask_to_stop(record.folder.path)
         return lambda: look(record.folder)[0].is_over
-    pid, ticks = int(launcher["pid"]), int(launcher["start_ticks"])
     _ask_to_stop(record.folder.path)
     # The launcher does as on Ctrl-C: it ends at once what has made no step yet, and what takes longer than its grace.
-    _signal(pid, ticks)
+    _signal(launcher)
     if now:
         time.sleep(1.0)
-        _signal(pid, ticks)
-    return lambda: not is_alive(pid, ticks)
+        _signal(launcher)
+    return lambda: not launcher.lives
 
 
 def _end_job(row: Row, record: Record, now: bool) -> Callable[[], bool]:
@@ -114,31 +111,31 @@ def _see_to_the_end(folder: RunFolder) -> list[Path]:
     """Says in the journal that a run is over whose job could not say so itself; returns the folders to send."""
     if read_record(folder).ended is not None:
         return []
-    journal = Journal(folder.path / "journal.jsonl")
-    journal.tags({STATE_TAG: "stopped"})
-    journal.end("KILLED")
-    journal.close()
+    run = Run(folder.path)
+    with run.journal() as journal:
+        journal.tags({STATE_TAG: "stopped"})
+        journal.end("KILLED")
     over = note_end(folder.path, "KILLED")
-    if not re.search(r"^tracking:\n(?:  .*\n)*?  name: mlflow$", _config(folder.path), re.MULTILINE):
+    if run.setting("tracking.name") != "mlflow":
         return []
     return [folder.path, *([over] if over is not None else [])]
 
 
 def _ask_to_stop(run_dir: Path) -> None:
     try:
-        replace_text(run_dir / STOP_FILE, "cancel\n")
+        Run(run_dir).ask_to_stop("cancel")
     except OSError as error:
         raise RequestError(f"the run cannot be asked to stop: {error}") from error
 
 
-def _signal(pid: int, ticks: int) -> None:
+def _signal(process: Process) -> None:
     try:
-        if is_alive(pid, ticks):
-            os.kill(pid, signal.SIGINT)
+        if process.lives:
+            os.kill(process.pid, signal.SIGINT)
     except ProcessLookupError:
         return
     except PermissionError:
-        raise RequestError(f"process {pid} belongs to another user: ask them to cancel the run") from None
+        raise RequestError(f"process {process.pid} belongs to another user: ask them to cancel the run") from None
 
 
 def _cancel_jobs(rows: list[Row]) -> None:
@@ -173,15 +170,8 @@ def _wait(is_over: Callable[[], bool], deadline: float, pause: float) -> bool:
 
 
 def _grace(run_dir: Path) -> float:
-    match = re.search(r"^  grace_seconds: (\d+)$", _config(run_dir), re.MULTILINE)
-    return float(match[1] if match else LauncherConfig.grace_seconds)
-
-
-def _config(run_dir: Path) -> str:
-    try:
-        return (run_dir / "config.yaml").read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return ""
+    seconds = Run(run_dir).setting("launcher.grace_seconds")
+    return float(LauncherConfig.grace_seconds if seconds is None else seconds)
 
 
 def _verdict(row: Row, *, over: bool) -> str:

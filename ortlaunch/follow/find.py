@@ -13,7 +13,7 @@ from ortlaunch.launch.plan import folder_name
 from ortlaunch.launch.table import queue_names
 from ortlaunch.run.folders import RunFolder, folder_at, scan
 from ortlaunch.run.roots import RUN_ROOT, known_roots
-from ortlaunch.run.sent import mlflow_run_id
+from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import find_sweep, runs_of
 
 HELP = "run folder, its short id, its name, or a job id"
@@ -89,7 +89,9 @@ def _meant(asked: str, folders: list[RunFolder]) -> list[RunFolder]:
     if not meant and _SHORT_ID.fullmatch(asked):
         meant = {folder.path: folder for folder in folders if folder.run_id.startswith(asked)}
     if not meant and _MLFLOW_ID.fullmatch(asked):
-        meant = {folder.path: folder for folder in folders if (mlflow_run_id(folder.path) or "").startswith(asked)}
+        meant = {
+            folder.path: folder for folder in folders if (Run(folder.path).mlflow_run_id() or "").startswith(asked)
+        }
     return list(meant.values())
 
 

@@ -17,8 +17,10 @@ from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
 from ortlaunch.launch.local.display import describe_step
+from ortlaunch.run.events import Ended, Event, Measured, Rewound, WorkerFailed
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.journal import read_events
+from ortlaunch.run.run import Run
 
 _POLL_SECONDS = 0.3
 _STATE_SECONDS = 5.0
@@ -65,14 +67,23 @@ class Steps(Source):
     def lines(self, *, final: bool = False) -> Iterator[str]:
         """Log steps that came since the last call."""
         events, self.offset = read_events(self.path, self.offset)
-        for event in events:
-            if event["event"] == "metrics" and "train/loss" in event["values"]:
-                yield f"step {event['step']}  {describe_step(event['values'])}"
-            elif event["event"] == "metrics" and "eval/loss" in event["values"]:
-                yield f"step {event['step']}  eval loss {event['values']['eval/loss']:.4f}"
-            elif event["event"] in ("rewind", "failure", "end"):
-                said = event.get("reason") or event.get("message", "").strip().rpartition("\n")[2]
-                yield f"{event['event']} {event.get('step', event.get('status', ''))}  {said}".strip()
+        yield from (line for event in events if (line := _described(event)))
+
+
+def _described(event: Event) -> str:
+    """An event in words; empty for one that is not shown."""
+    match event:
+        case Measured(is_log_step=True):
+            return f"step {event.step}  {describe_step(event.values)}"
+        case Measured() if "eval/loss" in event.values:
+            return f"step {event.step}  eval loss {event.values['eval/loss']:.4f}"
+        case Rewound():
+            return f"rewind {event.step}  {event.reason}"
+        case WorkerFailed():
+            return f"failure   {event.message.strip().rpartition(chr(10))[2]}"
+        case Ended():
+            return f"end {event.status}"
+    return ""
 
 
 def logs(arguments: list[str]) -> int:
@@ -137,19 +148,19 @@ def _picker(run_dir: Path, options: argparse.Namespace) -> Callable[[], list[Sou
         return lambda: _other_logs(run_dir, options.log)
     if options.rank == "all":
         return lambda: _all_ranks(run_dir)
-    path = run_dir / "logs" / f"rank-{options.rank}.log"
+    path = Run(run_dir).rank_log(options.rank)
     return lambda: [Source(path)] if path.is_file() else []
 
 
 def _all_ranks(run_dir: Path) -> list[Source]:
     ranks = sorted(_ranks(run_dir))
     width = len(str(ranks[-1])) if ranks else 1
-    return [Source(run_dir / "logs" / f"rank-{rank}.log", f"{rank:>{width}}| ") for rank in ranks]
+    return [Source(Run(run_dir).rank_log(rank), f"{rank:>{width}}| ") for rank in ranks]
 
 
 def _ranks(run_dir: Path) -> list[int]:
     try:
-        names = [path.name for path in (run_dir / "logs").iterdir()]
+        names = [path.name for path in Run(run_dir).logs.iterdir()]
     except OSError:
         return []
     return [int(match[1]) for name in names if (match := _RANK.fullmatch(name))]
@@ -158,10 +169,11 @@ def _ranks(run_dir: Path) -> list[int]:
 def _other_logs(run_dir: Path, name: str) -> list[Source]:
     """Those of earlier attempts were moved aside, the oldest first."""
     if name == "steps":
-        return [Steps(run_dir / "journal.jsonl")] if (run_dir / "journal.jsonl").is_file() else []
+        journal = Run(run_dir).journal_file
+        return [Steps(journal)] if journal.is_file() else []
     numbers = sorted(int(path.name) for path in run_dir.glob("attempts/[0-9]*") if path.name.isdecimal())
     earlier = [run_dir / "attempts" / str(number) / f"{name}.log" for number in numbers]
-    current = sorted((run_dir / "logs").glob(f"{name}*.log"))
+    current = sorted(Run(run_dir).logs.glob(f"{name}*.log"))
     return [Source(path) for path in [*earlier, *current] if path.is_file()]
 
 

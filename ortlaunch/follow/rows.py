@@ -15,7 +15,8 @@ from ortlaunch.launch.jobs import FRESH_SECONDS, Job, Jobs
 from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run.folders import RunFolder
-from ortlaunch.run.record import Record, job_key, read_json, read_record, scheduler_of
+from ortlaunch.run.record import Record, read_record, scheduler_of
+from ortlaunch.run.run import Run, job_key
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Survey:
         found = {}
         for folder in self._folders:
             entry = self._index(folder).get(folder)
-            key = entry.job_id if entry is not None else job_key(read_json(f"{folder.place}/job.json"))
+            key = entry.job_id if entry is not None else job_key(Run(folder.path).job())
             if key is not None:
                 found[folder.place] = key
         return found
@@ -173,18 +174,18 @@ class Survey:
     def _may_be_active(self, folder: RunFolder) -> bool:
         if self._index(folder).get(folder) is not None:
             return False
-        job = read_json(f"{folder.place}/job.json")
-        launcher = None if job else read_json(f"{folder.place}/launcher.json")
+        run = Run(folder.path)
+        job = run.job()
         self._learn(job)
-        if self._goes_on(job, launcher):
+        if self._goes_on(run, job):
             return True
         self._index(folder).put(folder, job_key(job), None)
         return False
 
-    def _goes_on(self, job: dict[str, Any] | None, launcher: dict[str, Any] | None) -> bool:
+    def _goes_on(self, run: Run, job: dict[str, Any] | None) -> bool:
         key, scheduler = job_key(job), scheduler_of(job)
         if key is None or scheduler is None:
-            return launcher_may_live(launcher)
+            return launcher_may_live(run)
         answer = self.ask(scheduler)
         return may_be_active(answer.find(key), answer.problem)
 
@@ -237,7 +238,8 @@ def _past(scheduler: str, job_ids: list[str], max_age: float) -> Jobs:
 def _row(record: Record, standing: Standing, job: Job | None) -> Row:
     is_active = standing.state in ACTIVE
     runs = standing.state in (State.RUNNING, State.STOPPING)
-    launcher = record.launcher or {}
+    host = record.launcher.host if record.launcher is not None else ""
+    (tokens, samples), (median_tokens, median_samples) = record.state.rates, record.state.median_rates
     return Row(
         run_id=record.run_id,
         name=record.name,
@@ -247,15 +249,15 @@ def _row(record: Record, standing: Standing, job: Job | None) -> Row:
         state=standing.state,
         reason=standing.reason,
         is_over=standing.is_over,
-        nodes=job.nodes if job is not None and job.nodes else record.nodes,
-        node_list=job.node_list if job is not None else str(launcher.get("host", "")),
+        nodes=job.nodes if job is not None and job.nodes else record.state.nodes,
+        node_list=job.node_list if job is not None else host,
         step=record.step,
         steps=record.steps,
-        tokens_per_second=record.tokens_per_second,
-        samples_per_second=record.samples_per_second,
-        tokens_per_second_median=record.tokens_per_second_median if standing.is_over else None,
-        samples_per_second_median=record.samples_per_second_median if standing.is_over else None,
-        last_loss=record.loss,
+        tokens_per_second=tokens,
+        samples_per_second=samples,
+        tokens_per_second_median=median_tokens if standing.is_over else None,
+        samples_per_second_median=median_samples if standing.is_over else None,
+        last_loss=record.state.loss,
         elapsed_seconds=_elapsed(record, job, runs=runs, is_active=is_active),
         left_seconds=_left(record) if runs else None,
         limit_seconds=job.left if runs and job is not None else None,
@@ -272,13 +274,13 @@ def _elapsed(record: Record, job: Job | None, *, runs: bool, is_active: bool) ->
         return None
     if runs and job is not None:
         return job.elapsed
-    if record.began is None or record.last is None:
+    if record.began is None or record.state.last is None:
         return None
-    end = time.time() * 1000 if runs else record.last
+    end = time.time() * 1000 if runs else record.state.last
     return max(0.0, (end - record.began) / 1000)
 
 
 def _left(record: Record) -> float | None:
-    if record.steps is None or record.step is None or record.step_seconds is None:
+    if record.steps is None or record.step is None or record.state.step_seconds is None:
         return None
-    return max(0, record.steps - record.step) * record.step_seconds
+    return max(0, record.steps - record.step) * record.state.step_seconds

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from ortlaunch.launch.jobs import End, Job, Phase
-from ortlaunch.run.identity import is_alive
-from ortlaunch.run.record import REASON_TAG, STATE_TAG, Record
-
-_SILENT_SECONDS = 1800.0
-"""A launcher on another machine cannot be asked: after this long without a word from its run it counts as gone."""
+from ortlaunch.run.liveness import Alive, Liveness, liveness
+from ortlaunch.run.record import Record
+from ortlaunch.run.run import Run
+from ortlaunch.run.state import REASON_TAG, STATE_TAG
 
 
 class State(Enum):
@@ -97,52 +94,41 @@ def may_be_active(job: Job | None, problem: str) -> bool:
     return bool(problem) if job is None else job.lives
 
 
-def launcher_may_live(launcher: dict[str, Any] | None) -> bool:
-    """Whether a run's launcher may go on.
-
-    Args:
-        launcher: its launcher.json, where it has one.
-    """
-    if launcher is None:
-        return False
-    if launcher.get("host") != socket.gethostname():
-        return True
-    return _lives(launcher)
-
-
-def _lives(launcher: dict[str, Any]) -> bool:
-    pid, ticks = launcher.get("pid"), launcher.get("start_ticks")
-    return isinstance(pid, int) and isinstance(ticks, int) and is_alive(pid, ticks)
+def launcher_may_live(run: Run) -> bool:
+    """Whether a run that is no job may go on, from what is quickest to know."""
+    launcher = run.launcher()
+    return launcher is not None and (not launcher.is_here or launcher.lives)
 
 
 def _of_process(record: Record) -> Standing:
-    launcher = record.launcher or {}
-    host = launcher.get("host")
-    if host is not None and host != socket.gethostname():
-        return _elsewhere(record, str(host))
-    if record.ended is None and _lives(launcher):
-        return _going(record)
     if record.ended is not None:
         return _ended(record)
-    if record.tags.get(STATE_TAG) == "queued":
+    if record.launcher is None and record.tags.get(STATE_TAG) == "queued":
         return _in_submission(record)
-    return Standing(State.KILLED, "its launcher is gone") if record.last else Standing(State.UNKNOWN, "never began")
+    found = liveness(record.run, record.launcher)
+    if found.alive is Alive.LAUNCHER:
+        return _going(record)
+    if found.launcher is not None and not found.launcher.is_here:
+        return _silent(record, found)
+    return (
+        Standing(State.KILLED, "its launcher is gone") if record.state.last else Standing(State.UNKNOWN, "never began")
+    )
 
 
 def _in_submission(record: Record) -> Standing:
     """A run for a queue that has no job yet: MLflow is told of it first, which may take a slow server some time."""
-    if time.time() - (record.last or 0) / 1000 < _SUBMISSION_SECONDS:
+    if time.time() - (record.state.last or 0) / 1000 < _SUBMISSION_SECONDS:
         return Standing(State.QUEUED, "is being submitted", is_over=False)
     return Standing(State.KILLED, "its submission was broken off")
 
 
-def _elsewhere(record: Record, host: str) -> Standing:
-    if record.ended is not None:
-        return _ended(record)
-    word = max((record.last or 0) / 1000, record.beat or 0.0)
-    if time.time() - word < _SILENT_SECONDS:
+def _silent(record: Record, found: Liveness) -> Standing:
+    """A launcher on another machine that gives no sign of life."""
+    assert found.launcher is not None
+    if found.alive is Alive.MAYBE:
         return _going(record)
-    return Standing(State.UNKNOWN, f"no word from {host} for {(time.time() - word) / 3600:.1f} h", is_over=False)
+    quiet = f"no word from {found.launcher.host} for {found.quiet_seconds / 3600:.1f} h"
+    return Standing(State.UNKNOWN, quiet, is_over=False)
 
 
 def _going(record: Record, reason: str = "") -> Standing:
@@ -156,7 +142,7 @@ def _ended(record: Record) -> Standing:
     if record.ended == "FINISHED":
         return Standing(State.FINISHED)
     if record.ended == "FAILED":
-        return Standing(State.FAILED, record.failure)
+        return Standing(State.FAILED, record.state.failure)
     if record.stopped_step is not None:
         return Standing(State.STOPPED, f"at step {record.stopped_step}")
     return Standing(State.KILLED)
@@ -214,4 +200,4 @@ def _by_scheduler(record: Record, job: Job, view: SchedulerView) -> Standing:
         return Standing(
             State.KILLED, job.reason or ("cancelled" if record.step is not None else "cancelled before it began")
         )
-    return Standing(State.FAILED, record.failure or job.reason or f"see logs/{view.log}.log")
+    return Standing(State.FAILED, record.state.failure or job.reason or f"see logs/{view.log}.log")

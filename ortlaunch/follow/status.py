@@ -14,7 +14,6 @@ from ortlaunch.follow.state import State
 from ortlaunch.follow.table import number, span
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.record import Record, read_record
-from ortlaunch.run.sent import mlflow_run_id
 
 
 def status(arguments: list[str]) -> int:
@@ -54,10 +53,10 @@ def _document(row: Row, record: Record) -> dict[str, Any]:
     return row.as_dict() | {
         "job": record.job,
         "stop_requested": record.stop,
-        "failure": record.failure,
-        "mlflow_run_id": mlflow_run_id(record.folder.path),
+        "failure": record.state.failure,
+        "mlflow_run_id": record.run.mlflow_run_id(),
         "tags": record.tags,
-        "logs": [str(path) for path in sorted((record.folder.path / "logs").glob("*.log"))],
+        "logs": [str(path) for path in sorted(record.run.logs.glob("*.log"))],
     }
 
 
@@ -74,8 +73,8 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
         ("why requeued", record.tags.get("ortlaunch.requeue_reason", "")),
         ("time limit", f"in {span(row.limit_seconds)}" if row.limit_seconds is not None else ""),
         ("checkpoint", row.checkpoint),
-        ("mlflow run", mlflow_run_id(record.folder.path) or ""),
-        ("failure", record.failure if row.state is State.FAILED and record.failure != row.reason else ""),
+        ("mlflow run", record.run.mlflow_run_id() or ""),
+        ("failure", record.state.failure if row.state is State.FAILED and record.state.failure != row.reason else ""),
         ("untold", f"MLflow takes it for running: ortlaunch sync {row.run_dir}" if _is_untold(row, record) else ""),
         *_advice(row),
     ]
@@ -83,7 +82,7 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
 
 
 def _is_untold(row: Row, record: Record) -> bool:
-    return row.is_over and record.ended is None and mlflow_run_id(record.folder.path) is not None
+    return row.is_over and record.ended is None and record.run.mlflow_run_id() is not None
 
 
 def _where(row: Row) -> str:

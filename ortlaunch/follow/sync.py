@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
-import socket
 import time
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.locks import exclusive
 from ortlaunch.launch.table import queue_named
-from ortlaunch.run.identity import is_alive
-from ortlaunch.run.journal import Journal, read_events
-from ortlaunch.run.layout import WORKERS_LOCK
-from ortlaunch.run.record import read_json, scheduler_of
+from ortlaunch.run.liveness import Alive, liveness
+from ortlaunch.run.record import scheduler_of
 from ortlaunch.run.roots import RUN_ROOT
+from ortlaunch.run.run import Run, runs_below
 from ortlaunch.run.sweep import note_end, task_of
 from ortlaunch.tracking.destination import is_without_mlflow, tracking_of
 from ortlaunch.tracking.relay import RelayResult, sync
-from ortlaunch.tracking.store import exclusive
 
 _QUIET_SECONDS = 30
-_QUIET_ELSEWHERE_SECONDS = 1800
-"""A launcher on another machine cannot be asked; a collective may take this long before the run fails."""
 
 
 def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
@@ -73,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _all_below(roots: list[Path]) -> list[Path]:
-    run_dirs = sorted(journal.parent for root in roots for journal in root.rglob("journal.jsonl"))
+    run_dirs = sorted(run.path for root in roots for run in runs_below(root))
     if not run_dirs:
         raise RequestError(f"sync --all: no run folder below {', '.join(map(str, roots))}")
     return run_dirs
@@ -90,45 +85,26 @@ def end_if_dead(run_dir: Path) -> str:
     Returns:
         What was found, in a few words; empty for a run that has its end.
     """
-    journal = run_dir / "journal.jsonl"
+    run = Run(run_dir)
     # A relay at work means a launcher at work; it also keeps two of these from ending a run twice.
-    with exclusive(run_dir / ".relay.lock") as free:
-        events, _ = read_events(journal, 0)
-        marks = [event["event"] for event in events if event["event"] in ("start", "end")]
-        if not events or marks[-1:] == ["end"]:
+    with exclusive(run.relay_lock) as free:
+        state = run.state()
+        if state.last is None or state.ended is not None:
             return ""
-        quiet = time.time() - journal.stat().st_mtime
-        if not free or _may_live(run_dir, quiet):
+        if not free or _may_live(run):
             return "still running, or killed a moment ago: sync again for its end"
         try:
-            writer = Journal(journal)
-            writer.end("KILLED", at=events[-1]["t"])
-            writer.close()
+            with run.journal() as journal:
+                journal.end("KILLED", at=state.last)
             note_end(run_dir, "KILLED")
         except OSError as error:
             return f"was killed, which cannot be journalled: {error}"
         return "was killed"
 
 
-def _may_live(run_dir: Path, quiet_seconds: float) -> bool:
-    job = read_json(run_dir / "job.json") or {}
-    if "job_id" in job:
+def _may_live(run: Run) -> bool:
+    if (job := run.job()) is not None and job.get("job_id") is not None:
         launcher = queue_named(scheduler_of(job) or "")
-        return launcher is None or launcher.may_live(str(job["job_id"])) or quiet_seconds < _QUIET_SECONDS
-    try:
-        launcher = json.loads((run_dir / "launcher.json").read_text())
-        host, pid, start_ticks = launcher["host"], int(launcher["pid"]), int(launcher["start_ticks"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return quiet_seconds < _QUIET_SECONDS
-    if host != socket.gethostname():
-        return quiet_seconds < _QUIET_ELSEWHERE_SECONDS
-    return is_alive(pid, start_ticks) or _may_have_workers(run_dir, quiet_seconds)
-
-
-def _may_have_workers(run_dir: Path, quiet_seconds: float) -> bool:
-    """Whether workers have outlived their launcher: they hold a lock, which they take when they start."""
-    lock = run_dir / WORKERS_LOCK
-    if not lock.exists():
-        return quiet_seconds < _QUIET_SECONDS
-    with exclusive(lock) as free:
-        return not free
+        quiet = time.time() - run.journal_file.stat().st_mtime
+        return launcher is None or launcher.may_live(str(job["job_id"])) or quiet < _QUIET_SECONDS
+    return liveness(run).alive is not Alive.NOTHING

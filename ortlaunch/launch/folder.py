@@ -21,12 +21,9 @@ from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.repository import Repository, repository
 from ortlaunch.run import sweep
 from ortlaunch.run.journal import Journal
-from ortlaunch.run.layout import ARTIFACT_FOLDER, DONE_FILE, STOPPED_FILE
 from ortlaunch.run.roots import note_root
+from ortlaunch.run.run import ARTIFACT_FOLDER
 
-PATCH, PACKAGES = "git.patch", "packages.txt"
-
-_RECORDS = ("config.yaml", "overrides.yaml", "env.json", PACKAGES, PATCH)
 _REPOSITORY_SECONDS = 30
 """A sweep of many runs is written within this; nobody commits meanwhile."""
 
@@ -44,17 +41,18 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
     if plan.attempt:
         _keep_attempt(plan)
     arguments = [without_secrets(argument) for argument in arguments]
-    save_config(public(config), plan.run_dir / "config.yaml")
-    OmegaConf.save(OmegaConf.create(arguments), plan.run_dir / "overrides.yaml")
+    files = plan.files
+    save_config(public(config), files.config_file)
+    OmegaConf.save(OmegaConf.create(arguments), files.overrides_file)
     found = _repository_of(plan, config)
     record = environment.describe(arguments, found) | {
         "torchrun": without_secrets(shlex.join(start.command)),
         "set": {name: without_secrets(value) for name, value in start.environment.items()},
     }
-    (plan.run_dir / "env.json").write_text(json.dumps(record, indent=2) + "\n")
-    (plan.run_dir / PACKAGES).write_text(_packages(), encoding="utf-8")
+    files.environment_file.write_text(json.dumps(record, indent=2) + "\n")
+    files.packages_file.write_text(_packages(), encoding="utf-8")
     if found is not None and (found.dirty or found.untracked):
-        (plan.run_dir / PATCH).write_bytes(found.patch())
+        files.patch_file.write_bytes(found.patch())
     if plan.sweep is not None:
         sweep.join(plan.run_dir, plan.sweep)
     note_root(plan.run_dir.parents[1])
@@ -64,7 +62,7 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
     """Journals what the run is; its folder has been written."""
     journal.start(config.experiment, plan.name, plan.run_id)
     journal.params(to_dict(public(config)))
-    record = json.loads((plan.run_dir / "env.json").read_text())
+    record = json.loads(plan.files.environment_file.read_text())
     tags = {
         "ortlaunch.backend": config.backend.name,
         "ortlaunch.trainer": config.trainer.name,
@@ -79,9 +77,9 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
         if git["branch"] is not None:
             tags["ortlaunch.git_branch"] = git["branch"]
     journal.tags(tags | sweep.tags_of(plan.run_dir))
-    for name in _RECORDS:
-        if (plan.run_dir / name).exists():
-            journal.artifact(plan.run_dir / name, ARTIFACT_FOLDER)
+    for path in plan.files.records:
+        if path.exists():
+            journal.artifact(path, ARTIFACT_FOLDER)
 
 
 def public(config: Config) -> Config:
@@ -94,14 +92,15 @@ def public(config: Config) -> Config:
 
 def _keep_attempt(plan: LaunchPlan) -> None:
     """Moves what the earlier attempt left about itself, so that nothing of it is taken for this one's."""
-    kept = plan.run_dir / "attempts" / str(plan.attempt)
+    kept = plan.files.earlier_attempt(plan.attempt)
     kept.mkdir(parents=True, exist_ok=True)
-    logs = [f"logs/{path.name}" for path in plan.log_dir.glob("torchrun*.log")]
-    for name in (*_RECORDS, "sbatch.sh", "job.sh", "job.json", "failures", "stacks", STOPPED_FILE, DONE_FILE, *logs):
-        path = plan.run_dir / name
+    files = plan.files
+    scripts = {files.script_file((files.job() or {}).get("scheduler", "slurm"))}
+    of_attempt = (*scripts, files.job_file, files.failures, files.stacks, files.stopped_file, files.done_file)
+    for path in (*files.records, *of_attempt, *files.torchrun_logs()):
         if path.exists():
             path.replace(kept / path.name)
-    plan.stop_file.unlink(missing_ok=True)
+    files.stop_file.unlink(missing_ok=True)
 
 
 def _repository_of(plan: LaunchPlan, config: Config) -> Repository | None:

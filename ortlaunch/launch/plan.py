@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortlaunch.run.layout import STOP_FILE, STOPPED_FILE
+from ortlaunch.run.run import Run
 
 if TYPE_CHECKING:
     from ortlaunch.run.sweep import SweepTask
@@ -33,6 +33,11 @@ class LaunchPlan:
     """Its place in a sweep."""
 
     @property
+    def files(self) -> Run:
+        """The files of the run folder."""
+        return Run(self.run_dir)
+
+    @property
     def run(self) -> str:
         """What tells this run from all others: <date>-<time>-<id>."""
         return "-".join([*self.run_dir.name.split("-")[:2], self.run_id])
@@ -45,22 +50,22 @@ class LaunchPlan:
     @property
     def log_dir(self) -> Path:
         """Folder of the ranks' log files."""
-        return self.run_dir / "logs"
+        return self.files.logs
 
     @property
     def stop_file(self) -> Path:
         """The workers finish their step, write a checkpoint and end when this file is there."""
-        return self.run_dir / STOP_FILE
+        return self.files.stop_file
 
     @property
     def stopped(self) -> Path:
         """The file in which the workers say that they have stopped because they were asked to."""
-        return self.run_dir / STOPPED_FILE
+        return self.files.stopped_file
 
     @property
     def journal(self) -> Path:
         """The run's journal."""
-        return self.run_dir / "journal.jsonl"
+        return self.files.journal_file
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class NodePart:
     @property
     def torchrun_log(self) -> Path:
         """What this machine's torchrun says."""
-        return self.plan.log_dir / (f"torchrun-{self.rank}.log" if self.plan.nodes > 1 else "torchrun.log")
+        return self.plan.files.torchrun_log(self.rank if self.plan.nodes > 1 else None)
 
     def description(self) -> str:
         """What a dry run prints."""

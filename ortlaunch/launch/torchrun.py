@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from ortlaunch.config.schema import Config, Device
+from ortlaunch.run.run import Run
 
 CPU_WORKERS = 2
 """Workers on a machine without GPU unless told otherwise: the fewest that make a run distributed."""
@@ -80,7 +81,7 @@ def worker_environment(
     else:
         # NCCL's flight recorder keeps the last collectives of each worker and leaves them behind at a time-out. Each
         # under the name that older torch has for it, too.
-        trace = str(run_dir / "stacks" / "nccl-rank-")
+        trace = str(Run(run_dir).stacks / "nccl-rank-")
         variables |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
         variables |= {"TORCH_FR_DUMP_TEMP_FILE": trace, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": trace}
         variables["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"

@@ -17,7 +17,6 @@ from typing import Any
 
 from ortlaunch.run import manifest
 
-FOLDER = "checkpoints"
 META = "run.json"
 PARTIAL = ".partial"
 _DELETING = ".deleting"
@@ -143,6 +142,12 @@ def steps_in(folder: Path) -> list[Path]:
     """Folders with a checkpoint's name, the newest first."""
     paths = [path for path in folder.glob("step-*") if step_of(path) is not None and path.is_dir()]
     return sorted(paths, key=lambda path: step_of(path) or 0, reverse=True)
+
+
+def newest_name(folder: Path) -> str:
+    """Name of the newest checkpoint that has a manifest, without reading its files; empty where there is none."""
+    found = (path.name for path in steps_in(folder) if (path / manifest.NAME).is_file())
+    return next(found, "")
 
 
 def newest(folder: Path) -> Found:

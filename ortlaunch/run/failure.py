@@ -18,9 +18,9 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
+from ortlaunch.run.run import Run
 
 _TAIL_LINES = 15
-_FOLDER = "failures"
 _ENDED = "the worker was ended by"
 
 
@@ -57,9 +57,9 @@ def record(run_dir: Path, rank: int, error: BaseException, host: str | None = No
     message = str(error) if is_request else _end_of(error)
     failure = Failure(rank, host or socket.gethostname(), message, is_request, time.time())
     try:
-        folder = run_dir / _FOLDER
+        folder = Run(run_dir).failures
         folder.mkdir(exist_ok=True)
-        replace_text(folder / f"rank-{rank}.json", json.dumps(asdict(failure)))
+        replace_text(Run(run_dir).failure_file(rank), json.dumps(asdict(failure)))
     except OSError:
         traceback.print_exc()
 
@@ -84,12 +84,12 @@ def _is_users(file: str) -> bool:
 
 def forget(run_dir: Path, rank: int) -> None:
     """Removes what an earlier attempt of this worker left."""
-    (run_dir / _FOLDER / f"rank-{rank}.json").unlink(missing_ok=True)
+    Run(run_dir).failure_file(rank).unlink(missing_ok=True)
 
 
 def is_request(run_dir: Path) -> bool:
     """Whether some worker found the request wrong: starting it again would find the same."""
-    return any(_read(path).is_request for path in (run_dir / _FOLDER).glob("rank-*.json"))
+    return any(_read(path).is_request for path in Run(run_dir).failures.glob("rank-*.json"))
 
 
 def first(run_dir: Path, *torchrun_logs: Path) -> Failure | None:
@@ -103,7 +103,7 @@ def first(run_dir: Path, *torchrun_logs: Path) -> Failure | None:
         killed = _killed(run_dir, log)
         if killed is not None:
             return killed
-    failures = [_read(path) for path in (run_dir / _FOLDER).glob("rank-*.json")]
+    failures = [_read(path) for path in Run(run_dir).failures.glob("rank-*.json")]
     return min(failures, key=lambda failure: failure.time, default=None)
 
 
@@ -124,7 +124,7 @@ def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     candidates = [
         rank
         for rank, number in sorted(killed.items())
-        if number != signal.SIGTERM and not (run_dir / _FOLDER / f"rank-{rank}.json").exists()
+        if number != signal.SIGTERM and not Run(run_dir).failure_file(rank).exists()
     ]
     if not candidates:
         return None
@@ -132,7 +132,7 @@ def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     number = killed[rank]
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = " (out of memory?)" if number == signal.SIGKILL else ""
-    log = run_dir / "logs" / f"rank-{rank}.log"
+    log = Run(run_dir).rank_log(rank)
     tail = log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:] if log.is_file() else []
     message = "\n".join([f"{_ENDED} {name}{hint}; the last lines of its log:", *tail])
     # On a cluster the attempt's header has the name by which the scheduler knows the node.

@@ -8,16 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from ortlaunch.run.journal import Event, Journal, read_chunk
-
-_CHUNK_BYTES = 4 * 1024 * 1024
-FIRST_STEP = "startup/time_to_first_step_seconds"
-"""Metric that comes with the first step of each attempt."""
-
-_PAUSES = ("KILLED", "FINISHED")
-"""Ends after which nobody wants the run to go on, until somebody does; after a failure it is down."""
+from ortlaunch.run import events
+from ortlaunch.run.events import Event
+from ortlaunch.run.journal import Journal, iterate
+from ortlaunch.run.state import FIRST_STEP, STOPPED_TAG, RunState
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class Ledger:
         self.last_step = 0
         """The last step that was journalled."""
         self._now: float | None = None
-        self._counts = True
+        self._state = RunState()
         self._uncounted = 0.0
         self._first: float | None = None
         self._windows: list[_Window] = []  # Of earlier attempts, what still counts.
@@ -88,21 +83,18 @@ class Ledger:
 
     def take(self, event: Event) -> None:
         """Takes the next event."""
-        at = event["t"] / 1000.0
-        kind = event["event"]
+        at = event.t / 1000.0
         if self._first is None:
             self._first = self._now = at
         self._pass_time(at)
-        if kind == "start":
-            self._counts = True
-        elif kind == "end":
-            self._counts = event["status"] not in _PAUSES
-        elif kind == "tags":
-            self._take_tags(event["values"])
-        elif kind == "rewind":
-            self._rewind(event["step"])
-        elif kind == "metrics":
-            self._take_metrics(event["step"], event["values"])
+        self._state.take(event)
+        if isinstance(event, events.Tagged):
+            if (step := event.values.get(STOPPED_TAG)) is not None and step.isdigit():
+                self._reach(int(step))
+        elif isinstance(event, events.Rewound):
+            self._rewind(event.step)
+        elif isinstance(event, events.Measured):
+            self._take_metrics(event.step, event.values)
 
     def result(self, now: float | None = None) -> Goodput:
         """The account as of a moment.
@@ -125,17 +117,8 @@ class Ledger:
         last = at if self._now is None else self._now
         # A late end may bear an earlier time.
         self._now = max(at, last)
-        if not self._counts:
+        if not self._state.is_wanted:
             self._uncounted += self._now - last
-
-    def _take_tags(self, tags: dict[str, str]) -> None:
-        state = tags.get("ortlaunch.state")
-        if state == "queued":
-            self._counts = False
-        elif state == "running":
-            self._counts = True
-        if (step := tags.get("ortlaunch.stopped_at_step")) is not None and step.isdigit():
-            self._reach(int(step))
 
     def _take_metrics(self, step: int, values: dict[str, float]) -> None:
         assert self._now is not None
@@ -212,28 +195,21 @@ def _usual(windows: list[_Window]) -> float:
     return window.seconds
 
 
-def goodput(events: Iterable[Event], now: float | None = None) -> Goodput:
+def goodput(taken: Iterable[Event], now: float | None = None) -> Goodput:
     """The account of a journal's events, all of them from its beginning; `now` as in `Ledger.result`."""
+    return _ledger(taken).result(now)
+
+
+def _ledger(taken: Iterable[Event]) -> Ledger:
     ledger = Ledger()
-    for event in events:
+    for event in taken:
         ledger.take(event)
-    return ledger.result(now)
-
-
-def read_ledger(path: Path) -> Ledger:
-    """The account of a journal file, read a part at a time."""
-    ledger = Ledger()
-    chunk = read_chunk(path, 0, _CHUNK_BYTES)
-    while chunk.events or chunk.corrupt:
-        for event in chunk.events:
-            ledger.take(event)
-        chunk = read_chunk(path, chunk.offset, _CHUNK_BYTES)
     return ledger
 
 
 def journal_goodput(journal: Journal) -> Goodput | None:
     """Journals the account of a run that ends now; None, and nothing journalled, if it has taken no step."""
-    ledger = read_ledger(journal.path)
+    ledger = _ledger(iterate(journal.path))
     if not ledger.last_step:
         return None
     found = ledger.result(time.time())

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ortlaunch.base.files import replace_text
 
+@dataclass(frozen=True)
+class Process:
+    """A process, by what no later one shares with it."""
 
-def write_identity(run_dir: Path) -> None:
-    """Says in ``launcher.json`` that this process launches the run."""
-    identity = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "start_ticks": start_ticks(os.getpid()),
-    }
-    # In one step: it is read at any moment. A new file also changes the folder's modification time, by which
-    # `ortlaunch jobs` sees that what it knows of an earlier attempt no longer holds.
-    replace_text(run_dir / "launcher.json", json.dumps(identity) + "\n")
+    host: str
+    pid: int
+    start_ticks: int
+    """When it started, in clock ticks since the host's boot."""
+
+    @classmethod
+    def this(cls) -> Process:
+        """The process that asks."""
+        return cls(socket.gethostname(), os.getpid(), start_ticks(os.getpid()))
+
+    @classmethod
+    def stored(cls, content: dict[str, Any] | None) -> Process | None:
+        """The process that a file names; None where it names none."""
+        if content is None:
+            return None
+        host, pid, ticks = (content.get(name) for name in ("host", "pid", "start_ticks"))
+        sound = isinstance(host, str) and isinstance(pid, int) and isinstance(ticks, int)
+        return cls(host, pid, ticks) if sound else None  # type: ignore[arg-type]
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is, or was, on this machine."""
+        return self.host == socket.gethostname()
+
+    @property
+    def lives(self) -> bool:
+        """Whether it runs on this machine."""
+        return self.is_here and is_alive(self.pid, self.start_ticks)
 
 
 def start_ticks(pid: int) -> int:

@@ -1,30 +1,27 @@
-"""The journal: what happened in a run, one JSON object per line, written by the run itself.
+"""The journal of a run: ``journal.jsonl`` in the run folder, one JSON object per line, appended and never changed.
 
-It is the truth about a run; MLflow gets it from here. Writing needs the standard library alone and waits for nobody.
-Every line holds `event` (its kind) and `t` (wall-clock milliseconds, fixed when the line is written, so that sending a
-line twice makes no second point).
+The launcher and the first worker write it, on a cluster the batch script too; the relay sends it to MLflow. It is the
+truth about a run: what is not in it did not happen, and all that is shown elsewhere can be made again from it. Needs
+the standard library alone.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ortlaunch.base.secrets import redacted
-
-Event = dict[str, Any]
-Status = Literal["FINISHED", "FAILED", "KILLED"]
+from ortlaunch.run import events
+from ortlaunch.run.events import Event, Status
 
 _LOG = logging.getLogger(__name__)
-_LARGEST_STEP = 2**63
 
 
 class Journal:
@@ -41,30 +38,30 @@ class Journal:
 
     def start(self, experiment: str, name: str, run_id: str) -> None:
         """An attempt begins; `run_id` is ortlaunch's own short id, the same for all attempts of the run."""
-        self._append("start", experiment=experiment, name=name, run_id=run_id)
+        self._append(events.Started(_now(), experiment, name, run_id))
 
     def params(self, values: Mapping[str, Any]) -> None:
         """The configuration; nested keys are joined by dots and values are written as the user would type them."""
-        self._append("params", values=flatten(values))
+        self._append(events.ParamsSet(_now(), flatten(values)))
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Facts about the run, which a later attempt may change."""
-        self._append("tags", values={key: str(value) for key, value in values.items()})
+        self._append(events.Tagged(_now(), {key: str(value) for key, value in values.items()}))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Figures of an optimizer step."""
-        self._append("metrics", step=int(step), values={key: _encoded(float(value)) for key, value in values.items()})
+        self._append(events.Measured(_now(), int(step), {key: float(value) for key, value in values.items()}))
 
     def rewind(self, step: int, reason: str) -> None:
         """Training goes on after `step`, whatever was journalled beyond it; `reason` says from where and why.
 
         Later steps are journalled again. What reads a journal keeps the first value of each metric and step.
         """
-        self._append("rewind", step=int(step), reason=reason)
+        self._append(events.Rewound(_now(), int(step), reason))
 
     def requeue(self, reason: str, attempts: int) -> None:
         """The workers have ended and will be started again, the `attempts`-th time being over; `reason` says why."""
-        self._append("requeue", reason=reason, attempts=int(attempts))
+        self._append(events.Requeued(_now(), reason, int(attempts)))
 
     def artifact(self, path: Path, artifact_path: str = "") -> None:
         """A file or folder to keep with the run; `artifact_path` is the folder it goes to there."""
@@ -72,34 +69,43 @@ class Journal:
         full = (folder / path).resolve()
         # Relative to the run folder where possible: the folder may have moved before it is sent.
         shown = full.relative_to(folder) if full.is_relative_to(folder) else full
-        self._append("artifact", path=str(shown), artifact_path=artifact_path)
+        self._append(events.FileKept(_now(), str(shown), artifact_path))
 
     def dataset(self, name: str, digest: str, source: str) -> None:
         """What the run trains on: a name, a short digest of its contents, and where it is from."""
-        self._append("dataset", name=name, digest=digest, source=source)
+        self._append(events.DatasetUsed(_now(), name, digest, source))
 
     def failure(self, rank: int, host: str, message: str) -> None:
         """A worker failed."""
-        self._append("failure", rank=int(rank), host=host, message=message)
+        self._append(events.WorkerFailed(_now(), int(rank), host, message))
 
     def end(self, status: Status, at: int | None = None) -> None:
         """The attempt is over; `at` gives the true end in milliseconds where it is known to be earlier than now."""
-        self._append("end", t=at, status=status)
+        self._append(events.Ended(at or _now(), status))
         os.fsync(self._fd)
 
     def close(self) -> None:
         """Closes the file; the journal takes no more events."""
         os.close(self._fd)
 
-    def _append(self, event: str, t: int | None = None, **fields: Any) -> None:
-        line = json.dumps({"event": event, "t": t or time.time_ns() // 1_000_000, **fields}, allow_nan=False) + "\n"
-        data = memoryview((("" if self._at_line_start() else "\n") + line).encode())
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _append(self, event: Event) -> None:
+        data = memoryview((("" if self._at_line_start() else "\n") + events.encode(event)).encode())
         while data:  # One write in practice; a second one after a short write gets to say why (ENOSPC).
             data = data[os.write(self._fd, data) :]
 
     def _at_line_start(self) -> bool:
         size = os.fstat(self._fd).st_size
         return size == 0 or os.pread(self._fd, 1, size - 1) == b"\n"
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -122,11 +128,6 @@ def _text(value: Any) -> str:
     if isinstance(value, (bool, list, tuple, Mapping)) or value is None:
         return json.dumps(value, default=str)
     return str(value)
-
-
-def _encoded(value: float) -> float | str:
-    """JSON has no word for NaN and infinity; they travel as text."""
-    return value if math.isfinite(value) else str(value)
 
 
 @dataclass
@@ -158,7 +159,7 @@ def read_chunk(path: Path, offset: int, limit: int | None = None) -> Chunk:
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            event = decoded(line) if line.strip() else None
+            event = events.decode(line) if line.strip() else None
             if event is not None:
                 chunk.events.append(event)
             elif line.strip():
@@ -183,40 +184,18 @@ def read_events(path: Path, offset: int) -> tuple[list[Event], int]:
     return chunk.events, chunk.offset
 
 
-def decoded(line: bytes) -> Event | None:
-    """The event of a line, with its metrics as floats; None if it is not one."""
-    try:
-        event = json.loads(line)
-        if type(event["t"]) is not int or not isinstance(event["event"], str):
-            return None
-        shape = _SHAPES.get(event["event"])
-        return event if shape is None or shape(event) else None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
+def iterate(path: Path) -> Iterator[Event]:
+    """All events of a journal, one at a time.
+
+    Raises:
+        OSError: there is no journal.
+    """
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n") and (event := events.decode(line)) is not None:
+                yield event
 
 
-def _texts(*names: str) -> Callable[[Event], bool]:
-    return lambda event: all(isinstance(event[name], str) for name in names)
-
-
-def _has_texts(event: Event) -> bool:
-    return all(isinstance(value, str) for value in event["values"].values())
-
-
-def _has_points(event: Event) -> bool:
-    event["values"] = {key: float(value) for key, value in event["values"].items()}
-    return type(event["step"]) is int and -_LARGEST_STEP <= event["step"] < _LARGEST_STEP
-
-
-_SHAPES: dict[str, Callable[[Event], bool]] = {
-    "start": _texts("experiment", "name", "run_id"),
-    "params": _has_texts,
-    "tags": _has_texts,
-    "metrics": _has_points,
-    "rewind": lambda event: type(event["step"]) is int and event["step"] >= 0 and _texts("reason")(event),
-    "requeue": lambda event: type(event["attempts"]) is int and _texts("reason")(event),
-    "artifact": _texts("path", "artifact_path"),
-    "dataset": _texts("name", "digest", "source"),
-    "failure": lambda event: type(event["rank"]) is int and _texts("host", "message")(event),
-    "end": lambda event: event["status"] in ("FINISHED", "FAILED", "KILLED"),
-}
+def decoded_lines(data: bytes) -> list[Event]:
+    """The events of some complete lines; what is none is left out."""
+    return [event for line in data.split(b"\n") if line.strip() and (event := events.decode(line)) is not None]

@@ -16,8 +16,9 @@ from typing import Any
 
 from ortlaunch.base.files import replace_text
 from ortlaunch.base.secrets import without_secrets
-from ortlaunch.run.journal import Journal, Status
+from ortlaunch.run.events import Status
 from ortlaunch.run.names import KIND_TAG, SWEEP_TAG
+from ortlaunch.run.run import Run, read_json
 
 SWEEP_FILE = "sweep.json"
 """In the sweep's folder: what it is. In a run's: which sweep it belongs to, and its number there."""
@@ -48,7 +49,7 @@ class Sweep:
     @property
     def journal(self) -> Path:
         """The parent run's journal."""
-        return self.folder / "journal.jsonl"
+        return Run(self.folder).journal_file
 
     def write(self, runs: list[Path], *, complete: bool) -> None:
         """Writes which runs there are.
@@ -87,12 +88,11 @@ def create(folder: Path, name: str, experiment: str, tracking: dict[str, Any], c
     sweep = Sweep(folder, name, experiment, secrets.token_hex(3))
     (folder / _ENDED).mkdir(parents=True, exist_ok=True)
     (folder / _TASKS).mkdir(exist_ok=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"experiment": experiment, "name": name, "tracking": tracking}))
-    journal = Journal(sweep.journal)
-    journal.start(experiment, name, sweep.run_id)
-    tags = {KIND_TAG: "sweep", "ortlaunch.run_dir": str(folder), "ortlaunch.command": shlex.join(command)}
-    journal.tags(tags)
-    journal.close()
+    Run(folder).config_file.write_text(yaml.safe_dump({"experiment": experiment, "name": name, "tracking": tracking}))
+    with Run(folder).journal() as journal:
+        journal.start(experiment, name, sweep.run_id)
+        tags = {KIND_TAG: "sweep", "ortlaunch.run_dir": str(folder), "ortlaunch.command": shlex.join(command)}
+        journal.tags(tags)
     sweep.write([], complete=False)
     return sweep
 
@@ -105,7 +105,7 @@ def join(run_dir: Path, task: SweepTask) -> None:
 
 def task_of(run_dir: Path) -> SweepTask | None:
     """A run's place in its sweep; None for a run that belongs to none."""
-    content = _read_json(run_dir / SWEEP_FILE)
+    content = read_json(run_dir / SWEEP_FILE)
     if content is None or "folder" not in content:
         return None
     return SweepTask(Path(content["folder"]), int(content["task"]))
@@ -119,7 +119,7 @@ def tags_of(run_dir: Path) -> dict[str, str]:
 
 def runs_of(folder: Path) -> list[Path] | None:
     """The runs of a sweep's folder; None if it is none."""
-    content = _read_json(folder / SWEEP_FILE)
+    content = read_json(folder / SWEEP_FILE)
     return None if content is None or "runs" not in content else [Path(run) for run in content["runs"]]
 
 
@@ -135,7 +135,7 @@ def note_end(run_dir: Path, status: Status) -> Path | None:
         return None
     mark = task.folder / _ENDED / str(task.number)
     replace_text(mark, status)
-    content = _read_json(task.folder / SWEEP_FILE) or {}
+    content = read_json(task.folder / SWEEP_FILE) or {}
     if not content.get("complete") or not content.get("runs"):
         return None
     ended = _ends_of(task.folder)
@@ -147,10 +147,9 @@ def note_end(run_dir: Path, status: Status) -> Path | None:
 
 def end(folder: Path, statuses: set[str]) -> None:
     """Ends the parent run as its runs ended: FAILED if one failed, else KILLED if one was killed."""
-    journal = Journal(folder / "journal.jsonl")
     worst: Status = "FAILED" if "FAILED" in statuses else "KILLED" if "KILLED" in statuses else "FINISHED"
-    journal.end(worst)
-    journal.close()
+    with Run(folder).journal() as journal:
+        journal.end(worst)
 
 
 def marks_of(folder: Path) -> set[str]:
@@ -177,18 +176,10 @@ def find_sweep(asked: str, roots: list[Path]) -> Path | None:
 
 
 def _names_of(folder: Path) -> set[str]:
-    content, job = _read_json(folder / SWEEP_FILE) or {}, _read_json(folder / "job.json") or {}
+    content, job = read_json(folder / SWEEP_FILE) or {}, Run(folder).job() or {}
     names = (folder.name, content.get("name"), content.get("run_id"), job.get("job_id"))
     return {str(name) for name in names if name}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     replace_text(path, json.dumps(content) + "\n")
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None

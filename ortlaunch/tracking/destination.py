@@ -9,6 +9,7 @@ from typing import Any
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.config.tracking_uri import check_uri, resolve_tracking, sqlite_path
+from ortlaunch.run.run import Run
 
 
 def tracking_of(run_dir: Path, uri: str | None = None) -> MlflowConfig:
@@ -21,7 +22,7 @@ def tracking_of(run_dir: Path, uri: str | None = None) -> MlflowConfig:
     Raises:
         RequestError: If the folder holds no journal, or neither it nor `uri` names a store.
     """
-    if not (run_dir / "journal.jsonl").is_file():
+    if not Run(run_dir).journal_file.is_file():
         raise RequestError(f"{run_dir} is no run folder: it has no journal.jsonl")
     node = _tracking_node(run_dir)
     known = {field.name for field in fields(MlflowConfig)} & node.keys() if node.get("name") == "mlflow" else set()
@@ -44,14 +45,5 @@ def is_without_mlflow(run_dir: Path) -> bool:
 
 
 def _tracking_node(run_dir: Path) -> dict[str, Any]:
-    import yaml
-
-    path = run_dir / "config.yaml"
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise RequestError(f"{path} cannot be read: {error}") from error
-    node = config.get("tracking") if isinstance(config, dict) else None
+    node = Run(run_dir).settings().get("tracking")
     return node if isinstance(node, dict) else {}

@@ -10,11 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.locks import exclusive
 from ortlaunch.base.secrets import redacted, scrubbed
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.run.journal import Chunk, Event, read_chunk
+from ortlaunch.run.events import Started
+from ortlaunch.run.journal import Chunk, iterate, read_chunk
+from ortlaunch.run.run import Run
 from ortlaunch.tracking.sink import Identity, MlflowSink
-from ortlaunch.tracking.store import exclusive
 from ortlaunch.tracking.translate import Operation, Translator
 
 _CHUNK_BYTES = 64 * 1024
@@ -46,8 +48,8 @@ def load_state(run_dir: Path, uri: str) -> RelayState:
     """Reads `relay.json`; a fresh state if it is missing, broken or about another store."""
     fresh = RelayState(redacted(uri))
     try:
-        state = RelayState(**json.loads((run_dir / "relay.json").read_text()))
-        same = state.uri == fresh.uri and _is_line_start(run_dir / "journal.jsonl", state.offset)
+        state = RelayState(**json.loads(Run(run_dir).relay_file.read_text()))
+        same = state.uri == fresh.uri and _is_line_start(Run(run_dir).journal_file, state.offset)
     except (OSError, ValueError, TypeError):
         return fresh
     return state if same else fresh
@@ -60,13 +62,13 @@ def _is_line_start(journal: Path, offset: int) -> bool:
 
 def save_state(run_dir: Path, state: RelayState) -> None:
     """Replaces `relay.json` in one step."""
-    replace_text(run_dir / "relay.json", json.dumps(asdict(state)) + "\n")
+    replace_text(Run(run_dir).relay_file, json.dumps(asdict(state)) + "\n")
 
 
 def unsent_events(run_dir: Path, uri: str) -> tuple[int, str | None]:
     """How many complete events a store lacks, and its id of the run if it has one."""
     state = load_state(run_dir, uri)
-    return len(read_chunk(run_dir / "journal.jsonl", state.offset).events), state.mlflow_run_id
+    return len(read_chunk(Run(run_dir).journal_file, state.offset).events), state.mlflow_run_id
 
 
 class Forwarder:
@@ -77,7 +79,7 @@ class Forwarder:
         self.sent_events = 0
         self._run_dir = run_dir
         self._cfg = cfg
-        self._journal = run_dir / "journal.jsonl"
+        self._journal = Run(run_dir).journal_file
         self._log = relay_log(run_dir, cfg.uri)
         self._sink = MlflowSink(cfg, run_dir, self._log, parent_id)
         self._held = ExitStack()
@@ -151,7 +153,7 @@ class Forwarder:
 
     def _take_over(self) -> RelayState:
         """Locks out other relays of this run, then goes on where the last one stopped."""
-        if not self._held.enter_context(exclusive(self._run_dir / ".relay.lock")):
+        if not self._held.enter_context(exclusive(Run(self._run_dir).relay_lock)):
             self._held.close()
             raise RelayBusy("another ortlaunch process is sending this run")
         state = load_state(self._run_dir, self._cfg.uri)
@@ -180,23 +182,17 @@ class Forwarder:
         self._chunk = chunk
         return True
 
-    def _first_start(self) -> Event | None:
-        offset, chunk = 0, read_chunk(self._journal, 0, _CHUNK_BYTES)
-        while chunk.offset > offset:
-            for event in chunk.events:
-                if event["event"] == "start":
-                    return event
-            offset, chunk = chunk.offset, read_chunk(self._journal, chunk.offset, _CHUNK_BYTES)
-        return None
+    def _first_start(self) -> Started | None:
+        return next((event for event in iterate(self._journal) if isinstance(event, Started)), None)
 
     def _identity(self) -> Identity:
         start = self._first_start()
         if start is not None:
-            return Identity(start["experiment"], start["name"], start["run_id"], start["t"])
+            return Identity(start.experiment, start.name, start.run_id, start.t)
         # The run died before it said what it is; its folder is runs/<experiment>/<timestamp>-<name>-<id>.
         folder = self._run_dir.resolve()
-        first = read_chunk(self._journal, 0).events[0]
-        return Identity(folder.parent.name, folder.name, folder.name.rpartition("-")[2], first["t"])
+        first = next(iterate(self._journal))
+        return Identity(folder.parent.name, folder.name, folder.name.rpartition("-")[2], first.t)
 
     def _note_failure(self, error: Exception) -> None:
         text = scrubbed(f"{type(error).__name__}: {error}", self._cfg.uri)[:_ERROR_LENGTH]
@@ -218,7 +214,7 @@ def parent_id(folder: Path, cfg: MlflowConfig) -> str | None:
     Raises:
         ParentUnknown: the store cannot be reached, or another process is creating it.
     """
-    if not (folder / "journal.jsonl").is_file():
+    if not Run(folder).journal_file.is_file():
         return None
     if known := load_state(folder, cfg.uri).mlflow_run_id:
         return known
@@ -250,8 +246,8 @@ def relay_log(run_dir: Path, uri: str) -> logging.Logger:
     """A logger of this run alone, into `logs/relay.log`, that writes no credentials."""
     log = logging.Logger("ortlaunch.relay", logging.INFO)
     try:
-        (run_dir / "logs").mkdir(exist_ok=True)
-        handler: logging.Handler = _QuietFile(run_dir / "logs" / "relay.log", encoding="utf-8")
+        Run(run_dir).logs.mkdir(exist_ok=True)
+        handler: logging.Handler = _QuietFile(Run(run_dir).relay_log, encoding="utf-8")
     except OSError:
         handler = logging.NullHandler()
     handler.setFormatter(_ScrubbingFormatter(uri))

@@ -1,23 +1,30 @@
-"""Public name of the journal, for programs: see `ortlaunch.run.journal`."""
+"""The journal for programs: writing events, and reading them as the dictionaries that stand in the file.
 
-from ortlaunch.run.journal import (
-    Chunk,
-    Event,
-    Journal,
-    Status,
-    decoded,
-    flatten,
-    read_chunk,
-    read_events,
-)
+Within ortlaunch events have types: see `ortlaunch.run.events`.
+"""
 
-__all__ = [
-    "Chunk",
-    "Event",
-    "Journal",
-    "Status",
-    "decoded",
-    "flatten",
-    "read_chunk",
-    "read_events",
-]
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ortlaunch.run import journal
+from ortlaunch.run.events import Status, as_dict
+from ortlaunch.run.journal import Journal, flatten
+
+__all__ = ["Event", "Journal", "Status", "flatten", "read_events"]
+
+Event = dict[str, Any]
+"""``{"event": KIND, "t": MILLISECONDS, …}``"""
+
+
+def read_events(path: Path, offset: int) -> tuple[list[Event], int]:
+    """Reads all complete lines from byte `offset` on.
+
+    A last line without its end is left for later; a line that cannot be understood is skipped and logged.
+
+    Returns:
+        The events, and the offset to go on from.
+    """
+    events, position = journal.read_events(path, offset)
+    return [as_dict(event) for event in events], position

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ortlaunch.base.secrets import redacted
 from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.run.run import Run
 from ortlaunch.tracking.forward import Forwarder, unsent_events
 
 _POLL_SECONDS = 0.5
@@ -119,5 +120,5 @@ def _result(run_dir: Path, cfg: MlflowConfig, forwarder: Forwarder) -> RelayResu
         parts.append(f"{unsent} journal events have not reached MLflow at {redacted(cfg.uri)}{why}")
         parts.append(f"send them with: ortlaunch sync {run_dir}")
     if forwarder.refused:
-        parts.append(f"{forwarder.refused} values were left out: see {run_dir / 'logs' / 'relay.log'}")
+        parts.append(f"{forwarder.refused} values were left out: see {Run(run_dir).relay_log}")
     return RelayResult(unsent == 0, unsent, run_id, "; ".join(parts), forwarder.sent_events)

@@ -13,12 +13,13 @@ from ortlaunch.base.user import user_name
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.config.tracking_uri import artifact_location, sqlite_path
 from ortlaunch.run.names import RUN_ID_TAG, SWEEP_TAG
+from ortlaunch.run.run import Run
 from ortlaunch.tracking.store import open_client, patience, quoted
 from ortlaunch.tracking.translate import Artifact, Ended, Input, Operation, Params, Point, Points, Reopened, Tags
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Run as MlflowRun
 
 PARENT_TAG = "mlflow.parentRunId"
 """MLflow's own: under which run one stands."""
@@ -139,7 +140,7 @@ class MlflowSink:
         self._log.info("created the MLflow run %s in the experiment %r", run.info.run_id, identity.experiment)
         return str(run.info.run_id)
 
-    def _find(self, experiment_id: str, identity: Identity) -> Run | None:
+    def _find(self, experiment_id: str, identity: Identity) -> MlflowRun | None:
         # Short ids may meet by chance in a store that many machines use; the start's millisecond tells runs apart.
         same = f"tags.`{RUN_ID_TAG}` = {quoted(identity.run_id)} and attributes.start_time = {identity.t}"
         runs = self._client.search_runs([experiment_id], same, max_results=1)
@@ -267,7 +268,7 @@ class MlflowSink:
             run = self._client.get_run(self._run_id)
         except Exception as error:
             if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
-                advice = f"remove {self._run_dir / 'relay.json'} to send it as a new one"
+                advice = f"remove {Run(self._run_dir).relay_file} to send it as a new one"
                 raise RunGone(f"the MLflow run {self._run_id} is gone: {advice}") from error
             raise
         if run.info.lifecycle_stage != "active":

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ortlaunch.run.journal import Event
+from ortlaunch.run import events
+from ortlaunch.run.events import Event
 
 PARAM_LIMIT = 6000
 """Characters that MLflow keeps of a parameter's value."""
@@ -98,40 +99,41 @@ class Translator:
         self._failed = False
         self._clear()
 
-    def translate(self, events: Iterable[Event]) -> list[Operation]:
+    def translate(self, taken: Iterable[Event]) -> list[Operation]:
         """The operations for the next events, as few as their order allows."""
         operations: list[Operation] = []
-        for event in events:
-            kind = event["event"]
-            if kind == "start":
-                self._start(operations)
-            elif kind == "params":
-                self._add_params(event)
-            elif kind == "tags":
-                self._tags |= {safe_key(key): fitted(value, TAG_LIMIT) for key, value in event["values"].items()}
-            elif kind == "metrics":
-                self._points += self._fresh(event)
-            elif kind == "rewind":
-                # Its steps come again, and `_fresh` lets each (key, step) through once.
-                self.notes.append(f"training goes on after step {event['step']}: {event['reason']}")
-            elif kind == "requeue":
-                self.notes.append(f"attempt {event['attempts']} is over and another follows: {event['reason']}")
-            elif kind == "artifact":
-                operations.append(Artifact(event["path"], event["artifact_path"]))
-            elif kind == "dataset":
-                operations.append(
-                    Input(fitted(event["name"], 500), event["digest"][:36], fitted(event["source"], 9000))
-                )
-            elif kind == "failure":
-                self._add_failure(event)
-            elif kind == "end":
-                self._flush(operations)
-                operations.append(Ended(event["status"], event["t"]))
-                self._ended = True
-            else:
-                self.notes.append(f"an event of the unknown kind {kind!r} was left out")
+        for event in taken:
+            self._take(event, operations)
         self._flush(operations)
         return operations
+
+    def _take(self, event: Event, operations: list[Operation]) -> None:
+        match event:
+            case events.Started():
+                self._start(operations)
+            case events.ParamsSet():
+                self._add_params(event)
+            case events.Tagged():
+                self._tags |= {safe_key(key): fitted(value, TAG_LIMIT) for key, value in event.values.items()}
+            case events.Measured():
+                self._points += self._fresh(event)
+            case events.Rewound():
+                # Its steps come again, and `_fresh` lets each (key, step) through once.
+                self.notes.append(f"training goes on after step {event.step}: {event.reason}")
+            case events.Requeued():
+                self.notes.append(f"attempt {event.attempts} is over and another follows: {event.reason}")
+            case events.FileKept():
+                operations.append(Artifact(event.path, event.artifact_path))
+            case events.DatasetUsed():
+                operations.append(Input(fitted(event.name, 500), event.digest[:36], fitted(event.source, 9000)))
+            case events.WorkerFailed():
+                self._add_failure(event)
+            case events.Ended():
+                self._flush(operations)
+                operations.append(Ended(event.status, event.t))
+                self._ended = True
+            case events.Unknown():
+                self.notes.append(f"an event of the unknown kind {event.name!r} was left out")
 
     def _clear(self) -> None:
         self._points: list[Point] = []
@@ -153,28 +155,28 @@ class Translator:
             operations.append(Reopened())
         self._ended = self._failed = False
 
-    def _add_params(self, event: Event) -> None:
-        for original, value in event["values"].items():
+    def _add_params(self, event: events.ParamsSet) -> None:
+        for original, value in event.values.items():
             key, value = safe_key(original), fitted(value, PARAM_LIMIT)
             if key not in self._params:
                 self._params[key] = self._new_params[key] = value
             elif self._params[key] != value:
                 self.notes.append(f"the parameter {original!r} keeps its first value: MLflow never changes one")
 
-    def _add_failure(self, event: Event) -> None:
+    def _add_failure(self, event: events.WorkerFailed) -> None:
         if not self._failed:  # The first worker to fail is the one to look at; others fail because of it.
-            message = f"rank {event['rank']} on {event['host']}: {event['message']}"
+            message = f"rank {event.rank} on {event.host}: {event.message}"
             self._tags[FAILURE_TAG] = fitted(message, TAG_LIMIT)
         self._failed = True
 
-    def _fresh(self, event: Event) -> list[Point]:
-        step, fresh = event["step"], []
-        for original, value in event["values"].items():
+    def _fresh(self, event: events.Measured) -> list[Point]:
+        step, fresh = event.step, []
+        for original, value in event.values.items():
             key = safe_key(original)
             bit = 1 << self._bits.setdefault(key, len(self._bits))
             if not self._seen.get(step, 0) & bit:
                 self._seen[step] = self._seen.get(step, 0) | bit
-                fresh.append(Point(key, value, event["t"], step))
+                fresh.append(Point(key, value, event.t, step))
         return fresh
 
 

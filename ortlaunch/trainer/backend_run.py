@@ -10,6 +10,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Allow, Config, DeepSpeedConfig, OrtConfig
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.run.journal import Journal
+from ortlaunch.run.run import Run
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.workers import Workers
 
@@ -117,7 +118,7 @@ class OrtRun(BackendRun):
             if not self.is_active:
                 self._warn_of_fallback(session.fallback_reason(self._engine.inner) or "unknown reason")
             if self._cfg.debug.save_onnx:
-                self._journal.artifact(self._run_dir / "onnx")
+                self._journal.artifact(Run(self._run_dir).onnx)
         seconds = session.export_seconds(self._engine.inner)
         return {} if seconds is None else {"startup/ort_export_seconds": seconds}
 

@@ -9,6 +9,7 @@ import torch
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import Config, DeepSpeedConfig
+from ortlaunch.run.run import Run
 
 _GIB = 2**30
 _SIGNS = (
@@ -74,7 +75,7 @@ def _advice(config: Config) -> list[str]:
 def _snapshot(run_dir: Path, rank: int) -> Path | None:
     if not torch.cuda.is_initialized():
         return None
-    path = run_dir / "memory" / f"rank-{rank}.pickle"
+    path = Run(run_dir).memory_file(rank)
     try:
         path.parent.mkdir(exist_ok=True)
         torch.cuda.memory._dump_snapshot(str(path))

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import ortlaunch
 from ortlaunch.base.errors import TrainingError
-from ortlaunch.run.journal import Journal
+from ortlaunch.run.run import Run
 from ortlaunch.trainer.workers import Workers
 
 _SLOW = 2.0
@@ -54,7 +54,7 @@ def note(findings: Findings, workers: Workers, run_dir: Path) -> None:
     tags = {"ortlaunch.preflight.all_reduce_gb_per_second": bandwidth}
     if findings.slow:
         tags["ortlaunch.preflight.slow_nodes"] = "; ".join(findings.slow)
-    journal = Journal(run_dir / "journal.jsonl")
+    journal = Run(run_dir).journal()
     journal.tags(tags)
     journal.close()
     print(f"preflight: all-reduce of {findings.reduced_mib} MiB over {workers.world_size} workers, {bandwidth} GB/s")

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 
 from ortlaunch.config.schema import MemoryProfileConfig, NsightProfileConfig, ProfileConfig, TorchProfileConfig
+from ortlaunch.run.run import Run
 from ortlaunch.trainer.workers import Workers
-
-FOLDER = "profile"
-"""Folder in the run folder that takes what was found."""
 
 _NOTHING = contextlib.nullcontext()
 _MOST_ALLOCATIONS = 200_000
@@ -168,7 +166,7 @@ def make_profile(cfg: ProfileConfig | None, first_step: int, run_dir: Path, work
         run_dir: the run folder.
         workers: this worker's place.
     """
-    folder = run_dir / FOLDER
+    folder = Run(run_dir).profile
     if isinstance(cfg, TorchProfileConfig):
         looks = workers.rank in cfg.ranks
         return TorchProfile(cfg, first_step, folder, workers) if looks else Bystander(cfg, first_step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from itertools import chain, islice
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.files import replace_text
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.config.schema import Config
 from ortlaunch.data import build_loader
@@ -21,10 +19,9 @@ from ortlaunch.metrics.peaks import peak_flops
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import make_task
 from ortlaunch.run import checkpoints as store
-from ortlaunch.run.goodput import FIRST_STEP
 from ortlaunch.run.journal import Journal
-from ortlaunch.run.layout import ARTIFACT_FOLDER, DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
-from ortlaunch.run.sent import mlflow_run_id
+from ortlaunch.run.run import ARTIFACT_FOLDER, Run, Stopped
+from ortlaunch.run.state import FIRST_STEP
 from ortlaunch.trainer import memory_error
 from ortlaunch.trainer.backend_run import backend_run
 from ortlaunch.trainer.boundary import Boundary
@@ -34,14 +31,13 @@ from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.evaluation import Evaluation
 from ortlaunch.trainer.feed import Feed, placed
 from ortlaunch.trainer.loop import train
-from ortlaunch.trainer.profile import FOLDER as PROFILE_FOLDER
 from ortlaunch.trainer.profile import make_profile
 from ortlaunch.trainer.recorder import Recorder, since
 from ortlaunch.trainer.seeds import make_deterministic, seed_everything
 from ortlaunch.trainer.stop import StopRequests
 from ortlaunch.trainer.surroundings import Surroundings
 from ortlaunch.trainer.watch import Watch
-from ortlaunch.trainer.weights import FOLDER, load_weights, save_weights
+from ortlaunch.trainer.weights import load_weights, save_weights
 from ortlaunch.trainer.workers import Workers, leave, separate_group, shorten_timeout
 from ortlaunch.trainer.wrapping import wrap
 
@@ -76,7 +72,7 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
         seconds=config.launcher.timeout_seconds,
     )
     watch.start()
-    journal = Journal(run_dir / "journal.jsonl") if workers.is_first else None
+    journal = Run(run_dir).journal() if workers.is_first else None
     # Apart from each other too: one is used by the thread that writes checkpoints.
     writers, control = separate_group(config), separate_group(config)
     # Of torchrun, and of the scheduler.
@@ -115,7 +111,7 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
     engine = wrap(model, config, workers, task, run_dir)
     if start.path is not None:
         engine.warm_up({name: tensor.to(workers.device) for name, tensor in first.items()})
-        engine.restore(start.path / ENGINE, start.workers, run_dir / ".universal", control)
+        engine.restore(start.path / ENGINE, start.workers, Run(run_dir).scratch, control)
     startup["startup/build_seconds"] = time.perf_counter() - begin
     backend = backend_run(engine, config, workers, run_dir, journal)
     seen += islice(batches, backend.check_batches)
@@ -164,14 +160,14 @@ def _train_run(config: Config, run_dir: Path, workers: Workers, startup: dict[st
             "samples": loader.samples,
             "reading": reading,
             "position": feed.position.as_dict(),
-            "mlflow_run_id": mlflow_run_id(run_dir),
+            "mlflow_run_id": Run(run_dir).mlflow_run_id(),
             "time": time.time(),
             "shapes": shapes,
         }
         return own, meta
 
     stop = StopRequests(run_dir, control, is_first=workers.is_first, grace_seconds=config.launcher.grace_seconds)
-    saver = Saver(store.Store(run_dir / store.FOLDER, config.train.keep_checkpoints), workers, writers)
+    saver = Saver(store.Store(Run(run_dir).checkpoints, config.train.keep_checkpoints), workers, writers)
     boundary = Boundary(config.train, engine, saver, stop, watch, recorder, journal, facts)
     stop.listen()
     surroundings.sampler.start()
@@ -220,7 +216,7 @@ def _journal_start(journal: Journal, start: resume.Start, run_dir: Path, attempt
     if start.path is not None:
         print(f"going on from {start.path}, after step {start.step}", flush=True)
         tags |= {"ortlaunch.resumed_from": str(start.path), "ortlaunch.resumable": "false"}
-        if (earlier := start.meta.get("mlflow_run_id")) and start.path.parent != run_dir / store.FOLDER:
+        if (earlier := start.meta.get("mlflow_run_id")) and start.path.parent != Run(run_dir).checkpoints:
             tags["ortlaunch.resumed_from_run"] = str(earlier)
     journal.tags(tags)
     if start.path is not None or attempt:
@@ -231,22 +227,20 @@ def _leave(
     config: Config, run_dir: Path, model: torch.nn.Module, engine: Engine, boundary: Boundary, journal: Journal | None
 ) -> None:
     """What a run leaves behind: what was seen of its steps, its weights, or where it stopped."""
-    if journal is not None and config.profile is not None and (run_dir / PROFILE_FOLDER).is_dir():
-        journal.artifact(run_dir / PROFILE_FOLDER)
+    run = Run(run_dir)
+    if journal is not None and config.profile is not None and run.profile.is_dir():
+        journal.artifact(run.profile)
     if boundary.stopped_at is None:
         if config.train.save_weights:
             weights = engine.weights()
             if journal is not None:
-                save_weights(weights, model, run_dir / FOLDER)
+                save_weights(weights, model, run.weights)
         if journal is not None:
             # Whoever would start the run again looks for it.
-            replace_text(run_dir / DONE_FILE, json.dumps({"step": config.train.steps}) + "\n")
+            run.note_done(config.train.steps)
     elif journal is not None:
-        checkpoint = run_dir / store.FOLDER / store.name_of(boundary.stopped_at)
-        word = stop_word(run_dir)
+        checkpoint = run.checkpoints / store.name_of(boundary.stopped_at)
+        word = run.stop_word()
         # The file says whose will it is; without one it was a signal.
-        reason = "signal" if word is None else word
-        where = {"step": boundary.stopped_at, "checkpoint": str(checkpoint), "reason": reason}
-        replace_text(run_dir / STOPPED_FILE, json.dumps(where) + "\n")
-        (run_dir / STOP_FILE).unlink(missing_ok=True)
+        run.note_stopped(Stopped(boundary.stopped_at, str(checkpoint), "signal" if word is None else word))
         journal.tags({"ortlaunch.resumable": "true", "ortlaunch.stopped_at_step": str(boundary.stopped_at)})

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ortlaunch.run.layout import STOP_FILE
+from ortlaunch.run.run import Run
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SECONDS = 1.0
@@ -37,7 +37,7 @@ class StopRequests:
             is_first: whether this worker looks for the file.
             grace_seconds: how long after a signal this process ends whatever it is doing.
         """
-        self._file = run_dir / STOP_FILE
+        self._file = Run(run_dir).stop_file
         self._group = group
         self._is_first = is_first
         self._grace = grace_seconds

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from ortlaunch.metrics.gpu import Gpu, find_gpu
 from ortlaunch.metrics.nodes import Nodes, Place
 from ortlaunch.metrics.system import Sampler
-from ortlaunch.run.identity import is_alive
 from ortlaunch.run.journal import Journal
+from ortlaunch.run.run import Run
 from ortlaunch.trainer.workers import Workers, texts_of_all
 
 FILE = "machines.json"
@@ -109,10 +109,7 @@ def _gpu(device: torch.device) -> Gpu | None:
 def _roots(run_dir: Path) -> list[int]:
     """torchrun, and the launcher where it is on this machine: they and all below them are the run's own."""
     roots = [os.getppid()]
-    try:
-        launcher = json.loads((run_dir / "launcher.json").read_text())
-        if launcher["host"] == socket.gethostname() and is_alive(int(launcher["pid"]), int(launcher["start_ticks"])):
-            roots.append(int(launcher["pid"]))
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
+    launcher = Run(run_dir).launcher()
+    if launcher is not None and launcher.lives:
+        roots.append(launcher.pid)
     return roots

@@ -23,9 +23,8 @@ from typing import TypeVar
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.run import failure
-from ortlaunch.run.layout import HEALTH
+from ortlaunch.run.run import Run
 
-STACKS = "stacks"
 _POLL_SECONDS = 0.5
 _WRITE_SECONDS = 2.0
 _PEERS_SECONDS = 3.0
@@ -71,11 +70,12 @@ class Watch:
         self._moved = time.monotonic()
         self._slow = False
         self._done = threading.Event()
-        for folder in (HEALTH, STACKS):
-            (run_dir / folder).mkdir(exist_ok=True)
+        run = Run(run_dir)
+        for folder in (run.health, run.stacks):
+            folder.mkdir(exist_ok=True)
         # An earlier attempt's.
-        (run_dir / STACKS / f"rank-{rank}.txt").unlink(missing_ok=True)
-        (run_dir / HEALTH / f"rank-{rank}.json").unlink(missing_ok=True)
+        run.stack_file(rank).unlink(missing_ok=True)
+        run.beat_file(rank).unlink(missing_ok=True)
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
 
     def start(self) -> None:
@@ -131,13 +131,13 @@ class Watch:
 
     def _write(self) -> None:
         health = Health(self._rank, socket.gethostname(), os.getpid(), self._beats, self._step or 0, time.time())
-        path = self._run_dir / HEALTH / f"rank-{self._rank}.json"
+        path = Run(self._run_dir).beat_file(self._rank)
         partial = path.with_name(f".{path.name}")
         partial.write_text(json.dumps(asdict(health)))
         partial.replace(path)
 
     def _end(self) -> None:
-        stacks = self._run_dir / STACKS / f"rank-{self._rank}.txt"
+        stacks = Run(self._run_dir).stack_file(self._rank)
         partial = stacks.with_suffix(".partial")
         with partial.open("w") as file:
             faulthandler.dump_traceback(file, all_threads=True)
@@ -169,14 +169,14 @@ def stuck(run_dir: Path, workers: int) -> Health:
         return silent[0]
     fewest = min(health.beats for health in everyone)
     behind = [health for health in everyone if health.beats == fewest]
-    busy = [health for health in behind if not _waits(run_dir / STACKS / f"rank-{health.rank}.txt")]
+    busy = [health for health in behind if not _waits(Run(run_dir).stack_file(health.rank))]
     return (busy or behind)[0]
 
 
 def _read(run_dir: Path, rank: int) -> Health:
     try:
-        return Health(**json.loads((run_dir / HEALTH / f"rank-{rank}.json").read_text()))
-    except (OSError, ValueError, TypeError):
+        return Health(**Run(run_dir).beat(rank))
+    except TypeError:
         return Health(rank, "an unknown host", 0, 0, 0, 0.0)
 
 
@@ -184,7 +184,7 @@ def describe(guilty: Health, seconds: float, key: str, run_dir: Path) -> str:
     """What to tell the user; `key` is the one that limits the time."""
     return (
         f"no progress for {seconds:g} s ({key}): rank {guilty.rank} on {guilty.host} (process {guilty.pid}) stopped "
-        f"answering after step {guilty.step}; the stacks of the workers are in {run_dir / STACKS}"
+        f"answering after step {guilty.step}; the stacks of the workers are in {Run(run_dir).stacks}"
     )
 
 

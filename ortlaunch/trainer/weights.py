@@ -15,8 +15,6 @@ from ortlaunch.trainer.checkpoint.host import storage_key
 from ortlaunch.trainer.checkpoint.resume import differences, shapes_of
 
 FILE = "model.safetensors"
-FOLDER = "weights"
-"""Folder in the run folder where a run leaves its weights."""
 
 
 def load_weights(model: torch.nn.Module, path: Path, key: str = "model.weights") -> None:

@@ -24,6 +24,7 @@ from ortlaunch.config.schema import (
 from ortlaunch.models.checks import check_model, reject_data_parallel
 from ortlaunch.models.recompute import recompute_activations
 from ortlaunch.models.task import Task
+from ortlaunch.run.run import Run
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.engines.deepspeed_engine import DeepSpeedEngine
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
@@ -37,7 +38,7 @@ def wrap(model: torch.nn.Module, config: Config, workers: Workers, task: Task, r
         config.backend,
         threads=workers.threads,
         # Every worker has the same graphs, so the first one's stand for all.
-        onnx_dir=run_dir / "onnx" if workers.is_first else None,
+        onnx_dir=Run(run_dir).onnx if workers.is_first else None,
         zero_stage=config.trainer.zero_stage if isinstance(config.trainer, DeepSpeedConfig) else 0,
         train=config.train,
     )

@@ -25,7 +25,7 @@ from ortlaunch.config.tracking_uri import compare_command
 from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.table import launcher_of
-from ortlaunch.run.identity import write_identity
+from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import SweepTask
 from ortlaunch.verbs.multirun import combination_name, create_sweep, end_sweep
 
@@ -196,7 +196,7 @@ class _Bench:
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs all and compares them; returns the exit code of the whole."""
-        write_identity(self._grid.folder)
+        Run(self._grid.folder).note_launcher()
         stopped = True
         try:
             code = self._rounds()

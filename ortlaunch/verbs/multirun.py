@@ -15,7 +15,7 @@ from ortlaunch.launch.folder import public
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
 from ortlaunch.launch.planning import default_name, make_plan
 from ortlaunch.launch.table import launcher_of
-from ortlaunch.run.identity import write_identity
+from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import Sweep, SweepTask, create, end, marks_of
 from ortlaunch.tracking.relay import Relay
 
@@ -70,7 +70,7 @@ class Multirun:
             if self._sweep is None:
                 self._sweep = self._created()
                 # Lets `ortlaunch sync` tell a sweep that goes on from one whose launcher was killed.
-                write_identity(self._folder)
+                Run(self._folder).note_launcher()
             self._sweep.write([one.plan.run_dir for one in self._planned], complete=False)
         return launcher.submit(plan, config, overrides)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import socket
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -21,11 +19,9 @@ from ortlaunch.follow.status import look
 from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.folders import folder_at
-from ortlaunch.run.identity import is_alive
-from ortlaunch.run.journal import Event, read_events
-from ortlaunch.run.layout import WORKERS_LOCK
-from ortlaunch.run.record import newest_checkpoint
-from ortlaunch.tracking.store import exclusive
+from ortlaunch.run.identity import Process
+from ortlaunch.run.liveness import Alive, has_workers, liveness
+from ortlaunch.run.run import Run
 
 _HELP = """\
 usage: ortlaunch resume RUN [KEY=VALUE ...]
@@ -63,18 +59,22 @@ def resume(arguments: list[str]) -> int:
     changed = _changed(stored, arguments[1:], run_dir)
     launcher = launcher_of(changed)
     config = prepared(launcher.resumed(changed, run_dir))
-    events, _ = read_events(run_dir / "journal.jsonl", 0)
-    starts = [event for event in events if event["event"] == "start"]
+    state = Run(run_dir).state()
     if launcher.keeps_record(config):
         _check_ended(run_dir, config.launcher.grace_seconds)
-    _check_unfinished(run_dir, events, stored.train.steps, config.train.steps)
-    run_id, name = _identity(run_dir, starts)
-    plan = plan_in(config, run_dir, run_id, name, attempt=max(1, len(starts)))
+    if state.ended == "FINISHED" and config.train.steps <= (done := stored.train.steps):
+        # Its last steps would be trained again.
+        raise RequestError(
+            f"{run_dir} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
+        )
+    # Killed before it could say what it is: the folder is <timestamp>-<name>-<id>.
+    run_id, name = state.run_id or run_dir.name.rpartition("-")[2], state.name or run_dir.name
+    plan = plan_in(config, run_dir, run_id, name, attempt=max(1, state.attempts))
     return launcher.submit(plan, config, ["resume", *arguments])
 
 
 def _stored_config(run_dir: Path) -> Config:
-    path = run_dir / "config.yaml"
+    path = Run(run_dir).config_file
     if not path.is_file():
         raise RequestError(f"{run_dir} is no run folder: it has no config.yaml")
     try:
@@ -95,7 +95,7 @@ def _changed(config: Config, overrides: list[str], run_dir: Path) -> Config:
             raise RequestError(
                 f"resume: {override}: a run keeps what it is made of; only single keys can change, such as train.steps"
             )
-    if newest_checkpoint(run_dir) and config.train.resume != "auto":
+    if Run(run_dir).newest_checkpoint() and config.train.resume != "auto":
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, resume="auto"))
     tree = OmegaConf.structured(config)
     try:
@@ -111,35 +111,18 @@ def _changed(config: Config, overrides: list[str], run_dir: Path) -> Config:
 
 def _check_ended(run_dir: Path, seconds: float) -> None:
     """Waits for workers that are still writing their last checkpoint; refuses a run whose launcher or job lives."""
-    if (run_dir / "job.json").is_file():
+    owned = Run(run_dir)
+    if owned.job() is not None:
         row, _ = look(folder_at(run_dir))
         # What SLURM cannot be asked about is left to the workers' lock.
         if not row.is_over and row.state is not State.UNKNOWN:
             raise RequestError(f"{run_dir} is {row.state.value} as job {row.job_id}: ortlaunch cancel {row.run_id}")
-    try:
-        launcher = json.loads((run_dir / "launcher.json").read_text())
-        here = launcher["host"] == socket.gethostname()
-        alive = here and is_alive(int(launcher["pid"]), int(launcher["start_ticks"]))
-    except (OSError, ValueError, TypeError, KeyError):
-        alive = False
-    if alive:
-        raise RequestError(f"{run_dir} is still running (process {launcher['pid']}): stop it first")
-    with exclusive(run_dir / WORKERS_LOCK, seconds) as free:
-        if not free:
-            raise RequestError(f"workers of {run_dir} are still running after {seconds:g} s: stop them first")
+    found = liveness(owned)
+    if found.alive is Alive.LAUNCHER and found.launcher is not None:
+        raise RequestError(f"{run_dir} is still running{_where(found.launcher)}: stop it first")
+    if has_workers(owned, seconds):
+        raise RequestError(f"workers of {run_dir} are still running after {seconds:g} s: stop them first")
 
 
-def _check_unfinished(run_dir: Path, events: list[Event], done: int, wanted: int) -> None:
-    """Refuses a run that has done all that is asked of it: its last steps would be trained again."""
-    ends = [event["status"] for event in events if event["event"] == "end"]
-    if ends[-1:] == ["FINISHED"] and wanted <= done:
-        raise RequestError(
-            f"{run_dir} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
-        )
-
-
-def _identity(run_dir: Path, starts: list[Event]) -> tuple[str, str]:
-    if starts:
-        return starts[0]["run_id"], starts[0]["name"]
-    # Killed before it could say what it is: the folder is <timestamp>-<name>-<id>.
-    return run_dir.name.rpartition("-")[2], run_dir.name
+def _where(process: Process) -> str:
+    return f" ({f'on {process.host}, ' if not process.is_here else ''}process {process.pid})"

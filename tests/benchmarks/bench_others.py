@@ -22,7 +22,7 @@ from pathlib import Path
 
 import yaml
 
-from ortlaunch.run.journal import read_events
+from ortlaunch.tracking.journal import read_events
 
 ROOT = Path(__file__).parents[2]
 WORKERS, THREADS = 2, max(1, (os.cpu_count() or 2) // 2)

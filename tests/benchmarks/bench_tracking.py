@@ -26,7 +26,7 @@ from pathlib import Path
 
 from ortlaunch.compare.statistics import mean_of
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.run.journal import read_events
+from ortlaunch.tracking.journal import read_events
 from ortlaunch.tracking.relay import Relay, sync
 from tests.support.servers import Server, between, free_port, points, silent
 

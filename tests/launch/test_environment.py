@@ -14,7 +14,7 @@ from ortlaunch.config.load import to_config
 from ortlaunch.launch import environment, folder
 from ortlaunch.launch.plan import Start
 from ortlaunch.launch.planning import make_plan
-from ortlaunch.run.journal import Journal, read_events
+from ortlaunch.tracking.journal import Journal, read_events
 
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "aws-hunter2-secret",

@@ -6,30 +6,31 @@ import dataclasses
 import io
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from ortlaunch.launch.local.display import Display, describe_account
 from ortlaunch.launch.plan import LaunchPlan, NodePart, Start
+from ortlaunch.run.events import Event, Measured, Tagged
 from ortlaunch.run.goodput import Goodput
+from ortlaunch.run.state import FIRST_STEP
 
 PLAN = LaunchPlan(Path("/runs/x"), "abc123", "gpt2-[red]ort", workers=2)
 PART = NodePart(PLAN, rank=0, threads=2, start=Start(["true"]))
-STEP = {
-    "event": "metrics",
-    "step": 3,
-    "values": {
+STEP = Measured(
+    0,
+    3,
+    {
         "train/loss": 4.5,
         "throughput/tokens_per_second": 12345.6,
         "throughput/step_seconds": 0.25,
         "memory/rss_gib": 12.5,
     },
-}
+)
 
 
-FIRST = {"event": "metrics", "step": 1, "values": {"startup/time_to_first_step_seconds": 2.0}}
+FIRST = Measured(0, 1, {FIRST_STEP: 2.0})
 
 
 def plain(text: str) -> str:
@@ -42,9 +43,9 @@ def shown(*, terminal: bool) -> str:
     display = Display(PART, 10, "cpu", Console(file=output, force_terminal=terminal, width=80))
     display.start()
     display.event(STEP)
-    display.event({"event": "tags", "values": {}})
+    display.event(Tagged(0, {}))
     display.line("printed by the model [bold]as it is[/bold]")
-    display.event({"event": "metrics", "step": 10, "values": {"summary/tokens_per_second_median": 12000.0}})
+    display.event(Measured(0, 10, {"summary/tokens_per_second_median": 12000.0}))
     display.stop()
     display.summary("finished", 12.34, [("run folder", "/runs/x")])
     return output.getvalue()
@@ -75,7 +76,7 @@ def test_a_terminal_shows_a_progress_bar() -> None:
     ],
 )
 def test_between_two_log_steps_the_bar_moves_by_the_workers_sign_of_life(
-    tmp_path: Path, logged: list[dict[str, Any]], health: str | None, shown: str
+    tmp_path: Path, logged: list[Event], health: str | None, shown: str
 ) -> None:
     output = io.StringIO()
     part = dataclasses.replace(PART, plan=dataclasses.replace(PLAN, run_dir=tmp_path))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ortlaunch.run.events import Event, decode
 from ortlaunch.run.goodput import goodput, journal_goodput
-from ortlaunch.run.journal import Event, Journal, read_events
+from ortlaunch.tracking.journal import Journal, read_events
 
 
 def at(seconds: float, event: str, **fields: Any) -> Event:
-    return {"event": event, "t": int(1000 * (1_000_000 + seconds)), **fields}
+    line = json.dumps({"event": event, "t": int(1000 * (1_000_000 + seconds)), **fields})
+    found = decode(line.encode())
+    assert found is not None
+    return found
 
 
 def metrics(seconds: float, step: int, **values: float) -> Event:
@@ -93,7 +99,7 @@ def test_steps_that_were_not_journalled_but_kept_count() -> None:
 
 def test_time_in_the_queue_is_no_wall_time() -> None:
     def later(event: Event, seconds: float) -> Event:
-        return event | {"t": event["t"] + int(1000 * seconds)}
+        return dataclasses.replace(event, t=event.t + int(1000 * seconds))
 
     events = [
         START,

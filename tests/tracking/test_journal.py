@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.run.journal import Journal, flatten, read_chunk, read_events
+from ortlaunch.run.journal import read_chunk
+from ortlaunch.tracking.journal import Journal, flatten, read_events
 
 
 class Colour(Enum):
@@ -84,7 +85,7 @@ def test_writer_after_a_torn_line_loses_nothing_of_its_own(tmp_path: Path) -> No
         file.write(b'{"event": "metr')
     early.end("KILLED")
     chunk = read_chunk(path, 0)
-    assert [event["event"] for event in chunk.events] == ["tags", "end"] and len(chunk.corrupt) == 1
+    assert [event.kind for event in chunk.events] == ["tags", "end"] and len(chunk.corrupt) == 1
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_chunks_end_at_lines_and_cover_everything(tmp_path: Path) -> None:
         journal.metrics(step, {"a": step})
     steps, offset, chunks = [], 0, 0
     while (chunk := read_chunk(path, offset, 100)).offset > offset:
-        steps += [event["step"] for event in chunk.events]
+        steps += [event.step for event in chunk.events]
         offset, chunks = chunk.offset, chunks + 1
     assert steps == list(range(50)) and chunks > 20
 

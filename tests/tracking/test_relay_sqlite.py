@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from ortlaunch.base.locks import exclusive
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.run.journal import Journal
 from ortlaunch.tracking.forward import Forwarder, relay_log
 from ortlaunch.tracking.relay import Relay, sync
-from ortlaunch.tracking.store import exclusive
 
 NewRun = Callable[..., tuple[Path, Journal]]
 SYNC = (

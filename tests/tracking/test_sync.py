@@ -21,7 +21,7 @@ from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.follow.sync import sync_main
 from ortlaunch.run.identity import is_alive, start_ticks
 from ortlaunch.run.journal import Journal
-from ortlaunch.run.layout import WORKERS_LOCK
+from ortlaunch.run.run import Run
 from ortlaunch.tracking.destination import tracking_of
 
 NewRun = Callable[..., tuple[Path, Journal]]
@@ -150,7 +150,7 @@ def test_workers_that_outlive_their_launcher(store: MlflowConfig, new_run: NewRu
     use(run_dir, store)
     about = {"pid": os.getpid(), "host": socket.gethostname(), "start_ticks": 1}
     (run_dir / "launcher.json").write_text(json.dumps(about))
-    with (run_dir / WORKERS_LOCK).open("w") as lock:
+    with Run(run_dir).workers_lock.open("w") as lock:
         if held:
             fcntl.flock(lock, fcntl.LOCK_SH)
         assert sync_main([str(run_dir)]) == 0

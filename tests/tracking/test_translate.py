@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from ortlaunch.run.events import Event, decode
 from ortlaunch.tracking.translate import (
     PARAM_LIMIT,
     Artifact,
@@ -21,11 +23,16 @@ from ortlaunch.tracking.translate import (
 )
 
 
-def event(kind: str, t: int = 1, **fields: Any) -> dict[str, Any]:
-    return {"event": kind, "t": t, **fields}
+def event(kind: str, t: int = 1, **fields: Any) -> Event:
+    found = decode(json.dumps({"event": kind, "t": t, **fields}).encode())
+    assert found is not None
+    return found
 
 
-def metrics(step: int, t: int, **values: float) -> dict[str, Any]:
+START = event("start", experiment="e", name="n", run_id="r")
+
+
+def metrics(step: int, t: int, **values: float) -> Event:
     return event("metrics", t, step=step, values=values)
 
 
@@ -49,12 +56,12 @@ def test_a_rewind_is_noted_and_sends_nothing() -> None:
 def test_end_comes_after_what_was_before_it() -> None:
     operations = Translator().translate(
         [
-            event("start"),
+            START,
             event("tags", values={"x": "1"}),
             metrics(1, 1, a=1.0),
             event("artifact", path="f", artifact_path=""),
             event("end", 9, status="FAILED"),
-            event("start"),
+            START,
             event("tags", values={"x": "2"}),
             event("end", 12, status="FINISHED"),
         ]
@@ -71,7 +78,7 @@ def test_end_comes_after_what_was_before_it() -> None:
 
 
 def test_second_start_without_an_end_reopens_nothing() -> None:
-    assert Translator().translate([event("start"), event("start")]) == []
+    assert Translator().translate([START, START]) == []
 
 
 def test_parameter_keeps_its_first_value() -> None:
@@ -84,8 +91,8 @@ def test_parameter_keeps_its_first_value() -> None:
 def test_first_failure_of_an_attempt_is_the_tag() -> None:
     translator = Translator()
     fail = [event("failure", rank=rank, host="n1", message=f"m{rank}") for rank in (3, 0)]
-    assert translator.translate([event("start"), *fail]) == [Tags({"ortlaunch.failure": "rank 3 on n1: m3"})]
-    assert translator.translate([event("start"), fail[1]]) == [Tags({"ortlaunch.failure": "rank 0 on n1: m0"})]
+    assert translator.translate([START, *fail]) == [Tags({"ortlaunch.failure": "rank 3 on n1: m3"})]
+    assert translator.translate([START, fail[1]]) == [Tags({"ortlaunch.failure": "rank 0 on n1: m0"})]
 
 
 @pytest.mark.parametrize(

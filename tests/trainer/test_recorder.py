@@ -13,7 +13,7 @@ from ortlaunch.config.schema import TrainConfig
 from ortlaunch.metrics.gpu import FIELDS as GPU_FIELDS
 from ortlaunch.metrics.nodes import Nodes, Place
 from ortlaunch.metrics.system import NODE_FIELDS
-from ortlaunch.run.journal import Journal, read_events
+from ortlaunch.tracking.journal import Journal, read_events
 from ortlaunch.trainer.recorder import Recorder
 from ortlaunch.trainer.workers import Workers
 

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ortlaunch.run.layout import STOP_FILE
+from ortlaunch.run.run import Run
 from ortlaunch.trainer.stop import StopRequests
 
 STEPS = 4000
@@ -28,7 +28,7 @@ def worker(rank: int, folder: str, how: str) -> None:
         if step == 50 and rank == 1 and how == "signal":
             os.kill(os.getpid(), signal.SIGTERM)
         if step == 50 and rank == 1 and how == "file":
-            (Path(folder) / STOP_FILE).touch()
+            (Run(Path(folder)).stop_file).touch()
         if stop.agreed():
             break
     stop.close()

@@ -9,7 +9,8 @@ from dataclasses import asdict
 
 import pytest
 
-from ortlaunch.trainer.watch import HEALTH, STACKS, Health, stuck
+from ortlaunch.run.run import Run
+from ortlaunch.trainer.watch import Health, stuck
 
 WAITING = """Thread 0x01 (most recent call first):
   File "/site/torch/autograd/graph.py", line 800 in _engine_run_backward
@@ -24,13 +25,14 @@ BUSY = """Thread 0x01 (most recent call first):
 @pytest.fixture
 def say(tmp_path):
     """Writes what a worker says of itself, and its stack."""
-    (tmp_path / HEALTH).mkdir()
-    (tmp_path / STACKS).mkdir()
+    run = Run(tmp_path)
+    run.health.mkdir()
+    run.stacks.mkdir()
 
     def write(rank, beats, time=1000.0, stack=WAITING):
         health = Health(rank, "node1", 100 + rank, beats, beats // 2, time)
-        (tmp_path / HEALTH / f"rank-{rank}.json").write_text(json.dumps(asdict(health)))
-        (tmp_path / STACKS / f"rank-{rank}.txt").write_text(stack)
+        run.beat_file(rank).write_text(json.dumps(asdict(health)))
+        run.stack_file(rank).write_text(stack)
 
     return write
 

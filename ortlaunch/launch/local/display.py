@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from ortlaunch.launch.plan import NodePart
-from ortlaunch.run.goodput import FIRST_STEP, Goodput
-from ortlaunch.run.layout import HEALTH
-from ortlaunch.run.record import read_json
+from ortlaunch.run.events import Event, Measured
+from ortlaunch.run.goodput import Goodput
+from ortlaunch.run.state import RunState
 
 _GOOD_PERCENT = 90.0
 _SHORT_SECONDS = 600.0
@@ -32,10 +31,7 @@ class Display:
         self._threads = part.threads
         self._steps = steps
         self._device = device
-        self._latest: dict[str, float] = {}
-        self._reached = 0
-        self.trains = False
-        """Whether this attempt has made its first step."""
+        self._state = RunState()
         self._looked = 0.0
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -43,7 +39,12 @@ class Display:
     @property
     def latest(self) -> dict[str, float]:
         """The last value seen of each metric."""
-        return self._latest
+        return self._state.figures
+
+    @property
+    def trains(self) -> bool:
+        """Whether this attempt has made its first step."""
+        return self._state.trains
 
     def start(self) -> None:
         """Says what starts and, on a terminal, opens the progress bar."""
@@ -65,19 +66,16 @@ class Display:
             self._task = self._progress.add_task("starting", total=self._steps)
             self._progress.start()
 
-    def event(self, event: dict[str, Any]) -> None:
+    def event(self, event: Event) -> None:
         """Takes one event of the journal."""
-        if event.get("event") != "metrics":
+        self._state.take(event)
+        if not isinstance(event, Measured):
             return
-        values = {name: float(value) for name, value in event["values"].items()}
-        self._latest.update(values)
-        self.trains |= FIRST_STEP in values
-        step = int(event["step"])
+        step, values = event.step, event.values
         if "eval/loss" in values:
             self._print(f"step {step}/{self._steps}  eval loss {values['eval/loss']:.4f}")
-        if "train/loss" not in values:
+        if not event.is_log_step:
             return
-        self._reached = step
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=step, description=describe_step(values))
         else:
@@ -90,9 +88,9 @@ class Display:
         if self._progress is None or self._task is None or not self.trains or now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
-        step = (read_json(self._plan.run_dir / HEALTH / "rank-0.json") or {}).get("step")
+        step = self._plan.files.beat().get("step")
         # It is written every other second, and so may lie behind the journal.
-        if isinstance(step, int) and step > self._reached:
+        if isinstance(step, int) and step > (self._state.step or 0):
             self._progress.update(self._task, completed=step)
 
     def line(self, text: str) -> None:
@@ -116,7 +114,7 @@ class Display:
             record: label and place of each thing that the run left.
             account: where its wall time went.
         """
-        self._print(f"{ending} after {seconds:.1f} s{describe_summary(self._latest)}")
+        self._print(f"{ending} after {seconds:.1f} s{describe_summary(self.latest)}")
         if account is not None and (text := describe_account(account)):
             self._print(text)
         for label, place in record:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config, LocalConfig
+from ortlaunch.run.run import Run
 
 JOIN_SECONDS = 900
 """How long machines wait for each other: somebody types the line on every one of them."""
@@ -106,9 +106,9 @@ def wait_for_first(run_dir: Path, config: Config | None, seconds: float = JOIN_S
     Raises:
         RequestError: it does not appear, or it is of a run that is configured otherwise.
     """
-    path = run_dir / "config.yaml"
+    first = Run(run_dir)
     deadline = time.monotonic() + seconds
-    while not (path.is_file() and (run_dir / "journal.jsonl").is_file()):
+    while not first.exists:
         if time.monotonic() > deadline:
             raise RequestError(
                 f"{run_dir} did not appear within {seconds:g} s: start the first machine (launcher.node_rank=0) "
@@ -117,8 +117,7 @@ def wait_for_first(run_dir: Path, config: Config | None, seconds: float = JOIN_S
         time.sleep(0.2)
     if config is None:
         return
-    theirs = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if keys := differing(theirs, to_dict(config)):
+    if keys := differing(first.settings(), to_dict(config)):
         raise RequestError(
             f"the first machine runs another configuration: {', '.join(keys)}. Type the line that it printed"
         )

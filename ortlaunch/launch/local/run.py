@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ortlaunch.base import exit_codes
+from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import redacted
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig, MlflowConfig
@@ -23,11 +24,11 @@ from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.display import Display
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.plan import LaunchPlan, NodePart
-from ortlaunch.run import failure, sweep
+from ortlaunch.run import claim, failure, sweep
+from ortlaunch.run.claim import Claim
 from ortlaunch.run.goodput import journal_goodput
-from ortlaunch.run.identity import write_identity
 from ortlaunch.run.journal import Journal, read_events
-from ortlaunch.run.record import newest_checkpoint
+from ortlaunch.run.run import Run
 from ortlaunch.tracking.relay import Relay, RelayResult
 
 _POLL_SECONDS = 0.1
@@ -50,15 +51,27 @@ def run(part: NodePart, config: Config, arguments: list[str]) -> int:
     if part.rank > 0:
         return _assist(part, config, started)
     plan = part.plan
+    plan.run_dir.mkdir(parents=True, exist_ok=True)
+    # `resume` has asked the scheduler about the job that the run had.
+    mine = claim.take(plan.files, job_is_over=lambda _: True)
+    try:
+        return _run_claimed(part, config, arguments, started, mine)
+    finally:
+        mine.release()
+
+
+def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: float, mine: Claim) -> int:
+    """Runs the part; this process has claimed the run."""
+    plan = part.plan
     write_run_folder(plan, config, arguments, part.start)
-    write_identity(plan.run_dir)
+    Run(plan.run_dir).note_launcher()
     journal = Journal(plan.journal)
     journal_start(journal, plan, config)
     display = Display(part, config.train.steps, resolve_device(config.device).value)
     for line in _lines_for_others(plan, config, arguments):
         display.line(line)
     relay = Relay(plan.run_dir, config.tracking) if isinstance(config.tracking, MlflowConfig) else None
-    outcome = _run_workers(part, config, display, started, relay)
+    outcome = _run_workers(part, config, display, started, relay, mine)
     if outcome.failure is not None and not outcome.failure.is_request:
         journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
     account = journal_goodput(journal)
@@ -101,14 +114,16 @@ def _assist(part: NodePart, config: Config, started: float) -> int:
     plan = part.plan
     machines.wait_for_first(plan.run_dir, config if plan.attempt == 0 else None)
     display = Display(part, config.train.steps, resolve_device(config.device).value)
-    outcome = _run_workers(part, config, display, started, None)
+    outcome = _run_workers(part, config, display, started, None, None)
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
     display.line("the workers of this machine have ended; the first machine keeps the record")
     return outcome.exit_code
 
 
-def _run_workers(part: NodePart, config: Config, display: Display, started: float, relay: Relay | None) -> Outcome:
+def _run_workers(
+    part: NodePart, config: Config, display: Display, started: float, relay: Relay | None, mine: Claim | None
+) -> Outcome:
     """Runs this machine's workers to their end, with what they journal on the display and on its way to MLflow."""
     with _StopFlag() as stop:
         # The workers start before any thread of this process, so that the fork copies none.
@@ -117,7 +132,7 @@ def _run_workers(part: NodePart, config: Config, display: Display, started: floa
             display.start()
             if relay is not None:
                 relay.start()
-            code = _watch(group, stop, part.plan, display, config.launcher)
+            code = _watch(group, stop, part.plan, display, config.launcher, mine)
         finally:
             group.kill()
             display.stop()
@@ -149,7 +164,7 @@ def describe_failure(found: failure.Failure, plan: LaunchPlan) -> str:
         return f"ortlaunch: {found.message}"
     return (
         f"ortlaunch: rank {found.rank} on {found.host} failed:\n{found.message}\n"
-        f"the whole log: {plan.log_dir / f'rank-{found.rank}.log'}"
+        f"the whole log: {plan.files.rank_log(found.rank)}"
     )
 
 
@@ -175,8 +190,19 @@ class _StopFlag:
         self.signal = self.signal or number
 
 
-def _watch(group: WorkerGroup, stop: _StopFlag, plan: LaunchPlan, display: Display, launcher: LauncherConfig) -> int:
-    """Shows the journal and rank 0's output until torchrun ends; passes on a request to stop."""
+def _watch(
+    group: WorkerGroup,
+    stop: _StopFlag,
+    plan: LaunchPlan,
+    display: Display,
+    launcher: LauncherConfig,
+    mine: Claim | None,
+) -> int:
+    """Shows the journal and rank 0's output until torchrun ends; passes on a request to stop.
+
+    Raises:
+        RequestError: another launcher has taken the run over; nothing more is written.
+    """
     offset = plan.journal.stat().st_size
     deadline: float | None = None
     while True:
@@ -185,6 +211,9 @@ def _watch(group: WorkerGroup, stop: _StopFlag, plan: LaunchPlan, display: Displ
         for event in events:
             display.event(event)
         display.look()
+        if mine is not None and not mine.keep():
+            group.kill()
+            raise RequestError(f"{plan.run_dir}: another launcher has taken this run over; its workers here are ended")
         for line in group.lines():
             display.line(line)
         if code is not None:
@@ -221,7 +250,7 @@ def _outcome(part: NodePart, code: int, stop_signal: int | None) -> Outcome:
         return Outcome("FINISHED" if code == 0 else "KILLED", exit_codes.stopped_by(stop_signal))
     if code == 0:
         return Outcome("FINISHED", exit_codes.DONE)
-    found = failure.first(plan.run_dir, *sorted(plan.log_dir.glob("torchrun*.log")))
+    found = failure.first(plan.run_dir, *plan.files.torchrun_logs())
     if found is None:
         tail = "\n".join(part.torchrun_log.read_text(errors="replace").strip().splitlines()[-15:])
         found = failure.Failure(0, socket.gethostname(), f"torchrun ended with {code}:\n{tail}", False, 0.0)
@@ -232,7 +261,7 @@ def _record(
     plan: LaunchPlan, config: Config, sent: RelayResult | None, outcome: Outcome, *, has_trained: bool
 ) -> list[tuple[str, str]]:
     lines = [("run folder", str(plan.run_dir))]
-    if outcome.status != "FINISHED" and newest_checkpoint(plan.run_dir):
+    if outcome.status != "FINISHED" and plan.files.newest_checkpoint():
         lines.append(("go on", f"ortlaunch resume {shlex.quote(str(plan.run_dir))}"))
     elif outcome.status == "KILLED" and has_trained:
         lines.append(("go on", "no checkpoint was written; train.checkpoint_every=N writes them on the way"))

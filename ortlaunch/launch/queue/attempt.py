@@ -9,17 +9,19 @@ import shutil
 import sys
 from pathlib import Path
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.load import load_config
 from ortlaunch.launch.queue import history
 from ortlaunch.launch.queue.announce import send
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.own import OwnJob
 from ortlaunch.launch.queue.verdict import REQUEUE_WORD, Facts, Verdict, judge
-from ortlaunch.run import failure, sweep
+from ortlaunch.run import claim, failure, sweep
+from ortlaunch.run.events import Status
 from ortlaunch.run.goodput import journal_goodput
-from ortlaunch.run.journal import Journal, Status
-from ortlaunch.run.layout import ARTIFACT_FOLDER, DONE_FILE, STOP_FILE, STOPPED_FILE, stop_word
-from ortlaunch.run.record import newest_checkpoint
+from ortlaunch.run.journal import Journal
+from ortlaunch.run.liveness import has_workers
+from ortlaunch.run.run import ARTIFACT_FOLDER, Run
 
 _STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}
 _MOST_LOGS = 16
@@ -27,21 +29,28 @@ _CLOCK_SECONDS = 90
 """Schedulers look at their clocks every 30 seconds or so, and may send the warning a minute early."""
 
 
-def begin(run_dir: Path, job: OwnJob) -> int | None:
+def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
     """An attempt begins: says so in the journal.
 
     Args:
+        launcher: that of the job.
         run_dir: the run folder.
         job: the job that starts it.
 
     Returns:
         How many attempts there were before; None if there is nothing to do.
     """
-    if (run_dir / DONE_FILE).exists():
+    run = Run(run_dir)
+    if run.is_done():
         print(f"ortlaunch: {run_dir} is done", file=sys.stderr)
         return None
-    journal = Journal(run_dir / "journal.jsonl")
-    if stop_word(run_dir) not in (None, REQUEUE_WORD):
+    try:
+        claim.take(run, job.key, lambda other: _is_over(launcher, other, run))
+    except RequestError as error:
+        print(f"ortlaunch: {error}", file=sys.stderr)
+        return None
+    journal = run.journal()
+    if run.stop_word() not in (None, REQUEUE_WORD):
         journal.tags({"ortlaunch.state": "stopped"})
         journal.end("KILLED")
         send_all(run_dir)
@@ -49,10 +58,10 @@ def begin(run_dir: Path, job: OwnJob) -> int | None:
         print("ortlaunch: the run was asked to stop while it was in the queue", file=sys.stderr)
         return None
     # What the attempt before has left about itself.
-    for name in (STOP_FILE, STOPPED_FILE):
-        (run_dir / name).unlink(missing_ok=True)
-    for folder in ("failures", "preflight"):
-        shutil.rmtree(run_dir / folder, ignore_errors=True)
+    for file in (run.stop_file, run.stopped_file):
+        file.unlink(missing_ok=True)
+    for folder in (run.failures, run.preflight):
+        shutil.rmtree(folder, ignore_errors=True)
     past = history.load(run_dir)
     attempt = past.begin(job.job_id, job.restart, job.nodes)
     history.save(run_dir, past)
@@ -66,10 +75,16 @@ def begin(run_dir: Path, job: OwnJob) -> int | None:
             f"{job.scheduler}.nodes": job.nodes,
         }
     )
-    own = run_dir / f"{job.scheduler}-{attempt}.json"
+    own = run.scheduler_variables(attempt, job.scheduler)
     own.write_text(json.dumps(job.variables, indent=2) + "\n")
     journal.artifact(own, ARTIFACT_FOLDER)
     return attempt
+
+
+def _is_over(launcher: BatchLauncher, job_id: str, run: Run) -> bool:
+    """Whether another job that has claimed the run is over; one that nobody knows is judged by its workers."""
+    known = launcher.is_over(job_id)
+    return not has_workers(run) if known is None else known
 
 
 def decide(facts: Facts, run_dir: Path, unfit: str = "") -> Verdict:
@@ -81,12 +96,12 @@ def decide(facts: Facts, run_dir: Path, unfit: str = "") -> Verdict:
         unfit: what its nodes have found wrong with themselves; the cause of all that the workers say.
     """
     verdict = judge(facts)
-    journal = Journal(run_dir / "journal.jsonl")
+    journal = Run(run_dir).journal()
     lost = verdict.action == "requeue" and "LOST" in facts.signals
     if lost or verdict.is_crash or verdict.status == "FAILED":
         verdict = _with_failure(run_dir, verdict, journal, unfit)
     past = history.load(run_dir)
-    past.end(verdict.reason, is_crash=verdict.is_crash, checkpoint=newest_checkpoint(run_dir))
+    past.end(verdict.reason, is_crash=verdict.is_crash, checkpoint=Run(run_dir).newest_checkpoint())
     history.save(run_dir, past)
     if verdict.status is None:
         journal.requeue(verdict.reason, len(past.attempts))
@@ -114,7 +129,7 @@ def refused(run_dir: Path, command: str) -> None:
         run_dir: the run folder.
         command: what was refused.
     """
-    journal = Journal(run_dir / "journal.jsonl")
+    journal = Run(run_dir).journal()
     text = f"{command} was refused: the cluster does not let jobs queue again; go on with ortlaunch resume"
     journal.tags({"ortlaunch.state": "stopped", "ortlaunch.requeue_reason": text})
     journal_goodput(journal)
@@ -133,35 +148,29 @@ def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: list[str]
         code: what the command that started the workers ended with.
         signals: as in `Facts`.
     """
-    config = load_config(run_dir / "config.yaml")
+    run = Run(run_dir)
+    config = load_config(run.config_file)
     job, past = launcher.own_job(), history.load(run_dir)
-    is_done = (run_dir / DONE_FILE).exists()
+    is_done, stopped = run.is_done(), run.stopped()
     known = None if is_done else launcher.own_state()
     return Facts(
         code=code,
         signals=frozenset(signals),
         is_done=is_done,
         is_request=failure.is_request(run_dir),
-        stopped_by=_stopped_by(run_dir),
-        asked_by=stop_word(run_dir),
+        stopped_by=stopped.reason if stopped is not None else None,
+        asked_by=run.stop_word(),
         job_state=known.state if known else None,
         is_requeued=known is not None and known.restarts > job.restart,
         is_out_of_time=known is not None and known.seconds_left < config.launcher.grace_seconds + _CLOCK_SECONDS,
         is_preempted=known is not None and known.is_preempted,
         crashes=past.crashes(job.job_id),
         max_restarts=config.launcher.max_restarts,
-        barren=past.barren(job.job_id, newest_checkpoint(run_dir)),
+        barren=past.barren(job.job_id, Run(run_dir).newest_checkpoint()),
         requeue_limit=launcher.requeue_limit(config),
         scheduler=launcher.title,
         starter=launcher.starter,
     )
-
-
-def _stopped_by(run_dir: Path) -> str | None:
-    try:
-        return str(json.loads((run_dir / STOPPED_FILE).read_text()).get("reason", ""))
-    except (OSError, ValueError):
-        return None
 
 
 def _with_failure(run_dir: Path, verdict: Verdict, journal: Journal, unfit: str) -> Verdict:
@@ -178,7 +187,7 @@ def _with_failure(run_dir: Path, verdict: Verdict, journal: Journal, unfit: str)
 
 
 def _first_failure(run_dir: Path) -> failure.Failure | None:
-    logs = sorted((run_dir / "logs").glob("torchrun-*.log"), key=lambda path: path.stat().st_mtime)
+    logs = sorted(Run(run_dir).logs.glob("torchrun-*.log"), key=lambda path: path.stat().st_mtime)
     found = [one for log in logs[:_MOST_LOGS] if (one := failure.first(run_dir, log)) is not None]
     return min(found, key=lambda one: one.time, default=None)
 

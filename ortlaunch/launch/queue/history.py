@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ortlaunch.base.files import replace_text
-
-_FILE = "history.json"
+from ortlaunch.run.run import Run
 
 
 @dataclass
@@ -65,7 +64,7 @@ class History:
 def load(run_dir: Path) -> History:
     """Reads it; empty where there is none."""
     try:
-        stored = json.loads((run_dir / _FILE).read_text())
+        stored = json.loads(Run(run_dir).history_file.read_text())
         return History([Attempt(**one) for one in stored["attempts"]])
     except (OSError, ValueError, TypeError, KeyError):
         return History()
@@ -73,4 +72,4 @@ def load(run_dir: Path) -> History:
 
 def save(run_dir: Path, history: History) -> None:
     """Replaces it in one step."""
-    replace_text(run_dir / _FILE, json.dumps(asdict(history), indent=1) + "\n")
+    replace_text(Run(run_dir).history_file, json.dumps(asdict(history), indent=1) + "\n")

@@ -16,7 +16,6 @@ from types import FrameType
 
 from ortlaunch.base import exit_codes, output
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.files import replace_text
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.local.workers import WorkerGroup
@@ -26,7 +25,7 @@ from ortlaunch.launch.queue.attempt import begin, decide, gather, refused
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.verdict import REQUEUE_WORD
 from ortlaunch.launch.table import launcher_of
-from ortlaunch.run.layout import STOP_FILE, stop_word
+from ortlaunch.run.run import Run
 from ortlaunch.tracking.relay import Relay
 
 _POLL_SECONDS = 0.2
@@ -51,7 +50,7 @@ def launcher_and_config(run_dir: Path) -> tuple[BatchLauncher, Config]:
     Raises:
         RequestError: the launcher is not installed here, or has no jobs.
     """
-    config = load_config(run_dir / "config.yaml")
+    config = load_config(Run(run_dir).config_file)
     launcher = launcher_of(config)
     if not isinstance(launcher, BatchLauncher):
         raise RequestError(f"{run_dir}: launcher={launcher.name} does not run in jobs")
@@ -64,12 +63,12 @@ def run_job(launcher: BatchLauncher, config: Config, run_dir: Path) -> int:
     Returns:
         The exit code of the job.
     """
-    output.append_to(run_dir / "logs" / f"{launcher.log}.log")
+    output.append_to(Run(run_dir).scheduler_log(launcher.name))
     signals = _Signals(launcher, run_dir)
     while True:
         job = launcher.own_job()
         print(f"--- job {job.job_id}, restart {job.restart}, on {job.nodes}", flush=True)
-        before = begin(run_dir, job)
+        before = begin(launcher, run_dir, job)
         if before is None:
             return exit_codes.DONE
         code, relay = _workers(launcher, config, run_dir, signals)
@@ -104,8 +103,9 @@ class _Signals:
 
     def pass_on(self) -> None:
         """Asks the workers to stop together after a checkpoint, unless somebody has asked them already."""
-        if self.since is not None and stop_word(self._run_dir) is None:
-            replace_text(self._run_dir / STOP_FILE, f"{REQUEUE_WORD}\n")
+        run = Run(self._run_dir)
+        if self.since is not None and run.stop_word() is None and run.stopped() is None:
+            run.ask_to_stop(REQUEUE_WORD)
 
 
 def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _Signals) -> tuple[int, Relay | None]:
@@ -117,7 +117,7 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
     node = [sys.executable, "-m", "ortlaunch.launch.queue.node", str(run_dir)]
     start = Start(launcher.on_each_node(config, node), launcher.variables(config))
     # The workers start before any thread of this process, so that the fork copies none.
-    group = WorkerGroup(start, run_dir / "logs" / f"{launcher.log}-nodes.log", time.time())
+    group = WorkerGroup(start, Run(run_dir).logs / f"{launcher.log}-nodes.log", time.time())
     tracking = tracking_of(run_dir)
     relay = Relay(run_dir, tracking) if tracking is not None else None
     try:

@@ -26,14 +26,13 @@ from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
 from ortlaunch.launch.queue.submission import Ticket, announce, check_alike, submission_environment, write_job
 from ortlaunch.run.journal import Journal
+from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import note_end
 
 
 class BatchLauncher(QueueLauncher):
     """Submits scripts, and runs what they start."""
 
-    script_name: ClassVar[str] = "job.sh"
-    """File in the run folder that holds what was submitted."""
     submit_command: ClassVar[str]
     """The scheduler's program that takes a script."""
     starter: ClassVar[str] = "torchrun"
@@ -150,16 +149,20 @@ class BatchLauncher(QueueLauncher):
 
     def prepare(self, run: PlannedRun) -> None:
         """Writes a run's folder, and journals that it waits."""
-        script = str(run.plan.run_dir / self.script_name)
+        script = str(self.script_file(run.plan.run_dir))
         write_run_folder(run.plan, run.config, run.overrides, Start([self.submit_command, script]))
         journal = Journal(run.plan.journal)
         journal_start(journal, run.plan, run.config)
         journal.tags({"ortlaunch.state": "queued"})
         journal.close()
 
+    def script_file(self, folder: Path) -> Path:
+        """What was submitted, in a run's or a sweep's folder."""
+        return Run(folder).script_file(self.name)
+
     def write_script(self, folder: Path, script: str) -> Path:
         """Leaves the script in a folder as what was submitted."""
-        path = folder / self.script_name
+        path = self.script_file(folder)
         path.write_text(script, encoding="utf-8")
         path.chmod(0o755)
         return path
@@ -168,7 +171,7 @@ class BatchLauncher(QueueLauncher):
         """Journals that runs have failed whose jobs were not taken, and their sweep with the last of them."""
         over = []
         for run_dir in runs:
-            journal = Journal(run_dir / "journal.jsonl")
+            journal = Run(run_dir).journal()
             journal.tags({"ortlaunch.state": "failed"})
             journal.end("FAILED")
             journal.close()
@@ -205,6 +208,11 @@ class BatchLauncher(QueueLauncher):
     def own_state(self) -> OwnState | None:
         """What the scheduler says of that job; None if it does not answer or does not know it."""
         return None
+
+    def is_over(self, job_id: str) -> bool | None:
+        """Whether a job is over; None if the scheduler does not answer or does not know it."""
+        job = self.states(0).find(job_id)
+        return None if job is None else not job.lives
 
     def requeue(self, job: OwnJob) -> bool:
         """Asks the scheduler to queue the job again, with its folder and under its id; False if it does not."""

@@ -19,6 +19,7 @@ from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.own import NodePlace
 from ortlaunch.launch.torchrun import torchrun, worker_environment
 from ortlaunch.run.attempt import header
+from ortlaunch.run.run import Run
 
 _LEFT_TO_WORKERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -35,7 +36,7 @@ def train(launcher: BatchLauncher, config: Config, run_dir: Path) -> None:
         RequestError: the launcher cannot say where this node stands.
     """
     place = launcher.place(config)
-    output.append_to(run_dir / "logs" / f"torchrun-{place.rank}.log")
+    output.append_to(Run(run_dir).torchrun_log(place.rank))
     print(header(), flush=True)
     variables = environment_of(launcher, config, run_dir)
     command = command_of(launcher, config, run_dir, place)

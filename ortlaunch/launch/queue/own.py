@@ -17,8 +17,15 @@ class OwnJob:
     """Names of its nodes, in the scheduler's way of writing them."""
     restart: int = 0
     """How often the scheduler has started the job again."""
+    task_id: str = ""
+    """Of a task of an array: its id as job.json has it."""
     variables: dict[str, str] = field(default_factory=dict)
     """Those that say what the job was given, for the record; no secrets."""
+
+    @property
+    def key(self) -> str:
+        """The id by which the scheduler's commands mean this job and no other."""
+        return self.task_id or self.job_id
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from ortlaunch.base.user import user_name
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config, MlflowConfig
 from ortlaunch.launch.queue.announce import TRACKING_URI
+from ortlaunch.run.run import Run
 
-JOB = "job.json"
 _ANNOUNCE_SECONDS = 90
 
 
@@ -51,7 +51,7 @@ def write_job(
         "cluster": ticket.cluster,
         "user": user_name(),
     }
-    replace_text(run_dir / JOB, json.dumps(job) + "\n")
+    replace_text(Run(run_dir).job_file, json.dumps(job) + "\n")
 
 
 def announce(folders: list[Path], config: Config, environment: dict[str, str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ortlaunch.base import exit_codes
-from ortlaunch.run.journal import Status
+from ortlaunch.run.events import Status
 
 REQUEUE_WORD = "requeue"
 """First word of a STOP file that the scheduler's warning has made; any other one is a person's."""

@@ -21,6 +21,7 @@ from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, Device, SlurmConfig
 from ortlaunch.launch.slurm.plan import workers_per_node
 from ortlaunch.launch.slurm.programs import hostnames
+from ortlaunch.run.run import Run
 
 FOLDER = "preflight"
 NO_FOLDER = 3
@@ -41,8 +42,8 @@ def report(run_dir: Path) -> int:
         code = 1 if found else 0
         verdict = "unfit" if found else "fit"
         name = f"{int(os.environ['SLURM_NODEID']):06d}-{host}.{verdict}"
-        (run_dir / FOLDER).mkdir(exist_ok=True)
-        (run_dir / FOLDER / name).write_text("\n".join(found))
+        Run(run_dir).preflight.mkdir(exist_ok=True)
+        (Run(run_dir).preflight / name).write_text("\n".join(found))
     except OSError as error:
         found, code = [f"the run folder {run_dir} cannot be used here: {error}"], NO_FOLDER
     for line in found:
@@ -58,8 +59,8 @@ def examine(run_dir: Path) -> list[str]:
     Raises:
         OSError: the run folder is not here.
     """
-    config = load_config(run_dir / "config.yaml")
-    recorded = json.loads((run_dir / "env.json").read_text())
+    config = load_config(Run(run_dir).config_file)
+    recorded = json.loads(Run(run_dir).environment_file.read_text())
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     same_system = cfg.container.image is None and cfg.python is None
@@ -79,12 +80,12 @@ def only_silence(run_dir: Path, code: int) -> bool:
         run_dir: the run folder.
         code: what srun ended with, the largest code of all nodes.
     """
-    return code != NO_FOLDER and not any(path.suffix == ".unfit" for path in (run_dir / FOLDER).glob("*"))
+    return code != NO_FOLDER and not any(path.suffix == ".unfit" for path in Run(run_dir).preflight.glob("*"))
 
 
 def problems(run_dir: Path) -> str:
     """What the nodes have found in a preflight that failed, for a person."""
-    folder = run_dir / FOLDER
+    folder = Run(run_dir).preflight
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     unfit = [name for name in names if name.endswith(".unfit")]
     lines = [
@@ -116,7 +117,7 @@ def _silent(answered: set[int]) -> list[str]:
 
 def _other_folder(run_dir: Path) -> list[str]:
     """The batch script's node has written this attempt's token; a folder of the same name elsewhere lacks it."""
-    token = run_dir / "preflight.token"
+    token = Run(run_dir).preflight_token
     if token.is_file() and token.read_text() == attempt_token():
         return []
     return [f"{run_dir} is not the run folder that the first node sees: run_root must lie on a file system they share"]

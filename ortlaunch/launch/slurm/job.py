@@ -19,16 +19,18 @@ from ortlaunch.launch.queue import attempt
 from ortlaunch.launch.queue.announce import tracking_of
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
+from ortlaunch.run.run import Run
 
 _NOTHING_TO_DO = 3
 
 
 def begin(run_dir: Path) -> int:
     """An attempt begins."""
-    before = attempt.begin(run_dir, SlurmLauncher().own_job())
+    launcher = SlurmLauncher()
+    before = attempt.begin(launcher, run_dir, launcher.own_job())
     if before is None:
         return _NOTHING_TO_DO
-    (run_dir / "preflight.token").write_text(attempt_token())
+    Run(run_dir).preflight_token.write_text(attempt_token())
     print(before)
     return 0
 

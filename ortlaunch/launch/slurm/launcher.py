@@ -35,7 +35,6 @@ class SlurmLauncher(BatchLauncher):
     title = "SLURM"
     config = SlurmConfig
     rules = SLURM_RULES
-    script_name = "sbatch.sh"
     submit_command = "sbatch"
     starter = "srun"
     log = "slurm"
@@ -132,6 +131,7 @@ class SlurmLauncher(BatchLauncher):
             os.environ["SLURM_JOB_ID"],
             os.environ["SLURM_JOB_NODELIST"],
             int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+            scheduler.own_job(),
             slurm_variables(),
         )
 
@@ -149,6 +149,11 @@ class SlurmLauncher(BatchLauncher):
             token=attempt_token(),
             name=job.get("SLURMD_NODENAME", ""),
         )
+
+    def is_over(self, job_id: str) -> bool | None:
+        """By scontrol."""
+        known = scheduler.job_state(job_id)
+        return None if known is None else known.state not in scheduler.ALIVE
 
     def requeue_limit(self, config: Config) -> int:
         """`launcher.requeue_limit`."""

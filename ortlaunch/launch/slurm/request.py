@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ortlaunch.config.paths import slurm_template
 from ortlaunch.config.schema import ContainerConfig, ContainerRuntime, GpuRequest, SlurmConfig, key_facts
+from ortlaunch.run.run import Run
 
 WARNING_SIGNAL = "USR2"
 """What SLURM sends to the batch shell before it ends the job; not USR1, which NCCL takes for itself."""
@@ -105,7 +106,7 @@ class JobRequest:
 
     def _output(self) -> str:
         """Where the script's first words go; all that follow go to the run folder in any case."""
-        path = str(self.run_dir / "logs" / "slurm.log" if self.tasks is None else self.run_dir / "slurm-%a.log")
+        path = str(Run(self.run_dir).scheduler_log("slurm") if self.tasks is None else self.run_dir / "slurm-%a.log")
         # SLURM has no way to write these in a file pattern.
         return "/dev/null" if re.search(r"[\n\r\\]|%(?!a\.log$)", path) else path
 

@@ -9,7 +9,8 @@ import time
 from ortlaunch.launch.queue.own import OwnState
 from ortlaunch.launch.slurm.programs import shown
 
-_ALIVE = ("PENDING", "RUNNING", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPENDED")
+ALIVE = ("PENDING", "RUNNING", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPENDED")
+"""States of a job that waits or runs."""
 
 
 def own_job() -> str:
@@ -34,7 +35,7 @@ def job_state(job_id: str) -> OwnState | None:
 def is_alive(job_id: str) -> bool:
     """Whether a job, or any task of a sweep, waits or runs; one that SLURM cannot be asked about may."""
     lines = shown(job_id)
-    return not lines or any(_state(text) in _ALIVE for text in lines)
+    return not lines or any(_state(text) in ALIVE for text in lines)
 
 
 def _seconds_left(text: str) -> float:

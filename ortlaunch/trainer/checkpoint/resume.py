@@ -15,6 +15,7 @@ from ortlaunch.config.schema import AdamWConfig, Config, DeepSpeedConfig
 from ortlaunch.data.position import Position
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
+from ortlaunch.run.run import Run
 from ortlaunch.trainer.checkpoint.saver import WORKERS
 from ortlaunch.trainer.workers import Workers
 
@@ -175,7 +176,7 @@ def kind_of(config: Config) -> str:
 
 
 def _find_first(config: Config, run_dir: Path, attempt: int) -> dict[str, Any]:
-    own, wanted = run_dir / store.FOLDER, config.train.resume
+    own, wanted = Run(run_dir).checkpoints, config.train.resume
     if wanted == "never" and attempt == 0:
         for earlier in store.steps_in(own):
             store.set_aside(earlier)
@@ -192,7 +193,7 @@ def _find_first(config: Config, run_dir: Path, attempt: int) -> dict[str, Any]:
 def _named(path: Path, own: Path) -> dict[str, Any]:
     """The checkpoint that a user's path means."""
     if not (path / manifest.NAME).exists():
-        inner = path / store.FOLDER if (path / store.FOLDER).is_dir() else path
+        inner = Run(path).checkpoints if Run(path).checkpoints.is_dir() else path
         found = store.newest(inner)
         if found.path is None:
             return {"error": "\n".join([f"train.resume={path}: there is no complete checkpoint in it", *found.skipped])}

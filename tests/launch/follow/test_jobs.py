@@ -22,9 +22,9 @@ from ortlaunch.follow.rows import Survey
 from ortlaunch.follow.status import look, status
 from ortlaunch.follow.table import render, span
 from ortlaunch.run.folders import scan
-from ortlaunch.run.identity import write_identity
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.record import read_record
+from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import create
 
 
@@ -196,7 +196,7 @@ def test_a_launcher_that_says_who_it_is_is_seen_though_the_run_was_over_a_moment
     run_dir = make_run(end="FAILED")
     os.utime(run_dir, (1e9, 1e9))
     assert listed(capsys)[0]["state"] == "failed"
-    write_identity(run_dir)
+    Run(run_dir).note_launcher()
     journal = Journal(run_dir / "journal.jsonl")
     journal.start("default", "gpt2-ort-ddp", "000001")
     assert listed(capsys)[0]["state"] == "running"
@@ -211,7 +211,7 @@ def test_the_end_of_a_long_journal_is_enough(make_run) -> None:
     with (run_dir / "journal.jsonl").open("a") as file:
         file.write('{"event": "metrics", "t": 1, "step": 9999, "val')  # A line that is being written.
     record = read_record(find_run(str(run_dir)))
-    assert (record.step, record.loss, record.ended) == (4999, 5000.0, None)
+    assert (record.step, record.state.loss, record.ended) == (4999, 5000.0, None)
 
 
 class Opened:

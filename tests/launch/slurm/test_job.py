@@ -13,7 +13,7 @@ from ortlaunch.launch.queue import history
 from ortlaunch.launch.slurm import job
 from ortlaunch.launch.slurm.plan import settled
 from ortlaunch.run import failure
-from ortlaunch.run.journal import Journal, read_events
+from ortlaunch.tracking.journal import Journal, read_events
 
 
 @pytest.fixture

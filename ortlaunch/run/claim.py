@@ -1,0 +1,166 @@
+"""Who may write a run: one launcher at a time, also where a file system's locks do not exclude anybody.
+
+A claim is a numbered file in the run's folder ``claims``, and the highest number owns the run. A launcher takes the
+next number by creating its file exclusively (``O_EXCL``), which local and network file systems make atomic: of two
+that try at once, one gets it. It may try only when the owner has released its claim or is gone. An owner on this
+machine is asked for by its process. One on another machine must renew its claim every few seconds, by the file's
+modification time; one that has not done so for a minute counts as gone. An owner that was only suspended, or cut off
+from the file system, finds the higher number at its next renewal and stops its workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.run.identity import Process
+from ortlaunch.run.run import Run, read_json
+
+RENEW_SECONDS = 5.0
+LAPSE_SECONDS = 60.0
+_RELEASED = "released"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds a claim."""
+
+    process: Process | None
+    """None where the file cannot be understood, as one that is being written."""
+    job: str | None
+    """The scheduler's job that it belongs to, which then says whether it is gone."""
+    is_released: bool
+    quiet_seconds: float
+    """Since it was last renewed, by the file system's clock."""
+
+    def is_gone(self, job_is_over: Callable[[str], bool] = lambda _: False) -> bool:
+        """Whether another may take the run.
+
+        Args:
+            job_is_over: asks the scheduler.
+        """
+        if self.is_released:
+            return True
+        if self.job is not None:
+            return job_is_over(self.job)
+        if self.process is not None and self.process.is_here:
+            return not self.process.lives
+        return self.quiet_seconds > LAPSE_SECONDS
+
+
+class Claim:
+    """This process's right to write a run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._renewed = time.monotonic()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another launcher has taken the run over."""
+        return _numbers(self._path.parent)[-1:] != [int(self._path.name)]
+
+    def keep(self) -> bool:
+        """Renews the claim when it is time for that; to be called all the while.
+
+        Returns:
+            Whether the run is still this process's.
+        """
+        now = time.monotonic()
+        if now - self._renewed < RENEW_SECONDS:
+            return True
+        self._renewed = now
+        if self.is_lost:
+            return False
+        with suppress(OSError):
+            os.utime(self._path)
+        return True
+
+    def release(self) -> None:
+        """Lets others take the run at once."""
+        with suppress(OSError):
+            if not self.is_lost:
+                content = read_json(self._path) or {}
+                self._path.write_text(json.dumps(content | {_RELEASED: True}) + "\n")
+
+
+def take(run: Run, job: str | None = None, job_is_over: Callable[[str], bool] = lambda _: False) -> Claim:
+    """Claims a run for this process.
+
+    Args:
+        run: the run; its folder must be there.
+        job: the scheduler's job that this process belongs to; the scheduler runs one instance of a job at a time, so
+            a claim of the same job is taken over.
+        job_is_over: asks the scheduler about another job.
+
+    Raises:
+        RequestError: another process has the run.
+    """
+    run.claims.mkdir(exist_ok=True)
+    numbers = _numbers(run.claims)
+    if numbers:
+        holder = _owner(run.claims / str(numbers[-1]))
+        if not (job is not None and holder.job == job) and not holder.is_gone(job_is_over):
+            raise RequestError(_refusal(run, holder))
+    path = run.claims / str(numbers[-1] + 1 if numbers else 1)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        raise RequestError(f"{run.path} is being launched by another process at this moment") from None
+    with open(descriptor, "w") as file:
+        file.write(json.dumps(asdict(Process.this()) | ({"job": job} if job is not None else {})) + "\n")
+    return Claim(path)
+
+
+def owner(run: Run) -> Owner | None:
+    """Who has the run, or had it last; None for a run that was never claimed, as those of older releases."""
+    numbers = _numbers(run.claims)
+    return _owner(run.claims / str(numbers[-1])) if numbers else None
+
+
+def _refusal(run: Run, holder: Owner) -> str:
+    if holder.job is not None:
+        return f"{run.path} belongs to job {holder.job}, which is not over: cancel it first"
+    if holder.process is None:
+        return f"{run.path} is being launched by another process at this moment"
+    if holder.process.is_here:
+        return f"{run.path} is still running (process {holder.process.pid}): stop it first"
+    return (
+        f"{run.path} is still running on {holder.process.host} (process {holder.process.pid}; it gave a sign "
+        f"{holder.quiet_seconds:.0f} s ago): stop it there first, or wait until it has given none for "
+        f"{LAPSE_SECONDS:.0f} s"
+    )
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+    except OSError:
+        return []
+
+
+def _owner(path: Path) -> Owner:
+    content = read_json(path) or {}
+    try:
+        quiet = _now(path.parent) - path.stat().st_mtime
+    except OSError:  # A folder that may only be read: this machine's clock has to do.
+        quiet = time.time() - path.stat().st_mtime
+    job = content.get("job")
+    return Owner(Process.stored(content), job if isinstance(job, str) else None, bool(content.get(_RELEASED)), quiet)
+
+
+def _now(folder: Path) -> float:
+    """The file system's time, which need not be this machine's."""
+    probe = folder / f".now-{os.getpid()}-{time.monotonic_ns()}"
+    with probe.open("w"):
+        pass
+    try:
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink()

@@ -1,0 +1,202 @@
+"""The events of a run's journal: one dataclass per kind, and the JSON line that each becomes.
+
+A line is ``{"event": KIND, "t": MILLISECONDS, …fields}``. A reader skips kinds that it does not know, so that a newer
+release may add some.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, get_args
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+LOSS = "train/loss"
+"""The metric that every log step has."""
+_LARGEST_STEP = 2**63
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a run."""
+
+    kind: ClassVar[str] = ""
+    t: int
+    """When, in milliseconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """An attempt begins."""
+
+    kind: ClassVar[str] = "start"
+    experiment: str
+    name: str
+    run_id: str
+    """ortlaunch's own short id, the same for all attempts of the run."""
+
+
+@dataclass(frozen=True)
+class ParamsSet(Event):
+    """The configuration, as dotted keys and texts."""
+
+    kind: ClassVar[str] = "params"
+    values: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Tagged(Event):
+    """Facts about the run, which a later attempt may change."""
+
+    kind: ClassVar[str] = "tags"
+    values: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Measured(Event):
+    """Figures of an optimizer step."""
+
+    kind: ClassVar[str] = "metrics"
+    step: int
+    values: dict[str, float]
+
+    @property
+    def is_log_step(self) -> bool:
+        """Whether these are the figures of a training step, not those of an evaluation or a summary."""
+        return LOSS in self.values
+
+
+@dataclass(frozen=True)
+class Rewound(Event):
+    """Training goes on after `step`, whatever was journalled beyond it."""
+
+    kind: ClassVar[str] = "rewind"
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Requeued(Event):
+    """The workers have ended and will be started again."""
+
+    kind: ClassVar[str] = "requeue"
+    reason: str
+    attempts: int
+    """How many are over."""
+
+
+@dataclass(frozen=True)
+class FileKept(Event):
+    """A file or folder to keep with the run."""
+
+    kind: ClassVar[str] = "artifact"
+    path: str
+    """Relative to the run folder unless it is elsewhere."""
+    artifact_path: str
+
+
+@dataclass(frozen=True)
+class DatasetUsed(Event):
+    """What the run trains on."""
+
+    kind: ClassVar[str] = "dataset"
+    name: str
+    digest: str
+    source: str
+
+
+@dataclass(frozen=True)
+class WorkerFailed(Event):
+    """A worker failed."""
+
+    kind: ClassVar[str] = "failure"
+    rank: int
+    host: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Ended(Event):
+    """The attempt is over."""
+
+    kind: ClassVar[str] = "end"
+    status: Status
+
+
+@dataclass(frozen=True)
+class Unknown(Event):
+    """An event of a kind that this release does not know."""
+
+    name: str
+
+
+_KINDS: dict[str, type[Event]] = {
+    one.kind: one
+    for one in (
+        *(Started, ParamsSet, Tagged, Measured, Rewound, Requeued),
+        *(FileKept, DatasetUsed, WorkerFailed, Ended),
+    )
+}
+
+
+def as_dict(event: Event) -> dict[str, Any]:
+    """The event as the journal's JSON has it, with its metrics as floats."""
+    if isinstance(event, Unknown):
+        return {"event": event.name, "t": event.t}
+    return {"event": event.kind} | {field.name: getattr(event, field.name) for field in fields(event)}
+
+
+def encode(event: Event) -> str:
+    """The event as a line of the journal, with its end."""
+    values = as_dict(event)
+    if isinstance(event, Measured):
+        values["values"] = {key: _encoded(value) for key, value in event.values.items()}
+    return json.dumps(values, allow_nan=False) + "\n"
+
+
+def decode(line: bytes) -> Event | None:
+    """The event of a journal's line; None if the line is none."""
+    try:
+        stored = json.loads(line)
+        kind, t = stored["event"], stored["t"]
+        if type(t) is not int or not isinstance(kind, str):
+            return None
+        cls = _KINDS.get(kind)
+        if cls is None:
+            return Unknown(t, kind)
+        values = {field.name: stored[field.name] for field in fields(cls)}
+        if not all(_IS_SOUND[field.type](values[field.name]) for field in fields(cls)):
+            return None
+        if cls is Measured:
+            values["values"] = {key: float(value) for key, value in values["values"].items()}
+        event = cls(**values)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return None if isinstance(event, Rewound) and event.step < 0 else event
+
+
+def _encoded(value: float) -> float | str:
+    """JSON has no word for NaN and infinity; they travel as text."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and -_LARGEST_STEP <= value < _LARGEST_STEP
+
+
+def _holds(kind: type[Any]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, Mapping) and all(isinstance(one, kind) for one in value.values())
+
+
+_IS_SOUND: dict[Any, Callable[[Any], bool]] = {
+    "int": _is_count,
+    "str": lambda value: isinstance(value, str),
+    "Status": lambda value: value in get_args(Status),
+    "dict[str, str]": _holds(str),
+    # NaN and infinity are texts, which `float` understands.
+    "dict[str, float]": lambda value: isinstance(value, Mapping),
+}
+"""Whether a stored value is one of a field's type, by the type as it is written above."""

@@ -1,0 +1,83 @@
+"""Whether a run goes on: here, on another machine, and where locks hold nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.run import claim
+from ortlaunch.run.identity import Process
+from ortlaunch.run.liveness import SILENT_SECONDS, Alive, has_workers, liveness
+from ortlaunch.run.run import Run
+
+THERE = {"host": "elsewhere", "pid": 1, "start_ticks": 1}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run(tmp_path)
+    with run.journal() as journal:
+        journal.start("e", "n", "abc123")
+    return run
+
+
+def aged(path: Path, seconds: float) -> None:
+    os.utime(path, (time.time() - seconds, time.time() - seconds))
+
+
+def test_a_launcher_on_this_machine_is_asked_for_by_its_process(run: Run) -> None:
+    run.note_launcher()
+    assert liveness(run).alive is Alive.LAUNCHER
+    gone = {"host": socket.gethostname(), "pid": os.getpid(), "start_ticks": 1}
+    run.launcher_file.write_text(json.dumps(gone))
+    run.workers_lock.touch()
+    assert liveness(run).alive is Alive.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("quiet", "alive"), [(5.0, Alive.MAYBE), (SILENT_SECONDS + 5, Alive.NOTHING)], ids=["fresh", "silent"]
+)
+def test_a_launcher_of_an_older_release_elsewhere_is_judged_by_the_journal(
+    run: Run, quiet: float, alive: Alive
+) -> None:
+    run.launcher_file.write_text(json.dumps(THERE))
+    aged(run.journal_file, quiet)
+    assert liveness(run).alive is alive
+
+
+@pytest.mark.parametrize(
+    ("age", "alive"), [(5.0, Alive.LAUNCHER), (claim.LAPSE_SECONDS + 5, Alive.NOTHING)], ids=["renewed", "lapsed"]
+)
+def test_a_launcher_elsewhere_is_judged_by_its_claim(run: Run, age: float, alive: Alive) -> None:
+    run.launcher_file.write_text(json.dumps(THERE))
+    claim.take(run)
+    (run.claims / "1").write_text(json.dumps(THERE))
+    aged(run.claims / "1", age)
+    assert liveness(run).alive is alive
+
+
+def test_workers_are_found_without_a_lock_by_their_process(run: Run) -> None:
+    """A worker that writes its sign of life on a file system where locks hold nothing."""
+    run.health.mkdir()
+    code = "import sys; print('up', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(run.path)]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert worker.stdout is not None and worker.stdout.readline() == b"up\n"
+        beat = {"host": Process.this().host, "pid": worker.pid, "time": time.time()}
+        run.beat_file(0).write_text(json.dumps(beat))
+        assert has_workers(run)
+        # The same number, and another program.
+        run.beat_file(0).write_text(json.dumps(beat | {"pid": os.getpid()}))
+        assert not has_workers(run)
+    finally:
+        worker.communicate(timeout=30)
+    run.beat_file(0).write_text(json.dumps(beat))
+    assert not has_workers(run)
