@@ -1,5 +1,4 @@
-"""Whether a model computes under ONNX Runtime what it computes in PyTorch.
+"""`ortlaunch check`: compares a model under ONNX Runtime with the same model in PyTorch.
 
-``ortlaunch check`` looks at everything (`process`), a run at its start at what would go wrong in silence (`quick`).
-Everything is found by comparison with PyTorch, never by the name of a class.
+`process` runs all parts of the check. Every finding comes from a comparison with PyTorch, never from a class name.
 """

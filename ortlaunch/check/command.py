@@ -1,4 +1,7 @@
-"""``ortlaunch check``: composes as ``run`` does, lets another process look, and shows the page. Imports no torch."""
+"""``ortlaunch check``: composes the configuration as ``run`` does, starts the checking process and prints its report.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +52,10 @@ def main(arguments: list[str]) -> int:
         arguments: the command line after ``check``.
 
     Returns:
-        0 where the model is fit for ONNX Runtime, 1 where it is not.
+        0 if the model is fit for ONNX Runtime, 1 if it is not.
 
     Raises:
-        RequestError: the configuration, the model or the data cannot be had.
+        RequestError: the configuration is wrong, or the model or the data cannot be loaded.
     """
     if {"-h", "--help"} & set(arguments):
         print(_HELP)
@@ -64,7 +67,7 @@ def main(arguments: list[str]) -> int:
     composed: list[DictConfig] = []
     run_with_hydra(overrides, composed.append)
     if not composed:
-        # --cfg and the like have printed what was asked for.
+        # Hydra has printed what an option such as --cfg asked for.
         return EXIT_FIT
     report = look(_for_ort(_here(to_config(composed[0]))), with_cost=not no_cost, quiet=chosen == "json")
     if chosen == "json":
@@ -75,15 +78,15 @@ def main(arguments: list[str]) -> int:
 
 
 def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
-    """Has another process make the report.
+    """Runs the check in another process and returns its report.
 
     Args:
-        config: the run's, with an OrtConfig for backend and a LocalConfig of one machine for launcher.
-        with_cost: measure the backends, too.
-        quiet: show nothing meanwhile.
+        config: the configuration of the run, with an OrtConfig as its backend and a LocalConfig of one machine.
+        with_cost: whether to measure the backends, too.
+        quiet: whether to show no progress.
 
     Raises:
-        RequestError: what that process refused, or why it ended early.
+        RequestError: that process refused the request, or ended early.
     """
     config = prepared(config)
     variables = node_part(make_plan(config), config).start.environment
@@ -125,12 +128,12 @@ def _here(config: Config) -> Config:
 
 
 def _for_ort(config: Config) -> Config:
-    """The same run under ONNX Runtime, so that its rules hold."""
+    """Returns the same configuration with ONNX Runtime as its backend, so that the backend's rules are checked."""
     return config if isinstance(config.backend, OrtConfig) else dataclasses.replace(config, backend=OrtConfig())
 
 
 def _format(arguments: list[str]) -> tuple[str, list[str]]:
-    """The chosen format and what is left for Hydra."""
+    """Returns the chosen format and the arguments for Hydra."""
     chosen, rest, waiting = "table", [], False
     for argument in arguments:
         if waiting:

@@ -1,4 +1,4 @@
-"""What a backend costs: a few training steps of one worker in a process of its own.
+"""Measures the cost of a backend: a few training steps of one worker in a separate process.
 
 ``python -m ortlaunch.check.cost FOLDER BACKEND`` measures one backend and writes ``FOLDER/cost-BACKEND.json``;
 `check_cost` starts one such process after the other. Peak memory of several backends in one process would be the peak
@@ -32,12 +32,12 @@ _LONGEST_SECONDS = 900.0
 
 
 def check_cost(folder: Path, config: Config, threads: int) -> Cost:
-    """Measures every backend, one after the other.
+    """Measures all backends one after the other.
 
     Args:
-        folder: holds ``config.yaml``; takes the logs.
-        config: the run's.
-        threads: of a worker.
+        folder: contains ``config.yaml``; the logs are written to it.
+        config: the configuration of the run.
+        threads: number of threads of a worker.
     """
     costs, seconds = {}, None
     for backend in BACKENDS:
@@ -57,7 +57,7 @@ def check_cost(folder: Path, config: Config, threads: int) -> Cost:
 
 
 def pays_off_after(export: float | None, eager: float | None, ort: float | None) -> int | None:
-    """Steps until what ONNX Runtime saves per step has made up for its export; None: never, or not known."""
+    """Returns the steps after which the saved time exceeds the export's; None if that is never or not known."""
     if export is None or eager is None or ort is None or ort >= eager:
         return None
     return int(export / (eager - ort)) + 1
@@ -82,24 +82,24 @@ def _in_a_process(folder: Path, backend: str) -> dict[str, Any]:
 
 
 def measure(config: Config, threads: int) -> dict[str, float | None]:
-    """Trains a few steps on the configured backend; see `BackendCost` for what is measured."""
+    """Trains a few steps on the configured backend; `BackendCost` describes the results."""
     import torch
 
-    from ortlaunch.check.prepare import built, first_batches, place
+    from ortlaunch.check.prepare import built, first_batches, only_worker
     from ortlaunch.metrics.memory import peak_memory_gib
     from ortlaunch.models.checks import check_model
     from ortlaunch.models.task import make_task
     from ortlaunch.trainer.engines.torch_engine import TorchEngine
     from ortlaunch.trainer.wrapping import wrap_backend
 
-    here = place(config, threads)
+    worker = only_worker(config, threads)
     model = built(config)
     check_model(model)
-    batches = first_batches(config, config.train.batch_size, _WARM_UP, model, here.device)
+    batches = first_batches(config, config.train.batch_size, _WARM_UP, model, worker.device)
     task = make_task(model, batches[0])
-    # As a run would, but that no graphs are saved.
-    inner = wrap_backend(model.to(here.device), config.backend, threads=threads, onnx_dir=None, train=config.train)
-    engine = TorchEngine(inner, config, None, here.worker, task)
+    # The model is wrapped as in a run, except that no graphs are saved.
+    inner = wrap_backend(model.to(worker.device), config.backend, threads=threads, onnx_dir=None, train=config.train)
+    engine = TorchEngine(inner, config, None, worker, task)
     seconds: list[float] = []
     begun = time.perf_counter()
     while len(seconds) < _WARM_UP + _STEPS:
@@ -108,14 +108,14 @@ def measure(config: Config, threads: int) -> dict[str, float | None]:
             break
         engine.micro_step(batches[len(seconds) % len(batches)], last=True)
         engine.step()
-        if here.device.type == "cuda":
+        if worker.device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - since)
     step = statistics.median(seconds[_WARM_UP:])
     return {
         "step_seconds": step,
         "start_seconds": max(0.0, seconds[0] - step),
-        "peak_memory_gib": peak_memory_gib(here.device),
+        "peak_memory_gib": peak_memory_gib(worker.device),
         "export_seconds": _export_seconds(inner) if isinstance(config.backend, OrtConfig) else None,
     }
 
@@ -130,7 +130,7 @@ def _with_backend(config: Config, name: str) -> Config:
     plain: dict[str, BackendConfig] = {"eager": EagerConfig(), "compile": CompileConfig(), "ort": OrtConfig()}
     backend = config.backend if config.backend.name == name else plain[name]
     if isinstance(backend, OrtConfig):
-        # What the export costs is what is asked.
+        # The cost of an export is measured, so it must not come from the cache.
         backend = dataclasses.replace(backend, export_cache=False)
     return dataclasses.replace(config, backend=backend)
 
@@ -143,7 +143,7 @@ def main() -> None:
     result = measure(config, int(os.environ["OMP_NUM_THREADS"]))
     (folder / f"cost-{backend}.json").write_text(json.dumps(result))
     sys.stdout.flush()
-    # As in a worker: what native threads do at exit is of no interest.
+    # The process ends here without clean-up, as a worker does, because native threads may hang at exit.
     os._exit(0)
 
 

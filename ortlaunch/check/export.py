@@ -1,4 +1,4 @@
-"""The export, and whether the exported graph means what the model means."""
+"""Exports the model and compares the exported graph with PyTorch on other data."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from ortlaunch.config.schema import OrtConfig
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
 from ortlaunch.ort.verify.pair import Context, Decisions, Pair, changed_decisions, widest
-from ortlaunch.ort.verify.reference import Place
+from ortlaunch.ort.verify.reference import SourceLine
 from ortlaunch.ort.verify.state import ModelState
 from ortlaunch.ort.verify.trace import TraceWarning, location, trace_warnings
 
 _TRIES = 8
-"""Passes over the same batch that tell whether chance decides."""
+"""Passes over the same batch with which random decisions are detected."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the parts of the check share."""
+    """Settings that all parts of the check share."""
 
     task: Task
     precision: Context
     backend: OrtConfig
-    """With fallback=error."""
+    """The backend, with fallback=error and without the export cache."""
     threads: int
     seed: int
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """A copy of `model` in an ORTModule that saves no graphs."""
+        """Wraps a copy of `model` in an ORTModule that saves no graphs."""
         return session.wrap(copy.deepcopy(model), self.backend, threads=self.threads, onnx_dir=None)
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """A probe with the decisions that PyTorch took on it."""
+    """A probe, and the decisions that PyTorch's forward took on its data."""
 
     probe: Probe
     decisions: Decisions
 
 
 def check_export(model: torch.nn.Module, batches: list[Batch], setting: Setting) -> tuple[Export, torch.nn.Module]:
-    """Exports a copy of the model as a run would, dropout included, and tries the graph on other data.
+    """Exports a copy of the model as a run would, dropout included, and compares the graph with PyTorch on other data.
 
     Args:
-        model: plain; left as it was.
-        batches: the first to trace with, the others fresh.
-        setting: how.
+        model: the plain model; it is not changed.
+        batches: the first one is traced, and the others are new data.
+        setting: settings of the check.
 
     Returns:
-        What was found, and the ORTModule.
+        The findings, and the ORTModule.
     """
     wrapped = setting.wrap(model)
     try:
@@ -92,7 +92,7 @@ def _failed(
 
 
 def last_line(text: str) -> str:
-    """The last line that says something: a traceback's exception."""
+    """Returns the last line that is not empty; of a traceback, that is the exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
@@ -110,7 +110,7 @@ def _try(pair: Pair, kind: str, batch: Batch) -> _Outcome | None:
     try:
         expected, decisions = pair.eager(batch)
     except Exception:
-        # PyTorch cannot do it either: a sequence longer than the model's positions, say.
+        # PyTorch fails as well, for example on a sequence longer than the model's positions.
         return None
     try:
         gap = widest(pair.exported(batch), expected)
@@ -140,7 +140,9 @@ def _other_lengths(batches: list[Batch]) -> list[Batch]:
     return [*shorter, longer]
 
 
-def _judged(warning: TraceWarning, traced: Decisions, outcomes: list[_Outcome], chance: set[Place]) -> TracedStatement:
+def _judged(
+    warning: TraceWarning, traced: Decisions, outcomes: list[_Outcome], chance: set[SourceLine]
+) -> TracedStatement:
     return TracedStatement(
         location(warning.place),
         warning.statement,
@@ -149,7 +151,7 @@ def _judged(warning: TraceWarning, traced: Decisions, outcomes: list[_Outcome], 
     )
 
 
-def _effect(place: Place, traced: Decisions, outcomes: list[_Outcome], chance: set[Place]) -> Effect:
+def _effect(place: SourceLine, traced: Decisions, outcomes: list[_Outcome], chance: set[SourceLine]) -> Effect:
     if place in chance:
         return "decided_by_chance"
     otherwise = [outcome for outcome in outcomes if place in changed_decisions(traced, outcome.decisions)]
@@ -157,7 +159,7 @@ def _effect(place: Place, traced: Decisions, outcomes: list[_Outcome], chance: s
         return "changes_outputs"
     if otherwise:
         return "decides_otherwise"
-    # Sizes are plain numbers to PyTorch outside a trace: what looked at one is known by nothing but the outputs.
+    # Outside a trace, sizes are plain numbers, so a decision on a size is not recorded. Only the outputs can show it.
     looked_at_a_size = place not in traced
     unexplained = [outcome for outcome in outcomes if outcome.probe.differs and outcome.probe.kind != "fresh_data"]
     return "changes_outputs" if looked_at_a_size and unexplained else "none"

@@ -1,4 +1,4 @@
-"""Operators that stop an export: all of them, where the exporter itself names the first."""
+"""Finds all operators that make an export fail; the exporter itself names only the first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ortlaunch.check.report import Operator
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort.verify.nested import named_tensors
-from ortlaunch.ort.verify.reference import TORCH_FOLDER, Place
+from ortlaunch.ort.verify.reference import TORCH_FOLDER, SourceLine
 from ortlaunch.ort.verify.trace import location, statement_at
 
 _FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): ")
@@ -20,7 +20,7 @@ _ROOT = "_original_module"
 
 
 class _Flat(torch.nn.Module):
-    """A model as the tracer likes it: tensors in, a tuple of tensors out."""
+    """Adapts a model to the tracer: it takes tensors and returns a tuple of tensors."""
 
     def __init__(self, model: torch.nn.Module, task: Task, names: list[str]) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class _Flat(torch.nn.Module):
 
 
 def unsupported_operators(model: torch.nn.Module, task: Task, batch: Batch, opset: int, error: str) -> list[Operator]:
-    """Operators of the traced model for which the exporter has no symbolic, and one without a kernel.
+    """Returns the operators for which the exporter has no symbolic, and one for which ONNX Runtime has no kernel.
 
     Args:
-        model: the plain model; its buffers may move.
-        task: how it is called.
-        batch: to trace with.
-        opset: ONNX operator set.
-        error: what the export said; ONNX Runtime names in it the operator that it has no kernel for.
+        model: the plain model; its buffers may change.
+        task: how the model is called.
+        batch: the batch to trace with.
+        opset: version of the ONNX operators.
+        error: the error of the export; ONNX Runtime names an operator without a kernel in it.
     """
     found = dict.fromkeys(_without_symbolic(_Flat(model, task, list(batch)), tuple(batch.values()), opset))
     if kernel := _NO_KERNEL.search(error):
@@ -63,7 +63,7 @@ def _without_symbolic(flat: _Flat, inputs: tuple[torch.Tensor, ...], opset: int)
             )
         return [_operator(node) for node in graph.nodes() if node.kind() in names]
     except Exception:
-        # It cannot be traced either: the export's own error says why.
+        # The model cannot be traced either. The error of the export says why.
         return []
     finally:
         utils._reset_trace_module_map()
@@ -80,8 +80,8 @@ def _operator(node: Any) -> Operator:
     )
 
 
-def _place(stack: str) -> Place | None:
-    """The innermost line of the model's own source in a node's stack, else the innermost of all."""
+def _place(stack: str) -> SourceLine | None:
+    """Returns the innermost line of the model's own source in a node's stack, or the innermost line of all."""
     frames = [match for match in map(_FRAME.match, stack.splitlines()) if match]
     own = [frame for frame in frames if not frame["file"].startswith(TORCH_FOLDER)]
     chosen = next(iter(own or frames), None)

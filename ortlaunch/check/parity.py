@@ -1,4 +1,4 @@
-"""Training steps against PyTorch's: the same weights, the same batches, dropout off."""
+"""Compares training steps with PyTorch's: the same weights, the same batches, dropout off."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ortlaunch.ort.verify.state import ModelState, copied_buffers
 STEPS = 3
 
 _STEP_SHARE = 1e-2
-"""Length of a step over that of the weights: small enough for rounding to stay rounding over three of them."""
+"""Length of a step over the length of the weights; it is so small that rounding errors do not grow over the steps."""
 
 
 @dataclass(frozen=True)
 class _Trained:
-    """What one backend made of the same start."""
+    """The results of training one backend from the same start."""
 
     loss: NamedTensors
     outputs: NamedTensors
@@ -32,20 +32,20 @@ class _Trained:
     parameters: NamedTensors
     buffers: NamedTensors
     moved: set[str]
-    """Buffers with other values than at the start."""
+    """Buffers whose values changed during the training."""
     rate: float
 
 
 def check_parity(model: torch.nn.Module, batches: list[Batch], setting: Setting) -> Parity:
-    """Compares loss, outputs and gradients of the first step, and weights and buffers after `STEPS` of them.
+    """Compares loss, outputs and gradients of the first step, and weights and buffers after `STEPS` steps.
 
-    The steps are plain gradient descent: an adaptive optimizer makes full steps of gradients that are zero but for
-    rounding, and would call rounding a difference.
+    The steps are plain gradient descent. An adaptive optimizer would make full steps from gradients that are only
+    rounding errors, and the check would report these as differences.
 
     Args:
-        model: plain; left as it was.
+        model: the plain model; it is not changed.
         batches: one for each step.
-        setting: how.
+        setting: settings of the check.
     """
     eager = _train(copy.deepcopy(model), batches, setting, None)
     try:
@@ -84,7 +84,7 @@ def _train(model: torch.nn.Module, batches: list[Batch], setting: Setting, rate:
             if first is None:
                 first = ({"loss": loss.detach()}, named_tensors(outputs), gradients)
                 rate = _rate(plain) if rate is None else rate
-                # The export is a forward pass in PyTorch, too: what moves counts from after it.
+                # The export also runs a forward in PyTorch, so changes of buffers count only after it.
                 state = ModelState(plain)
             _descend(plain, rate or 0.0)
     assert first is not None and state is not None

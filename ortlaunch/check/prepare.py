@@ -1,8 +1,7 @@
-"""The model, the data and the way to call them that a run of the configuration would have, for one worker alone."""
+"""Builds the model and loads the data of a run's configuration, for a single worker."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -18,35 +17,27 @@ from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.workers import Workers
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the check computes."""
+def only_worker(config: Config, threads: int) -> Workers:
+    """Returns the only worker of a run, with the device of its first worker and without a process group.
 
-    device: torch.device
-    threads: int
-
-    @property
-    def worker(self) -> Workers:
-        """The only worker of a run, with no process group."""
-        return Workers(0, 1, self.device, self.threads)
-
-
-def place(config: Config, threads: int) -> Place:
-    """The device of a run's first worker, and its share of the cores."""
+    Args:
+        config: the configuration of the run.
+        threads: the worker's share of the machine's cores, which torch is set to.
+    """
     torch.set_num_threads(threads)
     if resolve_device(config.device) is Device.cuda:
         torch.cuda.set_device(0)
-        return Place(torch.device("cuda", 0), threads)
-    return Place(torch.device("cpu"), threads)
+        return Workers(0, 1, torch.device("cuda", 0), threads)
+    return Workers(0, 1, torch.device("cpu"), threads)
 
 
 def first_batches(
     config: Config, batch_size: int, count: int, model: torch.nn.Module, device: torch.device
 ) -> list[Batch]:
-    """The first batches of the run's data, on the device.
+    """Returns the first batches of the run's data, on the device.
 
     Raises:
-        RequestError: there is no such data, or `model` does not know its token ids.
+        RequestError: the data cannot be loaded, or `model` does not know its token ids.
     """
     with build_loader(config.data, batch_size=batch_size, rank=0, world_size=1, seed=config.seed) as loader:
         check_vocabulary(model, loader.vocab_size)
@@ -54,6 +45,6 @@ def first_batches(
 
 
 def built(config: Config) -> Any:
-    """What the model's builder returns, with the weights that a run would start from."""
+    """Returns the result of the model's builder, with the weights that a run would start from."""
     seed_everything(config.seed)
     return construct(config.model)

@@ -1,6 +1,6 @@
-"""The process in which ``ortlaunch check`` looks: ``python -m ortlaunch.check.process FOLDER [--no-cost]``.
+"""The checking process of ``ortlaunch check``: ``python -m ortlaunch.check.process FOLDER [--no-cost]``.
 
-Reads ``FOLDER/config.yaml``; leaves ``FOLDER/report.json``, or ``FOLDER/refused.txt`` where the request is wrong.
+It reads ``FOLDER/config.yaml``. It writes ``FOLDER/report.json``, or ``FOLDER/refused.txt`` if the request is wrong.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ortlaunch.base.processes import die_with_parent
 from ortlaunch.check.cost import check_cost
 from ortlaunch.check.export import Setting, check_export
 from ortlaunch.check.parity import STEPS, check_parity
-from ortlaunch.check.prepare import Place, built, first_batches, place
+from ortlaunch.check.prepare import built, first_batches, only_worker
 from ortlaunch.check.randomness import check_randomness
 from ortlaunch.check.report import Cost, Export, Parity, Randomness, Report, Structure, to_json
 from ortlaunch.check.structure import check_calls, check_structure
@@ -30,34 +30,35 @@ from ortlaunch.models.task import make_task
 from ortlaunch.ort.find_blocks import find_blocks
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.seeds import seed_everything
+from ortlaunch.trainer.workers import Workers
 
 _BATCH = 4
-"""Samples in the small batches that everything but cost is looked at with; BatchNorm needs more than one."""
+"""Samples in each batch of all parts except cost; BatchNorm needs more than one."""
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnxruntime-training", "onnxruntime-training-cpu")
 
 
 def check(config: Config, folder: Path, threads: int, *, with_cost: bool) -> Report:
-    """Looks at everything.
+    """Runs all parts of the check.
 
     Args:
-        config: the run's, with an OrtConfig for backend.
-        folder: holds it as ``config.yaml``; takes logs.
-        threads: of a worker.
-        with_cost: measure the backends, too.
+        config: the configuration of the run, with an OrtConfig as its backend.
+        folder: contains ``config.yaml``; logs are written to it.
+        threads: number of threads of a worker.
+        with_cost: whether to measure the backends, too.
 
     Raises:
-        RequestError: the model or the data cannot be had at all.
+        RequestError: the model or the data cannot be loaded.
     """
-    here = place(config, threads)
+    worker = only_worker(config, threads)
     model = built(config)
     structure = check_structure(model)
-    # Before ORTModule has the model: a run under ZeRO 3 would be refused without them.
+    # This comes before ORTModule gets the model. A run under ZeRO 3 without such blocks would be refused.
     blocks = _zero3_blocks(config, model) if structure.status != "failed" else None
     parts: tuple[Export | None, Parity | None, Randomness | None] = (None, None, None)
     cost = None
     if structure.status != "failed":
-        parts = _compared(config, model, here, structure)
+        parts = _compared(config, model, worker, structure)
     if with_cost and structure.status != "failed":
         cost = check_cost(folder, config, threads)
     fit, line = verdict(structure, *parts, cost)
@@ -70,7 +71,7 @@ def check(config: Config, folder: Path, threads: int, *, with_cost: bool) -> Rep
         line,
         model=config.model.target or config.model.name,
         data=config.data.name,
-        device=_device_name(here),
+        device=_device_name(worker),
         precision=config.train.precision.value,
         versions=_versions(),
         structure=structure,
@@ -82,7 +83,7 @@ def check(config: Config, folder: Path, threads: int, *, with_cost: bool) -> Rep
 
 
 def _zero3_blocks(config: Config, model: torch.nn.Module) -> str | None:
-    """What ONNX Runtime would run of the model under ZeRO 3, in words; None under another trainer.
+    """Describes the blocks that ONNX Runtime would run under ZeRO 3; None under another trainer.
 
     Raises:
         RequestError: the model has no repeated blocks, or none that ``backend.blocks`` names.
@@ -95,20 +96,20 @@ def _zero3_blocks(config: Config, model: torch.nn.Module) -> str | None:
 
 
 def _compared(
-    config: Config, model: torch.nn.Module, here: Place, structure: Structure
+    config: Config, model: torch.nn.Module, worker: Workers, structure: Structure
 ) -> tuple[Export | None, Parity | None, Randomness | None]:
     size = max(2, min(_BATCH, config.train.batch_size))
-    batches = first_batches(config, size, STEPS + 1, model, here.device)
-    model.to(here.device)
-    engine = TorchEngine(model, config, None, here.worker, make_task(model, batches[0]))
+    batches = first_batches(config, size, STEPS + 1, model, worker.device)
+    model.to(worker.device)
+    engine = TorchEngine(model, config, None, worker, make_task(model, batches[0]))
     check_calls(model, batches[0], structure)
     if structure.status == "failed":
         return None, None, None
     seed_everything(config.seed + 1)
     assert isinstance(config.backend, OrtConfig)
-    # An export of its own: that is what is looked at, and timed.
+    # The export cache is off, because the export itself is checked and timed.
     backend = dataclasses.replace(config.backend, fallback=Fallback.error, export_cache=False)
-    setting = Setting(make_task(model, batches[0]), engine.precision_context, backend, here.threads, config.seed)
+    setting = Setting(make_task(model, batches[0]), engine.precision_context, backend, worker.threads, config.seed)
     export, wrapped = check_export(model, batches, setting)
     if not export.succeeded:
         return export, Parity("skipped"), Randomness("skipped")
@@ -116,8 +117,8 @@ def _compared(
     return export, parity, check_randomness(wrapped, batches[0], setting)
 
 
-def _device_name(here: Place) -> str:
-    return torch.cuda.get_device_name(here.device) if here.device.type == "cuda" else "cpu"
+def _device_name(worker: Workers) -> str:
+    return torch.cuda.get_device_name(worker.device) if worker.device.type == "cuda" else "cpu"
 
 
 def _versions() -> dict[str, str]:
@@ -131,7 +132,7 @@ def _versions() -> dict[str, str]:
 
 
 def main() -> None:
-    """Looks at what the folder's configuration says."""
+    """Checks the configuration in the folder."""
     die_with_parent()
     folder = Path(sys.argv[1])
     try:

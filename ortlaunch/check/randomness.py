@@ -1,4 +1,4 @@
-"""Random numbers under ONNX Runtime: there in training, others at every step and rank, gone in evaluation."""
+"""Checks random numbers under ONNX Runtime: active in training, different per step and rank, off in evaluation."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ortlaunch.ort.verify.state import ModelState, same_random_numbers
 from ortlaunch.trainer.seeds import seed_everything
 
 _TRIES = 8
-"""Passes over the same batch that tell whether anything is random."""
+"""Passes over the same batch with which randomness is detected."""
 
 
 def check_randomness(wrapped: torch.nn.Module, batch: Batch, setting: Setting) -> Randomness:
-    """Runs an ORTModule that has exported, and the model inside it, over the same batch again and again.
+    """Runs an ORTModule that has exported, and the model inside it, over the same batch several times.
 
-    Ranks are told apart by their seeds alone, set as a worker sets them.
+    Ranks are simulated by their seeds, which are set as in a worker.
     """
     plain = session.plain_model(wrapped)
     state = ModelState(plain)
@@ -32,7 +32,7 @@ def check_randomness(wrapped: torch.nn.Module, batch: Batch, setting: Setting) -
 
     with same_random_numbers():
         seed_everything(setting.seed + 1)
-        # Several passes: chance may decide the same twice.
+        # One pass is not enough, because two random outcomes may be equal.
         reference, first = outputs(plain), outputs(wrapped)
         result = Randomness("ok", expected=any(_differ(reference, outputs(plain)) for _ in range(_TRIES)))
         result.active_in_train = any(_differ(first, outputs(wrapped)) for _ in range(_TRIES))
@@ -74,5 +74,5 @@ def _judge(result: Randomness) -> None:
 
 
 def _differ(first: NamedTensors, second: NamedTensors) -> bool:
-    # Beyond rounding: sums over threads need not come out the same twice.
+    # Differences within rounding do not count: sums over several threads are not reproducible.
     return widest(second, first).differs

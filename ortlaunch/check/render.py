@@ -1,4 +1,4 @@
-"""The report as a page: a table on a terminal, the same words as plain text elsewhere."""
+"""Prints the report: as a table on a terminal, and otherwise as plain text with the same words."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.text import Text
 
 _STYLE = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim", "not reached": "dim"}
 _MOST = 6
-"""Entries of a list that the page shows; JSON has them all."""
+"""Number of list entries that are printed; the JSON contains all."""
 
 Part = dict[str, Any] | None
 
 
 def render(report: dict[str, Any], console: Console) -> None:
-    """Prints a report as `ortlaunch.check.report.to_json` makes it."""
+    """Prints a report that `ortlaunch.check.report.to_json` returned."""
     parts = {
         "structure": _structure(report["structure"]),
         "export": _export(report["export"]),

@@ -1,6 +1,6 @@
-"""What ``ortlaunch check`` found, as it stands in its JSON; imports nothing heavy.
+"""The findings of ``ortlaunch check``, as written to its JSON; this module imports nothing heavy.
 
-Every key is always there; a part that could not be reached is null.
+All keys are always present. A part that was not reached is null.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ortlaunch.ort.verify.comparison import Comparison
+from ortlaunch.ort.verify.comparison import TensorComparison
 
 SCHEMA = 1
-"""Raised when a key changes its name or meaning."""
+"""Incremented when a key changes its name or meaning."""
 
 Status = Literal["ok", "warning", "failed", "skipped"]
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor without its values."""
+    """Name, shape and type of a tensor."""
 
     name: str
     shape: list[int]
@@ -28,7 +28,7 @@ class TensorInfo:
 
 @dataclass
 class Structure:
-    """Whether the model is something that ORTModule can take at all."""
+    """Whether ORTModule accepts the model."""
 
     status: Status
     problems: list[str] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Structure:
     buffers: int = 0
     """Number of tensors."""
     unregistered: list[TensorInfo] = field(default_factory=list)
-    """Tensors held as plain attributes: they are constants of the export."""
+    """Tensors in plain attributes, which become constants of the graph."""
     inputs: list[TensorInfo] = field(default_factory=list)
     outputs: list[TensorInfo] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class Operator:
 
     name: str
     module: str
-    """Path of the module that calls it."""
+    """Path of the module that contains the operator."""
     location: str
     statement: str
 
@@ -58,13 +58,16 @@ Effect = Literal["none", "decides_otherwise", "changes_outputs", "decided_by_cha
 
 @dataclass(frozen=True)
 class TracedStatement:
-    """A statement that looks at a tensor's value while the model is traced."""
+    """A statement that reads a tensor's value during the trace."""
 
     location: str
     statement: str
     message: str
     effect: Effect
-    """none: it decided the same for all probes; decides_otherwise: it did not, and outputs agree nevertheless."""
+    """none: the decision was the same for all probes; decides_otherwise: it was not, but the outputs agree.
+
+    changes_outputs: outputs differ where the decision would; decided_by_chance: the decision is random in PyTorch.
+    """
 
 
 @dataclass(frozen=True)
@@ -73,18 +76,18 @@ class Probe:
 
     kind: Literal["fresh_data", "batch_size", "sequence_length"]
     shape: list[int]
-    """Of the model's main input."""
+    """Shape of the model's main input."""
     differs: bool
     output: str | None
     """The output with the largest error."""
     error: float | None
     message: str | None = None
-    """What ONNX Runtime said, where it could not run it."""
+    """ONNX Runtime's error, if it could not run the data."""
 
 
 @dataclass
 class Export:
-    """The export, and whether the graph means what the model means."""
+    """The result of the export, and of the comparison of its graph with PyTorch."""
 
     status: Status
     succeeded: bool = False
@@ -94,29 +97,29 @@ class Export:
     tracer_warnings: list[TracedStatement] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
     comparable: bool = True
-    """False for a model whose outputs are random with dropout off too."""
+    """False if the model's outputs are random although dropout is off."""
 
 
 @dataclass
 class Parity:
-    """Training against PyTorch's, dropout off."""
+    """The comparison of training steps with PyTorch's, with dropout off."""
 
     status: Status
     error: str | None = None
     steps: int = 0
-    """Optimizer steps after which parameters and buffers were compared."""
-    loss: Comparison | None = None
-    outputs: Comparison | None = None
-    gradients: Comparison | None = None
-    parameters: Comparison | None = None
-    buffers: Comparison | None = None
+    """Number of optimizer steps before parameters and buffers were compared."""
+    loss: TensorComparison | None = None
+    outputs: TensorComparison | None = None
+    gradients: TensorComparison | None = None
+    parameters: TensorComparison | None = None
+    buffers: TensorComparison | None = None
     stale_buffers: list[str] = field(default_factory=list)
-    """Buffers that moved in PyTorch and did not under ONNX Runtime."""
+    """Buffers that change in PyTorch but not under ONNX Runtime."""
 
 
 @dataclass
 class Randomness:
-    """Random numbers under ONNX Runtime."""
+    """The checks of random numbers under ONNX Runtime."""
 
     status: Status
     problems: list[str] = field(default_factory=list)
@@ -131,19 +134,19 @@ class Randomness:
 
 @dataclass(frozen=True)
 class BackendCost:
-    """One backend in a process of its own."""
+    """The cost of one backend, measured in a separate process."""
 
     step_seconds: float | None = None
     """Median of the steps after warm-up."""
     start_seconds: float | None = None
-    """What the first step took longer than that: export or compilation."""
+    """Extra time of the first step: export or compilation."""
     peak_memory_gib: float | None = None
     error: str | None = None
 
 
 @dataclass
 class Cost:
-    """What the backends cost on this device."""
+    """The cost of the backends on this device."""
 
     status: Status
     batch_size: int | None = None
@@ -151,12 +154,12 @@ class Cost:
     backends: dict[str, BackendCost] = field(default_factory=dict)
     export_seconds: float | None = None
     pays_off_after_steps: int | None = None
-    """Steps after which ONNX Runtime's export has paid for itself against eager; null: it never does."""
+    """Steps after which ONNX Runtime has saved more time against eager than its export took; null if it never does."""
 
 
 @dataclass
 class Report:
-    """The page."""
+    """The complete report."""
 
     fit: bool
     verdict: str
@@ -174,7 +177,7 @@ class Report:
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """The report as what JSON can hold: infinities and NaN, which it has not, become null."""
+    """Converts the report to JSON values; infinities and NaN become null, because JSON does not have them."""
     cleaned = _clean(asdict(report))
     assert isinstance(cleaned, dict)
     return cleaned

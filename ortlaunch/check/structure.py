@@ -1,4 +1,4 @@
-"""Whether the model is something that ORTModule can take at all."""
+"""Checks whether ORTModule accepts the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def check_structure(model: object) -> Structure:
-    """Looks at what a builder returned, before it is run."""
+    """Checks the return value of a builder before it is run."""
     try:
         check_model(model)
     except RequestError as error:
@@ -33,7 +33,7 @@ def check_structure(model: object) -> Structure:
 
 
 def check_calls(model: torch.nn.Module, batch: Batch, found: Structure) -> None:
-    """Runs the model in PyTorch and adds to `found` what goes in and comes out, and what is wrong with it."""
+    """Runs the model in PyTorch, and adds its inputs, outputs and problems to `found`."""
     found.inputs = [_info(name, tensor) for name, tensor in batch.items()]
     try:
         with torch.no_grad():
@@ -42,7 +42,7 @@ def check_calls(model: torch.nn.Module, batch: Batch, found: Structure) -> None:
     except RequestError as error:
         found.problems.append(str(error))
     except Exception as error:
-        # The user's own model: whatever it raises is what there is to say.
+        # The user's own model may raise anything; its error is reported.
         found.problems.append(f"forward fails in PyTorch: {type(error).__name__}: {error}")
     else:
         found.outputs = [_info(name, tensor) for name, tensor in named_tensors(outputs).items()]
@@ -55,7 +55,7 @@ def check_calls(model: torch.nn.Module, batch: Batch, found: Structure) -> None:
 
 
 def _unregistered(model: torch.nn.Module) -> Iterator[TensorInfo]:
-    """Tensors of real numbers in plain attributes; trainable ones were refused before."""
+    """Returns floating-point tensors in plain attributes; trainable ones have already been refused."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name in _REGISTERED:

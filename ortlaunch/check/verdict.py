@@ -1,9 +1,9 @@
-"""One line that says what to do."""
+"""Derives the one-line verdict, which says which backend to use or what to change."""
 
 from __future__ import annotations
 
 from ortlaunch.check.report import Cost, Export, Parity, Randomness, Structure
-from ortlaunch.ort.verify.comparison import Comparison
+from ortlaunch.ort.verify.comparison import TensorComparison
 
 
 def verdict(
@@ -13,7 +13,7 @@ def verdict(
     randomness: Randomness | None,
     cost: Cost | None,
 ) -> tuple[bool, str]:
-    """Whether the model is fit for ONNX Runtime, and the line."""
+    """Returns whether the model is fit for ONNX Runtime, and the line."""
     if structure.problems:
         return False, f"change the model: {structure.problems[0]}"
     reason = _export_reason(export) or _parity_reason(parity) or _randomness_reason(randomness)
@@ -79,7 +79,7 @@ def _parity_reason(parity: Parity | None) -> tuple[str, str] | None:
     return None
 
 
-def _what(group: Comparison) -> str:
+def _what(group: TensorComparison) -> str:
     if group.differing:
         one = group.differing[0]
         amount = "not comparable" if one.error is None else f"relative error {one.error:.1e}"
@@ -113,7 +113,7 @@ def _fit(cost: Cost | None) -> str:
 
 
 def _best(cost: Cost | None, *, without_ort: bool) -> str:
-    """The backend with the shortest step; eager where that is not known."""
+    """Returns the backend with the shortest step, or eager if nothing was measured."""
     if cost is None:
         return "eager"
     known = {

@@ -1,1 +1,1 @@
-"""`ortlaunch compare`: what runs achieved, side by side, read back from MLflow."""
+"""`ortlaunch compare`: reads runs back from MLflow and compares their results."""

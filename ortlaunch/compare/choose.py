@@ -1,4 +1,4 @@
-"""Which MLflow runs a user means."""
+"""Finds the MLflow runs that the user selected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.compare.runs import RATES, Row, row_of
+from ortlaunch.compare.runs import RATES, RunRow, row_of
 from ortlaunch.run.names import KIND_TAG, RUN_ID_TAG
 from ortlaunch.run.run import Run
 from ortlaunch.tracking.sink import PARENT_TAG
@@ -23,49 +23,51 @@ if TYPE_CHECKING:
 
 _PAGE = 1000
 _RUNS_PAGE = 500
-"""Runs asked for at once: what MLflow builds for them is several times larger than what is kept."""
+"""Runs per request; MLflow builds objects several times larger than what is kept of them."""
 _SHOWN = 10
 _OLDEST_PAGE = 20
 LAST = 10
-"""Runs of an experiment that are compared unless more are asked for."""
+"""Number of an experiment's runs that are compared by default."""
 COMPARISON = "comparison"
-"""What `KIND_TAG` says of a run that holds a comparison."""
+"""Value of `KIND_TAG` of a run that stores a comparison."""
 _NO_TRAINING = ("sweep", COMPARISON)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which runs a user means."""
+    """The runs that the user selected."""
 
     runs: list[str] = field(default_factory=list)
     """Run folders, ids or names, in the order of the rows."""
     sweep: str | None = None
     tags: list[tuple[str, str]] = field(default_factory=list)
-    """Pairs that runs must carry, all of them."""
+    """Tags that each run must have."""
     experiment: str | None = None
-    """Where to look; None looks everywhere."""
+    """The experiment to look in; None looks in all."""
     last: int | None = None
-    """How many of the runs with the tags, or of the experiment where nothing is named, and no other; None takes `LAST`,
-    and the baseline where it is older."""
+    """How many of the newest selected runs are taken. None takes `LAST`, and the baseline if it is older.
+
+    It applies to runs selected by tags, and to an experiment's runs if nothing else is named.
+    """
     baseline: str | None = None
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The runs that a selection means, each once."""
+    """The selected runs, each once."""
 
-    rows: list[Row]
+    rows: list[RunRow]
     baseline_id: str
     notes: list[str]
     why: str = ""
-    """What makes the baseline the baseline; empty where the user named it."""
+    """Why this run is the baseline; empty if the user named it."""
 
 
 def choose(client: MlflowClient, selection: Selection) -> Chosen:
-    """Reads the runs that are meant.
+    """Reads the selected runs.
 
     Raises:
-        RequestError: If the experiment or a run does not exist, or no run is meant.
+        RequestError: the experiment or a run does not exist, or no run is selected.
     """
     ids = experiment_ids(client, selection.experiment)
     notes: list[str] = []
@@ -92,16 +94,16 @@ def choose(client: MlflowClient, selection: Selection) -> Chosen:
 
 
 def _default_baseline(
-    client: MlflowClient, ids: list[str], selection: Selection, rows: list[Row], *, others: bool
-) -> tuple[Row, str]:
-    """The baseline where the user names none, and why: one that stays the same while runs are added.
+    client: MlflowClient, ids: list[str], selection: Selection, rows: list[RunRow], *, others: bool
+) -> tuple[RunRow, str]:
+    """Chooses the baseline if the user names none, and says why; it stays the same while runs are added.
 
     Args:
         client: the store.
         ids: experiments to look in.
         selection: what the user asked for.
-        rows: the runs that it means.
-        others: it may be an older run than these.
+        rows: the selected runs.
+        others: whether the baseline may be an older run that was not selected.
     """
     if selection.runs:
         return rows[0], "the first run that was named"
@@ -117,7 +119,7 @@ def _default_baseline(
         of += " (the newest run's model)"
     known = [row for row in fit if row.model == model]
 
-    def oldest(backend: str | None) -> Row | None:
+    def oldest(backend: str | None) -> RunRow | None:
         found = _oldest(client, ids, selection.tags, model, backend) if others else None
         return found or next((row for row in known if backend in (None, row.backend)), None)
 
@@ -126,14 +128,14 @@ def _default_baseline(
     return oldest(None) or known[0], f"the oldest run{of} that finished, as none is eager"
 
 
-def _has_rate(row: Row) -> bool:
+def _has_rate(row: RunRow) -> bool:
     return any(row.figure(metric) for metric in RATES)
 
 
 def _oldest(
     client: MlflowClient, ids: list[str], tags: list[tuple[str, str]], model: str | None, backend: str | None
-) -> Row | None:
-    """The first run ever that finished with a throughput, of this model and backend."""
+) -> RunRow | None:
+    """Returns the oldest finished run of this model and backend that has a throughput."""
     if model is None or "'" in model:
         return None
     conditions = ["attributes.status = 'FINISHED'", f"params.`model.name` = {quoted(model)}"]
@@ -144,7 +146,7 @@ def _oldest(
 
 
 def _baseline(client: MlflowClient, ids: list[str], asked: str) -> MlflowRun:
-    """The baseline, which may be of another experiment than the runs."""
+    """Finds the baseline, which may belong to another experiment than the runs."""
     try:
         return find_run(client, ids, asked)
     except RequestError as error:
@@ -158,7 +160,7 @@ def _baseline(client: MlflowClient, ids: list[str], asked: str) -> MlflowRun:
 
 
 def _filter(tags: list[tuple[str, str]]) -> str:
-    """The condition in MLflow's search language, which knows no escapes."""
+    """Builds the condition in MLflow's search language, which has no escapes."""
     parts = []
     for key, value in tags:
         literal = quoted(value)
@@ -187,10 +189,10 @@ def experiments(client: MlflowClient) -> list[Experiment]:
 
 
 def experiment_ids(client: MlflowClient, name: str | None) -> list[str]:
-    """The id of the named experiment, or the ids of all.
+    """Returns the id of the named experiment, or the ids of all.
 
     Raises:
-        RequestError: If there is no such experiment; the message lists those there are.
+        RequestError: there is no such experiment; the message lists the existing ones.
     """
     known = experiments(client)
     ids = [experiment.experiment_id for experiment in known if name in (None, experiment.name)]
@@ -200,12 +202,12 @@ def experiment_ids(client: MlflowClient, name: str | None) -> list[str]:
     return ids
 
 
-def latest_runs(client: MlflowClient, ids: list[str], last: int, condition: str = "") -> tuple[list[Row], bool]:
-    """The `last` runs that started last, the oldest of them first, and whether there are more.
+def latest_runs(client: MlflowClient, ids: list[str], last: int, condition: str = "") -> tuple[list[RunRow], bool]:
+    """Returns the `last` newest runs, the oldest of them first, and whether there are more.
 
-    Runs that train nothing, but stand for a sweep or hold a comparison, are left out.
+    Runs that stand for a sweep or store a comparison are left out, because they train nothing.
     """
-    rows: list[Row] = []
+    rows: list[RunRow] = []
     for run in _search(client, ids, condition, min(last + 1, _RUNS_PAGE)):
         if run.data.tags.get(KIND_TAG) in _NO_TRAINING:
             continue
@@ -218,7 +220,7 @@ def latest_runs(client: MlflowClient, ids: list[str], last: int, condition: str 
 def _search(
     client: MlflowClient, ids: list[str], condition: str, page_size: int, order: str = "DESC"
 ) -> Iterator[MlflowRun]:
-    """All runs under a condition, by default the latest first, never more than a page of them in memory."""
+    """Yields all runs under a condition, by default the newest first; at most one page of them is in memory."""
     token = None
     while True:
         by = [f"attributes.start_time {order}"]
@@ -229,35 +231,35 @@ def _search(
             return
 
 
-def sweep_runs(client: MlflowClient, ids: list[str], asked: str) -> list[Row]:
-    """The runs of a sweep in the order of their numbers.
+def sweep_runs(client: MlflowClient, ids: list[str], asked: str) -> list[RunRow]:
+    """Returns the runs of a sweep in the order of their numbers.
 
     Args:
-        client: The store.
-        ids: Experiments to look in.
-        asked: The sweep, as `find_run` takes runs: its folder, its name, or its run id.
+        client: the store.
+        ids: experiments to look in.
+        asked: the sweep's folder, name or run id, as for `find_run`.
 
     Raises:
-        RequestError: If there is no such sweep, or MLflow knows no run of it.
+        RequestError: there is no such sweep, or MLflow has no run of it.
     """
     parent = find_run(client, ids, asked).info.run_id
     condition = f"tags.`{PARENT_TAG}` = {quoted(parent)}"
     rows = [row_of(run) for run in _search(client, ids, condition, _RUNS_PAGE)]
     if not rows:
-        raise RequestError(f"{asked} is no sweep that MLflow knows a run of")
+        raise RequestError(f"{asked} is no sweep of which MLflow has a run")
     return sorted(rows, key=lambda row: (int(row.tags.get("ortlaunch.sweep_task", "0")), row.started))
 
 
 def find_run(client: MlflowClient, ids: list[str], asked: str) -> MlflowRun:
-    """The run that a user names.
+    """Finds the run that the user named.
 
     Args:
-        client: The store.
-        ids: Experiments to look in.
-        asked: A run folder, MLflow's run id or its unique beginning, ortlaunch's short run id, or a run's name.
+        client: the store.
+        ids: experiments to look in.
+        asked: a run folder, MLflow's run id or its unique beginning, ortlaunch's short run id, or a run's name.
 
     Raises:
-        RequestError: If no run or more than one is meant.
+        RequestError: no run matches, or several do.
     """
     if any(file.is_file() for file in (Run(Path(asked)).journal_file, Run(Path(asked)).relay_file)):
         return _run_of_folder(client, Path(asked))
@@ -284,7 +286,7 @@ def _refuse_deleted(client: MlflowClient, ids: list[str], asked: str) -> None:
 
 
 def _candidates(client: MlflowClient, ids: list[str], asked: str) -> Iterator[list[MlflowRun]]:
-    """Runs that may be meant, the surest reading first."""
+    """Yields the runs that match each kind of name, the least ambiguous kind first."""
     literal = quoted(asked)
     if literal.strip(literal[0]) == asked and literal.count(literal[0]) == 2:
         yield list(client.search_runs(ids, f"attributes.run_id = {literal}"))

@@ -1,4 +1,4 @@
-"""The columns of a comparison: one line for each run, or for each group of repeats."""
+"""The columns of a comparison: one row for each run, or for each group of repeats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ortlaunch.compare import figures
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.figures import formatted, gib, milliseconds, rate, ratio, word
 from ortlaunch.compare.groups import Group
-from ortlaunch.compare.runs import MEMORY, RATES, Row
+from ortlaunch.compare.runs import MEMORY, RATES, RunRow
 from ortlaunch.compare.statistics import Ratio
 
 _FOLDED_WIDTH = 10
@@ -20,32 +20,32 @@ _FOLDED_WIDTH = 10
 
 @dataclass(frozen=True)
 class Column:
-    """A title, which may have two lines, and the cells below it."""
+    """A title of one or two lines, and the cells below it."""
 
     title: str
     values: list[str]
     numeric: bool = False
     folds: bool = False
-    """A terminal that is too narrow may break these values over lines."""
+    """Whether a narrow terminal may wrap the values."""
 
     @property
     def least_width(self) -> int:
-        """How narrow it can be."""
+        """The smallest width in which the column can be shown."""
         width = max(cell_len(text) for text in (*self.title.split("\n"), *self.values))
         return min(width, _FOLDED_WIDTH) if self.folds else width
 
     @property
     def heading(self) -> str:
-        """The title in one line."""
+        """The title on one line."""
         return self.title.replace("-\n", "-").replace("\n", " ")
 
 
 def columns_of(comparison: Comparison, *, each: bool) -> list[Column]:
-    """The columns of a table.
+    """Returns the columns of the table.
 
     Args:
-        comparison: what to show.
-        each: a line for each run, though some are repeats of each other.
+        comparison: the comparison to show.
+        each: whether repeats get a row each.
     """
     if each or not comparison.has_repeats:
         return _of_runs(comparison.rows)
@@ -53,22 +53,22 @@ def columns_of(comparison: Comparison, *, each: bool) -> list[Column]:
 
 
 def lines(columns: list[Column]) -> Iterator[tuple[str, ...]]:
-    """The cells of one line after the other."""
+    """Yields the cells row by row."""
     return zip(*(column.values for column in columns), strict=True)
 
 
 def doubtful(comparison: Comparison, *, each: bool) -> list[bool]:
-    """Of each line, whether it is one to be careful with."""
+    """Whether each row needs a warning colour: the run did not finish, or ONNX Runtime may not have run it."""
     if each or not comparison.has_repeats:
         return [_is_doubtful(row) for row in comparison.rows]
     return [any(_is_doubtful(row) for row in group.rows) for group in comparison.groups]
 
 
-def _is_doubtful(row: Row) -> bool:
+def _is_doubtful(row: RunRow) -> bool:
     return row.suspect or row.status != "FINISHED"
 
 
-def _of_runs(rows: list[Row]) -> list[Column]:
+def _of_runs(rows: list[RunRow]) -> list[Column]:
     names = [word(row.name) + (f" {figures.SUSPECT}" if row.suspect else "") for row in rows]
     columns = [
         Column("run", names, folds=True),
@@ -96,13 +96,13 @@ def _of_runs(rows: list[Row]) -> list[Column]:
     ]
 
 
-def _samples(rows: list[Row]) -> list[float | None]:
-    """Sample rates of those runs that have no tokens."""
+def _samples(rows: list[RunRow]) -> list[float | None]:
+    """Returns the sample rates of runs without a token rate."""
     return [None if row.tokens_per_second_median is not None else row.samples_per_second_median for row in rows]
 
 
 def _shown_rates(tokens: list[float | None], samples: list[float | None]) -> tuple[bool, bool]:
-    """Whether tokens and samples have a column; one that nobody needs is left out."""
+    """Whether the tokens and the samples column are needed."""
     has_samples = any(value is not None for value in samples)
     return any(value is not None for value in tokens) or not has_samples, has_samples
 
@@ -151,7 +151,7 @@ def _bounds(value: Ratio | None, group: Group) -> str:
 
 
 def mean_loss(group: Group) -> float | None:
-    """The mean of the runs' last losses, of those that finished where some did: others' are of an earlier step."""
+    """Returns the mean of the last losses; if some runs finished, the others are left out, as they ended earlier."""
     finished = [row for row in group.rows if row.status == "FINISHED"]
     losses = [row.last_loss for row in finished or group.rows if row.last_loss is not None]
     return math.fsum(losses) / len(losses) if losses else None

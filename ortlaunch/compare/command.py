@@ -34,21 +34,21 @@ def main(args: list[str], uri: str | None = None, experiment: str = Config.exper
     """Runs `ortlaunch compare`.
 
     Args:
-        args: The command line after the verb.
-        uri: The store to read without `--uri`; relative sqlite paths are taken from the current folder. None takes the
-            environment's, else the embedded one.
-        experiment: The experiment to read if nothing is named.
+        args: the command line after the verb.
+        uri: the store to read without `--uri`; relative sqlite paths start at the current folder. None takes the
+            environment's store, else the embedded one.
+        experiment: the experiment to read if nothing is named.
 
     Raises:
-        RequestError: If the store, the experiment or a run does not exist, the store cannot be read, or a file cannot
-            be written.
+        RequestError: the store, the experiment or a run does not exist, the store cannot be read, or a file cannot be
+            written.
     """
     options = _parser(experiment).parse_args(args)
     return run(options, default_uri() if uri is None else uri, experiment)
 
 
 def run(options: argparse.Namespace, default_uri: str, default_experiment: str) -> int:
-    """Compares as the parsed options say."""
+    """Runs the comparison for parsed options."""
     check_files(options)
     check_uri(options.uri or default_uri, "--uri" if options.uri else None)
     uri = resolve_tracking(MlflowConfig(uri=options.uri or default_uri), Path.cwd()).uri
@@ -75,11 +75,11 @@ def collect(uri: str, selection: Selection) -> Comparison:
     """Reads runs from MLflow and compares them.
 
     Args:
-        uri: Absolute tracking URI.
-        selection: Which runs.
+        uri: absolute tracking URI.
+        selection: the runs to compare.
 
     Raises:
-        RequestError: If the store, the experiment or a run does not exist, or the store cannot be read.
+        RequestError: the store, the experiment or a run does not exist, or the store cannot be read.
     """
     with opened(uri) as client:
         return _comparison(client, uri, selection)
@@ -91,12 +91,12 @@ def _comparison(client: MlflowClient, uri: str, selection: Selection) -> Compari
 
 
 def _make(comparison: Comparison, curves: Curves, options: argparse.Namespace, uri: str) -> None:
-    """Makes the files that were asked for, and says where they are."""
+    """Writes the requested files and prints where they are."""
     from ortlaunch.compare.page import as_html
     from ortlaunch.compare.picture import as_png
     from ortlaunch.compare.text import as_json
 
-    # What is printed for programs stays theirs alone.
+    # In formats for programs, standard output contains nothing but the comparison.
     out = sys.stdout if options.format == "table" else sys.stderr
     files = {}
     if options.html or options.log:
@@ -124,10 +124,10 @@ def _print(comparison: Comparison, options: argparse.Namespace) -> None:
 
 
 def check_files(options: argparse.Namespace) -> None:
-    """Refuses files that cannot be written, before anything is read or run.
+    """Refuses output files that cannot be written, before any work is done.
 
     Raises:
-        RequestError: with what to do.
+        RequestError: a file cannot be written; the message names a remedy.
     """
     for option, path in (("--png", options.png), ("--html", options.html)):
         if path is not None:
@@ -159,7 +159,7 @@ def _parser(default_experiment: str) -> argparse.ArgumentParser:
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what `ortlaunch bench` has as well: the baseline, and what is made of the comparison."""
+    """Adds the options that `ortlaunch bench` also has: the baseline and the outputs."""
     parser.add_argument("--baseline", metavar="RUN", help=_BASELINE_HELP)
     parser.add_argument("--format", choices=FORMATS, default="table")
     parser.add_argument("--each", action="store_true", help="a line for each run, though some are repeats")

@@ -1,4 +1,4 @@
-"""Runs side by side."""
+"""The comparison of several runs."""
 
 from __future__ import annotations
 
@@ -9,49 +9,51 @@ from urllib.parse import quote, urlsplit
 from ortlaunch.compare.differences import Difference, differences
 from ortlaunch.compare.fairness import warnings
 from ortlaunch.compare.groups import Group, grouped
-from ortlaunch.compare.runs import MEMORY, RATES, Quotient, Row
+from ortlaunch.compare.runs import MEMORY, RATES, Quotient, RunRow
 
 _LINKED = 100
-"""Runs that MLflow's own page still shows in a useful way."""
+"""Number of runs up to which MLflow's own comparison page is readable."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side, and what is to be known about them."""
+    """Runs and groups with their ratios, differences and warnings."""
 
     uri: str
     """The store, without credentials."""
     baseline_id: str
-    rows: list[Row]
+    rows: list[RunRow]
     groups: list[Group]
     differences: list[Difference] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What was left out."""
+    """Remarks about runs that were left out."""
     why: str = ""
-    """What makes the baseline the baseline; empty where the user named it."""
+    """Why this run is the baseline; empty if the user named it."""
     url: str | None = None
-    """MLflow's own page of these runs."""
+    """MLflow's own comparison page of these runs."""
 
     @property
     def baseline(self) -> Group:
-        """The group that the ratios refer to."""
+        """The group that all ratios refer to."""
         return next(group for group in self.groups if group.is_baseline)
 
     @property
     def has_repeats(self) -> bool:
-        """Whether some configuration was run more than once."""
+        """Whether any configuration was run more than once."""
         return any(len(group.rows) > 1 for group in self.groups)
 
     @property
     def has_undecided(self) -> bool:
-        """Whether some ratio's interval contains 1."""
+        """Whether the interval of any ratio contains 1."""
         ratios = (ratio for group in self.groups for ratio in (group.speedup, group.memory))
         return any(ratio is not None and ratio.undecided for ratio in ratios)
 
 
-def compared(rows: list[Row], baseline_id: str, uri: str, notes: list[str] | None = None, why: str = "") -> Comparison:
-    """Compares runs, one of which is the baseline, and `why` it is."""
+def compared(
+    rows: list[RunRow], baseline_id: str, uri: str, notes: list[str] | None = None, why: str = ""
+) -> Comparison:
+    """Compares runs with the baseline, and stores `why` it is the baseline."""
     base = next(row for row in rows if row.run_id == baseline_id)
     rows = [replace(row, speedup=_speedup(row, base), memory=_quotient(row, base, MEMORY)) for row in rows]
     groups = grouped(rows, baseline_id)
@@ -68,18 +70,18 @@ def compared(rows: list[Row], baseline_id: str, uri: str, notes: list[str] | Non
     )
 
 
-def _speedup(row: Row, base: Row) -> Quotient | None:
+def _speedup(row: RunRow, base: RunRow) -> Quotient | None:
     quotients = (_quotient(row, base, metric) for metric in RATES)
     return next((quotient for quotient in quotients if quotient is not None), None)
 
 
-def _quotient(row: Row, base: Row, metric: str) -> Quotient | None:
+def _quotient(row: RunRow, base: RunRow, metric: str) -> Quotient | None:
     value, reference = row.figure(metric), base.figure(metric)
     return Quotient(value / reference, metric, value, reference) if value is not None and reference else None
 
 
-def compare_url(uri: str, rows: list[Row]) -> str | None:
-    """MLflow's page that compares these runs; None for a store without a server, and for more runs than it shows."""
+def compare_url(uri: str, rows: list[RunRow]) -> str | None:
+    """Returns the URL of MLflow's comparison page; None without a server or with too many runs."""
     if not uri.startswith(("http://", "https://")) or not 1 < len(rows) <= _LINKED:
         return None
     runs = quote(json.dumps([row.run_id for row in rows], separators=(",", ":")))
@@ -88,6 +90,6 @@ def compare_url(uri: str, rows: list[Row]) -> str | None:
 
 
 def server_url(uri: str) -> str:
-    """Where a browser finds the server of an http URI; a browser asks for credentials by itself."""
+    """Returns the server's URL for a browser, without credentials; the browser asks for them itself."""
     parts = urlsplit(uri)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"

@@ -1,4 +1,4 @@
-"""Histories of the few metrics that are worth a plot: one at a time, thinned before the next is read."""
+"""Reads the histories of the metrics to plot, one at a time; each is thinned before the next is read."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 from ortlaunch.base.tables import printable
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.groups import Group
-from ortlaunch.compare.runs import Row, logged_number
+from ortlaunch.compare.runs import RunRow, logged_number
 from ortlaunch.run.state import FIRST_STEP
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 LIMIT = 20
-"""Runs that are drawn unless more are asked for."""
+"""Number of runs that are drawn by default."""
 POINTS = 600
-"""Points of a curve that are kept: more than a plot has pixels for. With many runs, fewer, down to `_LEAST_POINTS`."""
+"""Points kept per curve, which is more than a plot has pixels. With many runs it is less, down to `_LEAST_POINTS`."""
 _LEAST_POINTS = 100
 _ALL_POINTS = 60_000
-"""Points of a plot, so that a page of a thousand runs is one that a browser still opens."""
+"""Points per plot, so that a browser can still open a page with a thousand runs."""
 TITLES = {
     "throughput/tokens_per_second": "Throughput (tokens/s)",
     "throughput/samples_per_second": "Throughput (samples/s)",
@@ -32,62 +32,62 @@ TITLES = {
     "memory/rss_gib": "Resident memory (GiB)",
     "train/loss": "Training loss",
 }
-"""The plots in their order."""
+"""Titles of the plots, in their order."""
 
 Point = tuple[int, float, float | None]
-"""Step, seconds since the run's start, and the value; None where it was not finite."""
+"""Step, seconds since the start of the run, and the value; the value is None if it was not finite."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric of one run."""
+    """The history of one metric of one run."""
 
     metric: str
     run: int
-    """Number of the run among those that are drawn."""
+    """Index of the run among those that are drawn."""
     points: list[Point]
     pauses: list[int] = field(default_factory=list)
-    """Numbers of the points with which a later attempt begins: time passed before them in which nothing ran."""
+    """Indices of the points at which a later attempt begins; nothing ran between the previous point and this one."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A run that is drawn."""
+    """A run whose curves are drawn."""
 
-    row: Row
+    row: RunRow
     label: str
-    """With its number first, so that no two are alike and none is empty."""
+    """Starts with the run's number, so that labels are unique and not empty."""
     group: int
-    """Number of its group."""
+    """Index of its group."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """What is drawn."""
+    """All curves to draw."""
 
     runs: list[Drawn]
     curves: list[Curve]
     left_out: int
-    """Runs with a history that are not drawn."""
+    """Number of runs with a history that are not drawn."""
 
     @property
     def metrics(self) -> list[str]:
-        """Those that some run has, in the order of the plots."""
+        """The metrics that any run has, in the order of the plots."""
         there = {curve.metric for curve in self.curves}
         return [metric for metric in TITLES if metric in there]
 
     def of(self, metric: str) -> list[Curve]:
-        """The curves of one plot."""
+        """Returns the curves of one plot."""
         return [curve for curve in self.curves if curve.metric == metric]
 
 
 def read_curves(client: MlflowClient, comparison: Comparison, limit: int) -> Curves:
-    """Reads the curves of the first runs, the baseline's group before all others.
+    """Reads the curves of the first runs; the baseline's group comes first.
 
     Args:
         client: the store.
-        comparison: its runs.
-        limit: how many runs are drawn at most.
+        comparison: the comparison with the runs.
+        limit: the largest number of runs to draw.
     """
     runs = _drawn(comparison, limit)
     most = max(_LEAST_POINTS, min(POINTS, _ALL_POINTS // max(1, len(runs))))
@@ -101,7 +101,7 @@ def read_curves(client: MlflowClient, comparison: Comparison, limit: int) -> Cur
 
 
 def _drawn(comparison: Comparison, limit: int) -> list[Drawn]:
-    """Round by round one run of each group that has a history, so that none is left out for another's repeats."""
+    """Takes one run of each group in turn, so that repeats of one group do not displace another group."""
     groups = sorted(enumerate(comparison.groups), key=lambda pair: not pair[1].is_baseline)
     rounds = zip_longest(*([(n, group, row) for row in group.rows if row.curves] for n, group in groups))
     chosen = [one for turn in rounds for one in turn if one is not None][:limit]
@@ -109,13 +109,13 @@ def _drawn(comparison: Comparison, limit: int) -> list[Drawn]:
     return [Drawn(row, _label(number, group, row), n) for number, (n, group, row) in enumerate(chosen, 1)]
 
 
-def _label(number: int, group: Group, row: Row) -> str:
+def _label(number: int, group: Group, row: RunRow) -> str:
     name = group.label if len(group.rows) == 1 else row.name
     return f"{number} {printable(name)}" + (" (baseline)" if group.is_baseline and len(group.rows) == 1 else "")
 
 
-def _history(client: MlflowClient, row: Row, metric: str) -> Iterator[Point]:
-    """The points in the order of their steps, one for each step."""
+def _history(client: MlflowClient, row: RunRow, metric: str) -> Iterator[Point]:
+    """Yields one point per step, in the order of steps."""
     points = client.get_metric_history(row.run_id, metric)
     last = None
     for point in sorted(points, key=lambda point: (point.step, point.timestamp)):
@@ -126,9 +126,9 @@ def _history(client: MlflowClient, row: Row, metric: str) -> Iterator[Point]:
         last = point.step
 
 
-def _later_attempts(client: MlflowClient, row: Row) -> list[float]:
-    """When the attempts after the first made their first step, in seconds since the run's start."""
-    # Every attempt logs it before its other metrics, at the step that it goes on from.
+def _later_attempts(client: MlflowClient, row: RunRow) -> list[float]:
+    """Returns when each attempt after the first made its first step, in seconds since the run's start."""
+    # Every attempt logs this metric before all others, at the step from which it continues.
     points = client.get_metric_history(row.run_id, FIRST_STEP)
     return sorted((point.timestamp - row.started) / 1000.0 for point in points)[1:]
 
@@ -139,7 +139,7 @@ def _pauses(points: Sequence[Point], begins: Sequence[float]) -> list[int]:
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """At most about `most` points; of each stretch its lowest and its highest stay, so that no peak gets lost."""
+    """Keeps about `most` points: the lowest and the highest of each section, so that no peak is lost."""
     if len(points) <= most:
         return list(points)
     stretches = most // 2

@@ -1,4 +1,4 @@
-"""In what the configurations of the groups differ, and nothing of what they have in common."""
+"""Finds in which parameters and tags the groups of a comparison differ."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SHOWN_CIRCUMSTANCES = (*CIRCUMSTANCES, "ortlaunch.hosts")
 
 @dataclass(frozen=True)
 class Difference:
-    """A parameter, or a tag of ortlaunch's, that is not the same everywhere."""
+    """A parameter, or a tag of ortlaunch, that is not the same in all groups."""
 
     key: str
     values: list[str | None]
-    """One for each group; None where it has no such key."""
+    """One value for each group; None if the group does not have the key."""
 
     def by_value(self, labels: list[str]) -> list[tuple[str | None, list[str]]]:
-        """Each value with the groups that have it, in the order of the groups."""
+        """Returns each value with the labels of its groups, in the order of the groups."""
         found: dict[str | None, list[str]] = {}
         for value, label in zip(self.values, labels, strict=True):
             found.setdefault(value, []).append(label)
@@ -32,10 +32,10 @@ class Difference:
 
 
 def differences(groups: list[Group]) -> list[Difference]:
-    """What differs between the groups: parameters in the order of their names, then seeds, steps and circumstances.
+    """Returns the differences: parameters in the order of their names, then seeds, steps and circumstances.
 
-    What only follows from another choice is left out: that one backend or trainer has keys that another lacks, with the
-    values that they have anyway; and so is what a run that broke off had no time to say.
+    Two kinds are left out. One is keys that only follow from another choice, such as the defaults of another trainer.
+    The other is what a run could not record because it broke off.
     """
     keys = sorted({key for group in groups for key in group.first.params if not same_work(key)} - {STEPS_TAKEN})
     found = [Difference(key, [group.first.params.get(key) for group in groups]) for key in keys]
@@ -48,13 +48,13 @@ def differences(groups: list[Group]) -> list[Difference]:
 
 
 def _unsaid(difference: Difference, groups: list[Group]) -> bool:
-    """Whether all who say something say the same, and only runs that did not finish say nothing."""
+    """Whether all recorded values are equal, and only unfinished runs lack one."""
     pairs = zip(difference.values, groups, strict=True)
     return len({value for value, group in pairs if value is not None or group.first.status == "FINISHED"}) == 1
 
 
 def _follows(difference: Difference, groups: list[Group]) -> bool:
-    """Whether every group has the value that its choice of an option brings."""
+    """Whether every group has the default value of the option that it chose."""
     config_group, _, key = difference.key.partition(".")
     if key == "name" or config_group not in GROUPS:
         return False
@@ -65,7 +65,7 @@ def _follows(difference: Difference, groups: list[Group]) -> bool:
 
 @cache
 def _defaults(config_group: str, choice: str) -> dict[str, str]:
-    """The parameters that an option of a config group has where nobody sets them, as they are recorded."""
+    """Returns the default parameters of an option of a config group, in the form in which they are recorded."""
     node = GROUPS[config_group].get(choice)
     if node is None:
         return {}

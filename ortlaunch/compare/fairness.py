@@ -1,4 +1,4 @@
-"""What makes a comparison unfair, in plain words: one line for each reason, however many runs it holds for."""
+"""Warns of what makes a comparison unfair: one line for each reason, whatever the number of runs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable
 
 from ortlaunch.compare.groups import Group, circumstance
-from ortlaunch.compare.runs import RATES, Row
+from ortlaunch.compare.runs import RATES, RunRow
 
 OTHER_CPU_PERCENT = 10.0
-"""Share of the machine's cores that other processes may use in the steady part before it is worth a word."""
+"""Share of the machine's cores that other processes may use in the steady part without a warning."""
 STEADY_WINDOWS = 5
-"""Fewer windows make a poor median."""
+"""With fewer windows the median is unreliable."""
 _NAMED = 4
 _LENGTH = 12
 
@@ -31,7 +31,7 @@ _SAME_TAGS = (
 
 
 def warnings(groups: list[Group]) -> list[str]:
-    """What to beware of, the gravest first."""
+    """Returns the warnings, the most serious first."""
     rows = [row for group in groups for row in group.rows]
     base = next(group for group in groups if group.is_baseline)
     return [
@@ -43,7 +43,7 @@ def warnings(groups: list[Group]) -> list[str]:
     ]
 
 
-def _of_ort(rows: list[Row]) -> Iterable[str]:
+def _of_ort(rows: list[RunRow]) -> Iterable[str]:
     said = {False: "ortlaunch.ort_active=false", None: "no ortlaunch.ort_active tag"}
     for active, text in said.items():
         if suspects := [row for row in rows if row.suspect and row.ort_active is active]:
@@ -67,10 +67,10 @@ def _of_work(groups: list[Group], base: Group) -> Iterable[str]:
 
 
 def _of_circumstances(groups: list[Group], base: Group) -> Iterable[str]:
-    def of_param(key: str) -> Callable[[Row], str | None]:
+    def of_param(key: str) -> Callable[[RunRow], str | None]:
         return lambda row: row.params.get(key)
 
-    def of_tag(key: str) -> Callable[[Row], str | None]:
+    def of_tag(key: str) -> Callable[[RunRow], str | None]:
         return lambda row: circumstance(row, key)
 
     for key, words in _SAME_PARAMS:
@@ -81,8 +81,8 @@ def _of_circumstances(groups: list[Group], base: Group) -> Iterable[str]:
         yield f"code with changes that are in no commit: {_named(dirty)}"
 
 
-def _others(groups: list[Group], base: Group, words: str, of: Callable[[Row], str | None]) -> Iterable[str]:
-    """Who differs from the baseline; where either says nothing, nothing is said."""
+def _others(groups: list[Group], base: Group, words: str, of: Callable[[RunRow], str | None]) -> Iterable[str]:
+    """Lists the groups whose value differs from the baseline's; missing values are ignored."""
     reference = of(base.first)
     others = [(group.label, value) for group in groups if (value := of(group.first)) not in (None, reference)]
     if reference is not None and others:
@@ -90,7 +90,7 @@ def _others(groups: list[Group], base: Group, words: str, of: Callable[[Row], st
         yield f"other {words} than the baseline's {_short(reference)}: {named}"
 
 
-def _of_runs(rows: list[Row]) -> Iterable[str]:
+def _of_runs(rows: list[RunRow]) -> Iterable[str]:
     if unfinished := [row for row in rows if row.status != "FINISHED"]:
         yield f"not finished: {_named(f'{_name(row)} {_how_far(row)}' for row in unfinished)}"
     if throttled := [row for row in rows if row.tags.get("ortlaunch.throttled") == "true"]:
@@ -105,21 +105,21 @@ def _of_runs(rows: list[Row]) -> Iterable[str]:
         yield f"the last loss is not finite: {_named(map(_name, lost))}"
 
 
-def _name(row: Row) -> str:
+def _name(row: RunRow) -> str:
     return f"{row.name} ({row.run_id[:8]})"
 
 
-def _how_far(row: Row) -> str:
+def _how_far(row: RunRow) -> str:
     if row.step is None:
         return f"{row.status}, no step logged"
     steps = row.params.get("train.steps", "")
-    # One that was resumed for more steps may have passed what MLflow was told when it began.
+    # A run that was resumed for more steps may be beyond the number that MLflow has as its parameter.
     of = f" of {steps}" if steps.isdecimal() and int(steps) >= row.step else ""
     return f"{row.status} at step {row.step}{of}"
 
 
 def _short(value: str) -> str:
-    """Commits and fingerprints are long, and told apart by their beginnings."""
+    """Shortens commits and fingerprints, which their first characters identify."""
     is_hash = len(value) > _LENGTH and all(char in "0123456789abcdef" for char in value)
     return value[:_LENGTH] if is_hash else value
 

@@ -1,4 +1,4 @@
-"""Figures as people read them, the same in every format."""
+"""Formats figures for people, in the same way for every output format."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ SUSPECT = "!"
 
 
 def word(value: str | bool | None) -> str:
-    """A text of the store's, or yes and no."""
+    """Formats a text of the store, or a boolean."""
     if isinstance(value, bool):
         return str(value).lower()
     return MISSING if value is None else printable(value)
 
 
 def formatted(value: float | None, spec: str) -> str:
-    """A number, or the sign for none."""
+    """Formats a number; a missing one becomes `MISSING`."""
     return MISSING if value is None else f"{value:{spec}}"
 
 
 def rate(value: float | None) -> str:
-    """Tokens or samples per second."""
+    """Formats tokens or samples per second."""
     return formatted(value, ",.0f" if value is not None and abs(value) >= 1000 else ".4g")
 
 
 def gib(value: float | None) -> str:
-    """Memory."""
+    """Formats an amount of memory."""
     return formatted(value, ".2f")
 
 
 def milliseconds(seconds: float | None) -> str:
-    """The time of a step."""
+    """Formats the duration of a step."""
     if seconds is None:
         return MISSING
     return formatted(seconds * 1000, ",.0f" if seconds >= 1 else ".1f")
 
 
 def ratio(value: Ratio | Quotient | None) -> str:
-    """A ratio to the baseline, marked where its interval contains 1."""
+    """Formats a ratio to the baseline, and marks it if its interval contains 1."""
     if value is None:
         return MISSING
     return f"{value.ratio:.2f}x" + (UNDECIDED if isinstance(value, Ratio) and value.undecided else "")
 
 
 def interval(bounds: Interval | None, spec: str = ".2f") -> str:
-    """Both ends; the sign for none where there is no interval."""
+    """Formats both ends; a missing interval becomes `MISSING`."""
     return MISSING if bounds is None else f"{bounds[0]:{spec}} to {bounds[1]:{spec}}"
 
 
 def rate_interval(group: Group, metric: str) -> str:
-    """The interval of a group's mean rate, or why there is none."""
+    """Formats the interval of a group's mean rate, or says why there is none."""
     mean = group.mean(metric)
     if mean is None:
         return MISSING
@@ -64,5 +64,5 @@ def rate_interval(group: Group, metric: str) -> str:
 
 
 def group_name(group: Group) -> str:
-    """A group's name, marked where a run of it asked for ONNX Runtime and does not show that it got it."""
+    """Returns a group's name, with a mark if any of its runs may not have used ONNX Runtime although it should."""
     return printable(group.label) + (f" {SUSPECT}" if any(row.suspect for row in group.rows) else "")

@@ -1,4 +1,4 @@
-"""Repeats: runs that did the same work, on the same machine and code, and differ in the seed."""
+"""Groups repeats: runs of the same work on the same machine and code, with different seeds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ortlaunch.compare.runs import MEMORY, RATES, STEPS_TAKEN, Row
+from ortlaunch.compare.runs import MEMORY, RATES, STEPS_TAKEN, RunRow
 from ortlaunch.compare.statistics import Mean, Ratio, mean_of, ratio_interval
 from ortlaunch.config.plugins import launcher_schemas
 from ortlaunch.config.schema import key_facts
@@ -18,7 +18,7 @@ _SAME_WORK = frozenset(
         *("train.resume", "train.keep_checkpoints", "train.save_weights", "trainer.timeout_seconds"),
     ]
 )
-"""Parameters that do not change what a step does."""
+"""Parameters that do not change what a training step does."""
 _SAME_WORK_BELOW = ("tracking.", "profile.")
 CIRCUMSTANCES = (
     "ortlaunch.world_size",
@@ -30,7 +30,7 @@ CIRCUMSTANCES = (
     "ortlaunch.git_dirty",
     "ortlaunch.data_fingerprint",
 )
-"""Tags of what is no parameter, and makes two runs different all the same."""
+"""Tags that are no parameters but still make two runs incomparable as repeats."""
 _KIND = ("ortlaunch.backend", "ortlaunch.trainer", "ortlaunch.ort_active")
 
 
@@ -39,19 +39,19 @@ class Group:
     """Runs of one configuration."""
 
     label: str
-    rows: list[Row]
+    rows: list[RunRow]
     tokens: Mean | None
-    """Of the runs' median tokens per second."""
+    """Mean of the runs' median tokens per second."""
     samples: Mean | None
     peak: Mean | None
-    """Of the runs' peak memory in GiB."""
+    """Mean of the runs' peak memory in GiB."""
     is_baseline: bool = False
     speedup: Ratio | None = None
     memory: Ratio | None = None
 
     @property
-    def first(self) -> Row:
-        """A run that stands for all in what they have in common."""
+    def first(self) -> RunRow:
+        """Represents all runs of the group in what they have in common."""
         return self.rows[0]
 
     @property
@@ -61,22 +61,22 @@ class Group:
 
     @property
     def seeds(self) -> list[str]:
-        """The seeds of its runs."""
+        """The seeds of the group's runs."""
         return sorted({row.params["seed"] for row in self.rows if "seed" in row.params}, key=lambda s: (len(s), s))
 
     @property
     def status(self) -> str:
-        """How its runs ended: FINISHED, or 2 FINISHED 1 FAILED."""
+        """How the runs ended, such as FINISHED, or 2 FINISHED 1 FAILED."""
         statuses = [row.status for row in self.rows]
         kinds = sorted(set(statuses), key=lambda status: (status != "FINISHED", status))
         return kinds[0] if len(kinds) == 1 else " ".join(f"{statuses.count(kind)} {kind}" for kind in kinds)
 
     def mean(self, metric: str) -> Mean | None:
-        """The mean of a figure by its name."""
+        """Returns the mean of a figure by its name."""
         return {RATES[0]: self.tokens, RATES[1]: self.samples, MEMORY: self.peak}[metric]
 
     def value(self, metric: str) -> float | None:
-        """The mean alone."""
+        """Returns only the value of the mean."""
         mean = self.mean(metric)
         return None if mean is None else mean.mean
 
@@ -93,16 +93,16 @@ def _of_launchers() -> frozenset[str]:
     return frozenset(f"launcher.{key}" for node in schemas for key, facts in key_facts(node).items() if facts.same_work)
 
 
-def circumstance(row: Row, tag: str) -> str | None:
-    """A tag of `CIRCUMSTANCES`, where it says something: random data are another's with every seed."""
+def circumstance(row: RunRow, tag: str) -> str | None:
+    """Returns a tag of `CIRCUMSTANCES`; None for the fingerprint of synthetic data, which changes with the seed."""
     if tag == "ortlaunch.data_fingerprint" and row.params.get("data.name") == "synthetic":
         return None
     return row.tags.get(tag)
 
 
-def grouped(rows: list[Row], baseline_id: str) -> list[Group]:
-    """The runs as groups of repeats, in the order of their first runs, each over the baseline's group."""
-    by_key: dict[object, list[Row]] = {}
+def grouped(rows: list[RunRow], baseline_id: str) -> list[Group]:
+    """Groups repeats, in the order of their first runs, with ratios to the baseline's group."""
+    by_key: dict[object, list[RunRow]] = {}
     for row in rows:
         by_key.setdefault(_key(row), []).append(row)
     repeats = _with_crashed(by_key)
@@ -112,8 +112,8 @@ def grouped(rows: list[Row], baseline_id: str) -> list[Group]:
     return [_over(group, base) for group in groups]
 
 
-def _with_crashed(by_key: dict[object, list[Row]]) -> list[list[Row]]:
-    """Repeats, with those behind them that broke off: these are not of another length, they came to no end."""
+def _with_crashed(by_key: dict[object, list[RunRow]]) -> list[list[RunRow]]:
+    """Adds runs that broke off to the repeats with the same parameters; their number of steps is not known."""
     ends: dict[object, list[object]] = {}
     for key, rows in by_key.items():
         if STEPS_TAKEN in rows[0].params:
@@ -125,14 +125,14 @@ def _with_crashed(by_key: dict[object, list[Row]]) -> list[list[Row]]:
     return list(joined.values())
 
 
-def _key(row: Row, without: str = "") -> object:
+def _key(row: RunRow, without: str = "") -> object:
     params = frozenset((key, value) for key, value in row.params.items() if not same_work(key) and key != without)
     if not params:
-        return row.run_id  # Nothing is known of its configuration, so it is nobody's repeat.
+        return row.run_id  # The configuration is not known, so the run is no repeat of another.
     return params, tuple(circumstance(row, tag) for tag in CIRCUMSTANCES), tuple(row.tags.get(tag) for tag in _KIND)
 
 
-def _group(label: str, rows: list[Row], baseline_id: str) -> Group:
+def _group(label: str, rows: list[RunRow], baseline_id: str) -> Group:
     def mean(metric: str) -> Mean | None:
         return mean_of([value for row in rows if (value := row.figure(metric)) is not None])
 
@@ -154,15 +154,15 @@ def _ratio(group: Group, base: Group, metric: str) -> Ratio | None:
     return Ratio(metric, above.mean / below.mean, above.mean, below.mean, interval)
 
 
-def _labels(groups: list[list[Row]]) -> list[str]:
-    """A name for each group, without the seed; where several would be called the same, with a run's id."""
+def _labels(groups: list[list[RunRow]]) -> list[str]:
+    """Names each group without the seed; equal names are extended by a run id."""
     names = [_common_name(rows) for rows in groups]
     count = Counter(names)
     pairs = zip(names, groups, strict=True)
     return [name if count[name] == 1 else f"{name} ({rows[0].run_id[:8]})" for name, rows in pairs]
 
 
-def _common_name(rows: list[Row]) -> str:
+def _common_name(rows: list[RunRow]) -> str:
     if len(rows) == 1:
         return rows[0].name
     return re.sub(r"-seed=[^-=]*$", "", rows[0].name) or rows[0].name

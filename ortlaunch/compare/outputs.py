@@ -1,4 +1,4 @@
-"""Files that a comparison leaves: none of the user's is written over unasked."""
+"""Writes the files of a comparison; existing files are replaced only with `--force`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ortlaunch.base.files import replace
 
 
 def check_free(option: str, path: Path, *, force: bool) -> None:
-    """Looks before the work is done whether a file can be written.
+    """Checks before the work is done that a file can be written.
 
     Raises:
-        RequestError: it is there already and `force` does not allow to replace it, or its folder is not.
+        RequestError: the file exists and `force` is not given, or its folder does not exist.
     """
     if path.is_dir():
         raise RequestError(f"{option} {path} is a folder: name a file in it")
@@ -25,10 +25,10 @@ def check_free(option: str, path: Path, *, force: bool) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a file in one step.
+    """Writes a file atomically.
 
     Raises:
-        RequestError: it cannot be written.
+        RequestError: the file cannot be written.
     """
     try:
         replace(path, content)

@@ -1,4 +1,4 @@
-"""A comparison as a picture: throughput and memory as bars with their intervals, and the curves over the steps."""
+"""Draws a comparison as a picture: bars of throughput and memory with their intervals, and the curves by step."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
 
 
 def as_png(comparison: Comparison, curves: Curves) -> bytes:
-    """The picture's file."""
+    """Returns the picture as a PNG file."""
     file = io.BytesIO()
     with warnings.catch_warnings():
-        # A letter that the font lacks becomes a box, and is no news.
+        # A character that the font lacks is drawn as a box, and the warning about it is suppressed.
         warnings.simplefilter("ignore")
         figure_of(comparison, curves).savefig(file, format="png")
     return file.getvalue()
 
 
 def figure_of(comparison: Comparison, curves: Curves) -> Figure:
-    """The picture as matplotlib has it."""
+    """Returns the picture as a matplotlib figure."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def figure_of(comparison: Comparison, curves: Curves) -> Figure:
 
 
 def _with_bars(comparison: Comparison) -> list[tuple[int, Group]]:
-    """The groups that have something to show, with their numbers, the baseline first."""
+    """Returns the groups with values to show and their indices, the baseline first."""
     numbered = enumerate(comparison.groups)
     shown = [(number, group) for number, group in numbered if any(group.mean(metric) for metric in _BAR_TITLES)]
     return sorted(shown, key=lambda pair: not pair[1].is_baseline)
@@ -99,7 +99,7 @@ def _draw_bars(axis: Any, metric: str, groups: list[tuple[int, Group]], colours:
         values = [value for row in group.rows if (value := row.figure(metric)) is not None]
         if len(values) > 1:
             axis.plot(values, [place] * len(values), "o", color="black", markersize=3.5)
-        # Beside the plot, where no bar, interval or dot can reach.
+        # The text is to the right of the plot, where it covers no bar, interval or dot.
         axis.annotate(
             _bar_text(group, metric),
             (1, place),
@@ -132,20 +132,20 @@ def _draw_curves(axis: Any, metric: str, curves: Curves, colours: list[Any]) -> 
         steps = [step for step, _, _ in curve.points]
         values = [float("nan") if value is None else value for _, _, value in curve.points]
         style = _DASHES[_repeat(curves, curve.run) % len(_DASHES)]
-        # A point between two gaps has no line.
+        # A point between two gaps has no line, so it gets a marker.
         alone = "o" if len(values) < 3 or any(value is None for _, _, value in curve.points) else None
         axis.plot(steps, values, style, color=colours[drawn.group], linewidth=1.3, marker=alone, markersize=3)
     axis.set_title(TITLES[metric], fontsize=10)
     axis.set_xlabel("step", fontsize=9)
     axis.margins(y=0.1)
     if metric != "train/loss":
-        # Room above: what hardly changes, as memory, would lie on the edge.
+        # Some space above keeps nearly constant values, such as memory, off the edge.
         axis.set_ylim(0, axis.get_ylim()[1] * 1.05)
     axis.grid(alpha=0.3)
 
 
 def _repeat(curves: Curves, run: int) -> int:
-    """How many runs of its group are drawn before it."""
+    """Returns how many runs of the same group are drawn before this one."""
     group = curves.runs[run].group
     return sum(1 for drawn in curves.runs[:run] if drawn.group == group)
 

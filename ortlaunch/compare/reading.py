@@ -1,4 +1,4 @@
-"""Opening a store to read: nothing is made that is not there, and errors name the store without its credentials."""
+"""Opens a store for reading; nothing is created, and errors name the store without its credentials."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TIMEOUT_SECONDS = 30
 
 @contextmanager
 def opened(uri: str) -> Iterator[MlflowClient]:
-    """A client of the store at an absolute tracking URI.
+    """Yields a client of the store at an absolute tracking URI.
 
     Raises:
-        RequestError: if the store does not exist or cannot be read.
+        RequestError: the store does not exist or cannot be read.
     """
     check_uri(uri)
     _check_database(uri)
@@ -38,7 +38,7 @@ def opened(uri: str) -> Iterator[MlflowClient]:
 
 
 def _check_database(uri: str) -> None:
-    """MLflow would make a database that is not there, or fill one that is not its own."""
+    """Refuses a missing or foreign database, because MLflow would create the one and change the other."""
     path = sqlite_path(uri)
     if path is None:
         return

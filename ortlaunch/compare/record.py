@@ -1,4 +1,4 @@
-"""`--log`: a comparison as a run of its own in MLflow, which holds its page, its picture and its figures."""
+"""`--log`: stores a comparison as a run in MLflow with its page, its picture and its figures."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _UPLOAD_SECONDS = 120
 
 
 def log(client: MlflowClient, comparison: Comparison, files: dict[str, bytes]) -> str:
-    """Creates the run, in the experiment of the baseline.
+    """Creates the run in the experiment of the baseline.
 
     Args:
         client: the store.
-        comparison: what is logged.
-        files: content by name.
+        comparison: the comparison to store.
+        files: content of each file by its name.
 
     Returns:
-        Where it is, for people.
+        The place of the run, for a message.
 
     Raises:
-        RequestError: its artifacts could not be stored; the run is then FAILED.
+        RequestError: the artifacts could not be stored; the run then has the status FAILED.
     """
     base = next(row for row in comparison.rows if row.run_id == comparison.baseline_id)
     tags = {

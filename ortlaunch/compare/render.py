@@ -1,4 +1,4 @@
-"""Printing a comparison in the format that was asked for."""
+"""Prints a comparison in the requested format."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def render(comparison: Comparison, format: str, console: Console, *, each: bool 
     """Prints a comparison.
 
     Args:
-        comparison: What to print.
-        format: table, json, csv or markdown. json has the exact values behind each ratio.
-        console: Where to print; if it is no terminal, nothing is coloured, wrapped or cut.
-        each: A line for each run, though some are repeats of each other.
+        comparison: the comparison to print.
+        format: table, json, csv or markdown; json contains the exact values of each ratio.
+        console: where to print; output that is no terminal is not coloured, wrapped or cut.
+        each: whether repeats get a row each.
     """
     if format == "table":
         print_table(comparison, console, each=each)

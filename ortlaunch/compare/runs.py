@@ -1,4 +1,4 @@
-"""One run, as MLflow knows it."""
+"""Reads one run from MLflow."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 RATES = ("tokens_per_second_median", "samples_per_second_median")
-"""What a speed-up may be computed from, the first that both sides have."""
+"""Rates from which a speed-up may be computed; the first that both runs have is used."""
 MEMORY = "peak_memory_gib"
 _RATE_CURVES = ("throughput/tokens_per_second", "throughput/samples_per_second")
 _MEMORY_CURVES = ("memory/peak_allocated_gib", "memory/rss_gib")
 _LOSS = "train/loss"
 _LOSS_CURVES = (_LOSS,)
 STEPS_TAKEN = "steps taken"
-"""Kept like a parameter, of runs that came to their end: a crash leaves it open."""
+"""Treated as a parameter of runs that ended normally; after a crash the number is not known."""
 _INFINITE = 1.797e308
-"""MLflow's databases hold the largest double where a run logged infinity."""
+"""MLflow's databases store the largest double in place of infinity."""
 _TAGS = "ortlaunch."
 
 
 @dataclass(frozen=True)
 class Quotient:
-    """A figure of a run over the baseline's, and the two values that it was computed from."""
+    """A figure of a run divided by the baseline's, with both values."""
 
     ratio: float
     metric: str
@@ -36,8 +36,8 @@ class Quotient:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One run. None stands for what MLflow does not know of it."""
+class RunRow:
+    """The row of one run in a comparison; None stands for what MLflow does not have."""
 
     name: str
     run_id: str
@@ -54,7 +54,7 @@ class Row:
     peak_memory_gib: float | None = None
     last_loss: float | None = None
     step: int | None = None
-    """The last step logged, of a run that has not finished."""
+    """The last logged step of a run that has not finished."""
     steady_windows: float | None = None
     other_cpu_percent: float | None = None
     started: int = 0
@@ -62,35 +62,35 @@ class Row:
     experiment_id: str = ""
     params: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Those of ortlaunch."""
+    """The tags of ortlaunch."""
     curves: tuple[str, ...] = ()
-    """The metrics whose history is worth a plot: throughput, memory, loss."""
+    """The metrics to plot: throughput, memory, loss."""
     speedup: Quotient | None = None
     memory: Quotient | None = None
 
     @property
     def suspect(self) -> bool:
-        """The run asked for ONNX Runtime, has come to figures, and nothing says that it got it."""
+        """Whether the run asked for ONNX Runtime and has figures, but nothing shows that it used ONNX Runtime."""
         return self.backend == "ort" and self.ort_active is not True and self.has_figures
 
     @property
     def has_figures(self) -> bool:
-        """Whether there is anything to compare: a run that died at its start has nothing."""
+        """Whether there are figures to compare; a run that failed at its start has none."""
         figures = (*(getattr(self, metric) for metric in (*RATES, MEMORY)), self.last_loss)
         return self.status == "FINISHED" or any(value is not None for value in figures)
 
     def figure(self, metric: str) -> float | None:
-        """One of its figures by name; None where it is missing or no number to count with."""
+        """Returns a figure by its name; None if it is missing or not finite."""
         value: float | None = getattr(self, metric)
         return value if value is not None and math.isfinite(value) else None
 
 
-def row_of(run: Run) -> Row:
-    """What a run says about itself in MLflow."""
+def row_of(run: Run) -> RunRow:
+    """Builds the row of a run from MLflow's data."""
     tags, params, metrics = run.data.tags, run.data.params, run.data.metrics
     stage = params.get("trainer.zero_stage")
     trainer = tags.get("ortlaunch.trainer")
-    return Row(
+    return RunRow(
         name=run.info.run_name or run.info.run_id[:8],
         run_id=run.info.run_id,
         status=run.info.status,
@@ -122,13 +122,13 @@ def _last_step(run: Run) -> int | None:
 
 
 def _with_steps(params: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, str]:
-    """The parameters, and how far the run came: a resumed one may have gone on for more steps than MLflow was told."""
+    """Adds the steps taken to the parameters; a resumed run may have made more steps than its parameters say."""
     reached = metrics.get("summary/last_step")
     return dict(params) if reached is None else {**params, STEPS_TAKEN: f"{reached:g}"}
 
 
 def _shared(values: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """The pairs under a prefix; a thousand runs that say the same hold it once."""
+    """Returns the pairs under a prefix; equal texts of many runs share their memory."""
     return {sys.intern(key): sys.intern(value) for key, value in values.items() if key.startswith(prefix)}
 
 
@@ -139,5 +139,5 @@ def _curves(metrics: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def logged_number(value: float | None) -> float | None:
-    """What a run logged, from what MLflow holds of it."""
+    """Restores an infinity that MLflow's database stored as the largest double."""
     return math.copysign(math.inf, value) if value is not None and abs(value) >= _INFINITE else value

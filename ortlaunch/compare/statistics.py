@@ -1,8 +1,8 @@
 """Means of repeated runs and ratios of two means, with 95 % confidence intervals.
 
-Mean: Student's t. With n values, mean m and sample standard deviation s, the interval is m ± t·s/√n, t being the
-97.5 % point of Student's distribution with n - 1 degrees of freedom. Rates and memory are never below 0, and neither is
-what is said of them.
+Mean: Student's t. With n values, mean m and sample standard deviation s, the interval is m ± t·s/√n, where t is the
+97.5 % point of Student's distribution with n - 1 degrees of freedom. Rates and memory are never negative, so the
+interval is cut at 0.
 
 Ratio of two means: Fieller's interval (E. C. Fieller, "Some problems in interval estimation", Journal of the Royal
 Statistical Society B 16, 1954), which T. Kalibera and R. Jones ("Rigorous benchmarking in reasonable time", 2013) use
@@ -24,7 +24,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of some runs' values; no interval where a single run cannot have one."""
+    """The mean of the values of several runs; a single run has no interval."""
 
     count: int
     mean: float
@@ -35,7 +35,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A group's mean over the baseline's, and the two means that it was computed from."""
+    """A group's mean divided by the baseline's, with both means."""
 
     metric: str
     ratio: float
@@ -45,12 +45,12 @@ class Ratio:
 
     @property
     def undecided(self) -> bool:
-        """The interval contains 1: these runs show no difference."""
+        """Whether the interval contains 1, so that these runs show no difference."""
         return self.interval is not None and self.interval[0] <= 1.0 <= self.interval[1]
 
 
 def mean_of(values: Sequence[float]) -> Mean | None:
-    """The mean of finite values; None of none."""
+    """Returns the mean of finite values; None if there are none."""
     count = len(values)
     if not count:
         return None
@@ -64,9 +64,9 @@ def mean_of(values: Sequence[float]) -> Mean | None:
 
 
 def ratio_interval(above: Mean, below: Mean) -> Interval | None:
-    """Fieller's interval for the ratio of two means; None where either rests on a single value.
+    """Returns Fieller's interval for the ratio of two means; None if either is of a single value.
 
-    Where the mean below is not certain to differ from 0, every ratio is possible: from 0 to infinity.
+    If the lower mean may be 0, every ratio is possible: the interval is from 0 to infinity.
     """
     if above.count < 2 or below.count < 2 or below.mean == 0:
         return None
@@ -86,7 +86,7 @@ def ratio_interval(above: Mean, below: Mean) -> Interval | None:
 
 
 def student(freedom: float) -> float:
-    """The 97.5 % point of Student's t distribution."""
+    """Returns the 97.5 % point of Student's t distribution."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, _UPPER))

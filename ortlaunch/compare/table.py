@@ -1,4 +1,4 @@
-"""A comparison as a table for people."""
+"""Prints a comparison as a table for people."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MANY_VALUES = 6
 
 
 def print_table(comparison: Comparison, console: Console, *, each: bool = False) -> None:
-    """Prints the runs or groups, what their configurations differ in, and what to beware of.
+    """Prints the runs or groups, the differences of their configurations, and the warnings.
 
     Args:
-        comparison: what to print.
-        console: where; if it is no terminal, nothing is coloured, wrapped or cut.
-        each: a line for each run, though some are repeats of each other.
+        comparison: the comparison to print.
+        console: where to print; output that is no terminal is not coloured, wrapped or cut.
+        each: whether repeats get a row each.
     """
     columns = columns_of(comparison, each=each)
     table = _table(columns)
@@ -61,7 +61,7 @@ def _print(table: Table, columns: list[Column], console: Console) -> None:
 
 
 def footnotes(comparison: Comparison, *, each: bool) -> list[str]:
-    """What the table's figures refer to, and what to beware of."""
+    """Returns the lines below the table: what the ratios refer to, and the warnings."""
     listed = [f"{baseline_line(comparison, each=each)}; {repeats_line(comparison, each=each)}"]
     listed += reason_lines(comparison)
     listed += [printable(note) for note in comparison.notes]
@@ -71,7 +71,7 @@ def footnotes(comparison: Comparison, *, each: bool) -> list[str]:
 
 
 def baseline_line(comparison: Comparison, *, each: bool) -> str:
-    """What the ratios refer to."""
+    """Says what the ratios refer to."""
     base = next(row for row in comparison.rows if row.run_id == comparison.baseline_id)
     if each or not comparison.has_repeats:
         return f"speed-up and memory against {printable(base.name)} ({base.run_id[:8]})"
@@ -79,13 +79,13 @@ def baseline_line(comparison: Comparison, *, each: bool) -> str:
 
 
 def reason_lines(comparison: Comparison) -> list[str]:
-    """Why they refer to it, and what to do for another; nothing where the user named it or there is no other."""
+    """Says why this is the baseline and how to choose another; empty if the user named it or there is no other."""
     has_choice = comparison.why and len(comparison.rows) > 1
     return [f"baseline: {printable(comparison.why)}; another by --baseline RUN"] if has_choice else []
 
 
 def repeats_line(comparison: Comparison, *, each: bool) -> str:
-    """What the intervals are, or why there are none."""
+    """Says what the intervals are, or why there are none."""
     if not comparison.has_repeats:
         return "1 run of each: no intervals (repeat runs with other seeds, or: ortlaunch bench repeat=3)"
     if each:
@@ -95,7 +95,7 @@ def repeats_line(comparison: Comparison, *, each: bool) -> str:
 
 
 def difference_columns(comparison: Comparison) -> list[Column]:
-    """A line for each value of what differs, with those that have it."""
+    """Returns a row for each value of each difference, with the groups that have it."""
     labels = [printable(group.label) for group in comparison.groups]
     keys, values, who = [], [], []
     for difference in comparison.differences:

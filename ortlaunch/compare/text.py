@@ -1,4 +1,4 @@
-"""A comparison as text for programs and pages: JSON, CSV, Markdown."""
+"""Renders a comparison as JSON, CSV or Markdown."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ortlaunch.compare import figures
 from ortlaunch.compare.columns import Column, columns_of, lines, mean_loss
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.groups import Group
-from ortlaunch.compare.runs import Row
+from ortlaunch.compare.runs import RunRow
 from ortlaunch.compare.statistics import Mean, Ratio
 from ortlaunch.compare.table import difference_columns, footnotes
 
 
 def as_json(comparison: Comparison) -> str:
-    """Everything, with exact values."""
+    """Returns the whole comparison as JSON with exact values."""
     document = {
         "uri": comparison.uri,
         "mlflow_url": comparison.url,
@@ -37,7 +37,7 @@ def as_json(comparison: Comparison) -> str:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """A line for each run."""
+    """Returns a line for each run as CSV."""
     group_of = {row.run_id: group.label for group in comparison.groups for row in group.rows}
     records = [_record(row, figures.MISSING) | {"group": group_of[row.run_id]} for row in comparison.rows]
     text = io.StringIO()
@@ -51,7 +51,7 @@ def as_csv(comparison: Comparison) -> str:
 
 
 def as_markdown(comparison: Comparison, *, each: bool = False) -> str:
-    """The table, what is below it, and what differs."""
+    """Returns the table, its footnotes and the differences as Markdown."""
     text = _markdown_table(columns_of(comparison, each=each))
     text += "".join(f"\n{_escaped(line)}\n" for line in footnotes(comparison, each=each))
     if comparison.differences:
@@ -59,8 +59,8 @@ def as_markdown(comparison: Comparison, *, each: bool = False) -> str:
     return text
 
 
-def _record(row: Row, missing: Any) -> dict[str, Any]:
-    """A row for programs: exact values under their full names, in the order of the table."""
+def _record(row: RunRow, missing: Any) -> dict[str, Any]:
+    """Returns a row with exact values under their full names, in the order of the table."""
     speedup, memory = row.speedup, row.memory
     record = {
         "run": row.name,
@@ -126,7 +126,7 @@ def _ratio_record(ratio: Ratio | None) -> dict[str, Any] | None:
 
 
 def _portable(value: Any) -> Any:
-    """JSON has no word for NaN and infinity."""
+    """Converts NaN and infinity to text, because JSON does not have them."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -141,5 +141,5 @@ def _markdown_line(cells: list[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """What Markdown would take for a table's border, or for a tag of HTML."""
+    """Escapes the characters that Markdown would read as a table's border or an HTML tag."""
     return text.replace("|", "\\|").replace("<", "&lt;")

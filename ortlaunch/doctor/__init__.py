@@ -1,1 +1,1 @@
-"""``ortlaunch doctor``: what this environment and machine have, what they lack, and the command that mends it."""
+"""``ortlaunch doctor``: reports what this environment and machine have and lack, with a command for each problem."""

@@ -1,4 +1,4 @@
-"""``ortlaunch doctor``: looks at everything, also after something that is broken, and prints what it found."""
+"""``ortlaunch doctor``: runs all checks, even if some fail, and prints the results."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ortlaunch.doctor.fix import fix
 from ortlaunch.doctor.line import Level, Line
 
 _DESCRIPTION = """\
-Examines this environment and machine. Each line is ok, a warning or an error, with the command that mends it.
-Exit codes: 0, or 1 where a line is an error."""
+Checks this environment and machine. Each line is ok, a warning or an error, with the command that fixes it.
+Exit codes: 0 without an error, 1 with one."""
 
 
 def main(arguments: list[str]) -> int:
     """Prints the report.
 
     Returns:
-        0, or 1 where a line is an error.
+        0 without an error, 1 with one.
     """
     parser = argparse.ArgumentParser(
         prog="ortlaunch doctor", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -42,9 +42,9 @@ def main(arguments: list[str]) -> int:
     if options.fix:
         print(_table(lines))
         if fix(lines) == 0:
-            print("nothing to mend that needs nobody")
+            print("there is nothing to fix that --fix can do by itself")
             return _code(lines)
-        # Anew in a process of its own: this one has the old packages in memory.
+        # The report is made again in a new process, because this one has loaded the old packages.
         again = [] if options.uri is None else ["--uri", options.uri]
         return subprocess.run([sys.executable, "-m", "ortlaunch", "doctor", *again]).returncode
     print(_json(lines) if options.json else _table(lines))
@@ -52,10 +52,10 @@ def main(arguments: list[str]) -> int:
 
 
 def examine(uri: str | None = None) -> list[Line]:
-    """Looks at everything.
+    """Runs all checks.
 
     Args:
-        uri: the MLflow store; None takes that of runs.
+        uri: the MLflow store; None takes the one of runs.
     """
     looks: dict[str, Callable[[], Iterator[Line]]] = {
         "python": stack.python,
@@ -75,10 +75,10 @@ def examine(uri: str | None = None) -> list[Line]:
     lines: list[Line] = []
     for name, look in looks.items():
         try:
-            # What libraries say while they are imported is no part of the report.
+            # Messages that libraries print while they are imported are not part of the report.
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 lines += look()
-        # Whatever a broken installation raises is what this command is for.
+        # A broken installation may raise anything, and reporting it is the purpose of this command.
         except Exception as error:
             lines.append(Line(name, Level.error, str(error) or type(error).__name__))
     return lines

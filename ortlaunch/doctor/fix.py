@@ -1,4 +1,4 @@
-"""``ortlaunch doctor --fix``: runs the commands that mend what was found."""
+"""``ortlaunch doctor --fix``: runs the commands that fix the reported problems."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ortlaunch.doctor.line import Line
 
 
 def fix(lines: list[Line]) -> int:
-    """Runs each mend once, in the order of the lines, and says each before.
+    """Prints and runs each command once, in the order of the lines.
 
     Args:
-        lines: the report; lines whose mend needs a person are left.
+        lines: the report; commands that need a person are not run.
 
     Returns:
-        How many were run.
+        The number of commands that were run.
     """
     commands = list(dict.fromkeys(line.mend for line in lines if line.mend is not None and not line.by_hand))
-    # The pip and the ortlaunch of this Python, whether or not its environment is active in this shell.
+    # These are the pip and the ortlaunch of this Python, even if its environment is not active in this shell.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     for command in commands:
-        print(f"mending: {command}", flush=True)
+        print(f"fixing: {command}", flush=True)
         result = subprocess.run(["bash", "-c", command], env={**os.environ, "PATH": path})
         if result.returncode != 0:
-            print(f"         failed with exit code {result.returncode}", flush=True)
+            print(f"        failed with exit code {result.returncode}", flush=True)
     return len(commands)

@@ -1,4 +1,4 @@
-"""One thing that the doctor looked at."""
+"""One line of the doctor's report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Level(Enum):
-    """How bad a line is; an error means that a run as it comes, ``backend=ort`` and MLflow, will fail."""
+    """How serious a line is; with an error, a run with the defaults (``backend=ort`` and MLflow) will fail."""
 
     ok = "ok"
     warning = "warning"
@@ -16,12 +16,12 @@ class Level(Enum):
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     level: Level
     text: str
     mend: str | None = None
-    """The command that mends it."""
+    """The command that fixes the problem. It is a key of the JSON report."""
     by_hand: bool = False
-    """The command needs a person: another user's rights, a choice, or another shell. ``--fix`` leaves it."""
+    """Whether the command needs a person: another user's rights, a choice, or another shell. ``--fix`` skips it."""

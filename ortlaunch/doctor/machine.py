@@ -1,4 +1,4 @@
-"""What of the machine a run needs: room on the disk and in shared memory, a clock, and SLURM where it is there."""
+"""Checks the machine: disk space, shared memory, the clock, and SLURM if it is installed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")
 _LITTLE_SHARED = 256 * 2**20
 _SKEW_SECONDS = 5.0
-"""Beyond this, time limits, heartbeats and the order of attempts are no longer what they say."""
+"""A larger difference makes time limits, heartbeats and the order of attempts unreliable."""
 
 
 def disk() -> Iterator[Line]:
-    """Room where run folders go, and compiled libraries and exported graphs."""
+    """Checks the space for run folders, compiled libraries and exported graphs."""
     for name, folder, little, soon in (
         (
             "disk of runs",
@@ -46,7 +46,7 @@ def disk() -> Iterator[Line]:
 
 
 def shared_memory() -> Iterator[Line]:
-    """Room in which data loaders and NCCL hand on tensors."""
+    """Checks the shared memory, through which data loaders and NCCL pass tensors."""
     if not SHARED_MEMORY.is_dir():
         yield Line("shared memory", Level.warning, f"there is no {SHARED_MEMORY}: data.workers and NCCL need it")
         return
@@ -60,7 +60,7 @@ def shared_memory() -> Iterator[Line]:
 
 
 def clock() -> Iterator[Line]:
-    """This machine's clock against that of the disk that holds the run folders, which may be another machine's."""
+    """Compares this machine's clock with that of the run folders' file system, which may be on another machine."""
     with tempfile.NamedTemporaryFile(dir=_existing(Path(Config.run_root)), prefix=".ortlaunch-clock-") as file:
         before = time.time()
         file.write(b"x")
@@ -71,7 +71,7 @@ def clock() -> Iterator[Line]:
 
 
 def clock_line(other: str, skew: float) -> Line:
-    """A line about how far another clock goes ahead of this machine's, in seconds."""
+    """Returns the line for another clock that is `skew` seconds ahead of this machine's."""
     if abs(skew) <= _SKEW_SECONDS:
         return Line("clock", Level.ok, f"within {_SKEW_SECONDS:.0f} s of {other}")
     way = "behind" if skew > 0 else "ahead of"
@@ -80,7 +80,7 @@ def clock_line(other: str, skew: float) -> Line:
 
 
 def slurm() -> Iterator[Line]:
-    """SLURM's commands, and whether a controller answers."""
+    """Checks SLURM's commands, and whether a controller answers."""
     if not programs.is_here("sbatch"):
         yield Line("slurm", Level.ok, "not on this machine: launcher=slurm needs it, or launcher.dry_run=true")
         return
@@ -101,6 +101,6 @@ def _said(program: str, *words: str) -> str:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """Returns the folder, or its nearest parent that exists."""
     folder = folder.absolute()
     return folder if folder.is_dir() else _existing(folder.parent)

@@ -1,4 +1,4 @@
-"""What of Python's packages a run stands on: torch, ONNX Runtime and its libraries, DeepSpeed, NCCL."""
+"""Checks the Python packages of a run: torch, ONNX Runtime and its libraries, DeepSpeed, NCCL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRAINING = _PACKAGES[:2]
 
 
 def python() -> Iterator[Line]:
-    """The interpreter."""
+    """Checks the interpreter."""
     version = platform.python_version()
     if sys.version_info[:2] == (3, 11):
         yield Line("python", Level.ok, version)
@@ -26,7 +26,7 @@ def python() -> Iterator[Line]:
 
 
 def torch() -> Iterator[Line]:
-    """torch, and whether it suits this machine."""
+    """Checks torch, and whether it suits this machine."""
     import torch
 
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
@@ -38,7 +38,7 @@ def torch() -> Iterator[Line]:
 
 
 def driver() -> Iterator[Line]:
-    """The NVIDIA driver."""
+    """Checks the NVIDIA driver."""
     error = cuda_libs.driver_error()
     if error is None:
         yield Line("driver", Level.ok, f"NVIDIA driver for CUDA up to {cuda_libs.driver_cuda_version()}")
@@ -47,14 +47,14 @@ def driver() -> Iterator[Line]:
 
 
 def packages() -> Iterator[Line]:
-    """Which ONNX Runtime is installed; two at once overwrite each other."""
+    """Checks which ONNX Runtime is installed; two of them overwrite each other."""
     installed = {name: version for name in _PACKAGES if (version := _version(name)) is not None}
     names = " and ".join(f"{name} {version}" for name, version in installed.items())
     training = [name for name in _TRAINING if name in installed]
     wanted = "cuda" if cuda_libs.driver_error() is None else "cpu"
     install = f"pip install 'ortlaunch[{wanted}]'"
     if len(installed) > 1:
-        # All of them are the folder "onnxruntime": whoever came last has overwritten part of the others.
+        # All of these packages share the folder "onnxruntime", so a later one overwrites files of an earlier one.
         remove = f"pip uninstall -y {' '.join(installed)}"
         yield Line(
             "onnxruntime", Level.error, f"{names} are both installed and overwrite each other", _then(remove, install)
@@ -73,29 +73,29 @@ def packages() -> Iterator[Line]:
 
 
 def cuda_libraries() -> Iterator[Line]:
-    """The CUDA 11.8 libraries that ONNX Runtime was built for."""
+    """Checks the CUDA 11.8 libraries that ONNX Runtime was built for."""
     if not cuda_libs.has_cuda_provider():
         yield Line("cuda libraries", Level.ok, "not needed by this onnxruntime")
         return
-    # Without a driver nothing can use them yet; the environment may be made for a machine that has one.
+    # Without a driver the libraries cannot be used yet, but the environment may be meant for another machine.
     bad = Level.error if cuda_libs.driver_error() is None else Level.warning
     for found in cuda_libs.load():
         if found.origin is None:
-            mend = cuda_libs.mend([found.library])
+            mend = cuda_libs.install_command([found.library])
             yield Line(found.library.soname, bad, f"missing: {found.error}", mend)
         else:
             yield Line(found.library.soname, Level.ok, f"found: {found.origin}")
 
 
 def ortmodule() -> Iterator[Line]:
-    """What ORTModule needs on this torch, the compiled extension, and whether ORTModule imports."""
+    """Checks what ORTModule needs with this torch: adaptations, the compiled extension, and its import."""
     import torch
 
     from ortlaunch.ort import compat, extension
 
     if not any(_version(name) for name in _TRAINING):
         return
-    # Looked for before the layer is in place: each step does itself once.
+    # This must be the first call, because each step runs only once.
     steps = compat.before_import()
     if steps:
         text = (
@@ -120,7 +120,7 @@ def ortmodule() -> Iterator[Line]:
 
 
 def deepspeed() -> Iterator[Line]:
-    """DeepSpeed, and its optimizer for the host's memory, the one of its operators that a key of ours needs."""
+    """Checks DeepSpeed, and the one of its operators that a key of ours needs: its optimizer in host memory."""
     version = _version("deepspeed")
     if version is None:
         yield Line(
@@ -144,7 +144,7 @@ def deepspeed() -> Iterator[Line]:
 
 
 def nccl() -> Iterator[Line]:
-    """NCCL, which CUDA workers talk by."""
+    """Checks NCCL, through which CUDA workers communicate."""
     import torch
     from torch import distributed
 

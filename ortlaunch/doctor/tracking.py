@@ -1,4 +1,4 @@
-"""Whether the runs' record can be kept: the MLflow store that is asked for, its version, and its clock."""
+"""Checks the tracking server or file: whether it can be used, its version and its clock."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _SECONDS = 5
 
 
 def mlflow(uri: str | None) -> Iterator[Line]:
-    """The store.
+    """Checks the MLflow store.
 
     Args:
-        uri: which; None takes that of runs where nothing names one.
+        uri: the store; None takes the default of runs.
 
     Raises:
-        RequestError: it is none that MLflow takes.
+        RequestError: MLflow does not accept the URI.
     """
     installed = importlib.metadata.version("mlflow")
     chosen = uri or default_uri()
@@ -54,7 +54,7 @@ def _file(path: Path, installed: str) -> Line:
             return Line(
                 "mlflow", Level.warning, f"{installed}; {path} has been locked by another process for {_SECONDS} s"
             )
-        # Moving it away loses the record of earlier runs, which their folders still have.
+        # Moving the file away loses MLflow's copy of earlier runs; their folders still have the data.
         mend = f"mv {path} {path}.broken && ortlaunch sync --all"
         return Line("mlflow", Level.error, f"{path} is no store of MLflow's: {error}", mend, by_hand=True)
     return Line("mlflow", Level.ok, f"{installed}; {runs} runs in {path}")
@@ -78,7 +78,7 @@ def _version(uri: str, shown: str, installed: str) -> Iterator[Line]:
     try:
         with _get(f"{uri}/version") as answer:
             version = answer.read(100).decode(errors="replace").strip()
-        # Its answer is open to all; a list of experiments is not, where the server asks for a password.
+        # A server with passwords answers /version to everybody, but not a list of experiments.
         with _get(f"{uri}/api/2.0/mlflow/experiments/search?max_results=1"):
             pass
     except urllib.error.HTTPError as error:

@@ -1,1 +1,1 @@
-"""From a model, fresh or trained by a run, to ONNX files: to train on a device, and to serve."""
+"""Exports a model, new or trained by a run, to ONNX files for training on a device and for serving."""

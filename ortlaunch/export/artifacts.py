@@ -1,4 +1,4 @@
-"""`ortlaunch export artifacts`: the forward, and all with which ONNX Runtime trains it on a device."""
+"""`ortlaunch export artifacts`: the forward graph and the files with which ONNX Runtime trains it on a device."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ortlaunch.export import graph, losses, statistics
 from ortlaunch.export.folder import written
 from ortlaunch.export.forward import LABELS, LOGITS, LOSS, shorter, untouched
 from ortlaunch.export.onnx_file import MODEL, Exported, export, leave, record_of
-from ortlaunch.export.record import Record
+from ortlaunch.export.record import ExportRecord
 from ortlaunch.export.request import Request
 from ortlaunch.export.shapes import note_shapes
-from ortlaunch.export.sides import Beside, Device, fed_of
 from ortlaunch.export.source import open_source
+from ortlaunch.export.trainers import ArtifactTrainer, TorchTrainer, training_batch
 from ortlaunch.ort import artifacts
 from ortlaunch.ort.artifacts import EVAL, NOMINAL, OPTIMIZER, TRAINING, Plan
 from ortlaunch.ort.verify.compare import compare
 from ortlaunch.ort.verify.nested import NamedTensors
 
 _GRADIENT_TOLERANCE = 1e-3
-"""Largest error of a gradient over its largest value; families of models show 1e-6 to 1e-5."""
+"""Largest allowed error of a gradient over its largest value; the tested model families show 1e-6 to 1e-5."""
 
 
-def export_artifacts(request: Request) -> Record:
+def export_artifacts(request: Request) -> ExportRecord:
     """Writes the forward graph and the training artifacts.
 
     Raises:
-        RequestError: the model cannot be exported, or not be trained in this way by ONNX Runtime.
+        RequestError: the model cannot be exported, or ONNX Runtime cannot train it in this way.
     """
     optimizer = request.config.optimizer
     check_optimizer(optimizer)
@@ -62,10 +62,10 @@ def export_artifacts(request: Request) -> Record:
 
 
 def check_optimizer(cfg: OptimizerConfig) -> None:
-    """Refuses what ONNX Runtime's optimizers on a device cannot do.
+    """Refuses optimizers and options that ONNX Runtime does not have on a device.
 
     Raises:
-        RequestError: with the key.
+        RequestError: the optimizer is not supported; the message names the key.
     """
     if isinstance(cfg, AdamWConfig):
         return
@@ -95,7 +95,7 @@ def _facts(cfg: OptimizerConfig) -> dict[str, float | str]:
 
 
 def _shares(exported: Exported, request: Request) -> tuple[list[str], list[str]]:
-    """Which parameters are trained and which are frozen, buffers among these."""
+    """Returns the names of the trained parameters and of the frozen ones; buffers count as frozen."""
     names = exported.names
     for key, globs in (("trainable", request.trainable), ("frozen", request.frozen)):
         for glob in globs:
@@ -121,12 +121,12 @@ def _shares(exported: Exported, request: Request) -> tuple[list[str], list[str]]
 
 
 def _generate(
-    exported: Exported, record: Record, optimizer: OptimizerConfig, folder: Path, *, nominal: bool
+    exported: Exported, record: ExportRecord, optimizer: OptimizerConfig, folder: Path, *, nominal: bool
 ) -> dict[str, str]:
-    """Writes the artifacts and mends what ONNX Runtime 1.19.2 and this onnx make of them.
+    """Writes the artifacts and corrects what ONNX Runtime 1.19.2 gets wrong with this version of onnx.
 
     Returns:
-        The outputs by which a step moves BatchNorm's statistics, and the parameters they become.
+        Which output of a training step holds the new value of which BatchNorm statistic.
     """
     model = ModelProto()
     model.CopyFrom(exported.graph)
@@ -155,25 +155,25 @@ def _generate(
     return moving
 
 
-def _try(folder: Path, record: Record, exported: Exported, optimizer: OptimizerConfig) -> None:
-    """Loads the artifacts as a device does, compares their gradients with PyTorch's, and makes a step.
+def _try(folder: Path, record: ExportRecord, exported: Exported, optimizer: OptimizerConfig) -> None:
+    """Loads the artifacts as a device does, compares their gradients with PyTorch's, and runs one training step.
 
     Raises:
-        RequestError: ONNX Runtime does not take them, or computes other gradients.
+        RequestError: ONNX Runtime cannot load the artifacts, or computes other gradients.
     """
     model, batches = exported.source.model, exported.source.batches
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     trials = [batches[0], shorter(shorter(batches[1], 0), 1)]
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            device = Device(folder, record, Path(scratch))
-            side = Beside(model, record, optimizer)
-            for batch in trials:
-                fed = fed_of(record, model, batch)
-                _compare_gradients(record, device.gradients(fed), side.gradients(fed))
-            fed = fed_of(record, model, batches[0])
-            device.step(fed)
-            device.evaluate(fed)
+            ort_trainer = ArtifactTrainer(folder, record, Path(scratch))
+            torch_trainer = TorchTrainer(model, record, optimizer)
+            for trial in trials:
+                batch = training_batch(record, model, trial)
+                _compare_gradients(record, ort_trainer.gradients(batch), torch_trainer.gradients(batch))
+            batch = training_batch(record, model, batches[0])
+            ort_trainer.step(batch)
+            ort_trainer.evaluate(batch)
             if (folder / f"{record.prefix}{NOMINAL}").exists():
                 artifacts.Checkpoint(folder / f"{record.prefix}{NOMINAL}")
         except RequestError:
@@ -185,7 +185,7 @@ def _try(folder: Path, record: Record, exported: Exported, optimizer: OptimizerC
                 parameter.requires_grad_(before[name])
 
 
-def _compare_gradients(record: Record, actual: NamedTensors, expected: NamedTensors) -> None:
+def _compare_gradients(record: ExportRecord, actual: NamedTensors, expected: NamedTensors) -> None:
     found = compare(actual, expected)
     worst = max((one.error if one.error is not None else math.inf for one in found.differing), default=0.0)
     record.findings["gradient_error"] = max(found.largest_error, worst, record.findings.get("gradient_error", 0.0))

@@ -1,4 +1,4 @@
-"""`ortlaunch export WHAT`: which export, its page of help, and what it prints."""
+"""`ortlaunch export WHAT`: chooses the export, shows its help page and prints its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ortlaunch.base.errors import RequestError
 
 if TYPE_CHECKING:
-    from ortlaunch.export.record import Record
+    from ortlaunch.export.record import ExportRecord
     from ortlaunch.export.request import Request
 
 
@@ -26,8 +26,8 @@ class _Verb:
 _CONFIGURED = """\
   model=… data=…         as for a run (ortlaunch --help); with from_run they are the run's
   from_run=RUN           a run, or the folder of a checkpoint in it: its model and data, and its newest weights
-  from_weights=DIR       safetensors in the model's own names; without either the weights are fresh
-  out=DIR                where to; a folder that exists is left alone
+  from_weights=DIR       safetensors in the model's own names; with neither key the weights are freshly initialized
+  out=DIR                the folder to write; one that holds files is not changed
   --force                replace the export that out=DIR holds"""
 
 _ONNX = f"""\
@@ -37,11 +37,11 @@ Usage:
   ortlaunch export onnx [model=…] [from_run=RUN | from_weights=DIR] out=DIR [KEY=VALUE ...]
 
 {_CONFIGURED}
-  loss=own               labels go in, too, and the model's own loss comes out
-  --external-data        weights in a file beside the graph; above 1 GB they always are
+  loss=own               labels are inputs, too, and the model's own loss is an output
+  --external-data        write the weights to a file next to the graph; above 1 GB this is always so
 
-Nothing is folded, dropout and BatchNorm stay in train mode. Before the folder appears, the graph has been checked by
-onnx.checker and run beside PyTorch: batches of several sizes, and other weights put in under the same names.
+Nothing is folded, dropout and BatchNorm stay in train mode. Before the folder appears, the graph is checked by
+onnx.checker and compared with PyTorch on batches of several sizes, and with other weights under the same names.
 Exit codes: 0 done, 2 the request is wrong or the model cannot be exported"""
 
 _ARTIFACTS = f"""\
@@ -52,28 +52,28 @@ Usage:
   ortlaunch export artifacts [model=…] [from_run=RUN | from_weights=DIR] out=DIR [KEY=VALUE ...]
 
 {_CONFIGURED}
-  loss=NAME              own (the model's), cross_entropy, mse or bce; without it what a run trains with
-  optimizer=adamw|sgd    and optimizer.weight_decay …; sgd needs optimizer.momentum=0, a device's has none
+  loss=NAME              own (the model's), cross_entropy, mse or bce; by default the loss of a run
+  optimizer=adamw|sgd    and optimizer.weight_decay …; sgd needs optimizer.momentum=0, as there is none on a device
   trainable='GLOB,…'     parameters to train, such as 'classifier.*'; the others are frozen
-  frozen='GLOB,…'        parameters to freeze among these
-  --prefix NAME          begins the names of the files
-  --nominal-checkpoint   also a checkpoint of names and shapes alone, for a device that gets its weights elsewhere
+  frozen='GLOB,…'        parameters among these to freeze
+  --prefix NAME          prefix of the file names
+  --nominal-checkpoint   also write a checkpoint of names and shapes only, for devices that get their weights elsewhere
   --external-data        as for export onnx
 
 The weight decay of adamw is on every trainable parameter, as optimizer.decay_bias_and_norm=true has it in a run.
 Exit codes: 0 done, 2 the request is wrong or the model cannot be exported"""
 
 _INFERENCE = f"""\
-ortlaunch export inference: the model in eval mode as one ONNX file, what is constant in it folded
+ortlaunch export inference: the model in eval mode as one ONNX file, with constants folded
 
 Usage:
   ortlaunch export inference [model=…] [from_run=RUN | from_weights=DIR] out=DIR [KEY=VALUE ...]
 
 {_CONFIGURED}
-  --quantize             also model.int8.onnx, weights in 8 bits and activations quantized as they come
+  --quantize             also write model.int8.onnx, with 8-bit weights and dynamically quantized activations
   --external-data        as for export onnx
 
-Before the folder appears, the file has been run in ONNX Runtime beside PyTorch on batches of several sizes.
+Before the folder appears, the file is run in ONNX Runtime and compared with PyTorch on batches of several sizes.
 Exit codes: 0 done, 2 the request is wrong or the model cannot be exported"""
 
 
@@ -105,9 +105,9 @@ def main(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def _libraries_quiet() -> Iterator[None]:
-    """Keeps what libraries say while they are imported, or of a model's configuration, from the terminal."""
+    """Keeps messages of libraries, from their import or about a model's configuration, off the terminal."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    # onnxruntime-training imports DeepSpeed where it is installed, which would look for GPUs and tell of it.
+    # onnxruntime-training imports DeepSpeed if it is installed, which would look for GPUs and print messages about it.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     yield
 
@@ -138,25 +138,25 @@ def _inference(arguments: list[str]) -> int:
 
 
 def _export(verb: str, arguments: list[str], keys: tuple[str, ...], flags: dict[str, bool]) -> int:
-    """One export into a folder, and its line in the run that the weights are of."""
+    """Writes one export into a folder, and logs it to the run that the weights come from."""
     from ortlaunch.export.folder import check_free
     from ortlaunch.export.request import parse
 
     request = parse(verb, arguments, keys, {**flags, "force": False})
-    # Before the libraries are imported, which takes seconds.
+    # This check comes before the import of the libraries, which takes seconds.
     check_free(request.out, force=request.has("force"))
-    from ortlaunch.export.say import said
+    from ortlaunch.export.summary import summary
     from ortlaunch.export.tracking import log_to_run
 
     with contextlib.redirect_stdout(sys.stderr):
         record = _maker(verb)(request)
-    print(said(request.out, record))
+    print(summary(request.out, record))
     if request.from_run is not None:
         print(log_to_run(request.from_run, request.out, "export"))
     return 0
 
 
-def _maker(verb: str) -> Callable[[Request], Record]:
+def _maker(verb: str) -> Callable[[Request], ExportRecord]:
     if verb == "onnx":
         from ortlaunch.export.onnx_file import export_onnx as make
     elif verb == "artifacts":
@@ -186,7 +186,7 @@ def _weights(arguments: list[str]) -> int:
 _VERBS: dict[str, _Verb] = {
     "weights": _Verb("its weights as safetensors, in the model's own names", "", _weights),
     "onnx": _Verb("the forward as it trains, one ONNX file", _ONNX, _onnx),
-    "artifacts": _Verb("all with which ONNX Runtime trains it on a device", _ARTIFACTS, _artifacts),
-    "verify": _Verb("train such artifacts beside PyTorch, and compare", "", _verify),
+    "artifacts": _Verb("the files with which ONNX Runtime trains it on a device", _ARTIFACTS, _artifacts),
+    "verify": _Verb("train such artifacts and the PyTorch model, and compare", "", _verify),
     "inference": _Verb("the model in eval mode for servers, plain and quantized", _INFERENCE, _inference),
 }

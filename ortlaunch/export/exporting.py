@@ -1,4 +1,4 @@
-"""`torch.onnx.export`, and the report of what stops it."""
+"""Calls `torch.onnx.export`, and reports what makes it fail."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from ortlaunch.ort.mends import symbolics
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
 
 OPSET = 17
-"""The set that ORTModule exports with, too; ONNX Runtime 1.19.2 knows up to 21."""
+"""ORTModule exports with the same version; ONNX Runtime 1.19.2 knows up to 21."""
 _MOST = 6
 
 
 def export_training(model: torch.nn.Module, forward: Forward, batch: Batch, path: Path) -> list[TraceWarning]:
-    """Writes the model in train mode, nothing folded, parameters under their own names.
+    """Writes the model in train mode: nothing is folded, and parameters keep their names.
 
     Args:
-        model: in train mode; left as it was.
-        forward: how it is called.
-        batch: to trace with.
-        path: of the file; of a graph of 2 GB and more, each weight comes to lie in a file beside it.
+        model: the model, in train mode; its state is restored.
+        forward: how the model is called.
+        batch: the batch to trace with.
+        path: the file to write; of a graph of 2 GB and more, each weight is written to a file next to it.
 
     Returns:
-        Statements that depended on a tensor's value and are now constants.
+        Statements that depended on a tensor's value and are constants in the graph.
 
     Raises:
-        RequestError: it cannot be exported; with the operators and lines that stop it.
+        RequestError: the export fails; the message lists the operators and lines that cause it.
     """
     model.train()
     return _export(
@@ -53,7 +53,7 @@ def export_training(model: torch.nn.Module, forward: Forward, batch: Batch, path
 
 
 def export_inference(model: torch.nn.Module, forward: Forward, batch: Batch, path: Path) -> list[TraceWarning]:
-    """Writes the model in eval mode, with what is constant folded; otherwise as `export_training`."""
+    """Writes the model in eval mode, with constants folded; otherwise as `export_training`."""
     model.eval()
     return _export(
         model,
@@ -91,7 +91,7 @@ def _export(model: torch.nn.Module, forward: Forward, batch: Batch, path: Path, 
 
 @contextlib.contextmanager
 def _flat(model: torch.nn.Module, forward: Forward) -> Iterator[None]:
-    """Within it, the model itself takes and returns tensors in order, so that its names need no prefix."""
+    """Makes the model take and return tensors by position, so that names in the graph have no prefix."""
     original, own = model.forward, vars(model).get("forward")
 
     def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -113,9 +113,9 @@ def _flat(model: torch.nn.Module, forward: Forward) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _standard_symbolics() -> Iterator[None]:
-    """Within it, the exporter has those of ours that ONNX's own operators make, and none that ORTModule has put in.
+    """Leaves only those custom symbolics in the exporter that produce standard ONNX operators.
 
-    An ORTModule in the same process leaves its own behind, with operators that no plain runtime has.
+    An ORTModule in the same process registers its own, which produce operators that a plain runtime does not have.
     """
     from torch.onnx._internal import registration  # type: ignore[attr-defined]
 
@@ -139,7 +139,7 @@ def _put(groups: Any, overrides: dict[str, dict[int, Any]]) -> None:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Within it, the exporter keeps what it thinks of its own deprecation to itself."""
+    """Silences the exporter's deprecation warnings and the warnings of transformers."""
     transformers = logging.getLogger("transformers")
     level = transformers.level
     transformers.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The folder that an export leaves: complete under its name, or not there."""
+"""The output folder of an export: it is complete under its name, or does not exist."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ortlaunch.export.record import RECORD
 
 
 def check_free(out: Path, *, force: bool) -> None:
-    """Refuses a folder that holds something.
+    """Refuses an output folder that is not empty.
 
     Raises:
-        RequestError: it does, and `force` is not given or the folder is none that an export has left.
+        RequestError: it holds files, and `force` is not given or it was not written by an export.
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not force:
         raise RequestError(f"out={out} exists: choose another folder, or --force to replace it")
     if not (out / RECORD).is_file():
-        raise RequestError(f"out={out} is no folder that an export has left (it has no {RECORD}): --force leaves it")
+        raise RequestError(f"out={out} was not written by an export (it has no {RECORD}): --force does not replace it")
 
 
 @contextlib.contextmanager
 def written(out: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` at the end; whatever stops it, nothing half written stays.
+    """Yields a folder to write into and renames it to `out` at the end; after an error nothing is left behind.
 
     Raises:
-        RequestError: as `check_free`; or the folder cannot be made.
+        RequestError: `check_free` refuses the folder, or it cannot be created.
     """
     check_free(out, force=force)
     partial = out.with_name(f".{out.name}.partial")
@@ -63,7 +63,7 @@ def _replace(out: Path, partial: Path) -> None:
 
 @contextlib.contextmanager
 def _stopped_by_exceptions() -> Iterator[None]:
-    """Within it, SIGTERM unwinds the stack as Ctrl-C does."""
+    """Makes SIGTERM raise an exception, as Ctrl-C does, so that clean-up code runs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

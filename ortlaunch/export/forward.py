@@ -1,4 +1,4 @@
-"""The forward of a model as a graph has it: named tensors in, named tensors out."""
+"""The forward pass of a model as a graph has it: named tensors go in, named tensors come out."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _AXES = ("batch", "sequence")
 
 @dataclass(frozen=True)
 class Forward:
-    """How a model is called, and what comes out.
+    """How a model is called, and which tensors it returns.
 
     Attributes:
-        inputs: names of the batch's tensors that go in, in the order of the graph's inputs.
-        outputs: names of the tensors that come out.
-        axes: by name, the dimensions whose size may vary, and what they are called.
+        inputs: names of the tensors of a batch that are passed in, in the order of the graph's inputs.
+        outputs: names of the returned tensors.
+        axes: for each tensor, the dimensions of variable size and their names.
     """
 
     task: Task
@@ -37,20 +37,20 @@ class Forward:
     axes: dict[str, dict[int, str]]
 
     def __call__(self, model: torch.nn.Module, batch: Batch) -> NamedTensors:
-        """The outputs by name."""
+        """Returns the outputs by name."""
         return self.named(self.task.outputs(model, batch))
 
     @staticmethod
     def named(outputs: Any) -> NamedTensors:
-        """What a model returned, by the names of the graph's outputs."""
+        """Names the model's return values as the outputs of the graph are named."""
         return _named(outputs)
 
     def feed(self, batch: Batch) -> Batch:
-        """What goes in of a batch."""
+        """Returns those tensors of a batch that the model takes."""
         return {name: batch[name] for name in self.inputs}
 
     def ports(self, batch: Batch, outputs: NamedTensors) -> tuple[list[Port], list[Port]]:
-        """Inputs and outputs as `export.json` describes them."""
+        """Describes inputs and outputs for `export.json`."""
         return [self._port(name, batch[name]) for name in self.inputs], [
             self._port(name, outputs[name]) for name in self.outputs
         ]
@@ -62,15 +62,15 @@ class Forward:
 
 
 def find_forward(model: torch.nn.Module, batch: Batch, *, with_labels: bool) -> Forward:
-    """Calls the model on batches of other sizes and sees what comes out.
+    """Calls the model on batches of other sizes to find its outputs and variable dimensions.
 
     Args:
-        model: in the mode in which it is exported; left as it was.
-        batch: at least three samples, which may be sequences.
-        with_labels: whether labels go in, so that the model's own loss comes out.
+        model: the model, in the mode in which it is exported; its state is restored.
+        batch: at least three samples; they may be sequences.
+        with_labels: whether labels are passed in, so that the model returns its own loss.
 
     Raises:
-        RequestError: the batch gives fewer inputs than forward needs, or the outputs are no tensors.
+        RequestError: the batch lacks an input that forward needs, or the outputs are not tensors.
     """
     given = batch if with_labels else {name: tensor for name, tensor in batch.items() if name != LABELS}
     task = make_task(model, given)
@@ -89,7 +89,7 @@ def find_forward(model: torch.nn.Module, batch: Batch, *, with_labels: bool) -> 
 
 
 def shorter(batch: Batch, dim: int) -> Batch:
-    """The same batch with fewer samples (`dim` 0) or shorter sequences (`dim` 1, where there are sequences)."""
+    """Returns the batch with fewer samples (`dim` 0) or, if it holds sequences, with shorter ones (`dim` 1)."""
     if dim == 0:
         return {name: tensor[:-1] for name, tensor in batch.items()}
     if not _has_sequences(batch):
@@ -109,12 +109,12 @@ def _outputs(model: torch.nn.Module, task: Task, batch: Batch) -> Any:
         except RequestError:
             raise
         except Exception as error:
-            # The user's own model: whatever it raises is what there is to say.
+            # The user's own model may raise anything; its error is passed on.
             raise RequestError(f"forward fails in PyTorch: {type(error).__name__}: {error}") from error
 
 
 def _named(outputs: Any) -> NamedTensors:
-    """A lone tensor, or the first of several without names, is the loss where it is a number and else the logits."""
+    """Names outputs; an unnamed first output is the loss if it is a scalar, and the logits otherwise."""
     found = {}
     for name, tensor in named_tensors(outputs).items():
         first = LOSS if tensor.dim() == 0 else LOGITS
@@ -123,7 +123,7 @@ def _named(outputs: Any) -> NamedTensors:
 
 
 def _varying(tensor: torch.Tensor, others: list[torch.Tensor]) -> dict[int, str]:
-    """Which dimensions have another size in the batch with fewer samples, and in that with shorter sequences."""
+    """Finds the dimensions whose size changes with fewer samples or with shorter sequences, and names them."""
     found = {}
     for dim, size in enumerate(tensor.shape):
         names = [axis for axis, other in zip(_AXES, others, strict=True) if other.shape[dim] != size]
@@ -134,7 +134,7 @@ def _varying(tensor: torch.Tensor, others: list[torch.Tensor]) -> dict[int, str]
 
 @contextlib.contextmanager
 def untouched(model: torch.nn.Module) -> Iterator[None]:
-    """Within it, forward passes may move buffers; afterwards they are as they were."""
+    """Restores the model's buffers after forward passes that change them."""
     state = ModelState(model)
     try:
         yield

@@ -1,4 +1,4 @@
-"""An ONNX file as plain runtimes take it: names, versions, outputs that gradients need."""
+"""Reads, changes and writes ONNX graphs: names, versions, and the outputs that gradients need."""
 
 from __future__ import annotations
 
@@ -13,57 +13,60 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 from ortlaunch.base.errors import RequestError
 
 IR_VERSION = 10
-"""The newest that ONNX Runtime 1.19.2 reads; what writes the files may be newer."""
+"""The newest version that ONNX Runtime 1.19.2 reads; the installed onnx may write newer ones."""
 
 _STANDARD = ("", "ai.onnx")
 _FOR_TRAINING = (*_STANDARD, "com.microsoft")
-"""Operators that every build of ONNX Runtime for training has."""
+"""Operator domains that every training build of ONNX Runtime has."""
 _GRADIENT_OUTPUTS = {"LayerNormalization": 3, "SoftmaxCrossEntropyLoss": 2, "Dropout": 2}
-"""Outputs that ONNX makes optional and ONNX Runtime's gradients read."""
+"""Number of outputs of operators whose optional outputs are read by ONNX Runtime's gradients."""
 
 Array = NDArray[np.generic]
 
 
 def load(path: Path) -> ModelProto:
-    """Reads a file with all its weights."""
+    """Reads a file with all of its weights."""
     return onnx.load(str(path))
 
 
 def save(model: ModelProto, path: Path) -> None:
-    """Checks a graph and writes it, in versions that ONNX Runtime 1.19.2 reads.
+    """Writes a graph in versions that ONNX Runtime 1.19.2 reads, and checks the file.
 
     Args:
         model: the graph.
-        path: where to; weights that the graph has not itself lie in the same folder already.
+        path: the file to write; external weights must already be in the same folder.
     """
     save_unchecked(model, path)
-    # By its path, because the message with all weights may be larger than a message can be.
+    # The checker gets the path, because a graph with all weights may exceed the size limit of a protobuf message.
     onnx.checker.check_model(str(path), full_check=True)
 
 
 def save_unchecked(model: ModelProto, path: Path) -> None:
-    """Writes a graph in versions that ONNX Runtime 1.19.2 reads; its own operators are unknown to onnx.checker."""
+    """Writes a graph without onnx.checker, which does not know ONNX Runtime's own operators.
+
+    The versions are those that ONNX Runtime 1.19.2 reads.
+    """
     model.ir_version = min(model.ir_version, IR_VERSION)
     onnx.save(model, str(path))
 
 
 def opset(model: ModelProto) -> int:
-    """The version of ONNX's own operators."""
+    """Returns the version of the standard ONNX operators."""
     return next(int(one.version) for one in model.opset_import if one.domain in _STANDARD)
 
 
 def initializers(model: ModelProto) -> dict[str, TensorProto]:
-    """Weights and constants by name."""
+    """Returns weights and constants by name."""
     return {tensor.name: tensor for tensor in model.graph.initializer}
 
 
 def value(tensor: TensorProto) -> Array:
-    """The values of an initializer."""
+    """Returns the values of an initializer."""
     return numpy_helper.to_array(tensor)
 
 
 def constant(number: float, name: str, dtype: str = "float32") -> TensorProto:
-    """A number as an initializer."""
+    """Makes an initializer from a number."""
     return numpy_helper.from_array(np.array(number, dtype), name)
 
 
@@ -77,7 +80,7 @@ def set_values(model: ModelProto, values: dict[str, Array]) -> None:
 
 
 def rename(model: ModelProto, names: dict[str, str]) -> None:
-    """Gives initializers, and whatever reads them, other names, in place; of those that share one the first stays."""
+    """Renames initializers and the inputs that read them, in place; of equal new names the first is kept."""
     kept: dict[str, TensorProto] = {}
     for tensor in model.graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
@@ -91,7 +94,7 @@ def rename(model: ModelProto, names: dict[str, str]) -> None:
 
 
 def nodes(model: ModelProto) -> Iterator[NodeProto]:
-    """All nodes, those of branches and loops too."""
+    """Returns all nodes, including those inside branches and loops."""
     return _nodes(model.graph.node)
 
 
@@ -104,7 +107,7 @@ def _nodes(found: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def attribute(node: NodeProto, name: str, default: float) -> float:
-    """A number among a node's attributes."""
+    """Returns a numeric attribute of a node, or the default."""
     for one in node.attribute:
         if one.name == name:
             return one.i if one.type == onnx.AttributeProto.INT else one.f
@@ -112,14 +115,14 @@ def attribute(node: NodeProto, name: str, default: float) -> float:
 
 
 def complete_for_gradient(model: ModelProto) -> None:
-    """Adds the outputs that ONNX Runtime's gradients read, in place; no other output changes by it."""
+    """Adds the optional outputs that ONNX Runtime's gradients read, in place; no other output changes."""
     for node in nodes(model):
         for position in range(len(node.output), _GRADIENT_OUTPUTS.get(node.op_type, 0)):
             node.output.append(f"{node.output[0]}.{position}")
 
 
 def without_dropout(model: ModelProto) -> ModelProto:
-    """A copy in which every Dropout has the rate 0, and all else is as it was."""
+    """Returns a copy in which every Dropout has rate 0; everything else is unchanged."""
     copied = ModelProto()
     copied.CopyFrom(model)
     name = "ortlaunch.no_dropout"
@@ -135,11 +138,11 @@ def without_dropout(model: ModelProto) -> ModelProto:
 
 
 def with_statistics(model: ModelProto) -> ModelProto:
-    """A copy in which what BatchNorms make of their running statistics are outputs, too.
+    """Returns a copy in which the running statistics that BatchNorms compute are also outputs.
 
-    Where nobody reads them, ONNX Runtime 1.19.2 writes over the running statistics in place, and it keeps small
-    constants that are equal as one: of a fresh BatchNorm of up to 8 channels, the weight is the variance and the bias
-    the mean, and the outputs are wrong from the first run on.
+    If no node reads them, ONNX Runtime 1.19.2 overwrites the running statistics in place. It also stores small equal
+    constants once: in a new BatchNorm of up to 8 channels the weight shares memory with the variance and the bias with
+    the mean, so the outputs are wrong from the first run on.
     """
     copied = ModelProto()
     copied.CopyFrom(model)
@@ -152,7 +155,7 @@ def with_statistics(model: ModelProto) -> ModelProto:
 
 
 def active_dropout(model: ModelProto) -> list[float]:
-    """The rates of those Dropout nodes that are in train mode."""
+    """Returns the rates of the Dropout nodes that are in train mode."""
     known = {tensor.name: value(tensor) for tensor in model.graph.initializer if tensor.dims in ([], [1])}
     for node in nodes(model):
         if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
@@ -168,7 +171,7 @@ def check_operators(model: ModelProto, *, for_training: bool, what: str) -> None
     """Refuses operators that a plain runtime does not have.
 
     Raises:
-        RequestError: naming them.
+        RequestError: such operators are in the graph; the message names them.
     """
     allowed = _FOR_TRAINING if for_training else _STANDARD
     foreign = {f"{node.domain}::{node.op_type}" for node in nodes(model) if node.domain not in allowed}

@@ -1,4 +1,4 @@
-"""`ortlaunch export inference`: the model in eval mode for servers, plain and with 8-bit weights."""
+"""`ortlaunch export inference`: the model in eval mode for servers, with full and with 8-bit weights."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ import torch
 
 import ortlaunch
 from ortlaunch.base.errors import RequestError
-from ortlaunch.export import beside, graph
+from ortlaunch.export import external_data, graph
 from ortlaunch.export.exporting import export_inference
 from ortlaunch.export.folder import written
 from ortlaunch.export.forward import Forward, find_forward
 from ortlaunch.export.names import aliases_of
 from ortlaunch.export.onnx_file import MODEL, leave_facts
 from ortlaunch.export.proofs import largest_error, prove_inference
-from ortlaunch.export.record import Record
+from ortlaunch.export.record import ExportRecord
 from ortlaunch.export.request import Request
-from ortlaunch.export.source import Source, open_source
+from ortlaunch.export.source import ExportSource, open_source
 from ortlaunch.ort.runtime import Graph, quantize
 
 QUANTIZED = "model.int8.onnx"
 _QUANTIZED_ERROR = 0.1
-"""Largest difference of a quantized output over the largest value of the output."""
+"""Largest allowed error of a quantized output, over the largest value of the output."""
 
 
-def export_for_inference(request: Request) -> Record:
-    """Writes the model for inference, checked by onnx.checker and beside PyTorch.
+def export_for_inference(request: Request) -> ExportRecord:
+    """Writes the model for inference, after onnx.checker and a comparison with PyTorch have passed.
 
     Raises:
-        RequestError: it cannot be exported, computes something else, or loses too much to quantization.
+        RequestError: the export fails, its outputs differ, or quantization changes them too much.
     """
     with written(request.out, force=request.has("force")) as folder:
         source = open_source(request)
         model, batches = source.model.eval(), source.batches
         forward = find_forward(model, batches[0], with_labels=False)
         warned = export_inference(model, forward, batches[0], folder / MODEL)
-        exported = beside.take(folder / MODEL, external=request.has("external-data"))
+        exported = external_data.read_exported(folder / MODEL, external=request.has("external-data"))
         graph.check_operators(exported, for_training=False, what="the exported graph")
         graph.save(exported, folder / MODEL)
         proofs = prove_inference(model, forward, batches, folder / MODEL, warned)
         with torch.no_grad():
             inputs, outputs = forward.ports(batches[0], forward(model, batches[0]))
-        record = Record(
+        record = ExportRecord(
             "inference",
             MODEL,
             inputs,
@@ -58,19 +58,19 @@ def export_for_inference(request: Request) -> Record:
             findings=dataclasses.asdict(proofs),
         )
         if request.has("quantize"):
-            quantize(folder / MODEL, folder / QUANTIZED, external=beside.any_in(exported))
+            quantize(folder / MODEL, folder / QUANTIZED, external=external_data.used_by(exported))
             record.findings["quantized"] = _check_quantized(source, forward, folder / QUANTIZED)
         leave_facts(record, source.config, {}, folder)
     return record
 
 
-def _check_quantized(source: Source, forward: Forward, path: Path) -> dict[str, float]:
-    """How far the quantized outputs are from PyTorch's, and how often the largest one is the same.
+def _check_quantized(source: ExportSource, forward: Forward, path: Path) -> dict[str, float]:
+    """Measures the error of the quantized outputs, and how often the largest output is at the same position.
 
     Raises:
-        RequestError: they have little to do with each other.
+        RequestError: the error is above the limit.
     """
-    beside.lower_version(path)
+    external_data.lower_version(path)
     run = Graph(path)
     model = source.model
     worst, same, count = 0.0, 0, 0
@@ -86,7 +86,7 @@ def _check_quantized(source: Source, forward: Forward, path: Path) -> dict[str, 
                 count += tensor[..., 0].numel()
         if not error <= _QUANTIZED_ERROR:
             raise RequestError(
-                f"--quantize: {name} is off by {error:.1%} of its largest value with 8-bit weights, and more than "
-                f"{_QUANTIZED_ERROR:.0%} is not left behind: leave --quantize out"
+                f"--quantize: with 8-bit weights {name} is off by {error:.1%} of its largest value, and the limit is "
+                f"{_QUANTIZED_ERROR:.0%}: leave --quantize out"
             )
     return {"largest_error": worst, "same_choice": same / count if count else 1.0}

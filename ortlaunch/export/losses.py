@@ -1,4 +1,4 @@
-"""Which loss a device trains with, and what its labels are."""
+"""Chooses the loss that a device trains with, and prepares its labels."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ortlaunch.ort.verify.nested import NamedTensors
 
 
 def choose(asked: str | None, model: torch.nn.Module, batch: Batch) -> str:
-    """The loss that was asked for, or the one that a run trains with.
+    """Returns the requested loss, or the one that a run trains with.
 
     Raises:
-        RequestError: the model has none, and the labels allow none.
+        RequestError: the model returns no loss, and none can be computed from the labels.
     """
     if LABELS not in batch:
         raise RequestError("the data gives no labels, and training on a device needs them: choose another data=…")
@@ -30,10 +30,10 @@ def choose(asked: str | None, model: torch.nn.Module, batch: Batch) -> str:
 
 
 def check_fits(loss: str, logits: torch.Tensor | None, labels: torch.Tensor) -> None:
-    """Refuses what the loss cannot be computed from.
+    """Checks that the loss can be computed from these logits and labels.
 
     Raises:
-        RequestError: with the shapes.
+        RequestError: it cannot; the message names the shapes.
     """
     if loss == "own":
         return
@@ -50,15 +50,15 @@ def check_fits(loss: str, logits: torch.Tensor | None, labels: torch.Tensor) -> 
 
 
 def target(loss: str, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """What goes into the artifacts as labels.
+    """Returns the labels in the form that the artifacts take.
 
     Args:
         loss: one of own, cross_entropy, mse, bce.
-        logits: the model's.
-        labels: the data's; classes become rows with a one for mse and bce.
+        logits: the model's logits.
+        labels: the labels of the data; for mse and bce, class indices become one-hot rows.
 
     Raises:
-        RequestError: they do not fit the logits.
+        RequestError: the labels do not fit the logits.
     """
     if loss in ("own", "cross_entropy"):
         return labels
@@ -73,12 +73,12 @@ def target(loss: str, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
 
 
 def in_pytorch(loss: str, outputs: NamedTensors, labels: torch.Tensor) -> torch.Tensor:
-    """The same loss in PyTorch.
+    """Computes the same loss in PyTorch.
 
     Args:
         loss: one of own, cross_entropy, mse, bce.
-        outputs: the model's, by name.
-        labels: as `target` makes them.
+        outputs: the model's outputs, by name.
+        labels: the labels that `target` returned.
     """
     if loss == "own":
         return outputs[LOSS]

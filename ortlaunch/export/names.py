@@ -1,4 +1,4 @@
-"""Whether a graph has a model's parameters, each under its own name and none of them folded away."""
+"""Checks that a graph has each parameter of the model under its own name, and that none is folded into a constant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from onnx import ModelProto
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.export import beside, graph
+from ortlaunch.export import external_data, graph
 from ortlaunch.export.forward import Forward, untouched
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.checkpoint.host import storage_key
@@ -18,20 +18,20 @@ from ortlaunch.trainer.checkpoint.host import storage_key
 
 @dataclass(frozen=True)
 class Names:
-    """A model's tensors, and what the graph has of them."""
+    """The names of a model's tensors, and which of them are in the graph."""
 
     parameters: tuple[str, ...]
     """Parameters in the graph."""
     buffers: tuple[str, ...]
     """Buffers in the graph."""
     unused: tuple[str, ...]
-    """Parameters that the forward does not use, which the graph has not."""
+    """Parameters that the forward does not use; the graph does not have them."""
     aliases: dict[str, str]
-    """Further names of tied weights, and the name that the graph has."""
+    """For each further name of a tied weight, the name that it has in the graph."""
 
 
 def aliases_of(model: torch.nn.Module) -> dict[str, str]:
-    """Further names of tensors that have several, by which each is also known, with the first name of each."""
+    """Returns the further names of tensors that have several, each with the first name of its tensor."""
     first: dict[object, str] = {}
     found = {}
     for name, tensor in _tensors(model).items():
@@ -46,21 +46,21 @@ def aliases_of(model: torch.nn.Module) -> dict[str, str]:
 def settle(
     model: torch.nn.Module, forward: Forward, batch: Batch, exported: ModelProto, folder: Path | None = None
 ) -> Names:
-    """Gives tied weights their first name in the graph, in place, and checks that nothing is missing or changed.
+    """Renames tied weights to their first name in the graph, in place, and checks that no weight is missing or changed.
 
     Args:
-        model: which was exported.
-        forward: how it is called.
-        batch: to call it with.
+        model: the exported model.
+        forward: how the model is called.
+        batch: the batch to call it with.
         exported: the graph.
-        folder: where the weights lie that it has not itself.
+        folder: the folder of the external data, if any.
 
     Raises:
-        RequestError: a parameter that the forward uses is not there under its name, or has other values.
+        RequestError: a parameter that the forward uses is missing under its name, or has other values.
     """
     aliases = aliases_of(model)
     there = graph.initializers(exported)
-    # The exporter may keep a tied weight once under any of its names, or several times: they would train apart.
+    # The exporter may store a tied weight under any of its names, or several times; the copies would train separately.
     graph.rename(exported, {name: first for name, first in aliases.items() if name in there})
     there = graph.initializers(exported)
     parameters = {name: tensor for name, tensor in model.named_parameters() if name not in aliases}
@@ -72,7 +72,7 @@ def settle(
             "it, and the graph has no initializer of that name. Does forward compute with a copy of it?"
         )
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in there and name not in aliases}
-    # Tracing runs the model, which moves BatchNorm's statistics before they are written.
+    # Tracing runs the model, which changes BatchNorm's statistics before they are written.
     moved = _changed(buffers, exported, folder)
     graph.set_values(exported, {name: buffers[name].detach().numpy() for name in moved})
     changed = _changed(_tensors(model), exported, folder)
@@ -82,17 +82,17 @@ def settle(
 
 
 def _changed(tensors: dict[str, torch.Tensor], exported: ModelProto, folder: Path | None) -> list[str]:
-    """Which of these have other values in the graph."""
+    """Returns the names of tensors that have other values in the graph."""
     there = graph.initializers(exported)
     return [
         name
         for name, tensor in tensors.items()
-        if name in there and not np.array_equal(beside.value(there[name], folder), tensor.detach().numpy())
+        if name in there and not np.array_equal(external_data.value(there[name], folder), tensor.detach().numpy())
     ]
 
 
 def _used(model: torch.nn.Module, forward: Forward, batch: Batch, names: list[str]) -> list[str]:
-    """Which of these parameters the outputs depend on."""
+    """Returns those of the named parameters that the outputs depend on."""
     if not names:
         return []
     parameters = dict(model.named_parameters())

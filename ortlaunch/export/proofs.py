@@ -1,4 +1,4 @@
-"""What is proven of an exported graph by running it beside the model."""
+"""Checks an exported graph by running it and the model on the same batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from onnx import ModelProto
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.export import beside, graph
+from ortlaunch.export import external_data, graph
 from ortlaunch.export.forward import Forward, shorter, untouched
 from ortlaunch.export.names import Names
 from ortlaunch.models.task import Batch
@@ -23,23 +23,23 @@ from ortlaunch.ort.verify.reference import Reference
 from ortlaunch.ort.verify.trace import TraceWarning
 
 _NOISE = 0.05
-"""Of a tensor's spread: enough to see in the outputs, little enough to stay in the range of trained weights."""
+"""Share of a tensor's spread: large enough to change the outputs, and small enough for realistic weights."""
 
 
 @dataclass
 class Proofs:
-    """What was found."""
+    """The results of the checks."""
 
     parameters: int = 0
-    """Parameters that are there under their own names, none of them folded."""
+    """Number of parameters in the graph under their own names."""
     largest_error: float = 0.0
-    """Of any output in any trial, over the output's largest value."""
+    """Largest error of any output in any trial, over the output's largest value."""
     shapes: list[list[int]] = field(default_factory=list)
-    """Of the first input in each trial."""
+    """Shape of the first input in each trial."""
     dropout: list[float] = field(default_factory=list)
-    """Rate of each Dropout in train mode."""
+    """Rate of each Dropout node in train mode."""
     batch_norms: int = 0
-    """BatchNorms that compute with the batch's own statistics."""
+    """Number of BatchNorms that compute with the statistics of the batch."""
 
 
 class _Counting(Reference):
@@ -48,7 +48,7 @@ class _Counting(Reference):
     def __init__(self) -> None:
         super().__init__()
         self.count: int | None = 0
-        """None where it cannot be known from outside."""
+        """None if the dropouts inside a fused function cannot be counted."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before, self.dropped = self.dropped, False
@@ -63,7 +63,7 @@ class _Counting(Reference):
 
 @contextlib.contextmanager
 def dropout_off() -> Iterator[None]:
-    """Within it, PyTorch's dropout passes everything on, and everything else stays in train mode."""
+    """Switches PyTorch's dropout off while everything else stays in train mode."""
     with Reference():
         yield
 
@@ -77,19 +77,19 @@ def prove_training(
     warned: list[TraceWarning],
     folder: Path | None = None,
 ) -> Proofs:
-    """Runs graph and model in train mode, with the same weights and with others, on batches of several sizes.
+    """Runs graph and model in train mode on batches of several sizes, with the same weights and with changed ones.
 
     Args:
-        model: in train mode; left as it was.
-        forward: how it is called.
-        batches: the first one is what the graph was traced with.
+        model: the model, in train mode; its state is restored.
+        forward: how the model is called.
+        batches: the graph was traced with the first one.
         exported: the graph, in memory.
-        names: what it has of the model.
-        warned: statements that the trace has made constants of.
-        folder: where the weights lie that the graph has not itself.
+        names: the names of its weights.
+        warned: statements that the trace turned into constants.
+        folder: the folder of the external data, if any.
 
     Raises:
-        RequestError: they differ, or dropout or BatchNorm is not in train mode in the graph.
+        RequestError: the outputs differ, or dropout or BatchNorm is not in train mode in the graph.
     """
     found = Proofs(parameters=len(names.parameters))
     counting = _Counting()
@@ -102,14 +102,14 @@ def prove_training(
         )
     found.batch_norms = _batch_norms(model, exported)
     quiet = graph.with_statistics(graph.without_dropout(exported))
-    _compare_trials(found, model, forward, _trials(batches), beside.runnable(quiet, folder), warned)
+    _compare_trials(found, model, forward, _trials(batches), external_data.runnable(quiet, folder), warned)
     with _other_weights(model, names):
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         others = {name: tensors[name].detach().numpy() for name in (*names.parameters, *names.buffers)}
-        # Batch statistics are used where these running ones, which are others, make no difference.
-        _compare_trials(found, model, forward, [batches[1]], beside.runnable(quiet, folder, others), warned)
+        # The running statistics are changed, too: equal outputs show that the graph uses those of the batch.
+        _compare_trials(found, model, forward, [batches[1]], external_data.runnable(quiet, folder, others), warned)
     if found.dropout:
-        _check_random(beside.runnable(exported, folder), batches[0])
+        _check_random(external_data.runnable(exported, folder), batches[0])
     return found
 
 
@@ -119,7 +119,7 @@ def prove_inference(
     """Runs a file and the model in eval mode on batches of several sizes.
 
     Raises:
-        RequestError: they differ.
+        RequestError: the outputs differ.
     """
     found = Proofs()
     trials = _trials(batches)
@@ -129,7 +129,7 @@ def prove_inference(
 
 
 def largest_error(outputs: NamedTensors, expected: NamedTensors) -> tuple[float, str, bool]:
-    """The largest relative error, the output that has it, and whether one is more than rounding explains."""
+    """Returns the largest relative error, its output, and whether any error is larger than rounding explains."""
     worst, name, differs = 0.0, "", False
     for one, tensor in expected.items():
         error = relative_error(outputs[one], tensor) if one in outputs else None
@@ -141,7 +141,7 @@ def largest_error(outputs: NamedTensors, expected: NamedTensors) -> tuple[float,
 
 
 def _trials(batches: list[Batch]) -> list[Batch]:
-    """The batch of the trace, another of more samples, fewer, and shorter sequences."""
+    """Returns the batch of the trace, a larger one, a smaller one, and one of shorter sequences."""
     longer = {name: torch.cat([batches[1][name], tensor]) for name, tensor in batches[2].items()}
     cut = shorter(batches[1], 1)
     return [batches[0], longer, shorter(batches[2], 0), *([] if cut is batches[1] else [cut])]
@@ -176,7 +176,7 @@ def _compare_trials(
 
 
 def _suspects(warned: list[TraceWarning]) -> str:
-    """The lines that the trace made constants of."""
+    """Lists the lines that the trace turned into constants, for a message."""
     return "".join(f"\n    depends on a tensor's value: {one.location}  {one.statement}" for one in warned[:6])
 
 
@@ -192,7 +192,11 @@ def _batch_norms(model: torch.nn.Module, exported: ModelProto) -> int:
 
 @contextlib.contextmanager
 def _other_weights(model: torch.nn.Module, names: Names) -> Iterator[None]:
-    """Within it, all parameters are others, and the graph's buffers: a graph with one folded away would not follow."""
+    """Changes all parameters, and the buffers in the graph.
+
+    If the graph had folded a weight, its outputs would not change with it.
+    The old values are restored.
+    """
     buffers = dict(model.named_buffers())
     tensors = [*model.parameters(), *(buffers[name] for name in names.buffers)]
     chosen = [tensor for tensor in tensors if tensor.is_floating_point()]
@@ -203,7 +207,7 @@ def _other_weights(model: torch.nn.Module, names: Names) -> Iterator[None]:
             for tensor in chosen:
                 spread = float(tensor.std()) if tensor.numel() > 1 else 0.0
                 noise = torch.rand(tensor.shape, generator=generator)
-                # Upwards only, so that variances stay positive.
+                # Only larger values, so that variances stay positive.
                 tensor.add_(noise * _NOISE * (spread or 1.0))
         yield
     finally:

@@ -1,4 +1,4 @@
-"""`export.json`: what an export made of what, so that others can use it and `export verify` can repeat it."""
+"""`export.json`: describes an export, so that other programs can use it and `export verify` can repeat it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ortlaunch.base.errors import RequestError
 RECORD = "export.json"
 CONFIG = "config.yaml"
 REST = "rest.safetensors"
-"""What the model has and the graph has not: counters, parameters that the forward does not use."""
+"""Tensors of the model that are not in the graph: counters, and parameters that the forward does not use."""
 _FORMAT = 1
 
 
@@ -23,59 +23,59 @@ class Port:
 
     name: str
     dtype: str
-    """As numpy calls it."""
+    """The name of the type in numpy."""
     shape: tuple[int | str, ...]
-    """A name stands for a size that may vary."""
+    """Sizes; a name stands for a variable size."""
 
 
 @dataclass
-class Record:
-    """What an export has left."""
+class ExportRecord:
+    """The content of `export.json`."""
 
     kind: str
     """onnx, artifacts or inference."""
     model: str
-    """Its file's name."""
+    """The name of the graph's file."""
     inputs: list[Port]
     outputs: list[Port]
     loss: str | None
-    """own, cross_entropy, mse or bce; None where there is none in the files."""
+    """own, cross_entropy, mse or bce; None if the files contain no loss."""
     ortlaunch: str
     ir_version: int
     opset: int
     weights: str
-    """Where they come from, in words."""
+    """Where the weights come from, in words."""
     run_dir: str | None = None
     files: dict[str, int] = field(default_factory=dict)
-    """Sizes in bytes."""
+    """Size of each file in bytes."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """Further names of tied weights, and the name under which the graph has them."""
+    """For each further name of a tied weight, the name that it has in the graph."""
     statistics: dict[str, str] = field(default_factory=dict)
-    """Outputs of the training model by which a step moves BatchNorm's statistics, and the parameters to put them in."""
+    """For each output of the training model with a new BatchNorm statistic, the parameter that receives it."""
     prefix: str = ""
     trainable: list[str] = field(default_factory=list)
     frozen: list[str] = field(default_factory=list)
     optimizer: dict[str, Any] = field(default_factory=dict)
     findings: dict[str, Any] = field(default_factory=dict)
-    """What was proven of the files, with figures."""
+    """Results of the checks, with figures."""
     format: int = _FORMAT
 
     def save(self, folder: Path) -> None:
-        """Writes it, with the sizes of the files that lie there."""
+        """Writes the record with the sizes of the files in the folder."""
         self.files = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != RECORD}
         (folder / RECORD).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
 
-def load_record(folder: Path, kind: str) -> Record:
-    """Reads what an export of this kind has left.
+def load_record(folder: Path, kind: str) -> ExportRecord:
+    """Reads the record of an export of this kind.
 
     Raises:
-        RequestError: there is none, or of another kind or version.
+        RequestError: there is no record, or it has another kind or version.
     """
     path = folder / RECORD
     try:
         values = json.loads(path.read_text())
-        record = Record(**values)
+        record = ExportRecord(**values)
     except FileNotFoundError:
         raise RequestError(f"{folder} holds no export: it has no {RECORD}") from None
     except (OSError, ValueError, TypeError) as error:

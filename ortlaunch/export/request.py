@@ -1,4 +1,4 @@
-"""What an export is asked for: keys of its own, flags, and the configuration of a run."""
+"""The request for an export: its own keys, its flags, and the configuration of a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ortlaunch.run.run import Run
 OWN_KEYS = ("from_run", "from_weights", "out", "loss", "trainable", "frozen")
 LOSSES = ("own", "cross_entropy", "mse", "bce")
 _EXCHANGEABLE = ("data", "optimizer")
-"""Groups of a trained run's configuration for which an export may choose another option."""
+"""Config groups of a trained run for which an export may choose another option."""
 _KEPT = ("backend", "trainer", "scheduler", "launcher", "tracking")
 
 
@@ -46,10 +46,10 @@ class Request:
     from_run: Path | None = None
     """The run folder that the weights come from."""
     checkpoint: Path | None = None
-    """The checkpoint in it that was named; None takes what the run has left last."""
+    """The checkpoint that the user named; None takes the newest weights of the run."""
     from_weights: Path | None = None
     loss: str | None = None
-    """One of `LOSSES`; None leaves it to the model and the data."""
+    """One of `LOSSES`; None lets the model and the data decide."""
     trainable: tuple[str, ...] = ("*",)
     """Globs of parameter names."""
     frozen: tuple[str, ...] = ()
@@ -65,13 +65,13 @@ def parse(verb: str, arguments: list[str], keys: tuple[str, ...], flags: Mapping
     """Reads the command line after ``export VERB``.
 
     Args:
-        verb: for messages.
+        verb: the kind of export, for messages.
         arguments: KEY=VALUE and flags, in any order.
-        keys: those of `OWN_KEYS` that this verb takes.
-        flags: the flags that it takes, and whether each has a value.
+        keys: the keys among `OWN_KEYS` that this verb takes.
+        flags: the flags that this verb takes, and whether each has a value.
 
     Raises:
-        RequestError: with the first thing that is wrong.
+        RequestError: the command line is wrong; the message names the first error.
     """
     options, words = _split(verb, arguments, flags)
     own: dict[str, str] = {}
@@ -89,7 +89,7 @@ def parse(verb: str, arguments: list[str], keys: tuple[str, ...], flags: Mapping
         else:
             own[key] = value
     if "out" not in own:
-        raise RequestError(f"export {verb}: say where to, out=FOLDER")
+        raise RequestError(f"export {verb}: name the output folder with out=FOLDER")
     if "from_run" in own and "from_weights" in own:
         raise RequestError(f"export {verb}: from_run and from_weights both give the weights: drop one of them")
     if own.get("loss", LOSSES[0]) not in LOSSES:
@@ -145,7 +145,7 @@ def _existing(key: str, value: str) -> Path:
 
 
 def _run_of(value: str) -> tuple[Path, Path | None]:
-    """The run folder, and the checkpoint in it where one was named."""
+    """Returns the run folder, and the checkpoint in it if the user named one."""
     try:
         path = run_or_folder(value)
     except RequestError as error:
@@ -153,13 +153,13 @@ def _run_of(value: str) -> tuple[Path, Path | None]:
     if Run(path).exists:
         return path.resolve(), None
     if (path / manifest.NAME).is_file():
-        # checkpoints/step-… lies in the run folder, also where it is reached by a link.
+        # The path is resolved first: checkpoints/step-… is always inside the run folder, but a link to it may not be.
         return path.resolve().parents[1], path.resolve()
     raise RequestError(f"from_run={value}: neither a run folder nor a checkpoint in one")
 
 
 def _neutral(config: Config) -> Config:
-    """The configuration without what only a run needs: one trained on a GPU is exported on any machine."""
+    """Removes settings that only a run needs, so that a run trained on a GPU can be exported on any machine."""
     train = dataclasses.replace(config.train, precision=Precision.fp32, tf32=False, resume="never")
     return dataclasses.replace(
         config,
@@ -179,7 +179,7 @@ def _composed(overrides: list[str]) -> Config:
 
 
 def _of_run(verb: str, run_dir: Path, overrides: list[str]) -> Config:
-    """The run's own configuration with keys changed; the model is what was trained."""
+    """Returns the run's configuration with the overrides applied; the model cannot be changed."""
     try:
         config = load_config(Run(run_dir).config_file)
     except (OmegaConfBaseException, KeyError, OSError) as error:

@@ -1,4 +1,4 @@
-"""From artifacts, as they were exported or trained on a device, back to a PyTorch state dict."""
+"""Converts artifacts, as exported or trained on a device, to a PyTorch state dict."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
-from ortlaunch.export.record import CONFIG, REST, Record, load_record
+from ortlaunch.export.record import CONFIG, REST, ExportRecord, load_record
 from ortlaunch.ort.artifacts import CHECKPOINT, Checkpoint
 
 
-def open_artifacts(folder: Path) -> tuple[Record, Config]:
-    """What `export artifacts` has left.
+def open_artifacts(folder: Path) -> tuple[ExportRecord, Config]:
+    """Returns the record and the configuration of an `export artifacts` folder.
 
     Raises:
-        RequestError: it is not there, or is not complete.
+        RequestError: the record or a file is missing.
     """
     record = load_record(folder, "artifacts")
     missing = [name for name in record.files if not (folder / name).exists()]
@@ -26,11 +26,11 @@ def open_artifacts(folder: Path) -> tuple[Record, Config]:
     return record, load_config(folder / CONFIG)
 
 
-def state_dict(folder: Path, record: Record, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    """A checkpoint's parameters by the model's own names, with what the graph has not as it was exported.
+def state_dict(folder: Path, record: ExportRecord, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Returns a checkpoint's parameters by the model's own names; tensors outside the graph come from the export.
 
     Raises:
-        RequestError: the checkpoint is of other artifacts.
+        RequestError: the checkpoint belongs to other artifacts.
     """
     values = {name: torch.from_numpy(array.copy()) for name, array in checkpoint.values().items()}
     expected = {*record.trainable, *record.frozen}
@@ -44,10 +44,10 @@ def state_dict(folder: Path, record: Record, checkpoint: Checkpoint) -> dict[str
 
 
 def load_into(model: torch.nn.Module, values: dict[str, torch.Tensor], folder: Path) -> None:
-    """Puts a state dict into the model.
+    """Loads a state dict into the model.
 
     Raises:
-        RequestError: the model is another one than was exported.
+        RequestError: the configuration builds another model than the one that was exported.
     """
     try:
         found = model.load_state_dict(values, strict=False)
@@ -57,8 +57,8 @@ def load_into(model: torch.nn.Module, values: dict[str, torch.Tensor], folder: P
         raise RequestError(f"{folder / CONFIG} builds another model than was exported: {found.missing_keys[0]} is new")
 
 
-def checkpoint_path(folder: Path, record: Record, given: Path | None) -> Path:
-    """The checkpoint that was named, or the one that was exported."""
+def checkpoint_path(folder: Path, record: ExportRecord, given: Path | None) -> Path:
+    """Returns the checkpoint that the user named, or the exported one."""
     path = given or folder / f"{record.prefix}{CHECKPOINT}"
     if not path.exists():
         raise RequestError(f"{path}: no such checkpoint")

@@ -27,17 +27,17 @@ def export_weights(arguments: list[str]) -> int:
     """Runs `ortlaunch export weights`; returns the exit code.
 
     Raises:
-        RequestError: the folder is no run folder, or there is no complete checkpoint in it.
+        RequestError: the folder is not a run folder, or has no complete checkpoint.
     """
     options = _parser().parse_args(arguments)
     given = run_or_folder(options.run)
     checkpoint = _checkpoint(given)
-    # checkpoints/step-… lies in the run folder, also where it is reached by the link `latest`.
+    # The path is resolved first: checkpoints/step-… is inside the run folder, but the link `latest` may not be.
     run_dir = checkpoint.parents[1]
     config = load_config(Run(run_dir).config_file)
     out: Path = (options.out or Run(run_dir).weights).expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(f"{out} is not empty: name by --out a folder that is, or that is not there yet")
+        raise RequestError(f"{out} is not empty: name by --out an empty folder, or one that does not exist yet")
     with contextlib.redirect_stdout(sys.stderr):
         _export(config, checkpoint, out)
     print(f"{out}: weights after step {store.step_of(checkpoint)}")
@@ -72,7 +72,7 @@ def _checkpoint(given: Path) -> Path:
 
 
 def _quiet() -> None:
-    """No progress bars and no warnings of libraries about what is meant to be so: one process, and files to write."""
+    """Switches off progress bars and the warnings of libraries, which do not apply to a single process."""
     warnings.simplefilter("ignore")
     if "transformers" in sys.modules:
         from transformers.utils import logging
@@ -81,9 +81,9 @@ def _quiet() -> None:
 
 
 def _export(config: Config, checkpoint: Path, out: Path) -> None:
-    # Files are read and written, on whatever machine this is.
+    # Only files are read and written here, so DeepSpeed need not look for an accelerator.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # A user's model factory lies where the user is.
+    # A user's model factory is looked up in the current folder.
     sys.path.insert(0, str(Path.cwd()))
     model = build_model(config.model)
     _quiet()
@@ -91,14 +91,14 @@ def _export(config: Config, checkpoint: Path, out: Path) -> None:
 
 
 def weights_in(checkpoint: Path, config: Config, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The weights in a checkpoint, whole and in host memory, under every name that they have in the plain `model`."""
+    """Returns a checkpoint's full weights in host memory, under every name that they have in the plain `model`."""
     if isinstance(config.trainer, DeepSpeedConfig):
         from ortlaunch.trainer.checkpoint.deepspeed_state import read_weights
     else:
         from ortlaunch.trainer.checkpoint.torch_state import read_weights
     weights = read_weights(checkpoint / ENGINE)
     for name, buffer in model.named_buffers():
-        # DeepSpeed reads counters, too, as fp32.
+        # DeepSpeed returns integer counters as fp32.
         if name in weights and not buffer.is_floating_point():
             weights[name] = weights[name].to(buffer.dtype)
     return fill_names(weights, model)

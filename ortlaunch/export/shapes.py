@@ -1,7 +1,8 @@
-"""The shapes of everything in a graph, seen by running it: ONNX Runtime's gradients are built from them.
+"""Finds the shape of every tensor in a graph by running it; ONNX Runtime builds its gradients from the shapes.
 
-Where shape inference cannot follow the exporter, ONNX Runtime takes two unknown sizes for equal and leaves out the sum
-over what was broadcast: the gradient of BERT's position embeddings is then one sample's, without a word.
+Where shape inference does not understand the exported graph, ONNX Runtime treats two unknown sizes as equal and omits
+the sum over the broadcast dimension. The gradient of BERT's position embeddings would then be that of one sample,
+without an error.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 import torch
 from onnx import ModelProto, ValueInfoProto, helper
 
-from ortlaunch.export.beside import runnable
+from ortlaunch.export.external_data import runnable
 from ortlaunch.export.forward import Forward, shorter
 from ortlaunch.models.task import Batch
 
@@ -19,13 +20,13 @@ _KNOWN = {"batch": 0, "sequence": 1}
 
 
 def note_shapes(model: ModelProto, forward: Forward, batch: Batch, folder: Path) -> None:
-    """Writes the shape of every tensor into a graph, in place.
+    """Adds the shape of every tensor to a graph, in place.
 
     Args:
-        model: the forward graph in memory.
+        model: the forward graph, in memory.
         forward: how the model is called.
-        batch: to run it with, as it is, with fewer samples and with shorter sequences.
-        folder: where the weights lie that the graph has not itself.
+        batch: the batch to run it with: unchanged, with fewer samples, and with shorter sequences.
+        folder: the folder of the external data, if any.
     """
     outputs = {one.name for one in model.graph.output}
     names = [name for node in model.graph.node if node.op_type != "Constant" for name in node.output]
@@ -56,7 +57,7 @@ def _element_type(tensor: torch.Tensor) -> int:
 
 
 def _dims(seen: list[torch.Tensor], sizes: dict[tuple[int, ...], str]) -> list[int | str]:
-    """Sizes that never vary as numbers; those that vary alike by one name."""
+    """Returns constant sizes as numbers; sizes that vary together get the same name."""
     dims: list[int | str] = []
     for values in zip(*(tensor.shape for tensor in seen), strict=True):
         if len(set(values)) == 1:

@@ -1,4 +1,4 @@
-"""The model that is exported, with its weights, and real batches to export and try it with."""
+"""Loads the model to export, its weights, and real batches to trace and test it with."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.weights import load_weights
 
 SAMPLES = 4
-"""Samples in a batch that the export is tried with; BatchNorm needs more than one."""
+"""Samples in each batch; BatchNorm needs more than one."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """What goes into an export."""
+class ExportSource:
+    """The input of an export."""
 
     config: Config
     model: torch.nn.Module
     batches: list[Batch]
-    """Three of `SAMPLES` samples each."""
+    """Three batches of `SAMPLES` samples each."""
     weights: str
-    """Where they come from, in words."""
+    """Where the weights come from, in words."""
 
 
-def open_source(request: Request) -> Source:
+def open_source(request: Request) -> ExportSource:
     """Builds the model, loads its weights and reads batches.
 
     Raises:
-        RequestError: the model, its weights or the data cannot be had.
+        RequestError: the model, its weights or the data cannot be loaded.
     """
     config = request.config
     model = built(config)
@@ -52,12 +52,12 @@ def open_source(request: Request) -> Source:
         raise RequestError(
             f"data={config.data.name} gives fewer than {3 * SAMPLES} samples: the export is tried with these"
         )
-    return Source(config, model, batches, weights)
+    return ExportSource(config, model, batches, weights)
 
 
 def built(config: Config) -> torch.nn.Module:
-    """The plain model with the weights that a run of the configuration would start from, in fp32 on the CPU."""
-    # A user's model factory lies where the user is.
+    """Builds the model with the weights that a run of the configuration would start from, in fp32 on the CPU."""
+    # A user's model factory is looked up in the current folder.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     seed_everything(config.seed)
@@ -103,7 +103,7 @@ def _load_run(model: torch.nn.Module, config: Config, run_dir: Path, named: Path
 
 
 def _last_checkpoint(run_dir: Path) -> Path | None:
-    """The newest complete checkpoint; None where the run has left its final weights after it."""
+    """Returns the newest complete checkpoint, or None if the run's final weights are newer."""
     found = store.newest(Run(run_dir).checkpoints)
     for line in found.skipped:
         print(f"warning: {line}", file=sys.stderr)
@@ -112,7 +112,7 @@ def _last_checkpoint(run_dir: Path) -> Path | None:
         return None
     if final.is_dir() and final.stat().st_mtime_ns > (found.path / manifest.NAME).stat().st_mtime_ns:
         steps = store.step_of(found.path)
-        # Of the last step they are the same, and the checkpoint knows its step.
+        # After the last step the two are the same, and the checkpoint also knows its step.
         return found.path if steps == _steps(run_dir) else None
     return found.path
 

@@ -1,9 +1,9 @@
-"""BatchNorm's running statistics on a device: outputs of the training model that say what they become.
+"""Computes BatchNorm's running statistics on a device: further outputs of the training model hold their new values.
 
-ONNX Runtime's training writes over them in place, in an order of its own and with the batch's own variance, where
-PyTorch takes the estimate for what the batch was drawn from, which is larger by n / (n - 1). Here BatchNorm gets
-nothing to move, its outputs are the batch's statistics, and further outputs of the graph are what PyTorch's would be:
-whoever trains puts them into the checkpoint after each step.
+ONNX Runtime's training overwrites the statistics in place, in an undefined order and with the variance of the batch.
+PyTorch uses the unbiased estimate instead, which is larger by n / (n - 1). So here BatchNorm gets dummy statistics and
+returns those of the batch, and further outputs of the graph compute PyTorch's values from them. The training program
+copies these outputs into the checkpoint after each step.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from ortlaunch.export import graph
 
 SUFFIX = ".next"
-"""Appended to a parameter's name: the output that it becomes after a step."""
+"""Suffix of the output that holds the new value of a parameter after a step."""
 _NONE = ".none"
-"""Appended to a parameter's name: what BatchNorm gets in its place in the training model."""
+"""Suffix of the dummy that BatchNorm reads in place of the parameter in the training model."""
 
 
 def add_outputs(model: ModelProto) -> dict[str, str]:
-    """Adds nodes for the outputs, in place; they are yet to be named as outputs.
+    """Adds the nodes that compute the outputs, in place; the caller still has to declare the outputs.
 
     Returns:
-        The parameter that each of them becomes.
+        The parameter that each output belongs to.
     """
     statistics = {}
     there = graph.initializers(model)
@@ -35,7 +35,7 @@ def add_outputs(model: ModelProto) -> dict[str, str]:
         channels = int(there[mean].dims[0])
         kept = graph.attribute(node, "momentum", 0.9)
         for position, name in ((3, mean), (4, variance)):
-            # Computed: equal constants would be shared, and written over in place.
+            # The dummy is computed: ONNX Runtime would share equal constants and overwrite them in place.
             model.graph.initializer.append(graph.constant(0.0, f"{name}.zero"))
             made = helper.make_node("Mul", [name, f"{name}.zero"], [name + _NONE], name=name + _NONE)
             model.graph.node.insert(list(model.graph.node).index(node), made)
@@ -88,10 +88,10 @@ def _bessel(node: NodeProto, name: str, channels: int, model: ModelProto) -> lis
 
 
 def forget_outputs(model: ModelProto, statistics: dict[str, str]) -> None:
-    """Undoes it in an eval model, in place: BatchNorm computes with the running statistics and moves nothing.
+    """Removes the added outputs from an eval model, in place; BatchNorm then reads the running statistics again.
 
-    In eval mode a BatchNormalization must have one output; ONNX Runtime's own artifacts leave it three and cannot be
-    loaded.
+    In eval mode a BatchNormalization must have one output. ONNX Runtime's own artifacts leave it three, and
+    then the file cannot be loaded.
     """
     kept = [one for one in model.graph.output if one.name not in statistics]
     del model.graph.output[:]
@@ -111,7 +111,7 @@ def _drop_unread(model: ModelProto) -> None:
         kept = [node for node in model.graph.node if any(name in read for name in node.output)]
         if len(kept) == len(model.graph.node):
             break
-        # Taken first: what a message holds is gone once it is cleared.
+        # The copies are made first, because clearing a message destroys its elements.
         copies = [NodeProto.FromString(node.SerializeToString()) for node in kept]
         del model.graph.node[:]
         model.graph.node.extend(copies)

@@ -1,4 +1,4 @@
-"""An export of a run's weights becomes an artifact of the run."""
+"""Logs an export of a run's weights as an artifact of the run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ortlaunch.tracking.relay import sync
 
 
 def log_to_run(run_dir: Path, path: Path, artifact_path: str) -> str:
-    """Journals a file or folder as the run's and sends it to where the run is recorded.
+    """Writes a file or folder to the run's journal and sends it to the tracking server.
 
     Args:
         run_dir: the run folder.
-        path: what to keep with the run.
-        artifact_path: the folder that it goes to there.
+        path: the file or folder to log.
+        artifact_path: the folder of the artifact in MLflow.
 
     Returns:
-        What became of it, in a line.
+        One line about the outcome.
     """
     if not Run(run_dir).journal_file.is_file():
         return f"{run_dir} is gone: nothing is logged to the run"

@@ -1,4 +1,4 @@
-"""`ortlaunch export verify`: artifacts and PyTorch trained side by side on the same batches."""
+"""`ortlaunch export verify`: trains the artifacts and the PyTorch model on the same batches and compares them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.check.prepare import first_batches
 from ortlaunch.export.proofs import largest_error
 from ortlaunch.export.restore import load_into, open_artifacts, state_dict
-from ortlaunch.export.sides import Beside, Device, Fed, fed_of
 from ortlaunch.export.source import built
+from ortlaunch.export.trainers import ArtifactTrainer, TorchTrainer, TrainingBatch, training_batch
 from ortlaunch.models.task import Batch
 from ortlaunch.ort.artifacts import CHECKPOINT, Checkpoint
 from ortlaunch.ort.runtime import Graph
 
 TOLERANCE = 1e-4
-"""Largest difference of two losses, and of two weights."""
+"""Largest allowed difference of two losses, and of two weights."""
 
 
 @dataclass
-class Verdict:
-    """What came out."""
+class Verification:
+    """The result of the comparison, written to verify.json."""
 
     ok: bool = False
     steps: int = 0
@@ -39,38 +39,38 @@ class Verdict:
     optimizer: dict[str, Any] = field(default_factory=dict)
     loss: str = ""
     losses: list[tuple[float, float]] = field(default_factory=list)
-    """Of the artifacts and of PyTorch, step by step."""
+    """Losses of the artifacts and of PyTorch, per step."""
     loss_difference: float = math.inf
     weight_difference: float = math.inf
     weight: str = ""
-    """The parameter that has it."""
+    """The parameter with the largest difference."""
     left_to_chance: dict[str, int] = field(default_factory=dict)
-    """How many values of a parameter had rounding errors for gradients, and are not compared."""
+    """For each parameter, how many values had only rounding errors as gradients; these are not compared."""
     frozen_unchanged: bool = False
     dropout_active: bool | None = None
-    """Whether the artifacts, as they are, drop at random; None where the model has no dropout."""
+    """Whether dropout is active in the unchanged artifacts; None if the model has no dropout."""
     eval_loss_difference: float = math.inf
-    """In eval mode after the training, on a batch that was not trained on."""
+    """Difference in eval mode after the training, on a batch that was not used for training."""
     inference_error: float = math.inf
-    """Of the inference model that the device exports, over the largest output."""
+    """Error of the inference model that the device exports, over the largest output."""
     step_seconds: float = 0.0
-    """Median of the artifacts' steps on this CPU."""
+    """Median time of the artifacts' steps on this CPU."""
     pytorch_step_seconds: float = 0.0
     threads: int = 1
     files: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
-def verify(folder: Path, *, steps: int, batch_size: int) -> Verdict:
-    """Trains both and compares.
+def verify(folder: Path, *, steps: int, batch_size: int) -> Verification:
+    """Trains both and compares them.
 
     Args:
-        folder: what `export artifacts` has left; nothing in it is changed.
-        steps: of training.
-        batch_size: samples in each.
+        folder: an `export artifacts` folder; it is not changed.
+        steps: number of training steps.
+        batch_size: samples per step.
 
     Raises:
-        RequestError: there are no artifacts, or the data is not there.
+        RequestError: there are no artifacts, or the data cannot be loaded.
     """
     record, config = open_artifacts(folder)
     model = built(config)
@@ -79,40 +79,45 @@ def verify(folder: Path, *, steps: int, batch_size: int) -> Verdict:
     batches = first_batches(config, batch_size, steps + 1, model, torch.device("cpu"))
     if len(batches) <= steps:
         raise RequestError(f"data={config.data.name} gives {len(batches)} batches: lower --steps or --batch-size")
-    found = Verdict(steps=steps, batch_size=batch_size, data=config.data.name, optimizer=record.optimizer)
+    found = Verification(steps=steps, batch_size=batch_size, data=config.data.name, optimizer=record.optimizer)
     found.loss, found.files, found.threads = str(record.loss), record.files, torch.get_num_threads()
     with tempfile.TemporaryDirectory() as scratch:
-        device = Device(folder, record, Path(scratch))
-        found.dropout_active = device.drops(fed_of(record, model, batches[0]))
-        side = Beside(model, record, config.optimizer)
-        _train(found, device, side, [fed_of(record, model, batch) for batch in batches[:steps]])
-        _compare_weights(found, device.checkpoint.values(), side)
-        serves = _compare_trained(found, device, side, batches[steps], Path(scratch))
+        ort_trainer = ArtifactTrainer(folder, record, Path(scratch))
+        found.dropout_active = ort_trainer.drops(training_batch(record, model, batches[0]))
+        torch_trainer = TorchTrainer(model, record, config.optimizer)
+        _train(found, ort_trainer, torch_trainer, [training_batch(record, model, batch) for batch in batches[:steps]])
+        _compare_weights(found, ort_trainer.checkpoint.values(), torch_trainer)
+        serves = _compare_trained(found, ort_trainer, torch_trainer, batches[steps], Path(scratch))
     found.problems = _problems(found, serves)
     found.ok = not found.problems
     return found
 
 
-def _train(found: Verdict, device: Device, side: Beside, batches: list[Fed]) -> None:
+def _train(
+    found: Verification, ort_trainer: ArtifactTrainer, torch_trainer: TorchTrainer, batches: list[TrainingBatch]
+) -> None:
     seconds: tuple[list[float], list[float]] = ([], [])
-    for fed in batches:
-        pair = [_timed(step, fed, times) for step, times in zip((device.step, side.step), seconds, strict=True)]
+    for batch in batches:
+        pair = [
+            _timed(step, batch, times)
+            for step, times in zip((ort_trainer.step, torch_trainer.step), seconds, strict=True)
+        ]
         found.losses.append((pair[0], pair[1]))
     found.loss_difference = max(abs(one - other) for one, other in found.losses)
-    # The first steps warm up.
+    # The first quarter is warm-up.
     found.step_seconds, found.pytorch_step_seconds = (statistics.median(times[len(times) // 4 :]) for times in seconds)
 
 
-def _timed(step: Callable[[Fed], float], fed: Fed, seconds: list[float]) -> float:
+def _timed(step: Callable[[TrainingBatch], float], batch: TrainingBatch, seconds: list[float]) -> float:
     begin = time.perf_counter()
-    loss = step(fed)
+    loss = step(batch)
     seconds.append(time.perf_counter() - begin)
     return loss
 
 
-def _compare_weights(found: Verdict, values: dict[str, np.ndarray[Any, Any]], side: Beside) -> None:
-    tensors = {**dict(side.model.named_parameters()), **dict(side.model.named_buffers())}
-    chance = {name: where for name, where in side.chance().items() if bool(where.any())}
+def _compare_weights(found: Verification, values: dict[str, np.ndarray[Any, Any]], torch_trainer: TorchTrainer) -> None:
+    tensors = {**dict(torch_trainer.model.named_parameters()), **dict(torch_trainer.model.named_buffers())}
+    chance = {name: where for name, where in torch_trainer.chance().items() if bool(where.any())}
     found.left_to_chance = {name: int(where.sum()) for name, where in chance.items()}
     found.weight_difference = 0.0
     for name, value in values.items():
@@ -120,22 +125,24 @@ def _compare_weights(found: Verdict, values: dict[str, np.ndarray[Any, Any]], si
         if name in chance:
             difference = difference[~chance[name]]
         elif any(one.endswith("bias") for one in chance) and name.endswith("running_mean"):
-            # It follows a bias that is left to chance, which BatchNorm takes away again.
+            # This mean follows a bias that is not compared, and BatchNorm subtracts both.
             continue
         largest = float(difference.max()) if difference.numel() else 0.0
         if not largest <= found.weight_difference:
             found.weight_difference, found.weight = largest, name
 
 
-def _compare_trained(found: Verdict, device: Device, side: Beside, fresh: Batch, scratch: Path) -> bool:
-    """The trained checkpoint in PyTorch, and the inference model that the device exports, in eval mode.
+def _compare_trained(
+    found: Verification, ort_trainer: ArtifactTrainer, torch_trainer: TorchTrainer, fresh: Batch, scratch: Path
+) -> bool:
+    """Compares the trained checkpoint and the inference model exported from it with PyTorch, in eval mode.
 
     Returns:
-        Whether that model's outputs are PyTorch's.
+        Whether the outputs of the inference model are PyTorch's.
     """
-    record, folder = device.record, device.folder
-    device.checkpoint.save(scratch / "trained")
-    model = side.model
+    record, folder = ort_trainer.record, ort_trainer.folder
+    ort_trainer.checkpoint.save(scratch / "trained")
+    model = torch_trainer.model
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     trained = Checkpoint(scratch / "trained")
     load_into(model, state_dict(folder, record, trained), folder)
@@ -145,19 +152,19 @@ def _compare_trained(found: Verdict, device: Device, side: Beside, fresh: Batch,
     now = trained.values()
     found.frozen_unchanged = all(np.array_equal(first[name], now[name]) for name in frozen)
     model.eval()
-    fed = fed_of(record, model, fresh)
+    batch = training_batch(record, model, fresh)
     outputs = [port.name for port in record.outputs if port.name != "loss"]
-    device.export(scratch / "inference.onnx", outputs)
+    ort_trainer.export(scratch / "inference.onnx", outputs)
     with torch.no_grad():
-        found.eval_loss_difference = abs(device.evaluate(fed) - float(side.loss(fed)))
-        expected = {name: tensor for name, tensor in side.outputs(fed).items() if name in outputs}
-    actual = Graph(scratch / "inference.onnx")(fed.inputs)
+        found.eval_loss_difference = abs(ort_trainer.evaluate(batch) - float(torch_trainer.loss(batch)))
+        expected = {name: tensor for name, tensor in torch_trainer.outputs(batch).items() if name in outputs}
+    actual = Graph(scratch / "inference.onnx")(batch.inputs)
     found.inference_error, _, differs = largest_error(actual, expected)
     model.load_state_dict(before)
     return not differs
 
 
-def _problems(found: Verdict, serves: bool) -> list[str]:
+def _problems(found: Verification, serves: bool) -> list[str]:
     problems = []
     if not found.loss_difference <= TOLERANCE:
         problems.append(f"losses differ by {found.loss_difference:.1e}")
@@ -174,6 +181,6 @@ def _problems(found: Verdict, serves: bool) -> list[str]:
     return problems
 
 
-def to_json(verdict: Verdict) -> dict[str, Any]:
-    """The verdict as JSON takes it."""
+def to_json(verdict: Verification) -> dict[str, Any]:
+    """Converts the result to JSON values."""
     return asdict(verdict)

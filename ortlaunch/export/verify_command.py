@@ -1,4 +1,4 @@
-"""`ortlaunch export verify DIR`: its command line and its page."""
+"""`ortlaunch export verify DIR`: command line and report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ortlaunch.base.errors import RequestError
 
 if TYPE_CHECKING:
-    from ortlaunch.export.verify import Verdict
+    from ortlaunch.export.verify import Verification
 
 REPORT = "verify.json"
 EXIT_OK, EXIT_DIFFERS = 0, 1
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         0 where artifacts and PyTorch agree, 1 where they do not.
 
     Raises:
-        RequestError: there are no artifacts, or no data to train them with.
+        RequestError: there are no artifacts, or the data cannot be loaded.
     """
     options = _parser().parse_args(arguments)
     for name in ("steps", "batch_size"):
@@ -61,15 +61,15 @@ def _parser() -> argparse.ArgumentParser:
         "run's data, and compare losses, weights and what the trained model computes. Dropout is off in both. Leaves "
         f"{REPORT} in DIR. Exit codes: 0 they agree, 1 they do not, 2 the request is wrong.",
     )
-    parser.add_argument("dir", type=Path, metavar="DIR", help="what export artifacts has left")
-    parser.add_argument("--steps", type=int, default=20, help="of training (default: 20)")
-    parser.add_argument("--batch-size", type=int, default=32, help="samples in each (default: 32)")
+    parser.add_argument("dir", type=Path, metavar="DIR", help="folder written by export artifacts")
+    parser.add_argument("--steps", type=int, default=20, help="training steps (default: 20)")
+    parser.add_argument("--batch-size", type=int, default=32, help="samples in each step (default: 32)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     return parser
 
 
-def page(folder: Path, found: Verdict) -> str:
-    """The report in words."""
+def page(folder: Path, found: Verification) -> str:
+    """Renders the report as text."""
     first, last = found.losses[0], found.losses[-1]
     lines = [
         f"{folder}: {found.steps} steps of {found.batch_size} samples of {found.data}, loss {found.loss}",

@@ -1,4 +1,4 @@
-"""`ortlaunch export weights --from-artifacts DIR`: what a device has trained, back as safetensors for PyTorch."""
+"""`ortlaunch export weights --from-artifacts DIR`: converts weights trained on a device to safetensors for PyTorch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def main(arguments: list[str]) -> int:
     """Runs the verb.
 
     Raises:
-        RequestError: there are no artifacts, the checkpoint is of others, or the folder is taken.
+        RequestError: there are no artifacts, the checkpoint belongs to others, or the folder is not empty.
     """
     options = _parser().parse_args(arguments)
     folder: Path = options.from_artifacts.expanduser().absolute()
     given: Path | None = options.checkpoint.expanduser().absolute() if options.checkpoint else None
     out: Path = options.out.expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(f"{out} is not empty: name by --out a folder that is, or that is not there yet")
+        raise RequestError(f"{out} is not empty: name by --out an empty folder, or one that does not exist yet")
     from ortlaunch.export.restore import checkpoint_path, load_into, open_artifacts, state_dict
     from ortlaunch.export.source import built
     from ortlaunch.ort.artifacts import Checkpoint
@@ -45,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="ortlaunch export weights",
         description="Write the weights of artifacts, as exported or trained on a device, in the model's own names.",
     )
-    parser.add_argument(FLAG, type=Path, required=True, metavar="DIR", help="what export artifacts has left")
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="of the device (default: the one in DIR)")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to")
+    parser.add_argument(FLAG, type=Path, required=True, metavar="DIR", help="folder written by export artifacts")
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="FILE", help="the device's checkpoint (default: the one in DIR)"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder to write")
     return parser

@@ -1,4 +1,4 @@
-"""Floating-point operations of a model for one sample: those that its mathematics needs, whatever the hardware does."""
+"""Counts the floating-point operations that a model needs for one sample, independent of the hardware."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch.utils.flop_counter import FlopCounterMode
 from ortlaunch.models.task import Batch, Task
 
 _PASSES = 3.0
-"""Forward, and a backward that costs twice as much: gradients of a product's input and of its weight."""
+"""Cost of forward and backward in forwards; the backward computes the gradients of a product's input and weight."""
 
 
 def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
-    """Operations of forward and backward for one sample, a multiplication and an addition counted as two.
+    """Counts the operations of forward and backward for one sample; a multiplication and an addition count as two.
 
-    Counts one forward pass of one sample with torch's FlopCounterMode: matrix products, convolutions and attention.
-    What is done element by element, and the look-up in an embedding, are not counted. The backward of a model that
-    trains all its parameters counts as two forwards; of one with frozen parameters it is counted as it is, for it needs
-    no gradients of frozen weights. Activations that are computed again for the backward do not count.
+    One forward pass of one sample is counted with torch's FlopCounterMode: matrix products, convolutions and attention.
+    Element-wise operations and embedding look-ups are not counted. If all parameters are trained, the backward counts
+    as two forwards. If some are frozen, the backward is counted as it runs, because it computes no gradients of frozen
+    weights. Recomputed activations do not count.
 
     Args:
-        model: the plain model, before any wrapping; left as it was.
+        model: the plain model, before any wrapping; it is not changed.
         task: how the model is called.
         batch: tensors whose first dimension is the sample.
     """
@@ -29,11 +29,11 @@ def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     is_whole = len(trained) == len(list(model.parameters()))
     was_training = model.training
-    # Evaluation mode draws no random numbers, moves no running statistics and keeps all activations.
+    # Evaluation mode draws no random numbers and keeps running statistics and all activations.
     model.eval()
     try:
-        # The counter knows matrix products but not every fused attention (the CPU's, for one): the unfused form is
-        # made of products.
+        # The counter knows matrix products but not every fused attention, such as the CPU's. The unfused form consists
+        # of products.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             if is_whole or not trained:
                 with torch.no_grad():

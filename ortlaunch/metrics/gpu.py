@@ -1,4 +1,4 @@
-"""What NVML says about one GPU. Without the package nvidia-ml-py, a driver, or a right to ask there is nothing."""
+"""Reads figures of one GPU from NVML; there are none without nvidia-ml-py, a driver or the permission."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 _MIB = 1024.0**2
 _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
-"""NVML's reasons for lower clocks that are no choice: hardware slowdown, software and hardware thermal slowdown, power
-brake. Not the power cap, which a GPU under full load is often held at."""
+"""NVML's reasons for clocks that are lowered by a fault: hardware slowdown, software and hardware thermal slowdown,
+power brake. The power cap is not among them, because it often limits a GPU under full load."""
 
 FIELDS = ("utilization_percentage", "memory_usage_percentage", "memory_usage_megabytes", "power_usage_watts")
-"""MLflow's names of the figures, behind ``gpu_<index>_``."""
+"""MLflow's names of the figures, after the prefix ``gpu_<index>_``."""
 
 
 class Gpu:
-    """One GPU, as the driver counts them."""
+    """One GPU, as the driver numbers them."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
         self.index = int(nvml.nvmlDeviceGetIndex(handle))
-        """Its number on its machine, whatever this process may see of them."""
+        """Its number on the machine, independent of CUDA_VISIBLE_DEVICES."""
 
     def read(self) -> list[float]:
-        """The figures of `FIELDS`; NaN for one that this GPU does not tell."""
+        """Returns the figures of `FIELDS`; NaN for a figure that this GPU does not report."""
         memory = self._ask("nvmlDeviceGetMemoryInfo")
         load = self._ask("nvmlDeviceGetUtilizationRates")
         power = self._ask("nvmlDeviceGetPowerUsage")
@@ -37,7 +37,7 @@ class Gpu:
         ]
 
     def is_slowed(self) -> bool | None:
-        """Whether heat or a lack of power holds its clocks down; None where it does not tell."""
+        """Whether heat or a lack of power lowers the GPU's clocks; None if the GPU does not report it."""
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             if (reasons := self._ask(name)) is not None:
                 return bool(int(reasons) & _SLOWED)
@@ -56,12 +56,12 @@ class Gpu:
         try:
             return getattr(self._nvml, name)(self._handle)
         except Exception:
-            # Older drivers and packages lack some functions, and some GPUs (MIG) some figures.
+            # Older drivers and packages lack some functions, and some GPUs (MIG) do not report some figures.
             return None
 
 
 def find_gpu(uuid: str) -> Gpu | None:
-    """The GPU with a CUDA device's UUID; None where NVML cannot be asked."""
+    """Returns the GPU with a CUDA device's UUID; None if NVML is not available."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()

@@ -1,7 +1,7 @@
-"""Moments of a worker's computation, without making it wait.
+"""Time marks of a worker's computation that do not make it wait.
 
-On the CPU an operation has ended when Python comes back from it. On CUDA it has not: there an event is recorded in the
-stream, and the time between two is known when the device has come to the second.
+On the CPU an operation has ended when its Python call returns. On CUDA it may not have: there a mark is an event in the
+stream, and the time between two events is known once the device has reached the second one.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch
 
 
 class Marks:
-    """Makes marks and tells the time between two of them."""
+    """Makes marks and measures the time between two of them."""
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         """
         Args:
-            device: where the steps run.
-            now: seconds; replaced in tests.
+            device: the device of the training steps.
+            now: a clock in seconds; replaced in tests.
         """
         self.on_cuda = device.type == "cuda"
         self._now = now
 
     def mark(self) -> Any:
-        """This moment."""
+        """Marks the current moment."""
         if not self.on_cuda:
             return self._now()
         event = torch.cuda.Event(enable_timing=True)
@@ -34,5 +34,5 @@ class Marks:
         return event
 
     def seconds(self, first: Any, second: Any) -> float:
-        """From one mark to another; on CUDA call it when the device has caught up with the second."""
+        """Returns the time from one mark to another; on CUDA the device must have reached the second one."""
         return float(first.elapsed_time(second) / 1000.0 if self.on_cuda else second - first)

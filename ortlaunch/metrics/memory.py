@@ -1,4 +1,4 @@
-"""Memory of one worker: the device's where there is CUDA, the process's own everywhere."""
+"""Memory of one worker: of the process, and of the device on CUDA."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GIB = 1024.0**3
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """What this worker uses now and used at most, in GiB, by MLflow metric name."""
+    """Returns the current and the peak memory of this worker in GiB, by MLflow metric name."""
     metrics = {"memory/rss_gib": psutil.Process().memory_info().rss / _GIB}
     if device.type == "cuda":
         stats = torch.cuda.memory_stats(device)
@@ -25,7 +25,7 @@ def memory_metrics(device: torch.device) -> dict[str, float]:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """The most that this worker held at once, in GiB: allocated on the GPU, or resident in RAM on the CPU."""
+    """Returns the worker's peak memory in GiB: allocated on the GPU, or resident in RAM on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / _GIB
     # Linux reports ru_maxrss in KiB.

@@ -1,4 +1,4 @@
-"""The machines of a run: who is where, and what their samples are called."""
+"""The machines of a run: which worker runs on which machine, and the metric names of their samples."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from ortlaunch.metrics.gpu import FIELDS as GPU_FIELDS
 from ortlaunch.metrics.system import NODE_FIELDS
 
 MOST_NODES = 16
-"""More machines than these get no keys of their own but the least, mean and largest value over all of them."""
+"""With more machines, only the smallest, mean and largest value over all of them get a metric name."""
 _MEGABYTES_PER_GIB = 1024.0**3 / 1e6
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a worker is; in the order of ranks."""
+class WorkerLocation:
+    """The machine and GPU of a worker."""
 
     node: int
-    """Its machine's number."""
+    """Number of the machine."""
     host: str
     gpu: int | None = None
-    """The number of its GPU on the machine, where NVML tells it."""
+    """Number of the GPU on the machine, if NVML reports it."""
 
 
 class Nodes:
     """The machines of a run in the order of their numbers."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[WorkerLocation]) -> None:
         self._places = places
         ranks: dict[int, list[int]] = {}
         for rank, place in enumerate(places):
             ranks.setdefault(place.node, []).append(rank)
         self._ranks = dict(sorted(ranks.items()))
         self.hosts = [places[ranks[0]].host for ranks in self._ranks.values()]
-        """Their names."""
+        """Host names of the machines."""
 
     @property
     def keys(self) -> list[str]:
-        """Their names as parts of a metric's name, each another one."""
+        """Unique parts of metric names for the machines."""
         names = [re.sub(r"[^\w.-]", "_", host) for host in self.hosts]
         return [
             f"{name}-{number}" if names.count(name) > 1 else name
@@ -48,15 +48,15 @@ class Nodes:
         ]
 
     def host_of(self, rank: int) -> str:
-        """The name of a worker's machine."""
+        """Returns the host name of a worker's machine."""
         return self._places[rank].host
 
     def metrics(self, rows: Sequence[Sequence[float]], rss_gib: Sequence[float]) -> dict[str, float]:
-        """Samples by MLflow metric name; only of what was sampled.
+        """Returns samples by MLflow metric name, without those that were not taken.
 
         Args:
-            rows: of each worker what its `Sampler.window` gave.
-            rss_gib: resident memory of each worker.
+            rows: for each worker, the result of its `Sampler.window`.
+            rss_gib: for each worker, its resident memory.
         """
         of_nodes = [self._of_node(ranks, rows, rss_gib) for ranks in self._ranks.values()]
         if len(of_nodes) <= MOST_NODES:
@@ -78,7 +78,7 @@ class Nodes:
 
 
 def _spread(of_nodes: list[dict[str, float]]) -> dict[str, float]:
-    """The least, mean and largest value of each figure; those of all GPUs together."""
+    """Returns the smallest, mean and largest value of each figure; the figures of all GPUs are combined."""
     everyone: dict[str, list[float]] = {}
     for values in of_nodes:
         for name, value in values.items():

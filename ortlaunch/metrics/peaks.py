@@ -1,4 +1,4 @@
-"""What devices reach at most: dense operations per second from their vendor's data sheets, none where unknown."""
+"""Peak operations per second of devices: dense, from the vendors' data sheets; unknown devices have none."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _TERA = 1e12
 
 @dataclass(frozen=True)
 class Peak:
-    """Of one device, in 10^12 operations per second, without sparsity; None where it has no such unit or none is known.
+    """The peak of one device in 10^12 operations per second, without sparsity and with sums in fp32, as in training.
 
-    With sums in fp32, as training makes them.
+    None stands for a precision that the device does not have or whose peak is not known.
     """
 
     fp16: float
@@ -40,16 +40,16 @@ PEAKS: dict[str, Peak] = {
     r"H200": Peak(fp16=989.4, bf16=989.4, tf32=494.7),
     r"B200": Peak(fp16=2250, bf16=2250, tf32=1100),
 }
-"""By the whole name that CUDA gives the device, without the vendor's. Names that look alike belong to other devices
+"""The keys match the whole name that CUDA gives the device, without the vendor's. Similar names belong to other devices
 (A10G, H100 slices of MIG, RTX 4090 Laptop) and get no figure. docs/metrics.md names each data sheet."""
 
 
 def peak_flops(device: torch.device, precision: Precision, *, tf32: bool = False) -> float | None:
-    """The device's peak in operations per second at this precision; None where it is not known.
+    """Returns the device's peak in operations per second at this precision; None if it is not known.
 
     Args:
-        device: where the model computes.
-        precision: of the model's matrix products.
+        device: the device of the model.
+        precision: precision of the model's matrix products.
         tf32: whether fp32 products run as TF32.
     """
     if device.type != "cuda":
@@ -58,7 +58,7 @@ def peak_flops(device: torch.device, precision: Precision, *, tf32: bool = False
 
 
 def peak_of(name: str, precision: Precision, *, tf32: bool = False) -> float | None:
-    """As `peak_flops`, by the device's name."""
+    """Returns the same as `peak_flops`, by the device's name."""
     short = re.sub(r"^(NVIDIA|Tesla|NVIDIA Tesla) ", "", name)
     peak = next((peak for pattern, peak in PEAKS.items() if re.fullmatch(pattern, short)), None)
     if peak is None:

@@ -1,4 +1,4 @@
-"""How much of a machine's processor time a run uses, and how much everything else: from the kernel's own counters."""
+"""Measures, from the kernel's counters, how much processor time the run uses and how much other processes use."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _IDLE = (3, 4)
 """Fields of a line of /proc/stat that are no work: idle and iowait."""
 _COUNTED = 8
-"""Fields that count: guest time, which follows, is contained in user time."""
+"""Number of fields that count; guest time follows them, and user time already contains it."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Processor seconds since some moment."""
+    """Processor seconds over a period."""
 
     total: float
-    """That there were, on the cores that the run may use."""
+    """Available on the cores that the run may use."""
     busy: float
-    """That any process used of them."""
+    """Used by any process on these cores."""
     own: float
-    """That the run's processes used."""
+    """Used by the run's processes."""
 
     def since(self, earlier: Usage) -> Usage:
-        """The difference to an earlier reading."""
+        """Returns the difference to an earlier reading."""
         return Usage(self.total - earlier.total, self.busy - earlier.busy, self.own - earlier.own)
 
     @property
     def busy_percent(self) -> float:
-        """Share of the cores that was in use."""
+        """Share of the cores that was used."""
         return 100.0 * self.busy / self.total if self.total > 0 else 0.0
 
     @property
     def other(self) -> float:
-        """Seconds that others used. Never negative: the counters are read one after the other."""
+        """Seconds that other processes used; never negative, although the counters are not read at the same moment."""
         return max(0.0, self.busy - self.own)
 
 
 def read_usage(roots: list[int], cores: set[int] | None = None, proc: Path = Path("/proc")) -> Usage:
-    """The counters now.
+    """Reads the counters.
 
     Args:
-        roots: processes that, with all below them, are the run's own.
-        cores: what counts as the machine; by default the cores that this process may use.
+        roots: processes that belong to the run with all of their descendants.
+        cores: the cores that count as the machine; by default the cores that this process may use.
         proc: the kernel's file system; replaced in tests.
 
     Raises:
@@ -57,7 +57,7 @@ def read_usage(roots: list[int], cores: set[int] | None = None, proc: Path = Pat
 
 
 def tree(roots: list[int], proc: Path = Path("/proc")) -> set[int]:
-    """The processes and everything below them; those that cannot be looked at are passed over."""
+    """Returns the processes and all of their descendants; processes that cannot be read are skipped."""
     found: set[int] = set()
     waiting = [pid for pid in roots if (proc / str(pid)).is_dir()]
     while waiting:
@@ -69,7 +69,7 @@ def tree(roots: list[int], proc: Path = Path("/proc")) -> set[int]:
 
 
 def _children(proc: Path, pid: int) -> list[int]:
-    """By the kernel's own list: walking all processes of a large machine takes many times as long."""
+    """Returns children from the kernel's own list, because a walk over all processes of a large machine is slow."""
     found: list[int] = []
     try:
         threads = list((proc / str(pid) / "task").iterdir())
@@ -79,7 +79,7 @@ def _children(proc: Path, pid: int) -> list[int]:
         try:
             text = (thread / "children").read_text()
         except FileNotFoundError:
-            # A thread that has ended, or a kernel without these lists.
+            # The thread has ended, or the kernel does not have these lists.
             if thread.is_dir():
                 return _children_by_walking(pid)
             continue
@@ -97,7 +97,7 @@ def _children_by_walking(pid: int) -> list[int]:
 
 
 def _machine(proc: Path, cores: set[int]) -> tuple[float, float]:
-    """Seconds that there were and that were used, on some cores; on all, where a container shows others."""
+    """Returns available and used seconds on the given cores; on all cores if a container shows other numbers."""
     everything, chosen = (0.0, 0.0), (0.0, 0.0)
     for line in (proc / "stat").read_text().splitlines():
         name, *fields = line.split()
@@ -114,7 +114,7 @@ def _machine(proc: Path, cores: set[int]) -> tuple[float, float]:
 
 
 def _used(proc: Path, pid: int) -> float:
-    """Processor seconds of a process and of its children that have ended; 0 for one that is gone or hidden."""
+    """Returns the processor seconds of a process and its ended children; 0 if the process is gone or hidden."""
     try:
         fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
         return sum(float(fields[index]) for index in (11, 12, 13, 14)) / _TICKS

@@ -1,7 +1,7 @@
-"""Which worker the others wait for.
+"""Finds the worker that the others wait for.
 
-In synchronous training every worker's step takes as long as the slowest one's: the others wait in a collective. So each
-worker measures what it does before it waits: getting a batch and the forward pass.
+In synchronous training every step takes as long as the slowest worker's, because the others wait in a collective. So
+each worker measures the time that it needs before it waits: loading a batch and the forward pass.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from ortlaunch.metrics.marks import Marks
 
 
 class OwnTime:
-    """A worker's own time in a window."""
+    """Measures a worker's own time in a window."""
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         """
         Args:
-            device: where the steps run.
-            now: seconds; replaced in tests.
+            device: the device of the training steps.
+            now: a clock in seconds; replaced in tests.
         """
         self._marks = Marks(device, now)
         self._begun: Any = None
         self._pairs: list[tuple[Any, Any]] = []
 
     def begin(self) -> None:
-        """What follows is this worker's own."""
+        """Starts the measurement: what follows is this worker's own work."""
         self._begun = self._marks.mark()
 
     def end(self) -> None:
-        """From here on it may wait for others."""
+        """Ends the measurement: from here on the worker may wait for others."""
         if self._begun is not None:
             self._pairs.append((self._begun, self._marks.mark()))
             self._begun = None
 
     def read(self) -> float:
-        """Seconds since the last call; on CUDA call it when the device has caught up."""
+        """Returns the seconds since the last call; on CUDA call it when the device has caught up."""
         pairs, self._pairs = self._pairs, []
         return sum((self._marks.seconds(*pair) for pair in pairs), 0.0)
 
 
 def straggler_metrics(own_seconds: Sequence[float], step_seconds: Sequence[float]) -> dict[str, float]:
-    """Who is slowest in a window and by how much, by MLflow metric name; nothing for a worker alone.
+    """Returns the slowest worker of a window and its lag, by MLflow metric name; nothing for a single worker.
 
     Args:
-        own_seconds: of each worker, its own time per step.
-        step_seconds: of each worker, how long its steps took with waiting, on average.
+        own_seconds: for each worker, its own time per step.
+        step_seconds: for each worker, the mean duration of its steps, with waiting.
     """
     longest = max(step_seconds, default=0.0)
     if len(own_seconds) < 2 or longest <= 0.0:
@@ -66,24 +66,24 @@ def straggler_metrics(own_seconds: Sequence[float], step_seconds: Sequence[float
 
 
 class Tally:
-    """Over the steady windows: whether it is always the same one."""
+    """Collects the steady windows, to find a worker that is slowest in most of them."""
 
     def __init__(self) -> None:
         self._ranks: Counter[int] = Counter()
         self._spreads: list[float] = []
 
     def add(self, metrics: dict[str, float]) -> None:
-        """Takes what `straggler_metrics` found in a window."""
+        """Adds the result of `straggler_metrics` for a window."""
         if "stragglers/slowest_rank" in metrics:
             self._ranks[int(metrics["stragglers/slowest_rank"])] += 1
             self._spreads.append(metrics["stragglers/spread_percent"])
 
     def straggler(self, least_windows: int = 5, least_percent: float = 20.0) -> tuple[int, float] | None:
-        """The worker that holds the others up, and the median of its lead in percent of a step; None for nobody.
+        """Returns the worker that the others wait for, and its median lag in percent of a step; None if there is none.
 
         Args:
-            least_windows: with fewer windows nothing is said.
-            least_percent: a smaller lead is nothing to speak of.
+            least_windows: with fewer windows there is no result.
+            least_percent: a smaller lag is ignored.
         """
         if len(self._spreads) < least_windows:
             return None

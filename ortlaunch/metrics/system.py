@@ -1,7 +1,7 @@
-"""Samples of a machine and its GPUs, taken by a thread beside the training.
+"""Samples a machine and its GPUs in a thread while the training runs.
 
-On each machine the first worker looks at the machine, and every worker at its own GPU. What was seen since the last log
-step travels to rank 0 with what is gathered there anyway.
+The first worker of each machine samples the machine, and every worker samples its own GPU. The means since the last log
+step are sent to rank 0 with the figures that are gathered there anyway.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ortlaunch.metrics.processes import Usage, read_usage
 
 SAMPLE_SECONDS = 5.0
 _LEAST_SECONDS = 0.25
-"""Between two samples: the kernel's counters move in hundredths of a second."""
+"""Shortest time between two samples, because the kernel's counters have a resolution of 10 ms."""
 _MEGABYTE = 1e6
 
 NODE_FIELDS = (
@@ -33,14 +33,14 @@ NODE_FIELDS = (
     "disk_usage_percentage",
     "disk_available_megabytes",
 )
-"""MLflow's names of what is measured of a machine."""
+"""MLflow's names of a machine's figures."""
 
 WIDTH = len(NODE_FIELDS) + len(GPU_FIELDS)
 _NOTHING = float("nan")
 
 
 class Sampler:
-    """Looks at the machine, at this worker's GPU, at both or at neither."""
+    """Samples the machine, this worker's GPU, both or neither."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class Sampler:
     ) -> None:
         """
         Args:
-            roots: processes that, with all below them, are the run's own on this machine; None where another worker
-                looks at the machine.
-            gpu: this worker's; None without one, or where NVML does not tell.
-            now: seconds; replaced in tests.
+            roots: processes that belong to the run on this machine with all of their descendants; None if another
+                worker samples the machine.
+            gpu: this worker's GPU; None if it has none or NVML does not report it.
+            now: a clock in seconds; replaced in tests.
             usage: reads the processors' counters; replaced in tests.
         """
         self.throttled: bool | None = None
-        """Whether some sample found the GPU's clocks held down; None where that cannot be known."""
+        """Whether any sample found the GPU's clocks lowered; None if the GPU does not report it."""
         self._roots = None if roots is None else list(roots)
         self._gpu = gpu
         self._now = now
@@ -74,46 +74,46 @@ class Sampler:
         self._last: tuple[float, Usage | None] = (now(), self._usage())
 
     def start(self) -> None:
-        """Begins to sample every few seconds, where there is something to look at."""
+        """Starts to sample every few seconds, if there is anything to sample."""
         if self._roots is not None or self._gpu is not None:
             self._thread = threading.Thread(target=self._work, name="ortlaunch-system", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends it."""
+        """Ends the sampling."""
         self._done.set()
         if self._thread is not None:
             self._thread.join(timeout=1.0)
 
     def window(self, *, steady: bool, now: bool) -> list[float]:
-        """A log step ends a window.
+        """Ends a window at a log step.
 
         Args:
             steady: whether the window counts for the summary.
-            now: take a sample at once, for a window after which the next one will be of another kind, or none will be.
+            now: whether to take a sample at once, because the next window is of another kind or there is none.
 
         Returns:
-            Means of what was sampled since the last log step, in the order of `NODE_FIELDS` and of a GPU's fields; NaN
-            for what was not sampled.
+            Means of the samples since the last log step, in the order of `NODE_FIELDS` and of a GPU's fields; NaN
+            without a sample.
         """
         begins_now = self.sample() if now or not steady else False
         with self._lock:
             if steady:
                 self._steady = _sum(self._steady, self._pending)
             else:
-                # The interval that goes on reaches back into the window.
+                # The current interval began inside this window.
                 self._disturbed = not begins_now
             self._pending = Usage(0.0, 0.0, 0.0)
             samples, self._samples = self._samples, []
         return [_mean(values) for values in zip(*samples, strict=True)] if samples else [_NOTHING] * WIDTH
 
     def other_seconds(self) -> tuple[float, float]:
-        """Processor seconds that others used in the steady windows, and that there were; zeros where unknown."""
+        """Returns the seconds that other processes used in the steady windows, and those available; 0 if not known."""
         with self._lock:
             return self._steady.other, self._steady.total
 
     def sample(self) -> bool:
-        """Takes a sample, unless the last one was taken just now; returns whether it did."""
+        """Takes a sample unless the last one is too recent; returns whether it did."""
         with self._lock:
             at, before = self._last
             if self._now() - at < _LEAST_SECONDS:
@@ -129,7 +129,7 @@ class Sampler:
 
     def _work(self) -> None:
         while not self._done.wait(SAMPLE_SECONDS):
-            # Figures are no reason to end a run.
+            # A failed sample must not end the run.
             with suppress(Exception):
                 self.sample()
 
@@ -170,7 +170,7 @@ class Sampler:
 
 
 def _network() -> tuple[int, int] | None:
-    """Bytes received and sent since the machine was started."""
+    """Returns the bytes received and sent since the machine was started."""
     try:
         counters = psutil.net_io_counters()
     except (OSError, psutil.Error, ValueError):

@@ -1,5 +1,6 @@
-"""Speed of the training loop, measured without making it wait: the marks of a window's steps are read at the next log
-step, when the host waits for the device anyway.
+"""Measures the speed of the training loop without making it wait.
+
+The marks of a window's steps are read at the next log step, when the host waits for the device anyway.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from ortlaunch.metrics.marks import Marks
 
 
 class StepClock:
-    """Durations of single steps."""
+    """Measures the duration of each step."""
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         """
         Args:
-            device: where the steps run.
-            now: seconds; replaced in tests.
+            device: the device of the training steps.
+            now: a clock in seconds; replaced in tests.
         """
         self._marks = Marks(device, now)
-        # A list of marks for each stretch of steps that followed each other at once.
+        # Each list has the marks of steps that followed each other without a pause.
         self._stretches: list[list[Any]] = [[self._marks.mark()]]
 
     def step_done(self) -> None:
@@ -34,20 +35,20 @@ class StepClock:
         self._stretches[-1].append(self._marks.mark())
 
     def read(self) -> list[float]:
-        """Seconds of each step since the last call; on CUDA call it when the device has caught up."""
+        """Returns the seconds of each step since the last call; on CUDA call it when the device has caught up."""
         stretches, self._stretches = self._stretches, [self._stretches[-1][-1:]]
         if self._marks.on_cuda:
             stretches[-1][-1].synchronize()
         return [self._marks.seconds(*pair) for marks in stretches for pair in itertools.pairwise(marks)]
 
     def restart(self) -> None:
-        """The next step begins now: the time since the last one's end belongs to no step."""
+        """Begins the next step now, so that the time since the last step's end belongs to no step."""
         self._stretches.append([self._marks.mark()])
 
 
 @dataclass
 class Window:
-    """What went through one worker between two log steps."""
+    """What one worker processed between two log steps."""
 
     steps: int = 0
     samples: int = 0
@@ -63,17 +64,17 @@ def window_metrics(
     flops_per_sample: float | None,
     peak_flops: float | None,
 ) -> dict[str, float]:
-    """Throughput of one window, by the steps really in it.
+    """Computes the throughput of one window from the steps in it.
 
     Args:
-        window: counts of this worker; all workers see as many.
-        step_seconds: duration of each step in it.
+        window: counts of this worker; they are the same for all workers.
+        step_seconds: duration of each step in the window.
         world_size: number of workers.
-        flops_per_sample: floating-point operations of forward and backward for one sample; None where unknown.
-        peak_flops: the device's peak in operations per second at this precision; None where unknown.
+        flops_per_sample: floating-point operations of forward and backward for one sample; None if not known.
+        peak_flops: the device's peak in operations per second at this precision; None if not known.
 
     Returns:
-        Values by MLflow metric name; token rates only where the data has tokens.
+        Values by MLflow metric name; token rates only if the data has tokens.
     """
     seconds = sum(step_seconds)
     if seconds <= 0 or window.steps == 0:
@@ -104,16 +105,16 @@ class Steady:
     windows: int = 0
 
     def add(self, window: Window, step_seconds: list[float]) -> None:
-        """Takes a steady window."""
+        """Adds a steady window."""
         self.seconds += step_seconds
         self.samples += window.samples
         self.tokens += window.tokens
         self.windows += 1
 
     def summary(self, world_size: int) -> dict[str, float]:
-        """Medians and percentiles over the steps, by MLflow metric name; empty when no step was steady.
+        """Returns medians and percentiles over the steps, by MLflow metric name; empty if no step was steady.
 
-        The median rate is what a step of average size makes in the median step's time, over all workers.
+        The median rate is that of a step of average size with the median duration, over all workers.
         """
         if not self.seconds:
             return {}
@@ -132,7 +133,7 @@ class Steady:
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """The value below which `percent` of the values lie, interpolated linearly between neighbours."""
+    """Returns the value below which `percent` of the values are, interpolated linearly between neighbours."""
     ordered = sorted(values)
     position = (len(ordered) - 1) * percent / 100.0
     low = int(position)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's training on a device: its artifacts, made and used; all that touches that part of it."""
+"""Generates and uses the artifacts of ONNX Runtime's on-device training; no other module imports that part of it."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ CHECKPOINT, NOMINAL = "checkpoint", "nominal_checkpoint"
 
 _LOSSES = {"cross_entropy": "CrossEntropyLoss", "mse": "MSELoss", "bce": "BCEWithLogitsLoss"}
 _TORCHS_ADAM = 0
-"""ONNX Runtime knows two AdamWs, by where epsilon and the decay come in; this one is PyTorch's."""
+"""ONNX Runtime has two variants of AdamW, which differ in epsilon and weight decay; this one is PyTorch's."""
 _WARNINGS_ALONE = 3
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What artifacts are to be like."""
+    """What `generate` is to make."""
 
     trainable: Sequence[str]
     frozen: Sequence[str]
-    """Parameters and buffers of the graph that get no gradient, and are in the checkpoint."""
+    """Parameters and buffers of the graph that get no gradient but are in the checkpoint."""
     loss: str | None
-    """cross_entropy, mse or bce; None where the graph's own output is the loss."""
+    """cross_entropy, mse or bce; None if the graph's own output is the loss."""
     loss_output: str
-    """The graph's output that the loss is computed from, or that is the loss."""
+    """The output of the graph from which the loss is computed, or that is the loss."""
     further_outputs: Sequence[str]
     optimizer: OptimizerConfig
     prefix: str
@@ -47,13 +47,13 @@ class Plan:
 
 
 def generate(model: onnx.ModelProto, folder: Path, plan: Plan) -> None:
-    """Writes the artifacts of a graph, as ONNX Runtime makes them.
+    """Writes the artifacts of a graph with ONNX Runtime's generator.
 
     Args:
-        model: the forward graph in memory.
-        folder: where to, an absolute path, and where the weights lie that the graph has not itself; one that is being
-            made, because ONNX Runtime's blocks write, and take away again, a temp.onnx in the folder of work.
-        plan: what they are to be like.
+        model: the forward graph, in memory.
+        folder: the absolute path of the output folder, which also has the external data. No other process may use it
+            yet, because ONNX Runtime writes and deletes a temp.onnx in the current folder.
+        plan: what to generate.
 
     Raises:
         RequestError: ONNX Runtime cannot differentiate the graph.
@@ -62,8 +62,8 @@ def generate(model: onnx.ModelProto, folder: Path, plan: Plan) -> None:
 
     onnxruntime.set_default_logger_severity(_WARNINGS_ALONE)
     loss = None if plan.loss is None else artifacts.LossType[_LOSSES[plan.loss]]
-    # A graph without its weights is all that its checks and transformers see; what writes the checkpoint reads each
-    # weight where the tensor says, beside the folder of work.
+    # ONNX Runtime's checks and transformers get the graph without its weights. The code that writes the checkpoint
+    # reads each weight from the external data, relative to the current folder.
     with contextlib.chdir(folder), _silence():
         try:
             artifacts.generate_artifacts(
@@ -86,9 +86,9 @@ def generate(model: onnx.ModelProto, folder: Path, plan: Plan) -> None:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Within it, what native code writes to standard error is lost: each of its graph transformers, one by one.
+    """Suppresses what native code writes to standard error: the name of each graph transformer.
 
-    Its log level does not reach there. What goes wrong comes as an exception all the same.
+    The log level has no effect on these lines. Errors are raised as exceptions and are not lost.
     """
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -110,7 +110,7 @@ def _optimizer_block(cfg: OptimizerConfig) -> Any:
 
 
 def as_pytorch(optimizer: onnx.ModelProto) -> None:
-    """Makes an optimizer model compute PyTorch's AdamW, in place; SGD is the same in both."""
+    """Changes an optimizer model in place so that it computes PyTorch's AdamW; SGD is the same in both."""
     for node in optimizer.graph.node:
         for attribute in node.attribute:
             if attribute.name == "adam_mode":
@@ -118,13 +118,13 @@ def as_pytorch(optimizer: onnx.ModelProto) -> None:
 
 
 class Checkpoint:
-    """The parameters on a device, by name."""
+    """The parameters of on-device training, by name."""
 
     def __init__(self, path: Path) -> None:
         """Reads a checkpoint.
 
         Raises:
-            RequestError: it cannot be read.
+            RequestError: the file cannot be read.
         """
         from onnxruntime.training import api
 
@@ -135,22 +135,22 @@ class Checkpoint:
             raise RequestError(f"{path} is no checkpoint that ONNX Runtime can read: {error}") from error
 
     def values(self) -> dict[str, Array]:
-        """Every parameter in it, trainable or not."""
+        """Returns all parameters, trainable or not."""
         return {name: np.array(parameter.data) for name, parameter in self.state.parameters}
 
     def gradients(self) -> dict[str, Array]:
-        """Of the trainable parameters, as the last pass has left them."""
+        """Returns the gradients of the trainable parameters after the last pass."""
         return {name: np.array(one.grad) for name, one in self.state.parameters if one.requires_grad}
 
     def save(self, path: Path) -> None:
-        """Writes it, with the optimizer's state."""
+        """Writes the checkpoint with the state of the optimizer."""
         from onnxruntime.training import api
 
         api.CheckpointState.save_checkpoint(self.state, str(path), include_optimizer_state=True)
 
 
 class Trainer:
-    """Trains artifacts as a device does."""
+    """Trains the artifacts as a device does."""
 
     def __init__(
         self,
@@ -164,12 +164,12 @@ class Trainer:
     ) -> None:
         """
         Args:
-            folder: the artifacts.
-            prefix: of their names.
-            checkpoint: the parameters, which training changes.
-            statistics: which outputs of the training model become which parameters after a step.
-            training: a training model to use instead of the folder's.
-            threads: of the session's pool.
+            folder: the folder of the artifacts.
+            prefix: prefix of their file names.
+            checkpoint: the parameters; training changes them.
+            statistics: for each output with a new BatchNorm statistic, the parameter that receives it.
+            training: a training model to use instead of the one in the folder.
+            threads: number of threads of the session.
         """
         from onnxruntime.training import api
 
@@ -189,11 +189,11 @@ class Trainer:
         self._moves = [(position, statistics[name]) for position, name in enumerate(outputs) if name in statistics]
 
     def set_learning_rate(self, rate: float) -> None:
-        """Sets it for the steps to come."""
+        """Sets the learning rate of the following steps."""
         self._optimizer.set_learning_rate(rate)
 
     def loss(self, *batch: Array) -> float:
-        """One pass in train mode and its gradients, which the next one starts anew."""
+        """Runs one pass in train mode with its gradients, and returns the loss; the next pass clears the gradients."""
         self._module.train()
         self._module.lazy_reset_grad()
         outputs = self._module(*batch)
@@ -203,17 +203,17 @@ class Trainer:
         return float(outputs[0])
 
     def step(self, *batch: Array) -> float:
-        """One step of training; the loss before it."""
+        """Runs one training step and returns the loss before it."""
         loss = self.loss(*batch)
         self._optimizer.step()
         return loss
 
     def evaluate(self, *batch: Array) -> float:
-        """The loss in eval mode."""
+        """Returns the loss in eval mode."""
         self._module.eval()
         outputs = self._module(*batch)
         return float(outputs[0] if isinstance(outputs, tuple) else outputs)
 
     def export(self, path: Path, outputs: Sequence[str]) -> None:
-        """Writes the trained model for inference, with these outputs."""
+        """Writes the trained model with these outputs for inference."""
         self._module.export_model_for_inferencing(str(path), list(outputs))

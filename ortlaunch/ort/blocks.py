@@ -1,13 +1,13 @@
-"""ORTModule under ZeRO 3: one for each block of the model, the rest of the model in plain PyTorch.
+"""ORTModule under ZeRO 3: each block of the model has its own ORTModule, and the rest of the model is plain PyTorch.
 
 ZeRO 3 gathers a module's parameters for its forward, frees them, and gathers them again for its backward. ORTModule's
-backward, however, reads the parameters where its forward found them. Two ways out, by ``backend.zero3``:
+backward, however, reads the parameters where its forward found them. ``backend.zero3`` chooses between two solutions:
 
-* ``recompute``: the block's output alone is kept from the forward; the backward runs ONNX Runtime's forward and
-  backward one after the other, while the parameters are gathered. Keeps ZeRO 3's memory, and needs less of it for
-  activations; costs a second forward.
-* ``hold``: what the forward gathered is kept until the backward. No second forward; from forward to backward the
-  whole model lies in memory.
+* ``recompute``: only the block's output is kept from the forward. The backward runs ONNX Runtime's forward and backward
+  one after the other, while the parameters are gathered. This keeps ZeRO 3's memory and saves activations, but costs a
+  second forward.
+* ``hold``: the gathered parameters are kept until the backward. This costs no second forward, but the whole model is in
+  memory between forward and backward.
 
 A block stays where it is in the model and keeps its class; only its ``forward`` is replaced on the instance. So
 parameters keep their names, and DeepSpeed hooks the plain model, each block as a leaf (``set_z3_leaf_module``) that is
@@ -34,22 +34,22 @@ _MOST_SIGNATURES = 8
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 _Constants = list[tuple[Any, ...] | None]
-"""For each leaf of a structure: None where it is a tensor, else its value and what tells it from others."""
+"""For each leaf of a structure: None for a tensor, otherwise the value and a key that identifies it."""
 
 MakeOrtModule = Callable[[nn.Module, str], nn.Module]
-"""Puts a module into an ORTModule; the second argument tells its graphs from others'."""
+"""Wraps a module in an ORTModule; the second argument distinguishes the files of its graphs."""
 
 
 class OrtBlock:
-    """Takes the place of a block's ``forward``."""
+    """Replaces a block's ``forward``."""
 
     def __init__(self, block: nn.Module, path: str, make: MakeOrtModule, mode: OrtZero3) -> None:
         """
         Args:
-            block: the block, still with its own forward.
-            path: its path in the model, for messages and files.
-            make: makes its ORTModules, at its first forward: only then are its parameters there.
-            mode: how the parameters outlast the backward.
+            block: the block, with its original forward.
+            path: its path in the model, for messages and file names.
+            make: creates the block's ORTModules; called at its first forward, because the parameters exist only then.
+            mode: how the parameters are available to the backward.
         """
         self.block = block
         self.path = path
@@ -60,7 +60,7 @@ class OrtBlock:
 
     @property
     def ort_modules(self) -> list[nn.Module]:
-        """One for each way in which the block was called; none before its first forward."""
+        """One ORTModule for each way in which the block was called; empty before its first forward."""
         return [signature.ort_module for signature in self._signatures]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,10 +77,10 @@ class OrtBlock:
         return signature.rebuild(outputs)
 
     def ask_for_gradients(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Forward pre-hook of the block: makes some positional input one that requires a gradient.
+        """Forward pre-hook of the block: makes a positional input require a gradient.
 
-        DeepSpeed reduces a leaf's gradients when those of its positional inputs are complete. Where no such input asks
-        for one, that is before the leaf's backward: its parameters would be trained with zeros.
+        DeepSpeed reduces the gradients of a leaf once those of its positional inputs are complete. If no positional
+        input requires a gradient, that is before the leaf's backward, and its parameters would be trained with zeros.
         """
         trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in block.parameters())
         if not trained or any(map(_requires_grad, args)):
@@ -98,7 +98,7 @@ class OrtBlock:
         return tuple(positional), bound.kwargs
 
     def _signature(self, constants: _Constants, structure: pytree.TreeSpec) -> _Signature:
-        """The ORTModule for arguments of this structure and with these constants."""
+        """Returns the ORTModule for arguments of this structure and with these constants."""
         for known in self._signatures:
             if known.structure == structure and known.constants == constants:
                 return known
@@ -130,8 +130,8 @@ class OrtBlock:
         def either_pass(*inputs: Tensor) -> tuple[Tensor, ...]:
             if torch.is_grad_enabled():
                 return run(*inputs)
-            # The first pass too must run the training graph: ORTModule without gradients takes the one without
-            # dropout, and the loss would be that of another function than the one whose gradients are computed.
+            # The first pass must also run the training graph. Without gradients ORTModule would run the graph without
+            # dropout, and the loss would belong to another function than the gradients.
             with torch.enable_grad():
                 outputs = run(*inputs)
             return tuple(output.detach() for output in outputs)
@@ -144,13 +144,13 @@ class OrtBlock:
         outputs = _seeded(ort_module)(*tensors)
         node = next((output.grad_fn for output in outputs if output.grad_fn is not None), None)
         if node is not None:
-            # Called after the node, which is ONNX Runtime's backward; the closure lives as long as the node does.
+            # The hook is called after ONNX Runtime's backward. The closure lives as long as the node.
             node.register_hook(lambda *_: held.clear())
         return outputs
 
 
 class _Original(nn.Module):
-    """The block's own forward with tensors in and tensors out, all else bound: what ORTModule exports."""
+    """The block's own forward with tensors as inputs and outputs and all constants bound; ORTModule exports this."""
 
     def __init__(
         self,
@@ -180,8 +180,10 @@ class _Original(nn.Module):
 
 @contextlib.contextmanager
 def _plain_linear() -> Iterator[None]:
-    """Within it, ``functional.linear`` is torch's: ZeRO 3 puts an ``autograd.Function`` of DeepSpeed's in its place,
-    which would be exported as such and not as a matrix product."""
+    """Restores torch's ``functional.linear``, which ZeRO 3 replaces by an ``autograd.Function`` of DeepSpeed.
+
+    The Function would be exported as such and not as a matrix product.
+    """
     replaced = functional.linear
     functional.linear = torch._C._nn.linear
     try:
@@ -191,7 +193,7 @@ def _plain_linear() -> Iterator[None]:
 
 
 class _Signature:
-    """The ORTModule that serves calls of one structure with one set of constants."""
+    """The ORTModule for calls of one structure with one set of constants."""
 
     def __init__(self, original: _Original, ort_module: nn.Module) -> None:
         self._original = original
@@ -200,12 +202,12 @@ class _Signature:
         self.structure = original.structure
 
     def follow_training_mode(self) -> None:
-        """Whoever calls ``train()`` or ``eval()`` on the model reaches the block and not what holds it."""
+        """Copies the block's mode; ``train()`` and ``eval()`` of the model reach the block but not this object."""
         if self._original.training != self._original.block.training:
             self.ort_module.train(self._original.block.training)
 
     def rebuild(self, tensors: tuple[Tensor, ...]) -> Any:
-        """What the block itself would have returned."""
+        """Converts the outputs to the structure that the block itself returns."""
         assert self._original.output_structure is not None
         remaining = iter(tensors)
         leaves = [next(remaining) if fixed is None else fixed[0] for fixed in self._original.output_constants]
@@ -213,19 +215,19 @@ class _Signature:
 
 
 def attach(blocks: dict[str, nn.Module], make: MakeOrtModule, mode: OrtZero3) -> None:
-    """Lets ONNX Runtime run the blocks, and DeepSpeed gather and free each as a whole."""
+    """Makes ONNX Runtime run the blocks, and DeepSpeed gather and free each of them as a whole."""
     from deepspeed.utils import set_z3_leaf_module
 
     for path, block in blocks.items():
-        # Plain attribute: the module tree, and so every parameter's name, stays as it is.
+        # This is a plain attribute, so that the module tree and the names of the parameters do not change.
         block.forward = OrtBlock(block, path, make, mode)  # type: ignore[method-assign]
-        # Before DeepSpeed's own hooks, which must see what it returns.
+        # The hook comes before DeepSpeed's own hooks, which must see its result.
         block.register_forward_pre_hook(block.forward.ask_for_gradients, with_kwargs=True)
         set_z3_leaf_module(block, True)
 
 
 def attached(model: nn.Module) -> list[OrtBlock]:
-    """The blocks of a model that `attach` has reached."""
+    """Returns the blocks of a model that `attach` has changed."""
     forwards = [vars(module).get("forward") for module in model.modules()]
     return [forward for forward in forwards if isinstance(forward, OrtBlock)]
 
@@ -243,11 +245,11 @@ def _constants(leaves: list[Any]) -> _Constants:
 
 
 def _seeded(ort_module: nn.Module) -> Callable[..., tuple[Tensor, ...]]:
-    """Runs it with the same dropout masks at every call.
+    """Makes every call use the same dropout masks.
 
-    ONNX Runtime has a random generator of its own, which checkpointing does not restore: the second forward would draw
-    other masks than the first, and the gradients would be those of another output. The seed comes from torch's
-    generator, so that restoring that one restores the masks.
+    ONNX Runtime has its own random generator, which checkpointing does not restore. The second forward would draw other
+    masks than the first, and the gradients would belong to another output. So the seed comes from torch's generator,
+    which checkpointing restores.
     """
     import onnxruntime
 

@@ -1,11 +1,11 @@
 """Lets ORTModule 1.19.2, the last release, import and export on a torch newer than it knows.
 
-Each step looks at what is there, never at a version number, and leaves a torch alone that ORTModule supports as it
-is (2.4 to 2.6). What changed in torch, and what it breaks:
+Each step tests for a feature, never for a version number, and changes nothing on a torch that ORTModule supports (2.4
+to 2.6). These changes of torch break ORTModule:
 
 * 2.7 hides the type information of ``torch::autograd::PyNode``: ORTModule's ``torch_interop_utils`` extension, which
-  serves custom ``autograd.Function`` only, no longer loads. A stand-in takes its place and the feature is off;
-  simple Functions still export by inlining.
+  serves only custom ``autograd.Function``, can no longer be loaded. A stub replaces it, and the feature is off; simple
+  Functions are still exported by inlining.
 * 2.9 and later move the TorchScript exporter to ``torch.onnx._internal.torchscript_exporter`` and make the dynamo
   exporter the default of ``torch.onnx.export``.
 * A build without CUDA raises from ``torch.cuda.nvtx``, which ORTModule calls on every step.
@@ -35,10 +35,10 @@ INTEROP_MODULE = "onnxruntime.training.ortmodule.torch_cpp_extensions.torch_inte
 
 
 def before_import() -> list[str]:
-    """Prepares torch for ``import onnxruntime.training.ortmodule``; does each step at most once.
+    """Prepares torch for ``import onnxruntime.training.ortmodule``; each step runs at most once.
 
     Returns:
-        The steps that this torch needed, in words; empty on a torch that ORTModule supports as it is.
+        The steps that this torch needed, in words; empty on a torch that ORTModule supports.
     """
     steps = []
     if exporter_has_moved():
@@ -73,14 +73,14 @@ def after_import() -> None:
 
 @contextlib.contextmanager
 def torchscript_export() -> Iterator[None]:
-    """Within it, ``torch.onnx.export`` takes the TorchScript exporter unless told otherwise."""
+    """Makes ``torch.onnx.export`` use the TorchScript exporter by default."""
     original = torch.onnx.export
 
     def export(*args: Any, **kwargs: Any) -> Any:
         kwargs.setdefault("dynamo", False)
         return original(*args, **kwargs)
 
-    # ORTModule asks the signature which arguments exist, so the stand-in must show the original's.
+    # ORTModule inspects the signature to find the arguments, so the replacement must have the original's.
     export.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     torch.onnx.export = export
     try:
@@ -90,7 +90,7 @@ def torchscript_export() -> Iterator[None]:
 
 
 def exporter_has_moved() -> bool:
-    """Whether this torch keeps its TorchScript exporter elsewhere than ORTModule looks."""
+    """Whether this torch has its TorchScript exporter in another module than ORTModule expects."""
     return (
         importlib.util.find_spec("torch.onnx._internal.jit_utils") is None
         and importlib.util.find_spec(_MOVED_EXPORTER) is not None
@@ -98,7 +98,7 @@ def exporter_has_moved() -> bool:
 
 
 def supports_custom_autograd() -> bool:
-    """Whether ``torch_interop_utils`` can be linked: it needs the type information of PyNode to be exported."""
+    """Whether ``torch_interop_utils`` can be linked, which needs the exported type information of PyNode."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_python.so"
     if not library.is_file():
         return False

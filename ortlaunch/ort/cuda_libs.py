@@ -1,11 +1,11 @@
-"""Finds and loads the CUDA 11.8 libraries that onnxruntime-training 1.19.2 links, beside a torch of another CUDA.
+"""Finds and loads the CUDA 11.8 libraries that onnxruntime-training 1.19.2 links, next to a torch of another CUDA.
 
-They come as wheels (the extra ``cuda``) that lie in ``site-packages/nvidia/*/lib``, where the dynamic loader does not
-look. A library that this process has loaded satisfies whoever needs its name, so they are loaded by path, before
-onnxruntime. torch's own CUDA 12 or 13 has other names for all of them but ``libcurand.so.10``, whose interface is the
-same in both; the one that is loaded first serves both.
+They come as wheels (the extra ``cuda``) in ``site-packages/nvidia/*/lib``, where the dynamic loader does not search. A
+library that is already loaded is found by its name, so they are loaded by path before onnxruntime. torch's own CUDA 12
+or 13 uses other names for all of them except ``libcurand.so.10``. Its interface is the same in both, so the library
+that is loaded first serves both.
 
-Imports neither torch nor onnxruntime.
+This module imports neither torch nor onnxruntime.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _PROVIDER = "libonnxruntime_providers_cuda.so"
 
 @dataclass(frozen=True)
 class Library:
-    """A shared library and the wheel that has it."""
+    """A shared library and the wheel that contains it."""
 
     soname: str
     folder: str
-    """Its wheel's folder under ``site-packages/nvidia``."""
+    """The wheel's folder under ``site-packages/nvidia``."""
     requirement: str
-    """The wheel as pip takes it."""
+    """The wheel's requirement for pip."""
 
 
 _CUDART = ("cuda_runtime", "nvidia-cuda-runtime-cu11==11.8.89")
@@ -46,7 +46,7 @@ LIBRARIES = (
     Library("libcublas.so.11", *_CUBLAS),
     Library("libcufft.so.10", *_CUFFT),
     Library("libcurand.so.10", *_CURAND),
-    # libcudnn.so.8 opens its parts by name when they are first used; each part needs those before it.
+    # libcudnn.so.8 opens its parts by name at their first use; each part needs the parts before it.
     Library("libcudnn_ops_infer.so.8", *_CUDNN),
     Library("libcudnn_ops_train.so.8", *_CUDNN),
     Library("libcudnn_cnn_infer.so.8", *_CUDNN),
@@ -55,40 +55,40 @@ LIBRARIES = (
     Library("libcudnn_adv_train.so.8", *_CUDNN),
     Library("libcudnn.so.8", *_CUDNN),
 )
-"""In loading order: what a library needs comes before it."""
+"""The libraries in loading order: each one comes after those it needs."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What became of one library."""
+    """The result of loading one library."""
 
     library: Library
     origin: str | None
-    """Its path in site-packages, or "the system's loader" or "this process"; None where it could not be loaded."""
+    """The path in site-packages, or "the system's loader" or "this process"; None if it could not be loaded."""
     error: str | None = None
-    """The dynamic loader's words where it could not."""
+    """The dynamic loader's error, if any."""
 
 
 @functools.cache
 def prepare() -> tuple[Loaded, ...]:
-    """Loads what a CUDA run needs; does it once, and nothing where there is no driver or no CUDA package.
+    """Loads the libraries for a CUDA run once; does nothing without a driver or a CUDA package.
 
     Returns:
-        What became of each library; empty where none is wanted.
+        The result for each library; empty if none is needed.
     """
     return load() if has_cuda_provider() and driver_error() is None else ()
 
 
 def load() -> tuple[Loaded, ...]:
-    """Loads every library into this process, whether or not there is a driver."""
+    """Loads all libraries into this process, whether or not there is a driver."""
     return tuple(_load(library) for library in LIBRARIES)
 
 
 def require() -> None:
-    """Makes sure that ONNX Runtime can run on CUDA here, as far as the loader can tell.
+    """Checks that ONNX Runtime can run on CUDA here, as far as the loader can tell.
 
     Raises:
-        RequestError: the CPU package is installed, there is no driver, or libraries are missing; with what mends it.
+        RequestError: the CPU package is installed, there is no driver, or libraries are missing; with the remedy.
     """
     if not has_cuda_provider():
         raise RequestError(
@@ -102,15 +102,15 @@ def require() -> None:
     if missing:
         names = ", ".join(library.soname for library in missing)
         raise RequestError(
-            f"backend=ort on CUDA needs libraries of CUDA 11.8 that are not found: {names}. {mend(missing)} "
+            f"backend=ort on CUDA needs libraries of CUDA 11.8 that are not found: {names}. {install_command(missing)} "
             "(ortlaunch doctor shows each)"
         )
 
 
-def mend(missing: list[Library]) -> str:
-    """The command that brings the missing libraries."""
+def install_command(missing: list[Library]) -> str:
+    """Returns the command that installs the missing libraries."""
     requirements = dict.fromkeys(library.requirement for library in missing)
-    # Forced: the file may be gone while pip still lists the package.
+    # The installation is forced, because a file may be missing although pip lists its package.
     return "pip install --force-reinstall --no-deps " + " ".join(requirements)
 
 
@@ -122,7 +122,7 @@ def has_cuda_provider() -> bool:
 
 @functools.cache
 def driver_error() -> str | None:
-    """None where the NVIDIA driver's library can be loaded, else the dynamic loader's words."""
+    """Returns the dynamic loader's error for the NVIDIA driver's library, or None if it can be loaded."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -131,14 +131,14 @@ def driver_error() -> str | None:
 
 
 def driver_cuda_version() -> str:
-    """The newest CUDA that the driver runs, as "12.4"; needs a driver."""
+    """Returns the newest CUDA version of the driver, such as "12.4"; needs a driver."""
     version = ctypes.c_int()
     ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def find(library: Library) -> Path | None:
-    """The library's file among the installed wheels; the first on ``sys.path`` that has it."""
+    """Returns the library's file among the installed wheels; the first entry of ``sys.path`` that has it wins."""
     for entry in sys.path:
         file = Path(entry or ".") / "nvidia" / library.folder / "lib" / library.soname
         if file.is_file():
@@ -151,7 +151,7 @@ def _load(library: Library) -> Loaded:
         return Loaded(library, "this process")
     file = find(library)
     try:
-        # Global, because libcudnn's parts look symbols of cuBLAS up by name.
+        # The symbols are global, because libcudnn's parts look up symbols of cuBLAS by name.
         ctypes.CDLL(str(file or library.soname), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         return Loaded(library, None, str(error))

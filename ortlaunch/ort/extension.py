@@ -27,7 +27,7 @@ from ortlaunch.base.user import user_cache
 _PACKAGE = "onnxruntime.training.ortmodule.torch_cpp_extensions"
 _GPU_ALLOCATOR = "torch_gpu_allocator"
 KERNELS = "ortlaunch_kernels"
-"""Our operators for the CPU, which nodes of the graph call: `ortlaunch.ort.kernels.symbolics`."""
+"""Our operators for the CPU, which nodes of the graph call; see `ortlaunch.ort.kernels.symbolics`."""
 _SOURCES = {
     "aten_op_executor": ["aten_op_executor.cc"],
     "torch_interop_utils": [
@@ -42,13 +42,13 @@ _SOURCES = {
 _OUR_SOURCES = Path(__file__).parent / "native"
 _CPU_INFO = Path("/proc/cpuinfo")
 _MARCH = "ORTLAUNCH_MARCH"
-"""Names the processor to compile our kernels for, as an image does that is built on one machine and run on others."""
-# The last one's source is a template: ORT's own build puts these in, into its file in site-packages.
+"""Names the target processor of our kernels, for an image that is built on one machine and runs on others."""
+# The last source is a template. ORT's own build fills it in and writes it to site-packages.
 _TEMPLATE = {"___gpu_identifier___": "cuda", "___gpu_allocator_header___": "CUDACachingAllocator"}
 
 
 def cache_dir() -> Path:
-    """The folder in the user's cache for what is compiled with the Python, torch and onnxruntime-training in use."""
+    """Returns the cache folder for libraries compiled with this Python, torch and onnxruntime-training."""
     import torch
 
     key = f"{sys.implementation.cache_tag}-{platform.machine()}-torch{torch.__version__}-ort{_ort_version()}"
@@ -56,7 +56,7 @@ def cache_dir() -> Path:
 
 
 def needed() -> list[str]:
-    """What is loaded on this torch: one always, one for custom functions, one for CUDA, elsewhere our own kernels."""
+    """Returns the libraries for this torch: one always, one for custom functions, and one for CUDA or our kernels."""
     import torch
 
     from ortlaunch.ort import compat
@@ -72,12 +72,12 @@ def needed() -> list[str]:
 
 
 def is_built(name: str) -> bool:
-    """Whether the cache has this extension for the stack in use."""
+    """Whether the cache has this extension for the installed versions."""
     return _library(name).is_file()
 
 
 def load(name: str) -> ModuleType:
-    """Loads one of ORTModule's extensions under the name by which ORTModule imports it, building it if need be.
+    """Loads one of ORTModule's extensions under the name by which ORTModule imports it, and builds it if necessary.
 
     Args:
         name: one of `needed`, except `KERNELS`.
@@ -94,7 +94,7 @@ def load(name: str) -> ModuleType:
 
 
 def load_kernels() -> None:
-    """Makes our operators known to torch, building them if need be; harmless to repeat.
+    """Registers our operators with torch, and builds them if necessary; repeated calls do nothing.
 
     Raises:
         RequestError: there is no compiler, or the build failed.
@@ -105,7 +105,7 @@ def load_kernels() -> None:
 
 
 def build(name: str) -> Path:
-    """Compiles the extension into the cache unless it is there already, and returns the library's path."""
+    """Compiles the extension into the cache if it is missing, and returns the library's path."""
     from filelock import FileLock
 
     library = _library(name)
@@ -124,7 +124,7 @@ def _library(name: str) -> Path:
 
 
 def _kernels_key() -> str:
-    """Tells apart versions of our sources and processors: what is compiled for one need not run on another."""
+    """Identifies our sources and the processor, because code compiled for one may not run on another."""
     digest = hashlib.sha256((os.environ.get(_MARCH) or _instructions()).encode())
     for file in sorted(_OUR_SOURCES.iterdir()):
         digest.update(file.read_bytes())
@@ -132,7 +132,7 @@ def _kernels_key() -> str:
 
 
 def _instructions() -> str:
-    """What the processor of this machine can do."""
+    """Returns the instruction set of this machine's processor."""
     lines = _CPU_INFO.read_text().splitlines() if _CPU_INFO.is_file() else []
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
@@ -166,12 +166,12 @@ def _compile(name: str, library: Path) -> None:
                 "Use backend=eager, or a torch listed as tested in the README."
             ) from error
         (built,) = Path(scratch).glob("*.so")
-        # A rename within the folder: another process sees the whole library or none.
+        # The rename is atomic, so another process sees the complete library or none.
         os.replace(built, library)
 
 
 def _source(file: Path, scratch: Path) -> Path:
-    """The file itself, or its copy in `scratch` with the template's blanks filled in."""
+    """Returns the file itself, or for a template its filled-in copy in `scratch`."""
     text = file.read_text()
     if not any(blank in text for blank in _TEMPLATE):
         return file
@@ -183,7 +183,7 @@ def _source(file: Path, scratch: Path) -> Path:
 
 
 def _cuda_headers() -> list[str]:
-    """Folders with CUDA's headers: those of the wheels that came with torch, else of an installed toolkit."""
+    """Returns folders with CUDA's headers: of the wheels that came with torch, or else of an installed toolkit."""
     wheels = [Path(entry or ".") / "nvidia" for entry in sys.path]
     candidates = [folder for wheel in wheels for folder in wheel.glob("*/include")]
     candidates.append(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include")
@@ -215,7 +215,7 @@ def _import_library(qualified: str, library: Path) -> ModuleType:
 
 
 def _ortmodule_folder() -> Path:
-    # Found without importing: onnxruntime.training.ortmodule must not be imported before its extensions are loaded.
+    # The folder is found without an import, because ORTModule's extensions must be loaded before it is imported.
     spec = importlib.util.find_spec("onnxruntime")
     if spec is None or spec.origin is None:
         raise RequestError(
@@ -245,9 +245,9 @@ def _last_lines(text: str, count: int = 12) -> str:
 
 
 def main() -> None:
-    """``python -m ortlaunch.ort.extension``: builds what this torch needs, ahead of the first run.
+    """``python -m ortlaunch.ort.extension``: builds the libraries for this torch before the first run.
 
-    With CUDA packages also what needs a GPU to be used, so that a login node can build for the others.
+    With CUDA packages it also builds those that only a GPU uses, so that a login node can build for the compute nodes.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Finds the repeated blocks of a model, each of which ZeRO 3 gathers, ONNX Runtime runs and ZeRO 3 frees again."""
+"""Finds the repeated blocks of a model, which ZeRO 3 gathers, ONNX Runtime runs and ZeRO 3 frees one by one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Blocks = dict[str, nn.Module]
 
 
 def find_blocks(model: nn.Module, wanted: str | None) -> Blocks:
-    """The blocks to run on ONNX Runtime, none of which lies within another.
+    """Returns the blocks to run on ONNX Runtime; no block contains another.
 
     Args:
         model: the plain model.
-        wanted: class name, or glob of module paths whose ``*`` does not match a dot; None finds them: the classes that
-            transformers calls indivisible (``_no_split_modules``) where there are several of one, else the longest
+        wanted: class name, or glob of module paths whose ``*`` does not match a dot. None selects the classes that
+            transformers calls indivisible (``_no_split_modules``) and that occur several times, or else the longest
             ``nn.ModuleList`` of modules of one class.
 
     Raises:
-        RequestError: there are none, or one holds what would silently give wrong results.
+        RequestError: there are no blocks, or one contains a module that would silently give wrong results.
     """
     blocks = _outermost(_chosen(model, wanted) if wanted is not None else _found(model))
     for path, block in blocks.items():
@@ -73,7 +73,7 @@ def _found(model: nn.Module) -> Blocks:
 
 
 def _indivisible(model: nn.Module) -> Blocks:
-    """Modules of the classes that transformers does not split over devices, where a class occurs more than once."""
+    """Returns modules of the classes that transformers does not split over devices, if a class occurs several times."""
     names: set[str] = set()
     for module in model.modules():
         names.update(getattr(module, "_no_split_modules", None) or ())

@@ -1,7 +1,7 @@
-"""onnxruntime for commands whose own process prints for a user.
+"""Imports onnxruntime quietly, for commands whose own process prints for a user.
 
-onnxruntime-training imports DeepSpeed where that is installed, and DeepSpeed a part of torch which prints, on a machine
-with CUDA's toolkit and without a GPU, that it has found the one and not the other.
+onnxruntime-training imports DeepSpeed if it is installed. On a machine with CUDA's toolkit and without a GPU, DeepSpeed
+imports a part of torch that prints a message about this.
 """
 
 from __future__ import annotations

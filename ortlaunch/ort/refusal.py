@@ -1,4 +1,4 @@
-"""How the mends stop a model that ONNX Runtime would train wrongly."""
+"""Raises errors for models that ONNX Runtime would train wrongly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ortlaunch.base.errors import RequestError
 
 
 def refusal(message: str) -> Exception:
-    """What to raise while ORTModule exports: the user's error; where fallback is allowed, ORTModule's reason for it."""
+    """Returns the error to raise while ORTModule exports: the user's, or if fallback is allowed, ORTModule's own."""
     from onnxruntime.training import ortmodule
     from onnxruntime.training.ortmodule._fallback import _FallbackPolicy
     from onnxruntime.training.ortmodule._fallback_exceptions import ORTModuleONNXModelException

@@ -1,4 +1,4 @@
-"""Running an ONNX file in ONNX Runtime, as whoever gets the file would."""
+"""Runs an ONNX file in ONNX Runtime, with the settings that its users will have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ERRORS_ALONE = 3
 
 
 class Graph:
-    """A file, ready to run on the CPU with the runtime's own defaults."""
+    """An ONNX model on the CPU with ONNX Runtime's defaults."""
 
     def __init__(
         self,
@@ -28,9 +28,9 @@ class Graph:
     ) -> None:
         """
         Args:
-            model: the file, or its contents where no weights lie beside it.
-            threads: of its pool; None for torch's own.
-            weights: by name, to run it with instead of those that lie beside the file.
+            model: the file, or its content if it has no external data.
+            threads: number of threads; None takes torch's.
+            weights: values by name that replace those in the external data.
         """
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ERRORS_ALONE
@@ -46,7 +46,7 @@ class Graph:
         self.outputs = tuple(one.name for one in self._session.get_outputs())
 
     def __call__(self, batch: Mapping[str, torch.Tensor]) -> NamedTensors:
-        """The outputs by name for a batch, of which it takes what it has inputs for."""
+        """Returns the outputs by name; tensors of the batch that are no inputs are ignored."""
         feed = {name: batch[name].detach().numpy() for name in self.inputs}
         values = self._session.run(None, feed)
         tensors = [torch.from_numpy(numpy.asarray(value)) for value in values]
@@ -54,19 +54,19 @@ class Graph:
 
 
 def quantize(path: Path, quantized: Path, *, external: bool) -> None:
-    """Writes a file again with the weights of its matrix products and convolutions in 8 bits.
+    """Writes a file again with 8-bit weights of its matrix products and convolutions.
 
     Args:
-        path: the file in fp32.
-        quantized: where to.
-        external: whether weights come to lie in a file beside it.
+        path: the fp32 file.
+        quantized: the file to write.
+        external: whether to store the weights as external data.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # It recommends a preparation that folding has made already.
+    # The library recommends a preparation step that constant folding has already done.
     logging.disable(logging.WARNING)
     try:
-        # ONNX Runtime's ConvInteger takes unsigned weights alone on the CPU.
+        # On the CPU, ONNX Runtime's ConvInteger supports only unsigned weights.
         quantize_dynamic(str(path), str(quantized), weight_type=QuantType.QUInt8, use_external_data_format=external)
     finally:
         logging.disable(logging.NOTSET)

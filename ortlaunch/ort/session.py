@@ -1,4 +1,4 @@
-"""ORTModule the way ortlaunch runs it: no silent fallback, its share of the cores, and answers about what happened."""
+"""Configures ORTModule for ortlaunch: no silent fallback, a share of the cores, and reports of what it did."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ORT_LEVEL = {"verbose": "VERBOSE", "info": "INFO", "warning": "WARNING", "error
 
 _MEMORY_LEVEL = "ORTMODULE_MEMORY_OPT_LEVEL"
 _RECOMPUTE_LAYERS = "1"
-"""ORTModule's memory optimizer level that recomputes, within each layer, all that costs no accuracy."""
+"""ORTModule's memory optimizer level that recomputes everything in a layer that costs no accuracy."""
 
 
 def import_ortmodule() -> Any:
@@ -30,7 +30,7 @@ def import_ortmodule() -> Any:
     Raises:
         RequestError: onnxruntime-training is not installed, or its extension cannot be built.
     """
-    # ORTModule lets these environment variables override what its caller asked for, in silence.
+    # ORTModule lets these environment variables silently override the arguments of its caller.
     for variable in (
         *("ORTMODULE_FALLBACK_POLICY", "ORTMODULE_FALLBACK_RETRY", "ORTMODULE_LOG_LEVEL"),
         *(_MEMORY_LEVEL, "ORTMODULE_MEMORY_OPT_CONFIG"),
@@ -43,14 +43,14 @@ def import_ortmodule() -> Any:
             extension.load(name)
     from onnxruntime.training import ortmodule
 
-    # Set because no library lies in ORTModule's own folder; ours are loaded already.
+    # These are set because ORTModule's own folder has no libraries; ours are already loaded.
     ortmodule._FALLBACK_INIT_EXCEPTION = None
     compat.after_import()
     return ortmodule
 
 
 def set_seed(seed: int) -> None:
-    """Seeds ONNX Runtime's random numbers; in training they are then drawn from torch's, step by step."""
+    """Seeds ONNX Runtime's random numbers; in training they are later drawn from torch's at each step."""
     import onnxruntime
 
     onnxruntime.set_seed(seed)
@@ -64,17 +64,17 @@ def wrap(
     onnx_dir: Path | None,
     recompute: bool = False,
 ) -> torch.nn.Module:
-    """Puts `model` into an ORTModule.
+    """Wraps `model` in an ORTModule.
 
     Args:
         model: the plain model, already on its device.
         cfg: the backend's configuration.
-        threads: the worker's share of the cores, for ONNX Runtime's pool where ``backend.threads`` is not set.
-        onnx_dir: folder for ``backend.debug.save_onnx``, made when needed; None on a worker that saves nothing.
-        recompute: whether activations are computed again in the backward, by ORTModule's memory optimizer.
+        threads: the worker's share of the cores, which ONNX Runtime uses if ``backend.threads`` is not set.
+        onnx_dir: folder for ``backend.debug.save_onnx``, created when needed; None on a worker that saves nothing.
+        recompute: whether ORTModule's memory optimizer recomputes activations in the backward.
     """
     make = _prepare(model, cfg, threads, onnx_dir, arena=True)
-    # Read when an ORTModule is made.
+    # ORTModule reads this variable in its constructor.
     with _variable(_MEMORY_LEVEL, _RECOMPUTE_LAYERS if recompute else None):
         return make(model, "")
 
@@ -87,11 +87,12 @@ def wrap_blocks(
     onnx_dir: Path | None,
     recompute: bool = False,
 ) -> torch.nn.Module:
-    """Puts each repeated block of `model` into an ORTModule of its own, for ZeRO 3; arguments as for `wrap`, but that
-    `recompute` is what ``backend.zero3=recompute`` does in any case.
+    """Wraps each repeated block of `model` in its own ORTModule, for ZeRO 3.
+
+    The arguments are those of `wrap`. ``backend.zero3=recompute`` recomputes whatever `recompute` is.
 
     Returns:
-        The model itself: its modules and their names stay as they are.
+        The model itself: its modules and their names do not change.
 
     Raises:
         RequestError: the model has no repeated blocks, or none that ``backend.blocks`` names.
@@ -100,25 +101,24 @@ def wrap_blocks(
     from ortlaunch.ort.find_blocks import find_blocks
 
     found = find_blocks(model, cfg.blocks)
-    # Each session would keep what it has freed in an arena of its own: the most that a block needs, times the blocks.
+    # The sessions get no arena, in which each of them would keep its peak memory, once per block.
     attach(found, _prepare(model, cfg, threads, onnx_dir, arena=False), cfg.zero3)
     return model
 
 
 def opset() -> int:
-    """ONNX operator set that ORTModule exports with."""
+    """Returns the version of the ONNX operators with which ORTModule exports."""
     return int(import_ortmodule().ONNX_OPSET_VERSION)
 
 
 def is_active(wrapped: torch.nn.Module) -> bool:
-    """Whether the training forward of this ORTModule, or of every block's, really ran on ONNX Runtime and none fell
-    back since."""
+    """Whether ONNX Runtime ran the training forward of this ORTModule, or of all blocks, and none has fallen back."""
     parts = _parts(wrapped)
     return bool(parts) and all(any(map(_trains, part)) and not any(map(_fell_back, part)) for part in parts.values())
 
 
 def fallback_reason(wrapped: torch.nn.Module) -> str | None:
-    """Why this ORTModule, or a block's, fell back to PyTorch, in one line; None where none did."""
+    """Returns why this ORTModule or a block fell back to PyTorch, in one line; None if none did."""
     for path, part in _parts(wrapped).items():
         for ort_module in filter(_fell_back, part):
             reason = _cause(ort_module._fallback_manager._exception)
@@ -127,16 +127,20 @@ def fallback_reason(wrapped: torch.nn.Module) -> str | None:
 
 
 def export_seconds(wrapped: torch.nn.Module) -> float | None:
-    """Seconds that ORTModule took to export, build and open the training graph, over all blocks where there are
-    several; None before the first forward."""
+    """Returns the seconds that ORTModule took to export, build and load the training graph, summed over blocks.
+
+    It is None before the first forward.
+    """
     seconds = [_export_seconds(ort_module) for part in _parts(wrapped).values() for ort_module in part]
     known = [value for value in seconds if value is not None]
     return sum(known) if known else None
 
 
 def export_origins(wrapped: torch.nn.Module) -> list[str]:
-    """Where each export so far came from: "hit" (the cache), "stored", or "not stored: " and why; of all blocks in
-    turn where there are several. Empty where the cache is off."""
+    """Returns the origin of each export: "hit" (from the cache), "stored", or "not stored: " and the reason.
+
+    The origins of several blocks follow each other. The list is empty if the cache is off.
+    """
     from ortlaunch.ort.cache import exports as export_cache
 
     ort_modules = [ort_module for part in _parts(wrapped).values() for ort_module in part]
@@ -144,9 +148,9 @@ def export_origins(wrapped: torch.nn.Module) -> list[str]:
 
 
 def close(wrapped: torch.nn.Module) -> None:
-    """Ends ONNX Runtime's sessions and their threads, while interpreter and process group are still whole.
+    """Ends ONNX Runtime's sessions and their threads while the interpreter and the process group still exist.
 
-    What was wrapped cannot be trained after it.
+    The wrapped model cannot be trained afterwards.
     """
     for part in _parts(wrapped).values():
         for ort_module in filter(_trains, part):
@@ -155,14 +159,14 @@ def close(wrapped: torch.nn.Module) -> None:
 
 
 def _cause(pending: BaseException) -> str:
-    # ORTModule's exception quotes the traceback of its cause, whose last line says what it was.
+    # ORTModule's exception quotes the traceback of its cause. The last line of it is the error.
     lines = [line.strip() for line in str(pending).splitlines() if line.strip()]
     causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return (causes or lines or [type(pending).__name__])[-1]
 
 
 def _parts(wrapped: torch.nn.Module) -> dict[str, list[Any]]:
-    """The ORTModules of each block by its path, none for one that never ran; a whole model's own under ''."""
+    """Returns the ORTModules of each block by its path; the key of a whole model is ''."""
     if hasattr(wrapped, "_torch_module"):
         return {"": [wrapped]}
     from ortlaunch.ort.blocks import attached
@@ -192,10 +196,10 @@ def _export_seconds(ort_module: Any) -> float | None:
 def _prepare(
     model: torch.nn.Module, cfg: OrtConfig, threads: int, onnx_dir: Path | None, *, arena: bool
 ) -> Callable[[torch.nn.Module, str], torch.nn.Module]:
-    """Sets ORTModule up for this process and `model`.
+    """Configures ORTModule for this process and `model`.
 
     Returns:
-        What puts a module, the model or a part of it, into an ORTModule; the second argument tells its files apart.
+        A function that wraps the model or a part of it; its second argument distinguishes the files.
 
     Raises:
         RequestError: the model is on CUDA and ONNX Runtime cannot run there.
@@ -203,7 +207,7 @@ def _prepare(
     if any(parameter.is_cuda for parameter in model.parameters()):
         cuda_libs.require()
     ortmodule = import_ortmodule()
-    # These import torch's exporter from where the compatibility layer has just put it.
+    # These imports need torch's exporter where the compatibility layer has just put it.
     from ortlaunch.ort.cache import exports as export_cache
     from ortlaunch.ort.kernels import gradient_graph
     from ortlaunch.ort.kernels import symbolics as kernels
@@ -235,7 +239,7 @@ def _prepare(
         )
         with modes.kept(module):
             wrapped: torch.nn.Module = ortmodule.ORTModule(module, options)
-        # After each construction, which registers ORTModule's own; the export comes with the first forward.
+        # Every constructor registers ORTModule's own symbolics, so ours come after it. The first forward exports.
         symbolics.register()
         if torch_kernels:
             kernels.enable()
@@ -248,7 +252,7 @@ def _prepare(
 
 @contextlib.contextmanager
 def _variable(name: str, value: str | None) -> Iterator[None]:
-    """Within it, the environment variable has this value, or none."""
+    """Sets an environment variable, or removes it, and restores it at the end."""
     before = os.environ.pop(name, None)
     if value is not None:
         os.environ[name] = value
@@ -261,16 +265,16 @@ def _variable(name: str, value: str | None) -> Iterator[None]:
 
 
 def plain_model(wrapped: torch.nn.Module) -> torch.nn.Module:
-    """The model inside an ORTModule: the same weights and buffers, run by PyTorch."""
+    """Returns the model inside an ORTModule; it shares weights and buffers and runs in PyTorch."""
     plain = wrapped.module
     assert isinstance(plain, torch.nn.Module)
     return plain
 
 
 def training_manager(wrapped: torch.nn.Module) -> Any | None:
-    """ORTModule's own keeper of the training graph and its session; None where it fell back at construction."""
+    """Returns ORTModule's manager of the training graph and its session; None after a fallback at construction."""
     inner: Any = wrapped._torch_module
-    # After a fallback at construction the inner module is ORT's plain PyTorch one, which has no manager.
+    # After a fallback at construction, the inner module is ORT's plain PyTorch module, which has no manager.
     return inner._execution_manager(True) if hasattr(inner, "_execution_manager") else None
 
 
@@ -289,10 +293,10 @@ def _set_fallback_policy(ortmodule: Any, fallback: Fallback) -> None:
 
 
 def _set_session_options(threads: int, spinning: bool, arena: bool) -> None:
-    """Gives every session that this process opens from now on `threads` threads, and on the CPU an arena or none;
-    ORTModule has no public option for it.
+    """Sets the number of threads and, on the CPU, the arena of all sessions that this process opens from now on.
 
-    Left alone, each worker's session takes all cores of the machine and its idle threads spin.
+    ORTModule has no public option for them. By default each worker's session uses all cores of the machine, and its
+    idle threads spin.
     """
     from onnxruntime.training.ortmodule._graph_execution_manager import GraphExecutionManager
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ortlaunch.metrics.gpu import Gpu, find_gpu
-from ortlaunch.metrics.nodes import Nodes, Place
+from ortlaunch.metrics.nodes import Nodes, WorkerLocation
 from ortlaunch.metrics.system import Sampler
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
@@ -38,7 +38,7 @@ class Surroundings:
         texts = texts_of_all(json.dumps(_own_facts(workers, gpu)), group)
         self.everyone: list[dict[str, Any]] = [json.loads(text) for text in texts]
         """What each worker says of itself."""
-        self.nodes = Nodes([Place(one["node"], one["host"], one["gpu"]) for one in self.everyone])
+        self.nodes = Nodes([WorkerLocation(one["node"], one["host"], one["gpu"]) for one in self.everyone])
         looks = int(os.environ.get("LOCAL_RANK", "0")) == 0
         self.sampler = Sampler(_roots(run_dir) if looks else None, gpu)
 

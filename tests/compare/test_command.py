@@ -21,7 +21,7 @@ from ortlaunch.compare.choose import Selection
 from ortlaunch.compare.command import collect, main
 from ortlaunch.compare.comparison import compared
 from ortlaunch.compare.render import render
-from ortlaunch.compare.runs import Row
+from ortlaunch.compare.runs import RunRow
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.run.journal import Journal
 from ortlaunch.tracking.relay import sync
@@ -156,7 +156,7 @@ def test_table_fits_120_columns_and_marks_suspects(store: MlflowConfig, runs: di
 
 def test_no_terminal_means_no_colour_and_nothing_cut() -> None:
     name = "a-very-long-run-name-" * 12
-    rows = [Row(name, "0" * 32, "FINISHED", model="m" * 90), Row("evil\x1b[31m\n|name", "1" * 32, "FINISHED")]
+    rows = [RunRow(name, "0" * 32, "FINISHED", model="m" * 90), RunRow("evil\x1b[31m\n|name", "1" * 32, "FINISHED")]
     comparison = compared(rows, "0" * 32, "http://h")
     out = io.StringIO()
     render(comparison, "table", Console(file=out, width=80))
@@ -187,7 +187,7 @@ def test_csv_and_markdown(store: MlflowConfig, runs: dict[str, str], capsys: Any
 
 
 def test_infinite_and_nan_stay_readable() -> None:
-    rows = [Row("r", "0" * 32, "FINISHED", last_loss=math.nan, peak_memory_gib=math.inf)]
+    rows = [RunRow("r", "0" * 32, "FINISHED", last_loss=math.nan, peak_memory_gib=math.inf)]
     out = io.StringIO()
     render(compared(rows, "0" * 32, "u"), "json", Console(file=out))
     row = json.loads(out.getvalue())["runs"][0]

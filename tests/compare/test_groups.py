@@ -10,7 +10,7 @@ import pytest
 from ortlaunch.compare.columns import mean_loss
 from ortlaunch.compare.comparison import Comparison, compare_url, compared
 from ortlaunch.compare.curves import thinned
-from ortlaunch.compare.runs import Row
+from ortlaunch.compare.runs import RunRow
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config, to_dict
 from ortlaunch.run.journal import flatten
@@ -19,15 +19,15 @@ PARAMS = {"model.name": "gpt2", "train.batch_size": "4", "seed": "0", "data.name
 TAGS = {"ortlaunch.backend": "eager", "ortlaunch.world_size": "2", "ortlaunch.git_commit": "a" * 40}
 
 
-def row(number: int, tokens: float | None = 100.0, **changes: object) -> Row:
+def row(number: int, tokens: float | None = 100.0, **changes: object) -> RunRow:
     params = PARAMS | changes.pop("params", {})  # type: ignore[operator]
     tags = TAGS | changes.pop("tags", {})  # type: ignore[operator]
     name = str(changes.pop("name", f"run-{number}"))
-    made = Row(name, f"{number:08x}" + "0" * 24, "FINISHED", model=params["model.name"], params=params, tags=tags)
+    made = RunRow(name, f"{number:08x}" + "0" * 24, "FINISHED", model=params["model.name"], params=params, tags=tags)
     return replace(made, tokens_per_second_median=tokens, experiment_id="7", **changes)  # type: ignore[arg-type]
 
 
-def of(*rows: Row) -> Comparison:
+def of(*rows: RunRow) -> Comparison:
     return compared(list(rows), rows[0].run_id, "sqlite:////x.db")
 
 
@@ -113,7 +113,7 @@ def test_random_data_of_another_seed_are_the_same_data() -> None:
 
 
 def test_a_run_of_which_nothing_is_known_is_nobodys_repeat() -> None:
-    rows = [Row("a", "0" * 32, "FINISHED"), Row("b", "1" * 32, "FINISHED")]
+    rows = [RunRow("a", "0" * 32, "FINISHED"), RunRow("b", "1" * 32, "FINISHED")]
     assert len(compared(rows, "0" * 32, "u").groups) == 2
 
 

@@ -22,7 +22,7 @@ from ortlaunch.compare.comparison import compared
 from ortlaunch.compare.curves import Curve, Curves, Drawn, read_curves
 from ortlaunch.compare.picture import figure_of
 from ortlaunch.compare.render import render
-from ortlaunch.compare.runs import Row
+from ortlaunch.compare.runs import RunRow
 from ortlaunch.config.schema import MlflowConfig
 
 
@@ -142,7 +142,7 @@ def test_the_pictures_figures_stand_beside_the_bars() -> None:
     """Where an interval ran through them, nobody could read them."""
     rows = []
     for number, (value, rate) in enumerate([("a", 1000.0), ("a", 1040.0), ("b", 900.0), ("b", 2100.0)]):
-        made = Row(f"run-{value}", f"{number:032x}", "FINISHED", params={"x": value, "seed": str(number)})
+        made = RunRow(f"run-{value}", f"{number:032x}", "FINISHED", params={"x": value, "seed": str(number)})
         rows.append(replace(made, tokens_per_second_median=rate, peak_memory_gib=rate))
     figure = figure_of(compared(rows, rows[0].run_id, "u"), Curves([], [], 0))
     figure.canvas.draw()
@@ -156,7 +156,7 @@ def test_the_pictures_figures_stand_beside_the_bars() -> None:
 
 
 def test_a_curve_that_never_changes_does_not_lie_on_the_pictures_edge() -> None:
-    row = Row("a", "0" * 32, "FINISHED", peak_memory_gib=0.4567, curves=("memory/rss_gib",))
+    row = RunRow("a", "0" * 32, "FINISHED", peak_memory_gib=0.4567, curves=("memory/rss_gib",))
     flat = Curve("memory/rss_gib", 0, [(step, float(step), 0.45 + step / 1e5) for step in range(50)])
     figure = figure_of(compared([row], row.run_id, "u"), Curves([Drawn(row, "1 a", 0)], [flat], 0))
     (axis,) = (axis for axis in figure.axes if axis.get_visible() and axis.lines)
@@ -165,8 +165,8 @@ def test_a_curve_that_never_changes_does_not_lie_on_the_pictures_edge() -> None:
 
 
 def test_runs_without_figures_take_no_room_in_the_picture() -> None:
-    rows = [Row("base", "0" * 32, "FINISHED", tokens_per_second_median=1.0, curves=("train/loss",))]
-    rows += [Row(f"failed-{number}", f"{number:032x}", "FAILED") for number in range(1, 30)]
+    rows = [RunRow("base", "0" * 32, "FINISHED", tokens_per_second_median=1.0, curves=("train/loss",))]
+    rows += [RunRow(f"failed-{number}", f"{number:032x}", "FAILED") for number in range(1, 30)]
     comparison = compared(rows, rows[0].run_id, "u")
     curves = read_curves(StepsOf(10), comparison, 20)  # type: ignore[arg-type]
     assert ([drawn.row.name for drawn in curves.runs], curves.left_out) == (["base"], 0)

@@ -14,20 +14,20 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.export import artifacts, graph, losses, onnx_file, restore
-from ortlaunch.export.record import Record, load_record
+from ortlaunch.export.record import ExportRecord, load_record
 from ortlaunch.export.request import Request
-from ortlaunch.export.sides import Beside, Device, fed_of
-from ortlaunch.export.source import Source
+from ortlaunch.export.source import ExportSource
+from ortlaunch.export.trainers import ArtifactTrainer, TorchTrainer, training_batch
 from ortlaunch.ort.artifacts import Checkpoint
 
 ADAMW = ("optimizer=adamw", "optimizer.lr=0.01", "optimizer.weight_decay=0.1")
 SGD = ("optimizer=sgd", "optimizer.momentum=0", "optimizer.lr=0.1")
 
 
-def make(model, batches, out: Path, monkeypatch, *overrides: str, **fields) -> Record:
+def make(model, batches, out: Path, monkeypatch, *overrides: str, **fields) -> ExportRecord:
     """`export artifacts` of a model that no configuration builds."""
     config = to_config(compose(["model=mlp", *(overrides or ADAMW)]))
-    monkeypatch.setattr(artifacts, "open_source", lambda request: Source(config, model, batches, "here"))
+    monkeypatch.setattr(artifacts, "open_source", lambda request: ExportSource(config, model, batches, "here"))
     return artifacts.export_artifacts(Request("artifacts", config, out, **fields))
 
 
@@ -35,11 +35,11 @@ def train(model, batches, out: Path, scratch: Path, steps: int = 6):
     """Both sides for some steps; returns the largest differences of losses and weights."""
     scratch.mkdir()
     record, config = restore.open_artifacts(out)
-    device, side = Device(out, record, scratch), Beside(model, record, config.optimizer)
+    device, side = ArtifactTrainer(out, record, scratch), TorchTrainer(model, record, config.optimizer)
     worst = 0.0
     for number in range(steps):
-        fed = fed_of(record, model, batches[number % len(batches)])
-        worst = max(worst, abs(device.step(fed) - side.step(fed)))
+        batch = training_batch(record, model, batches[number % len(batches)])
+        worst = max(worst, abs(device.step(batch) - side.step(batch)))
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     values = device.checkpoint.values()
     return worst, max(np.abs(value - tensors[name].detach().numpy()).max() for name, value in values.items()), device

@@ -13,14 +13,14 @@ from torch import nn
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.export import beside, graph, names, onnx_file, proofs
+from ortlaunch.export import external_data, graph, names, onnx_file, proofs
 from ortlaunch.export.forward import find_forward
-from ortlaunch.export.source import Source
+from ortlaunch.export.source import ExportSource
 from ortlaunch.ort.runtime import Graph
 
 
 def exported(model, batches, tmp_path, *, own_loss=False, external=False):
-    source = Source(to_config(compose(["model=mlp"])), model, batches, "here")
+    source = ExportSource(to_config(compose(["model=mlp"])), model, batches, "here")
     return onnx_file.export(source, tmp_path / "through" / "model.onnx", own_loss=own_loss, external=external)
 
 
@@ -232,7 +232,7 @@ def test_an_ortmodule_before_it_leaves_no_trace(net, batches, tmp_path) -> None:
 def test_large_weights_lie_beside_the_graph(net, batches, tmp_path, monkeypatch) -> None:
     """The way of models whose weights no protobuf message holds: by path, with a graph that has none of them."""
     whole = exported(net, batches, tmp_path)
-    monkeypatch.setattr(beside, "EXTERNAL_BYTES", 17_000)
+    monkeypatch.setattr(external_data, "EXTERNAL_BYTES", 17_000)
     found = exported(net, batches, tmp_path)
     folder, data = found.folder, found.folder / "model.onnx.data"
     assert list(folder.iterdir()) == [data]
@@ -246,7 +246,7 @@ def test_large_weights_lie_beside_the_graph(net, batches, tmp_path, monkeypatch)
     again = graph.initializers(graph.load(folder / "model.onnx"))
     assert np.array_equal(graph.value(again["wide.weight"]), net.wide.weight.detach().numpy())
     lies = graph.initializers(found.graph)
-    assert np.array_equal(beside.value(lies["wide.weight"], folder), net.wide.weight.detach().numpy())
+    assert np.array_equal(external_data.value(lies["wide.weight"], folder), net.wide.weight.detach().numpy())
     offsets = [int(entry.value) for one in lies.values() for entry in one.external_data if entry.key == "offset"]
     assert offsets and all(offset % 4096 == 0 for offset in offsets)
 
@@ -259,12 +259,12 @@ def test_weights_that_torch_has_left_in_a_file_each(net, batches, tmp_path, exte
     copied = onnx.ModelProto.FromString(made.SerializeToString())
     onnx.save(copied, folder / "model.onnx", size_threshold=0, **kinds)
     assert len(list(folder.iterdir())) > 8
-    taken = beside.take(folder / "model.onnx", external=external)
+    taken = external_data.read_exported(folder / "model.onnx", external=external)
     assert [path.name for path in folder.iterdir()] == (["model.onnx.data"] if external else [])
-    assert beside.any_in(taken) is external
+    assert external_data.used_by(taken) is external
     for name, tensor in graph.initializers(taken).items():
-        assert np.array_equal(beside.value(tensor, folder), graph.value(graph.initializers(made)[name]))
-    run = beside.runnable(quiet(taken), folder)
+        assert np.array_equal(external_data.value(tensor, folder), graph.value(graph.initializers(made)[name]))
+    run = external_data.runnable(quiet(taken), folder)
     expected = Graph(quiet(made).SerializeToString())(batches[1])["logits"]
     torch.testing.assert_close(run(batches[1])["logits"], expected)
 

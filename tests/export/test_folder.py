@@ -34,7 +34,7 @@ def test_a_folder_that_exists_is_not_overwritten_without_force(tmp_path: Path) -
 
 def test_force_leaves_a_folder_that_is_no_export(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").touch()
-    with pytest.raises(RequestError, match="no folder that an export has left"):
+    with pytest.raises(RequestError, match="was not written by an export"):
         leave(tmp_path, "x", force=True)
     assert (tmp_path / "photo.jpg").exists()
 

@@ -15,7 +15,7 @@ import pytest
 
 from ortlaunch.metrics import gpu, processes, system
 from ortlaunch.metrics.gpu import Gpu, find_gpu
-from ortlaunch.metrics.nodes import MOST_NODES, Nodes, Place
+from ortlaunch.metrics.nodes import MOST_NODES, Nodes, WorkerLocation
 from ortlaunch.metrics.processes import Usage, read_usage, tree
 from ortlaunch.metrics.system import NODE_FIELDS, WIDTH, Sampler
 
@@ -294,7 +294,12 @@ def row(cpu: float = NAN, *device: float) -> list[float]:
 
 def test_each_machine_has_its_own_keys() -> None:
     """Two machines with two workers each; only the first worker of a machine looks at it."""
-    places = [Place(0, "a", 4), Place(0, "a", 5), Place(1, "b/c", 4), Place(1, "b/c", 5)]
+    places = [
+        WorkerLocation(0, "a", 4),
+        WorkerLocation(0, "a", 5),
+        WorkerLocation(1, "b/c", 4),
+        WorkerLocation(1, "b/c", 5),
+    ]
     rows = [row(10.0, 50, 1, 2, 3), row(NAN, 60, 1, 2, 3), row(20.0, 70, NAN, 2, 3), row(NAN, 80, 1, 2, 3)]
     metrics = Nodes(places).metrics(rows, [1.0, 2.0, 3.0, 4.0])
     assert metrics["system/a/cpu_utilization_percentage"] == 10
@@ -308,12 +313,12 @@ def test_each_machine_has_its_own_keys() -> None:
 
 
 def test_a_machine_that_was_not_sampled_is_left_out() -> None:
-    metrics = Nodes([Place(0, "a"), Place(1, "b")]).metrics([row(), row(5.0)], [1.0, 1.0])
+    metrics = Nodes([WorkerLocation(0, "a"), WorkerLocation(1, "b")]).metrics([row(), row(5.0)], [1.0, 1.0])
     assert {name.split("/")[1] for name in metrics} == {"b"}
 
 
 def test_machines_of_one_name_are_told_apart() -> None:
-    nodes = Nodes([Place(1, "localhost"), Place(0, "localhost"), Place(2, "c")])
+    nodes = Nodes([WorkerLocation(1, "localhost"), WorkerLocation(0, "localhost"), WorkerLocation(2, "c")])
     assert nodes.keys == ["localhost-0", "localhost-1", "c"]
     assert nodes.hosts == ["localhost", "localhost", "c"]
     assert nodes.host_of(2) == "c"
@@ -321,7 +326,7 @@ def test_machines_of_one_name_are_told_apart() -> None:
 
 def test_many_machines_give_a_spread_instead_of_a_key_each() -> None:
     count = MOST_NODES + 1
-    nodes = Nodes([Place(number, f"n{number}", 0) for number in range(count)])
+    nodes = Nodes([WorkerLocation(number, f"n{number}", 0) for number in range(count)])
     rows = [row(float(number), float(number), 1, 1, 1) for number in range(count)]
     metrics = nodes.metrics(rows, [1.0] * count)
     assert metrics["system/min/cpu_utilization_percentage"] == 0

@@ -11,7 +11,7 @@ import torch
 from ortlaunch.check.cost import pays_off_after
 from ortlaunch.check.report import Parity, Report, Structure, to_json
 from ortlaunch.ort.verify.compare import compare, relative_error
-from ortlaunch.ort.verify.comparison import Comparison
+from ortlaunch.ort.verify.comparison import TensorComparison
 
 
 def test_the_error_is_relative_to_the_largest_value() -> None:
@@ -58,7 +58,7 @@ def test_the_largest_error_and_every_difference_are_named() -> None:
 
 
 def test_tolerance_goes_by_dtype() -> None:
-    def moved(dtype: torch.dtype) -> Comparison:
+    def moved(dtype: torch.dtype) -> TensorComparison:
         return compare({"x": torch.tensor([1.01], dtype=dtype)}, {"x": torch.tensor([1.0], dtype=dtype)})
 
     assert not moved(torch.float32).ok
@@ -83,7 +83,7 @@ def test_the_export_pays_for_itself_by_what_it_saves_per_step(
 
 
 def test_json_has_no_infinities_and_every_key() -> None:
-    parity = Parity("failed", loss=Comparison(1, largest_error=math.inf))
+    parity = Parity("failed", loss=TensorComparison(1, largest_error=math.inf))
     report = Report(False, "no", "m", "d", "cpu", "fp32", {}, Structure("ok"), parity=parity)
     text = json.dumps(to_json(report), allow_nan=False)
     assert json.loads(text)["parity"]["loss"]["largest_error"] is None

@@ -11,7 +11,7 @@ import torch
 
 from ortlaunch.config.schema import TrainConfig
 from ortlaunch.metrics.gpu import FIELDS as GPU_FIELDS
-from ortlaunch.metrics.nodes import Nodes, Place
+from ortlaunch.metrics.nodes import Nodes, WorkerLocation
 from ortlaunch.metrics.system import NODE_FIELDS
 from ortlaunch.tracking.journal import Journal, read_events
 from ortlaunch.trainer.recorder import Recorder
@@ -37,7 +37,7 @@ class Sampler:
 
 
 def recorder_of(journal: Journal, sampler: Sampler, *, start_step: int = 0) -> Recorder:
-    surroundings: Any = SimpleNamespace(nodes=Nodes([Place(0, "node7")]), sampler=sampler)
+    surroundings: Any = SimpleNamespace(nodes=Nodes([WorkerLocation(0, "node7")]), sampler=sampler)
     return Recorder(
         TrainConfig(steps=10, log_every=1, steady_after=3),
         Workers(0, 1, torch.device("cpu"), threads=1),

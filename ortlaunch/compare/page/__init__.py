@@ -1,4 +1,4 @@
-"""A comparison as one self-contained page: table, curves, differences, warnings; it opens without a network."""
+"""Renders a comparison as one HTML page with table, curves, differences and warnings; it needs no network."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ortlaunch.compare.curves import TITLES, Curves
 from ortlaunch.compare.table import baseline_line, difference_columns, reason_lines, repeats_line
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-"""What the browser enforces: the page asks nobody for anything."""
+"""The browser enforces that the page loads nothing."""
 _MATRIX = 12
-"""Groups up to which what differs is shown as a column for each."""
+"""Number of groups up to which the differences have a column for each group."""
 _FROM_ZERO = ("throughput/", "memory/")
 
 
 def as_html(comparison: Comparison, curves: Curves) -> str:
-    """The page.
+    """Returns the HTML page.
 
     Args:
-        comparison: its tables.
-        curves: what is drawn.
+        comparison: the tables.
+        curves: the curves to draw.
     """
     title = f"Comparison of {len(comparison.rows)} run{'s' if len(comparison.rows) != 1 else ''}"
     parts = [
@@ -101,7 +101,7 @@ def _plots(curves: Curves) -> list[str]:
 
 
 def _data(curves: Curves) -> str:
-    """The curves as JSON that cannot end the element it stands in."""
+    """Returns the curves as JSON in which `<`, `>` and `&` are escaped, so that it cannot end its script element."""
     runs = []
     for group, members in groupby(curves.runs, key=lambda drawn: drawn.group):
         runs += [{"label": one.label, "group": group, "repeat": number} for number, one in enumerate(members)]

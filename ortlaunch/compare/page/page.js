@@ -1,5 +1,5 @@
 "use strict";
-// Draws what lies in the page itself: it asks for nothing else.
+// Draws the data that the page contains; it loads nothing else.
 (() => {
   const data = JSON.parse(document.getElementById("curves").textContent);
   const COLOURS = ["#2f7ed8", "#e07b00", "#2a9d55", "#d1383d", "#8a63d2", "#9b6a4f", "#d45fa5", "#7a858f", "#a3a000", "#17a2b8"];
@@ -7,7 +7,7 @@
   const plots = [];
 
   const colour = (run) => COLOURS[run.group % COLOURS.length];
-  // Repeats of a group share its colour and differ in their dashes; so do groups once the colours are used up.
+  // Repeats of a group have its colour and different dashes. So do groups once the colours are used up.
   const dash = (run) => DASHES[(run.repeat + Math.floor(run.group / COLOURS.length)) % DASHES.length];
   const themed = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -23,7 +23,7 @@
     ticks: { stroke: () => themed("--line"), width: 1 },
   });
 
-  // The value under the pointer, of the nearest curve.
+  // Shows the value of the nearest curve at the pointer.
   const tip = (plot, unit) => {
     const box = document.createElement("div");
     box.className = "tip";
@@ -47,7 +47,7 @@
     } };
   };
 
-  // A pause has a place of its own without a value, so that no line crosses it.
+  // A pause gets an x value without a y value, so that no line crosses it.
   const timed = (curve) => {
     const [places, values] = [[], []];
     curve.seconds.forEach((second, at) => {
@@ -61,8 +61,8 @@
     return [places, values];
   };
 
-  // All curves of a plot share their places on the axis. A thousand runs with times of their own would need more of them
-  // than a browser holds, so that they are moved to the nearest of two thousand places.
+  // All curves of a plot share their x values. A thousand runs with their own times would need more of them than a
+  // browser can hold, so points are moved to the nearest of two thousand x values.
   const tables = (curves, over) => {
     const found = curves.map((curve) => (over === "steps" ? [curve.steps, curve.values] : timed(curve)));
     const places = new Set(found.flatMap(([at]) => at));
@@ -83,7 +83,7 @@
     title.textContent = `${plot.title} over ${over === "steps" ? "steps" : "time"}`;
     place.append(title);
     parent.append(place);
-    // 2: a gap reaches to the curve's own neighbours, whatever places other curves have in between.
+    // 2: a gap extends to the curve's own neighbouring points, whatever x values other curves have in between.
     const joined = uPlot.join(tables(plot.curves, over), plot.curves.map(() => [0, 2]));
     const series = plot.curves.map((curve) => ({
       label: data.runs[curve.run].label, stroke: colour(data.runs[curve.run]), dash: dash(data.runs[curve.run]), width: 1.75,
@@ -93,7 +93,7 @@
       width: place.clientWidth, height: 280, legend: { show: false }, focus: { alpha: 0.25 },
       cursor: {
         y: false, focus: { prox: 40 }, points: { size: 7 },
-        // Curves have points at other steps than each other: of each, the nearest one counts.
+        // Curves have points at different steps; the nearest point of each curve is used.
         dataIdx: (u, at, idx) => {
           const values = u.data[at];
           for (let off = 0; off < values.length; off += 1) {

@@ -3,8 +3,8 @@
 A hit replaces ORTModule's ``_export_model``: two forwards of the model, its tracing and its conversion. What ORTModule
 does with the exported graph (shapes, gradient graph, session) happens at every start.
 
-Not kept is an export that another start could rightly do differently: one whose trace depends on a tensor's value,
-one that changed the model, and one with addresses of this process in it (custom ``autograd.Function``).
+Exports that could differ at another start are not stored: those whose trace depends on a tensor's value, those that
+change the model, and those that contain addresses of this process (custom ``autograd.Function``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ortlaunch.ort.cache.reachable_code import NotCacheableError
 from ortlaunch.ort.verify import value_reads
 
 _KEPT = 100
-"""Exports kept for one stack; the oldest go first. One takes about a megabyte."""
+"""Number of exports kept for the installed versions; the oldest are deleted. An export takes about a megabyte."""
 _SETTINGS = (
     "onnx_opset_version",
     "enable_custom_autograd_function",
@@ -44,42 +44,42 @@ _DENSITIES = ("_embedding_module_to_padding_density_map", "_sceloss_module_to_ig
 
 @dataclass
 class ExportCache:
-    """One wrapped model's use of the cache."""
+    """The use of the cache by one wrapped model."""
 
     origins: list[str] = field(default_factory=list)
-    """For each export of this model, in order: "hit", "stored", or why it was not stored."""
+    """The origin of each export of this model, in order: "hit", "stored", or why it was not stored."""
 
 
 @dataclass
 class _Export:
-    """What ORTModule's ``_export_model`` gives and leaves behind, without the model's weights."""
+    """The results of ORTModule's ``_export_model``, without the model's weights."""
 
     graph: bytes
     rest: tuple[Any, ...]
     """Its other return values: output schema, graph inputs, graph inputs with gradient."""
     densities: dict[str, Any]
     warnings: list[tuple[str, str, int]]
-    """The tracer's warnings as (message, file, line): whoever listens for them hears them at a hit too."""
+    """The tracer's warnings as (message, file, line), which are repeated at a hit."""
 
 
 def enable(wrapped: torch.nn.Module) -> None:
-    """Lets this ORTModule use the cache from its first forward on."""
+    """Makes this ORTModule use the cache from its first forward on."""
     _install()
     inner: Any = wrapped._torch_module
-    # After a fallback at construction the inner module is ORT's plain PyTorch one, which exports nothing.
+    # After a fallback at construction, the inner module is ORT's plain PyTorch module, which exports nothing.
     if hasattr(inner, "_flattened_module"):
         inner._flattened_module._ortlaunch_export_cache = ExportCache()
 
 
 def origins(wrapped: torch.nn.Module) -> list[str]:
-    """Where this ORTModule's exports came from; empty where the cache is off or nothing was exported yet."""
+    """Returns the origins of this ORTModule's exports; empty if the cache is off or nothing was exported yet."""
     flattened = getattr(wrapped._torch_module, "_flattened_module", None)
     cache = getattr(flattened, "_ortlaunch_export_cache", None)
     return [] if cache is None else list(cache.origins)
 
 
 def folder() -> Path:
-    """Where the exports of the stack in use lie, one folder for each key."""
+    """Returns the folder with the exports for the installed versions; it has one folder for each key."""
     return extension.cache_dir() / "exports"
 
 
@@ -125,7 +125,7 @@ def _facts(arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": export_key.model_facts(arguments["flattened_module"]._original_module),
         "inputs": export_key.input_facts(arguments["model_info_for_export"]),
-        "surroundings": export_key.surroundings(),
+        "surroundings": export_key.environment_facts(),
         "settings": {name: arguments[name] for name in _SETTINGS},
         "device": arguments["device"].type,
     }
@@ -138,7 +138,7 @@ def _why_not(
     graph: Any,
     reads: list[value_reads.ValueRead],
 ) -> str | None:
-    """Why another start must export by itself; None where it need not."""
+    """Returns why the export cannot be used by another start; None if it can."""
     if reads:
         return f"the trace depends on a tensor's value at {reads[0]}"
     model = arguments["flattened_module"]
@@ -194,28 +194,28 @@ def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _load(place: Path) -> _Export | None:
-    """The export, if it is there and whole."""
+    """Returns the export if it exists and is complete."""
     try:
         content = (place / "export").read_bytes()
         digest, payload = content[:32], content[32:]
         if hashlib.sha256(payload).digest() != digest:
             raise ValueError("the file is damaged")
-        # The folder is the user's own, as that of the compiled extension, which is loaded as code.
+        # Unpickling is safe here: the folder belongs to the user, like that of the compiled extension.
         kept = pickle.loads(payload)
     except FileNotFoundError:
         return None
     except Exception:
-        # Whatever it is, exporting again mends it.
+        # Whatever the error is, a new export fixes it.
         shutil.rmtree(place, ignore_errors=True)
         return None
-    # Which is the oldest; a cache that lies in an image may not be written to, and is as good.
+    # The time of use decides which export is the oldest. A cache inside an image may be read-only, which is fine.
     with contextlib.suppress(OSError):
         os.utime(place)
     return kept if isinstance(kept, _Export) else None
 
 
 def _store(place: Path, facts: dict[str, Any], export: _Export) -> str | None:
-    """Puts the export in place, whole or not at all; returns why it could not."""
+    """Stores the export atomically; returns why it could not be stored."""
     try:
         payload = pickle.dumps(export)
     except Exception as error:
@@ -225,9 +225,9 @@ def _store(place: Path, facts: dict[str, Any], export: _Export) -> str | None:
         scratch = Path(tempfile.mkdtemp(dir=place.parent, prefix=".new-"))
         try:
             (scratch / "export").write_bytes(hashlib.sha256(payload).digest() + payload)
-            # For people: what made the key, to see why another start's differs.
+            # The facts are stored for people, to find out why the key of another start differs.
             (scratch / "facts.json").write_text(json.dumps(facts, indent=1, sort_keys=True))
-            # Another rank's may be there already, and is the same.
+            # Another rank may have stored the same export already.
             if not place.exists():
                 scratch.rename(place)
         except OSError:

@@ -1,10 +1,10 @@
-"""What an export depends on, written down so that two exports with the same text give the same graph.
+"""Describes everything that an export depends on, so that two exports with the same description give the same graph.
 
-ORTModule's own cache (``ORTMODULE_CACHE_DIR``) knows a model by its printed form alone, which shows neither its code
-nor its inputs nor whether it is in train mode. Here all of it counts: the code of every class in the tree and of
-everything imported that is not an installed package, the values that this code reads (`reachable_code`), the attributes
-of every module, parameters and buffers by shape and dtype, the inputs by shape, the versions, and the exporter's
-settings. What cannot be written down is not cached.
+ORTModule's own cache (``ORTMODULE_CACHE_DIR``) identifies a model by its printed form, which shows neither its code nor
+its inputs nor its mode. Here all of these count: the code of every class in the tree and of everything imported that is
+not an installed package, the values that this code reads (`reachable_code`), the attributes of every module, parameters
+and buffers by shape and dtype, the inputs by shape, the versions, and the exporter's settings. If anything cannot be
+described, the export is not cached.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ import ortlaunch
 from ortlaunch.ort.cache.reachable_code import NotCacheableError, Origin, ReachableCode, cells_of, file_origin
 
 _OPSET = 17
-"""ORTModule's."""
+"""The version of the ONNX operators with which ORTModule exports."""
 _PACKAGES = ("torch", "onnx", "onnxruntime-training", "onnxruntime-training-cpu", "transformers", "numpy")
-# transformers' note of a hash() that is another in each process.
+# transformers stores a hash() here, which differs between processes.
 _NOT_ATTRIBUTES_OF_OBJECTS = {"_original_object_hash"}
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, enum.Enum, pathlib.PurePath)
 _TORCH_SCALARS = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.WrapperDescriptorType)
-# A module's own bookkeeping: its contents are written down as such, or do not reach the graph.
+# These belong to a module's own bookkeeping. Their content is described separately, or does not reach the graph.
 _NOT_ATTRIBUTES = {"_parameters", "_buffers", "_modules"}
 _NOT_ATTRIBUTES |= {f"_{kind}_hooks" for kind in ("backward", "backward_pre", "state_dict", "state_dict_pre")}
 _NOT_ATTRIBUTES |= {"_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
 
 
 def model_facts(model: torch.nn.Module) -> dict[str, Any]:
-    """A module tree: code, attributes, parameters and buffers, without their values.
+    """Describes a module tree: code, attributes, parameters and buffers, without the tensors' values.
 
     Raises:
-        NotCacheableError: a module has an attribute that cannot be written down, or code without a file.
+        NotCacheableError: a module has an attribute that cannot be described, or code without a file.
     """
     describe = _Describe(model)
     modules = {name: describe.module(module) for name, module in model.named_modules(remove_duplicate=False)}
     names: dict[int, str] = {}
     tensors = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        # Tied weights are one input of the graph.
+        # Tied weights are a single input of the graph.
         tensors[name] = [*_tensor(parameter), names.setdefault(id(parameter), name)]
     for name, buffer in model.named_buffers(remove_duplicate=False):
         tensors[name] = [*_tensor(buffer), names.setdefault(id(buffer), name)]
@@ -68,9 +68,9 @@ def model_facts(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def changed(before: Any, after: Any) -> bool:
-    """Whether two descriptions differ other than by a value that was None and is now filled in.
+    """Whether two descriptions differ, except for values that were None and have been set.
 
-    transformers' classifiers note so in their configuration, at the first forward, which loss they use.
+    transformers' classifiers set such a value at the first forward: the kind of loss in their configuration.
     """
     if before == after or before == ["NoneType", "None"]:
         return False
@@ -82,7 +82,7 @@ def changed(before: Any, after: Any) -> bool:
 
 
 def input_facts(info: Any) -> dict[str, Any]:
-    """The inputs as ORTModule has parsed them (its ``ModelInfoForExport``), by shape and not by value."""
+    """Describes the inputs that ORTModule has parsed (its ``ModelInfoForExport``), by shape and not by value."""
     describe = _Describe(None)
     return {
         "mode": str(info.export_mode),
@@ -95,11 +95,11 @@ def input_facts(info: Any) -> dict[str, Any]:
     }
 
 
-def surroundings() -> dict[str, Any]:
-    """Versions, our own code, the user's code, and the state of torch that the exporter looks at.
+def environment_facts() -> dict[str, Any]:
+    """Describes the versions, our own code, the user's code, and the state of torch that affects the exporter.
 
     Raises:
-        NotCacheableError: a mode is on that changes what functions of torch do, as the check's, which drops no values.
+        NotCacheableError: a mode is active that changes torch's functions, such as the check's mode without dropout.
     """
     from torch.overrides import _get_current_function_mode
     from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -123,7 +123,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def _global_hooks() -> list[Any]:
-    """Hooks that torch calls at the forward of every module."""
+    """Returns hooks that torch calls at the forward of every module."""
     return [
         hook
         for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
@@ -132,7 +132,7 @@ def _global_hooks() -> list[Any]:
 
 
 class _Describe:
-    """Turns values into nested lists of plain values, and collects the files with the code that they run."""
+    """Converts values to nested lists of plain values, and collects the files with their code."""
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self._names = {} if model is None else {id(module): name for name, module in model.named_modules()}
@@ -145,7 +145,7 @@ class _Describe:
         attributes = {key: value for key, value in vars(module).items() if key not in _NOT_ATTRIBUTES}
         for key, value in attributes.items():
             if key.startswith("_forward") and "hooks" in key:
-                # Their keys count all hooks of the process.
+                # The keys of this dictionary number all hooks of the process.
                 attributes[key] = list(value.values())
         where = self._names[id(module)] or "model"
         return [
@@ -154,7 +154,7 @@ class _Describe:
         ]
 
     def value(self, where: str, value: Any) -> Any:
-        """Raises NotCacheableError, with `where`, for what has no text that says it all."""
+        """Describes a value; raises NotCacheableError with `where` if it has no complete description."""
         if isinstance(value, _SCALARS + _TORCH_SCALARS):
             return [type(value).__name__, repr(value)]
         if isinstance(value, torch.nn.Module):
@@ -167,24 +167,24 @@ class _Describe:
             return self._class(value, is_made=True)
         if id(value) in self._seen:
             return ["seen", self._seen[id(value)][0]]
-        # The value is kept, so that its id stays its own.
+        # The value is kept alive, so that its id stays unique.
         self._seen[id(value)] = (len(self._seen), value)
         if isinstance(value, torch.Tensor):
-            # Not registered, so the graph has it as a constant.
+            # The tensor is not registered, so it is a constant in the graph.
             return [*_tensor(value), hashlib.sha256(_bytes(value)).hexdigest()]
         if isinstance(value, (*_FUNCTIONS, functools.partial)):
             return self._function(where, value)
         return self._container(where, value)
 
     def code_digests(self) -> dict[str, str]:
-        """Digest of each file with code of what was described; torch's own go by its version."""
+        """Returns a digest of each file with described code; torch's own code is identified by its version."""
         return {str(path): _digest(path) for path in sorted(self._files)}
 
     def package_versions(self) -> dict[str, str]:
-        """Versions of the installed packages with that code, whose other files count by it."""
+        """Returns the versions of the installed packages with that code; they stand for the packages' other files."""
         versions: dict[str, str] = {}
         for package in sorted(self._packages):
-            # Most are called as what they install; the list of what all packages install takes a while to make.
+            # Most packages have the name of what they install. The list of all packages takes a while to build.
             names = [package] if _version(package) else _distributions().get(package, [])
             versions |= {name: importlib.metadata.version(name) for name in names}
         return versions
@@ -216,7 +216,7 @@ class _Describe:
             return ["builtin", value.__qualname__]
         if not code.co_filename.startswith("<"):
             self._add_file(where, code.co_filename)
-        # Code of no file, as a dataclass' methods, counts by what it does alone.
+        # Code without a file, such as the methods of a dataclass, is identified by its instructions.
         self.reached.add_function(value)
         parts = [value.__defaults__ or (), value.__kwdefaults__ or {}, cells_of(value), vars(value)]
         return ["function", value.__module__, value.__qualname__, code.co_firstlineno, self.value(where, parts)]
@@ -230,7 +230,7 @@ class _Describe:
         return ["class", cls.__module__, cls.__qualname__]
 
     def _base(self, cls: type) -> None:
-        """The file with the code of one class."""
+        """Adds the file with the code of one class."""
         source = sys.modules.get(cls.__module__)
         where = f"{cls.__module__}.{cls.__qualname__}"
         if source is None:
@@ -239,14 +239,14 @@ class _Describe:
             if cls.__module__ not in sys.builtin_module_names:
                 raise NotCacheableError(f"{where} has no file")
             return
-        # Ours counts as a whole.
+        # Our own code is described as a whole.
         if source.__name__.partition(".")[0] == "ortlaunch":
             return
         if self._add_file(where, str(source.__file__)) and _is_installed(Path(str(source.__file__))):
             self._packages.add(cls.__module__.partition(".")[0])
 
     def _add_file(self, where: str, name: str) -> bool:
-        """Whether the file counts by its contents."""
+        """Adds a file; returns whether it is identified by its content."""
         path = Path(name)
         if (
             path.is_relative_to(_torch_folder())
@@ -267,7 +267,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _slots(cls: type) -> list[str]:
-    """The names under which the slots of one class are reached: Python puts the class before private ones."""
+    """Returns the names of the slots of one class; Python prefixes private ones with the class name."""
     slots = vars(cls).get("__slots__", ())
     names = [slots] if isinstance(slots, str) else slots
     private = f"_{cls.__name__.lstrip('_')}"
@@ -283,10 +283,10 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _user_modules() -> dict[str, Path]:
-    """Imported modules whose files belong to neither the standard library, an installed package nor ortlaunch."""
+    """Returns imported modules that belong to neither the standard library, an installed package nor ortlaunch."""
     modules = {}
     for name, module in list(sys.modules.items()):
-        # By their top-level package, because packages also make modules of no or of odd files.
+        # The top-level package decides, because packages also create modules without a file or with unusual ones.
         top = _file(sys.modules.get(name.partition(".")[0]))
         file = _file(module)
         if top is not None and file is not None and not _is_installed(top):
@@ -300,14 +300,14 @@ def _file(module: types.ModuleType | None) -> Path | None:
 
 
 def _custom_symbolics() -> list[str]:
-    """Operators that others than torch export, with the function that does it now: ORTModule's, ours, the user's."""
-    # Under its old name on every torch: the compatibility layer sees to that.
+    """Returns operators with a custom export and the function that exports each: ORTModule's, ours or the user's."""
+    # The old module name works with every torch, because the compatibility layer provides it.
     from torch.onnx._internal import registration
 
     found = []
     for name in registration.registry.all_functions():
-        # Of no domain are classes of autograd, which export themselves: the exporter notes each when it first meets
-        # it (ORTModule's identity at every output, with a process' first export). Their code counts as all code does.
+        # Entries without a domain are autograd classes, which the exporter adds when it first meets each of them
+        # (such as ORTModule's identity at every output). Their code is described with all other code.
         if name.startswith("::"):
             continue
         group = registration.registry.get_function_group(name)
@@ -349,7 +349,7 @@ def _torch_folder() -> Path:
 
 
 def _is_stdlib(path: Path) -> bool:
-    # Outside a virtual environment the packages lie in a folder of the standard library's.
+    # Outside a virtual environment the packages are in a subfolder of the standard library.
     return path.is_relative_to(_stdlib_folder()) and not {"site-packages", "dist-packages"} & set(path.parts)
 
 

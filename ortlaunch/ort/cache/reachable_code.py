@@ -1,13 +1,12 @@
-"""The code that a model's forward can reach, and the values that this code reads outside of the model's attributes.
+"""Collects the code that a model's forward can reach, and the values outside of the model's attributes that it reads.
 
-A graph holds the values that Python code had when it was traced: of globals, of closures, of class attributes, of
-defaults. Two exports of the same source may differ by any of them. `ReachableCode` follows names: a name that reached
-code uses stands for whatever has this name in its globals, in the classes of the model, and in the user's modules that
-it refers to. What reads something that cannot be written down (a file, the environment, a clock, a random number) is
-not cacheable.
+A graph contains the values that Python code had during the trace: of globals, closures, class attributes and defaults.
+Two exports of the same source may differ by any of them. `ReachableCode` follows names. A name in reached code stands
+for everything of this name in its globals, in the classes of the model, and in the user's modules that it refers to.
+Code that reads a value which cannot be described (a file, the environment, a clock, a random number) is not cacheable.
 
-Installed packages count by their versions. Their functions are followed too, since a program may register functions of
-its own with them, replace theirs, or set their switches.
+Installed packages are identified by their versions. Their functions are followed too, because a program may register
+its own functions with them, replace theirs, or set their switches.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from typing import Any
 import torch
 
 Describe = Callable[[str, Any], Any]
-"""Writes a value down as nested lists of plain values: (where it is, the value)."""
+"""Describes a value as nested lists of plain values; the arguments are its place and the value."""
 
 
 class NotCacheableError(Exception):
-    """Something that the graph may depend on cannot be written down; says what."""
+    """The graph may depend on something that cannot be described; the message names it."""
 
 
 class Origin(Enum):
-    """Whose code a file is."""
+    """The owner of a file's code."""
 
     USER = "user"
     INSTALLED = "installed"
     """A package whose version is part of the key."""
     OWN = "own"
-    """torch, the standard library, ortlaunch: they count as a whole."""
+    """torch, the standard library and ortlaunch, each described as a whole."""
 
 
 _PURE = frozenset(
@@ -54,9 +53,9 @@ _PURE = frozenset(
 _UNKNOWN_VALUES = frozenset(
     ["breakpoint", "eval", "exec", "compile", "globals", "id", "input", "locals", "open", "vars", "__import__"]
 )
-"""Builtins that read what cannot be followed by names."""
+"""Builtins that read values which cannot be followed by name."""
 _BY_ANY_NAME = frozenset(("getattr", "setattr", "hasattr", "delattr", "__dict__", "__getattribute__", "attrgetter"))
-"""Names by which code reaches attributes whose names are made at run time."""
+"""Names with which code reads attributes whose names are computed at run time."""
 _WITHOUT_MEANING = frozenset(
     ("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__slots__", "__hash__")
 ) | {"__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__", "__static_attributes__", "__match_args__"}
@@ -73,8 +72,8 @@ class ReachableCode:
     def __init__(self, describe: Describe, origin_of: Callable[[str], Origin]) -> None:
         """
         Args:
-            describe: writes down a value that code reads; may report further functions and classes here.
-            origin_of: whose code a file is, by its name.
+            describe: describes a value that code reads; it may add functions and classes to this object.
+            origin_of: returns the owner of a file's code.
         """
         self._describe = describe
         self._origin_of = origin_of
@@ -88,31 +87,31 @@ class ReachableCode:
         self._done: set[tuple[Any, ...]] = set()
 
     def add_function(self, function: types.FunctionType) -> None:
-        """Code that is reached."""
+        """Adds a function that is reached."""
         self._functions.setdefault(id(function), function)
 
     def add_class(self, cls: type, *, is_made: bool) -> None:
-        """A class of which reached code has an object.
+        """Adds a class whose objects are used by reached code.
 
         Args:
             cls: the class.
-            is_made: whether code may make further objects, so that the constructor is reached too.
+            is_made: whether code may create further objects, so that the constructor is reached too.
         """
         _, was_made = self._classes.get(id(cls), (cls, False))
         self._classes[id(cls)] = (cls, is_made or was_made)
 
     def facts(self) -> dict[str, Any]:
-        """Follows names until nothing new is reached.
+        """Follows names until nothing new is found.
 
         Returns:
-            By place: the functions' code, and the values that they read.
+            For each place, the code of its functions and the values that they read.
 
         Raises:
-            NotCacheableError: user's code reads what cannot be written down.
+            NotCacheableError: the user's code reads a value that cannot be described.
         """
         grew = True
         while grew:
-            # All three each time: what one finds is the others' to follow.
+            # All three run each time, because each one finds names that the others follow.
             grew = self._follow_functions() | self._follow_classes() | self._follow_modules()
         return self._facts
 
@@ -130,7 +129,7 @@ class ReachableCode:
 
     def _read(self, function: types.FunctionType) -> None:
         origin = self._function_origin(function)
-        # Code of torch's around another function, as ``torch.no_grad()``, is known by that function's module.
+        # A wrapper of torch around another function, such as ``torch.no_grad()``, has the module of that function.
         home = self._module_origin(function.__module__) if origin is Origin.OWN else origin
         if home is Origin.USER:
             self._read_users(function, origin)
@@ -138,7 +137,7 @@ class ReachableCode:
             self._scan(function, origin)
 
     def _read_users(self, function: types.FunctionType, origin: Origin) -> None:
-        """A user's function: its code, what it is bound to, and the globals that it names."""
+        """Reads a user's function: its code, its bound values, and the globals that it names."""
         where = f"{function.__module__}.{function.__qualname__}"
         bound = [function.__defaults__ or (), function.__kwdefaults__ or {}, cells_of(function), vars(function)]
         facts = [self._describe(f"the function {where}", bound)]
@@ -150,7 +149,7 @@ class ReachableCode:
         self._note(where, facts)
 
     def _scan(self, function: types.FunctionType, origin: Origin) -> None:
-        """A function of an installed package, whose version stands for its code: looks for what others put there."""
+        """Scans a function of an installed package for values set by other code; the version describes its own."""
         codes = list(_nested(function.__code__)) if origin is Origin.INSTALLED else []
         self._take_names(codes)
         names = {name for code in codes for name in code.co_names if not name.startswith("__")}
@@ -164,13 +163,13 @@ class ReachableCode:
             self._note(f"{function.__module__}.{function.__qualname__}", values)
 
     def _take_installed(self, value: Any) -> bool:
-        """Follows a value in an installed package; returns whether it is a plain one, which a program may have set."""
+        """Follows a value in an installed package; returns whether it is plain, so that a program may have set it."""
         if isinstance(value, types.FunctionType):
             self.add_function(value)
         elif isinstance(value, type):
             self.add_class(value, is_made=True)
         elif isinstance(value, Mapping):
-            # A registry, to which programs may add functions of their own.
+            # This is a registry, to which programs may add their own functions.
             for entry in list(value.values()):
                 if isinstance(entry, types.FunctionType):
                     self.add_function(entry)
@@ -180,7 +179,7 @@ class ReachableCode:
         names: set[str] = set()
         for code in codes:
             words = [const for const in code.co_consts if isinstance(const, str) and const.isidentifier()]
-            # A constant may be the name of an attribute: getattr(self, "scale").
+            # A constant may be the name of an attribute, as in getattr(self, "scale").
             names.update(code.co_names, code.co_freevars, words)
         self._names |= names
         return names
@@ -194,7 +193,7 @@ class ReachableCode:
             elif name in _UNKNOWN_VALUES and hasattr(builtins, name):
                 raise NotCacheableError(f"{place} what {name}() gives cannot be known beforehand")
         for name in sorted(_imported(codes)):
-            # As it is written, and from the function's own package.
+            # An import is followed as it is written, and relative to the function's own package.
             for full in (name, f"{function.__globals__.get('__package__') or ''}.{name}".strip(".")):
                 for known in {full, full.partition(".")[0]} & sys.modules.keys():
                     values[f"import {known}"] = self._global(f"{where}, which imports {name}:", sys.modules[known])
@@ -237,7 +236,7 @@ class ReachableCode:
         return origin is Origin.USER and (is_special or self._uses_any_name)
 
     def _makes_its_like(self) -> bool:
-        """Whether code may call the class of an object that it has."""
+        """Whether code may create an object of the same class as an existing one."""
         return not self._names.isdisjoint(("__class__", "type"))
 
     def _member(self, where: str, value: Any, origin: Origin) -> None:
@@ -252,7 +251,7 @@ class ReachableCode:
                 self._note(where, self._describe(where, one))
 
     def _take_function(self, where: str, function: types.FunctionType, origin: Origin) -> None:
-        """A function in a class or module of `origin`, where another may stand than was written there."""
+        """Follows a function in a class or module of `origin`, which a program may have replaced."""
         is_replaced = self._function_origin(function) is not origin
         if origin is Origin.USER or is_replaced:
             self._note(where, [function.__module__, function.__qualname__])
@@ -261,13 +260,13 @@ class ReachableCode:
 
     def _function_origin(self, function: types.FunctionType) -> Origin:
         name = function.__code__.co_filename
-        # A dataclass' methods are of no file.
+        # The methods of a dataclass have no file.
         return (
             self._module_origin(function.__globals__.get("__name__")) if name == "<string>" else self._origin_of(name)
         )
 
     def _module_origin(self, name: Any) -> Origin:
-        """Whose code a module is; a program's own where nothing tells."""
+        """Returns the owner of a module; an unknown module counts as the program's own."""
         module = sys.modules.get(name) if isinstance(name, str) else None
         file = getattr(module, "__file__", None)
         if isinstance(file, str):
@@ -277,7 +276,7 @@ class ReachableCode:
     def _follow_modules(self) -> bool:
         grew = False
         for forbidden in _NOT_PURE:
-            # By name: numpy imports this part of itself when it is first used.
+            # The check goes by name, because numpy imports this part of itself at its first use.
             package, _, part = forbidden.rpartition(".")
             if package in self._modules and part in self._users_names:
                 raise NotCacheableError(f"the model's code reads {forbidden}: {_DIFFERS}")
@@ -302,7 +301,7 @@ class ReachableCode:
     def _note(self, where: str, facts: Any) -> None:
         key, number = where, 2
         while key in self._facts:
-            # Several functions of one name, as a decorator's.
+            # Several functions may have the same name, for example those of a decorator.
             key, number = f"{where} ({number})", number + 1
         self._facts[key] = facts
 
@@ -317,25 +316,25 @@ _SLOT_TYPES = (
 
 
 class Empty(Enum):
-    """Stands for what a cell without contents holds."""
+    """Represents the content of an empty cell."""
 
     CELL = "empty cell"
 
 
 def cells_of(function: types.FunctionType) -> list[Any]:
-    """What a function's closure holds."""
+    """Returns the content of a function's closure."""
     contents = []
     for cell in function.__closure__ or ():
         try:
             contents.append(cell.cell_contents)
         except ValueError:
-            # Of a name that the enclosing function sets later, or never.
+            # The enclosing function sets this name later, or never.
             contents.append(Empty.CELL)
     return contents
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object and those of the functions defined in it."""
+    """Yields a code object and those of the functions defined in it."""
     yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
@@ -343,7 +342,7 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _digest(codes: Any) -> str:
-    """Of what the code does; two functions of one line differ by nothing else."""
+    """Returns a digest of the instructions; it is the only difference of two functions on the same line."""
     state = hashlib.sha256()
     for code in codes:
         state.update(code.co_code)
@@ -353,7 +352,7 @@ def _digest(codes: Any) -> str:
 
 
 def _home(value: Any) -> str:
-    """The module that a module, class or function comes from; empty for any other value."""
+    """Returns the module in which a module, class or function is defined; empty for any other value."""
     if isinstance(value, types.ModuleType):
         return value.__name__
     if isinstance(value, types.BuiltinFunctionType):
@@ -366,7 +365,7 @@ def _home(value: Any) -> str:
 
 
 def _named(names: set[str], scope: Mapping[str, Any], package: str) -> Iterator[tuple[str, Any]]:
-    """What these names may stand for in a function's globals, and in the modules of one package among them."""
+    """Yields the values of these names in a function's globals, and in those modules among them of one package."""
     scopes, seen = [("", scope)], {id(scope)}
     for prefix, known in scopes:
         for name in sorted(names & known.keys()):
@@ -387,12 +386,12 @@ def _const(const: Any) -> str:
 
 
 def _imported(codes: list[types.CodeType]) -> set[str]:
-    """Modules that the code imports when it runs."""
+    """Returns the modules that the code imports when it runs."""
     return {str(one.argval) for code in codes for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME"}
 
 
 def file_origin(name: str, is_installed: Callable[[Path], bool], own: list[Path]) -> Origin:
-    """Whose code a file is.
+    """Returns the owner of a file's code.
 
     Args:
         name: the file's name, as a code object has it.
@@ -408,7 +407,7 @@ def file_origin(name: str, is_installed: Callable[[Path], bool], own: list[Path]
 
 
 def _is_package_in_stdlib(path: Path, own: list[Path]) -> bool:
-    # Outside a virtual environment the packages lie in a folder of the standard library's.
+    # Outside a virtual environment the packages are in a subfolder of the standard library.
     if not {"site-packages", "dist-packages"} & set(path.parts):
         return False
     inner = [folder for folder in own if {"site-packages", "dist-packages"} & set(folder.parts)]

@@ -1,4 +1,4 @@
-"""How nodes that call torch's operators are written into the graph, and their gradients told to ORTModule."""
+"""Writes nodes that call torch's operators into the graph, and describes their gradients to ORTModule."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ ATEN_OP = "org.pytorch.aten::ATen"
 
 
 def step(operator: str, inputs: list[str], outputs: list[str]) -> Any:
-    """One node of a registered gradient, in which GO, GI, I and O stand for gradients, inputs and outputs."""
+    """Makes a node of a registered gradient; GO, GI, I and O stand for gradients, inputs and outputs."""
     return (ATEN, inputs, outputs, {"operator": {"value": operator, "dtype": "string"}})
 
 
 def none(g: Any) -> Any:
-    """An argument left out."""
+    """Makes an omitted argument."""
     node = g.op("prim::Constant")
     node.setType(torch._C.OptionalType.ofTensor())
     return node
 
 
 def constant(g: Any, value: float) -> Any:
-    """A number in the one format of floating-point numbers that an ATen node passes."""
+    """Makes a number in the only floating-point type that an ATen node passes."""
     return g.op("Constant", value_t=torch.tensor(value, dtype=torch.float32))

@@ -1,7 +1,7 @@
-"""Attention as one node of our own kernel, dropout included, on the CPU.
+"""Exports attention, with dropout, as one node that calls our own CPU kernel.
 
-Where all three come side by side out of one projection, as GPT-2 has it, the kernel reads them from there: cutting them
-apart and turning them round would copy each, forward and backward.
+If query, key and value are parts of one projection, as in GPT-2, the kernel reads them from its output. Splitting and
+transposing them would copy each one in the forward and the backward.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ ATTENTION = "ortlaunch::attention"
 PACKED = "ortlaunch::attention_packed"
 _TURNED = [0, 2, 1, 3]
 _KEEP_PLACES = {"ortlaunch::linear": 1, "ortlaunch::linear_bias": 2, "ortlaunch::layer_norm": 2}
-"""Operators whose result has the sizes of an input but for the last, and which input."""
+"""Operators whose result has the sizes of an input except for the last one, and the index of that input."""
 _LISTS = ("prim::ListConstruct", "onnx::Concat")
-"""What a shape is put together by while symbolics run, and after."""
+"""Operators that build a shape, before and after the exporter's conversion."""
 
 
 def symbolic(
@@ -36,13 +36,15 @@ def symbolic(
     *,
     drop: Any,
 ) -> Any:
-    """``scaled_dot_product_attention`` as one node where our kernel takes it, else in many (`ort.mends.attention`).
+    """Exports ``scaled_dot_product_attention`` as one node if our kernel supports it.
 
-    It takes fp32, and fp64 slowly, of rank 4 and no gradient for the mask. And without one for the query ONNX Runtime
-    would ask for none of the others.
+    Otherwise it becomes many nodes (`ort.mends.attention`).
+
+    The kernel supports fp32, and slowly fp64, of rank 4, and computes no gradient for the mask. The query must need a
+    gradient: without it, ONNX Runtime would ask for none of the others.
 
     Args:
-        drop: symbolic of ``aten::dropout`` for the form in many nodes.
+        drop: symbolic of ``aten::dropout``, for the form with many nodes.
     """
     from torch.onnx import symbolic_helper
 
@@ -70,19 +72,19 @@ def symbolic(
         # [B, L, H, E]
         sideways.setType(query.node().inputsAt(0).type())
         output = g.op("Transpose", sideways, perm_i=_TURNED)
-    # Sizes are known where the graph runs.
+    # Sizes are known only when the graph runs.
     output.setType(query.type().with_sizes([None] * 4))
     return output
 
 
 def gradient() -> list[Any]:
-    """How `ATTENTION` is differentiated."""
+    """Returns the gradient of `ATTENTION`."""
     inputs = ["GO(0)", "I(0)", "I(1)", "I(2)", "O(0)", "O(1)", "O(2)", "I(3)", "I(4)", "I(5)", "I(6)"]
     return [step(f"{ATTENTION}_backward", inputs, ["GI(0)", "GI(1)", "GI(2)"])]
 
 
 def packed_gradient() -> list[Any]:
-    """How `PACKED` is differentiated."""
+    """Returns the gradient of `PACKED`."""
     inputs = ["GO(0)", "I(0)", "O(0)", "O(1)", "O(2)", "I(1)", "I(2)", "I(3)", "I(4)", "I(5)"]
     return [step(f"{PACKED}_backward", inputs, ["GI(0)"])]
 
@@ -99,14 +101,14 @@ def _takes(query: Any, key: Any, value: Any, mask: Any) -> bool:
 
 @dataclass
 class _Packed:
-    """A tensor [B, L, 3 * heads * E], and into how many heads each third of its last axis is cut."""
+    """A tensor [B, L, 3 * heads * E], and the number of heads in each third of its last dimension."""
 
     tensor: Any
     heads: int
 
 
 def _packed(query: Any, key: Any, value: Any) -> _Packed | None:
-    """What the three are cut from, in this order, if they are."""
+    """Returns the tensor of which the three are consecutive parts, if there is one."""
     parts = [part for part in map(_before_turn, (query, key, value)) if part is not None]
     if len(parts) < 3:
         return None
@@ -119,7 +121,7 @@ def _packed(query: Any, key: Any, value: Any) -> _Packed | None:
         return None
     first = parts[0]
     heads = first.heads or widths[0] // (first.size or 1)
-    # Of each part one of the two is known, the other follows.
+    # One of the two sizes of each part is known, and the other follows from it.
     is_whole = all(
         (part.heads or heads) == heads and (part.size or widths[0] // heads) * heads == widths[0] for part in parts
     )
@@ -128,7 +130,7 @@ def _packed(query: Any, key: Any, value: Any) -> _Packed | None:
 
 @dataclass
 class _Part:
-    """[B, L, H * E], and H or E or both where they are known."""
+    """A tensor [B, L, H * E], with H or E or both if they are known."""
 
     tensor: Any
     heads: int | None
@@ -136,7 +138,7 @@ class _Part:
 
 
 def _before_turn(x: Any) -> _Part | None:
-    """The tensor of which `x` is ``view(B, L, H, E).transpose(1, 2)``, if it is."""
+    """Returns the tensor of which `x` is ``view(B, L, H, E).transpose(1, 2)``, if there is one."""
     turn = x.node()
     if turn.kind() != "onnx::Transpose" or list(_get(turn, "perm")) != _TURNED:
         return None
@@ -155,7 +157,7 @@ def _before_turn(x: Any) -> _Part | None:
 
 
 def _is_size(value: Any, tensor: Any, axis: int) -> bool:
-    """Whether this is ``tensor.shape[axis]``, as the exporter writes it."""
+    """Whether the value is ``tensor.shape[axis]`` in the exporter's form."""
     node = value.node()
     if node.kind() == "onnx::Unsqueeze":
         node = node.inputsAt(0).node()
@@ -168,7 +170,7 @@ def _is_size(value: Any, tensor: Any, axis: int) -> bool:
 
 
 def _with_places_of(tensor: Any) -> set[str]:
-    """Names of tensors that have `tensor`'s sizes but for the last: what it was made of, and its siblings."""
+    """Returns names of tensors that have `tensor`'s sizes except for the last: its inputs, and their other results."""
     names = {tensor.debugName()}
     while (node := tensor.node()).kind() == "onnx::Split" or _operator(node) in _KEEP_PLACES:
         if node.kind() == "onnx::Split" and _get(node, "axis") not in (2, -1):
@@ -180,12 +182,12 @@ def _with_places_of(tensor: Any) -> set[str]:
 
 
 def _operator(node: Any) -> str:
-    """What an ATen node calls; nothing for any other node."""
+    """Returns the operator that an ATen node calls; empty for any other node."""
     return str(_get(node, "operator")) if node.kind() == ATEN_OP else ""
 
 
 def _constant(value: Any) -> list[int] | None:
-    """The integers of a constant; None for anything else."""
+    """Returns the integers of a constant; None for anything else."""
     node = value.node()
     if node.kind() == "onnx::Unsqueeze":
         node = node.inputsAt(0).node()
@@ -193,5 +195,5 @@ def _constant(value: Any) -> list[int] | None:
 
 
 def _get(node: Any, attribute: str) -> Any:
-    """The value of a node's attribute."""
+    """Returns the value of a node's attribute."""
     return getattr(node, node.kindOf(attribute))(attribute) if node.hasAttribute(attribute) else ()

@@ -1,9 +1,9 @@
-"""Simplifies sums in ORTModule's finished graph, forward and backward in one, that cost passes over large tensors.
+"""Simplifies sums over large tensors in ORTModule's finished graph, which contains forward and backward.
 
-A token embedding that is also the output layer has two gradients, both as large as the vocabulary: one has numbers in
-the rows of the tokens that were seen, and these are added into the other. And an output that the loss was computed of,
-GPT-2's logits, gets a gradient of its own from outside, which is nothing where only the loss was used: adding nothing
-to hundreds of megabytes takes as long as adding something.
+There are two kinds. A token embedding that is also the output layer has two gradients of the vocabulary's size. One of
+them is zero except in the rows of the used tokens, and only these rows are added to the other. And an output of the
+model such as GPT-2's logits gets a gradient from outside, which is zero if only the loss was used. Adding hundreds of
+megabytes of zeros takes as long as adding numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 
 
 def install() -> None:
-    """Has ORTModule simplify the graphs that it builds from now on for the CPU; harmless to repeat."""
+    """Makes ORTModule simplify the graphs that it builds for the CPU from now on; repeated calls do nothing."""
     from onnxruntime.training.ortmodule.graph_optimizer_registry import GraphOptimizerRegistry
 
     registered = GraphOptimizerRegistry._OPTIMIZER_FUNCS.get("all", [])
@@ -29,7 +29,7 @@ def install() -> None:
 
 
 def simplify(graph: Any) -> None:
-    """Rewrites the sums of two in `graph` that it can, in place."""
+    """Rewrites the sums of two summands in `graph` where possible, in place."""
     view = _View(graph)
     for node in [node for node in graph.node if node.op_type == "Sum" and len(node.input) == 2]:
         for first, second in (tuple(node.input), tuple(node.input)[::-1]):
@@ -39,7 +39,7 @@ def simplify(graph: Any) -> None:
 
 
 class _View:
-    """A graph, and what is to change in it."""
+    """A graph and its pending changes."""
 
     def __init__(self, graph: Any) -> None:
         self.graph = graph
@@ -50,10 +50,10 @@ class _View:
         self.types = {value.name: value for value in graph.value_info}
         self.gone: set[str] = set()
         self.following: dict[str, Any] = {}
-        """New nodes, by the output of the one that each comes after."""
+        """New nodes, by the output after whose node each is inserted."""
 
     def write(self) -> None:
-        """Puts the nodes that stay and the new ones into the graph."""
+        """Applies the changes to the graph."""
         nodes = []
         for node in self.graph.node:
             if not self.gone.intersection(node.output):
@@ -65,7 +65,7 @@ class _View:
 
 
 def _add_rows(view: _View, node: Any, first: str, second: str) -> bool:
-    """Adds an embedding's gradient into the other summand, if it is one; returns whether it did."""
+    """Adds an embedding's gradient into the other summand if possible; returns whether it did."""
     other = view.producers.get(second)
     if other is None or _operator(other) != "embedding_backward" or view.uses[second] != 1:
         return False
@@ -78,13 +78,13 @@ def _add_rows(view: _View, node: Any, first: str, second: str) -> bool:
 
 
 def _add_outer(view: _View, node: Any, first: str, second: str) -> bool:
-    """Adds the gradient of an output into the other summand, if it is one; returns whether it did."""
+    """Adds the gradient of an output into the other summand if possible; returns whether it did."""
     outer = second
     while (source := view.producers.get(outer)) is not None and source.op_type == "Identity":
         outer = source.input[0]
     if source is None or source.op_type != "YieldOp":
         return False
-    # Before the other summand is reshaped: after it ONNX Runtime does not know who holds the memory.
+    # This comes before the other summand is reshaped, because ONNX Runtime does not track the owner of reshaped memory.
     root, last = first, None
     while view.uses[root] == 1 and (shaped := view.producers.get(root)) is not None and shaped.op_type in _RESHAPES:
         last = last or shaped
@@ -109,7 +109,7 @@ def _add_outer(view: _View, node: Any, first: str, second: str) -> bool:
 
 
 def _is_ours_alone(view: _View, name: str) -> bool:
-    """Whether this is a new tensor of one of our operators that is used once, so that it may be written into."""
+    """Whether the tensor is a new result of one of our operators and used once, so that it may be overwritten."""
     node = view.producers.get(name)
     return view.uses[name] == 1 and node is not None and _operator(node).startswith(_OURS) and name == node.output[0]
 
@@ -120,7 +120,7 @@ def _is_dense(node: Any, constants: dict[str, int]) -> bool:
 
 
 def _constants(graph: Any) -> dict[str, int]:
-    """The values of constants that are one integer or boolean."""
+    """Returns the values of constants that are a single integer or boolean."""
     from onnx import numpy_helper
 
     tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -132,13 +132,13 @@ def _constants(graph: Any) -> dict[str, int]:
 
 
 def _operator(node: Any) -> str:
-    """What an ATen node calls; nothing for any other node."""
+    """Returns the operator that an ATen node calls; empty for any other node."""
     is_aten = (node.op_type, node.domain) == ATEN
     return next((x.s.decode() for x in node.attribute if x.name == "operator"), "") if is_aten else ""
 
 
 def _call(node: Any, operator: str, inputs: list[str]) -> None:
-    """Makes `node` an ATen node that calls `operator`."""
+    """Changes `node` to an ATen node that calls `operator`."""
     node.CopyFrom(_node(operator, inputs, list(node.output), node.name))
 
 

@@ -1,7 +1,7 @@
 """Output shapes of our ATen nodes, for ORTModule's symbolic shape inference.
 
-It takes an operator that it does not know to return a tensor of its first input's rank. Where that is a weight or a
-bias, the gradients of everything behind would be summed over the batch as if they had been broadcast to it.
+For an unknown operator, ORTModule assumes a result of the first input's rank. If that input is a weight or a bias, the
+gradients of all later nodes would be summed over the batch, as if they had been broadcast to it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Makes the operators' shapes known to every inference of this process; harmless to repeat."""
+    """Registers the operators' shapes for every inference of this process; repeated calls do nothing."""
     from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
 
     if hasattr(SymbolicShapeInference, "_ortlaunch_init"):
@@ -31,7 +31,7 @@ def _set_shapes(inference: Any, node: Any, shapes: Callable[..., list[list[Any]]
     from onnxruntime.tools.symbolic_shape_infer import get_shape_from_sympy_shape
 
     inputs = [_shape_or_number(inference, node, index) if name else None for index, name in enumerate(node.input)]
-    # All of these compute in the type of their first input.
+    # All of these operators compute in the type of their first input.
     kind = inference.known_vi_[node.input[0]].type.tensor_type.elem_type
     for name, shape in zip(node.output, shapes(*inputs), strict=True):
         is_seed = shape is _SEED
@@ -41,7 +41,7 @@ def _set_shapes(inference: Any, node: Any, shapes: Callable[..., list[list[Any]]
 
 
 def _shape_or_number(inference: Any, node: Any, index: int) -> Any:
-    """The shape of an input, or the input itself where it is a known number."""
+    """Returns the shape of an input, or its value if it is a known number."""
     shape = inference._get_sympy_shape(node, index)
     number = None if shape else inference._try_get_value(node, index)
     return shape if number is None else int(number)

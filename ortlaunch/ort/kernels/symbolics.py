@@ -1,15 +1,15 @@
-"""PyTorch's CPU kernels and our own inside ONNX Runtime's graph, where ONNX Runtime's are slow.
+"""Replaces slow CPU kernels in ONNX Runtime's graph by PyTorch's and our own.
 
-ONNX Runtime executes the graph; its ATen operator hands single nodes to operators that PyTorch knows, forward and
-backward. Its own CPU kernels for training are slow: some run on one thread (FastGeluGrad, LayerNormalizationGrad,
-Dropout), attention is taken apart into many small operators, matrix products are slower than PyTorch's. PyTorch's own
-are not the fastest either: dropout draws on one thread, attention with dropout is taken apart too. So the products are
-PyTorch's, and what lies between them our own (``native/``). Dropout takes its seeds from PyTorch's generator, which so
-governs both backends, but drops other elements than eager does. On CUDA ONNX Runtime's kernels are the fast ones, so
-none of this applies there.
+ONNX Runtime executes the graph, and its ATen operator calls operators of PyTorch for single nodes, forward and
+backward. ONNX Runtime's own CPU kernels for training are slow: some run on one thread (FastGeluGrad,
+LayerNormalizationGrad, Dropout), attention becomes many small operators, and matrix products are slower than PyTorch's.
+PyTorch is not the fastest for everything: its dropout draws on one thread, and its attention with dropout also becomes
+several operators. So matrix products are PyTorch's, and the operators between them are our own (``native/``). Dropout
+takes its seeds from PyTorch's generator, so one seed governs both backends, but the dropped elements differ from
+eager's. On CUDA ONNX Runtime's kernels are the fast ones, so nothing is replaced there.
 
-An ATen node passes tensors, integers and floats, no strings, and takes no booleans back. And ORT asks for the gradient
-of a node only where that of its first input is wanted, so weights come first.
+An ATen node passes tensors, integers and floats but no strings, and returns no booleans. ORT computes the gradient of a
+node only if that of its first input is needed, so weights come first.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import torch
 
 from ortlaunch.ort.kernels import fused_attention, shapes
 from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, constant, none, step
+from ortlaunch.ort.mends.attention import known_size
 
 _OPSET = 17
 _MEAN = 1
-"""torch's number for the reduction to a mean."""
+"""torch's code of the reduction to a mean."""
 _LAYER_NORM = "native_layer_norm"
 _WRITTEN_OUT_GELU = ("NewGELUActivation", "FastGELUActivation")
 _DROPOUT = "ortlaunch::dropout"
 RATES = {_DROPOUT: 1, fused_attention.ATTENTION: 4, fused_attention.PACKED: 3}
-"""Operators that drop out, each with its input that is the share to drop."""
+"""Operators with dropout, and the index of the input with its rate."""
 _GELU_TANH = "ortlaunch::gelu_tanh"
 _LINEAR = "ortlaunch::linear"
 _LINEAR_BIAS = "ortlaunch::linear_bias"
@@ -41,8 +42,10 @@ _enabled = False
 
 
 def enable() -> None:
-    """Has the exporter of this process use these kernels; after the construction of an ORTModule, which registers
-    symbolics of its own."""
+    """Makes the exporter of this process use these kernels.
+
+    Call it after the constructor of an ORTModule, which registers its own symbolics.
+    """
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
     global _enabled
@@ -52,7 +55,7 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Takes `enable` back; before the construction of an ORTModule, which then registers its own symbolics."""
+    """Reverts `enable`. Call it before the constructor of an ORTModule, which then registers its own symbolics."""
     from torch.onnx import unregister_custom_op_symbolic  # type: ignore[attr-defined]
 
     global _enabled
@@ -63,13 +66,13 @@ def disable() -> None:
 
 
 def restore() -> None:
-    """Repeats `enable`, where it is in force, after the construction of a further ORTModule."""
+    """Repeats `enable`, if it is in force, after the constructor of another ORTModule."""
     if _enabled:
         enable()
 
 
 def fuse_gelu(model: torch.nn.Module) -> None:
-    """Replaces transformers' GELU written out in eight operations by the same function in one; it has no weights."""
+    """Replaces transformers' GELU of eight operations by the same function as one operation; it has no weights."""
     for module in model.modules():
         for name, child in module.named_children():
             if type(child).__name__ in _WRITTEN_OUT_GELU:
@@ -77,7 +80,7 @@ def fuse_gelu(model: torch.nn.Module) -> None:
 
 
 def register_gradients() -> None:
-    """Tells ORTModule how to differentiate the nodes that these kernels appear in; before it is constructed."""
+    """Registers the gradients of these nodes with ORTModule; call it before ORTModule's constructor."""
     from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
 
     operator, domain = ATEN
@@ -145,7 +148,7 @@ def _gelu_tanh_gradient() -> list[Any]:
 
 
 def _dropout(g: Any, values: Any, p: Any, train: Any) -> Any:
-    """Dropout whose seed comes from PyTorch's generator: its seed and saved states govern it."""
+    """Exports dropout with a seed from PyTorch's generator, whose seed and saved states govern it."""
     from torch.onnx import symbolic_helper
 
     rate = symbolic_helper._get_const(p, "f", "p")
@@ -164,8 +167,10 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
     from torch.onnx import symbolic_helper, symbolic_opset9
 
     has_bias = bias is not None and not symbolic_helper._is_none(bias)
-    is_usual = _rank(weight) == 2 and (_rank(values) or 0) >= 2 and (not has_bias or _is_vector(bias, _size(weight, 0)))
-    # ONNX Runtime differentiates such a node only where the gradient of its first input is wanted.
+    is_usual = (
+        _rank(weight) == 2 and (_rank(values) or 0) >= 2 and (not has_bias or _is_vector(bias, known_size(weight, 0)))
+    )
+    # ONNX Runtime differentiates such a node only if the gradient of its first input is needed.
     if not is_usual or not weight.requires_grad():
         return symbolic_opset9.linear(g, values, weight, bias)
     inputs = [weight, bias, values] if has_bias else [weight, values]
@@ -173,8 +178,8 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _is_vector(value: Any, length: int | None) -> bool:
-    """Whether a value is known to be a vector of this length, which no operator broadcasts."""
-    return length is not None and _rank(value) == 1 and _size(value, 0) == length
+    """Whether a value is known to be a vector of this length, so that it is not broadcast."""
+    return length is not None and _rank(value) == 1 and known_size(value, 0) == length
 
 
 def _rank(value: Any) -> int | None:
@@ -184,19 +189,12 @@ def _rank(value: Any) -> int | None:
     return rank
 
 
-def _size(value: Any, dim: int) -> int | None:
-    from torch.onnx import symbolic_helper
-
-    size: int | None = symbolic_helper._get_tensor_dim_size(value, dim)
-    return size
-
-
 def _linear_gradient() -> list[Any]:
     return [_grad_weight("I(1)"), step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(1)"])]
 
 
 def _linear_bias_gradient() -> list[Any]:
-    # A node for each input: ORT leaves out those of inputs that need no gradient.
+    # Each input has a node of its own, because ORT omits the nodes of inputs that need no gradient.
     return [
         _grad_weight("I(2)"),
         step("ortlaunch::grad_bias", ["GO(0)"], ["GI(1)"]),
@@ -209,12 +207,12 @@ def _grad_weight(values: str) -> Any:
 
 
 def _addmm(g: Any, bias: Any, values: Any, weight: Any, beta: Any, alpha: Any) -> Any:
-    """``addmm``, the form in which transformers' Conv1D is traced."""
+    """Exports ``addmm``, which is the traced form of transformers' Conv1D."""
     from torch.onnx import symbolic_helper, symbolic_opset9
 
     plain = all(symbolic_helper._maybe_get_const(scale, "f") == 1.0 for scale in (beta, alpha))
-    # The kernel's gradient of the bias is a sum over rows, which is right for a vector alone.
-    if not plain or not bias.requires_grad() or not _is_vector(bias, _size(weight, 1)):
+    # The kernel sums the gradient of the bias over rows, which is only right for a vector.
+    if not plain or not bias.requires_grad() or not _is_vector(bias, known_size(weight, 1)):
         return symbolic_opset9.addmm(g, bias, values, weight, beta, alpha)
     return g.op(ATEN_OP, bias, values, weight, operator_s=_CONV1D)
 
@@ -230,7 +228,7 @@ def _conv1d_gradient() -> list[Any]:
 def _cross_entropy(
     g: Any, logits: Any, target: Any, weight: Any, reduction: Any, ignore_index: Any, label_smoothing: Any
 ) -> Any:
-    """The mean over (rows, classes) without weights or smoothing; ORT's own in any other form."""
+    """Exports the mean over (rows, classes) without weights or smoothing; other forms use ORT's own symbolic."""
     from onnxruntime.training.ortmodule._custom_op_symbolic_registry import CustomOpSymbolicRegistry
     from torch.onnx import symbolic_helper
 

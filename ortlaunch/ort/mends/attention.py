@@ -1,7 +1,7 @@
-"""ONNX symbolic for torch's ``scaled_dot_product_attention`` as a training graph needs it.
+"""An ONNX symbolic for torch's ``scaled_dot_product_attention`` that suits training graphs.
 
-torch's own symbolic is made for inference: its Dropout has no mask output, so ONNX Runtime cannot build the gradient;
-rows whose mask hides every key become NaN in the backward pass; grouped heads are not exported at all.
+torch's own symbolic is made for inference. Its Dropout has no mask output, so ONNX Runtime cannot build the gradient.
+Rows whose mask hides every key become NaN in the backward pass. Grouped heads are not exported at all.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def scaled_dot_product_attention(
         query: [..., H, L, E].
         key: [..., H or fewer, S, E].
         value: [..., H or fewer, S, V].
-        attn_mask: None, or a tensor that broadcasts to [..., H, L, S]: booleans (true: may be seen) or what is added.
-        dropout_p: share of the weights to drop; drawn anew in every call.
-        is_causal: hide the keys behind each query's own place.
+        attn_mask: None, or a tensor that broadcasts to [..., H, L, S]: booleans (true means visible) or numbers to add.
+        dropout_p: share of the weights to drop; each call draws anew.
+        is_causal: whether to hide the keys after each query's position.
         scale: None for 1 / sqrt(E).
-        enable_gqa: share each head of key and value among several of query.
-        drop: symbolic of ``aten::dropout`` to use; None for ONNX's own Dropout.
+        enable_gqa: whether several heads of query share a head of key and value.
+        drop: symbolic of ``aten::dropout`` to use; None uses ONNX's own Dropout.
     """
     from torch.onnx import symbolic_helper
 
@@ -56,13 +56,13 @@ def scaled_dot_product_attention(
     if dropout:
         weights = (drop or _drop)(g, weights, _constant(g, dropout), _constant(g, True))
     out = g.op("MatMul", weights, value)
-    # A query that may see no key at all gets zeros. Hidden keys have a finite bias, so no NaN is left to clean up,
-    # and this product is far smaller than a selection over all weights.
+    # A query that sees no key gets zeros. Hidden keys have a finite bias, so there is no NaN to remove, and this
+    # product is far smaller than a selection over all weights.
     return out if seen is None or mask is not attn_mask else g.op("Mul", out, seen)
 
 
 def _drop(g: Any, weights: Any, rate: Any, training: Any) -> Any:
-    # The gradient is built from the second output.
+    # ONNX Runtime builds the gradient from the second output.
     dropped, _ = g.op("Dropout", weights, rate, training, outputs=2)
     return dropped
 
@@ -71,7 +71,7 @@ def _scaled(g: Any, query: Any, scale: Any) -> Any:
     from torch.onnx import symbolic_helper
 
     if symbolic_helper._is_none(scale):
-        size = _size(query, -1)
+        size = known_size(query, -1)
         if size is None:
             root = g.op("Sqrt", _cast(g, _runtime_size(g, query, -1), query))
             return g.op("Div", query, root)
@@ -79,13 +79,13 @@ def _scaled(g: Any, query: Any, scale: Any) -> Any:
     else:
         factor = symbolic_helper._maybe_get_const(scale, "f")
     if isinstance(factor, float):
-        # A constant can be fused into the product that follows.
+        # A constant can be fused into the product after it.
         return g.op("Mul", query, _constant(g, factor, _dtype(query)))
     return g.op("Mul", query, _cast(g, factor, query))
 
 
 def _bias(g: Any, mask: Any, query: Any) -> tuple[Any, Any]:
-    """What to add to the scores, and 1 for every query that sees a key, else 0, in the shape [..., L, 1]."""
+    """Returns what to add to the scores, and 1 for every query that sees a key and else 0, in the shape [..., L, 1]."""
     dtype = _dtype(query)
     hidden_bias = _constant(g, torch.finfo(dtype).min / 2, dtype)
     if _dtype(mask) == torch.bool:
@@ -98,7 +98,7 @@ def _bias(g: Any, mask: Any, query: Any) -> tuple[Any, Any]:
 
 
 def _causal(g: Any, query: Any, key: Any) -> Any:
-    """Booleans [L, S], true on and below the diagonal that starts in the upper left corner."""
+    """Returns booleans [L, S] that are true on and below the diagonal from the upper left corner."""
     places = []
     for tensor, axis in ((query, 1), (key, 0)):
         length = g.op("Gather", g.op("Shape", tensor), _constant(g, -2), axis_i=0)
@@ -110,7 +110,7 @@ def _causal(g: Any, query: Any, key: Any) -> Any:
 
 
 def _repeat_heads(g: Any, tensor: Any, query: Any) -> Any:
-    """[..., h, S, E] as [..., H, S, E], each head as often as the heads of `query` need it."""
+    """Repeats the heads of [..., h, S, E] until they match those of `query`: [..., H, S, E]."""
     heads = _runtime_size(g, query, -3)
     times = g.op("Div", heads, _runtime_size(g, tensor, -3))
     shape = g.op("Shape", tensor)
@@ -130,7 +130,7 @@ def _slice(g: Any, shape: Any, start: int, end: int) -> Any:
 def _cast(g: Any, tensor: Any, like: Any) -> Any:
     from torch.onnx import _type_utils
 
-    # Not CastLike, which has no gradient in ONNX Runtime.
+    # CastLike would be simpler but has no gradient in ONNX Runtime.
     return g.op("Cast", tensor, to_i=_type_utils.JitScalarType.from_value(like).onnx_type())
 
 
@@ -139,11 +139,12 @@ def _constant(g: Any, value: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 def _runtime_size(g: Any, tensor: Any, axis: int) -> Any:
-    """The size as int64 [1], taken where the graph runs."""
+    """Returns the size as int64 [1], computed when the graph runs."""
     return g.op("Gather", g.op("Shape", tensor), _constant(g, [axis]), axis_i=0)
 
 
-def _size(tensor: Any, axis: int) -> int | None:
+def known_size(tensor: Any, axis: int) -> int | None:
+    """Returns the size of a traced tensor along an axis; None if it varies."""
     from torch.onnx import symbolic_helper
 
     size: int | None = symbolic_helper._get_tensor_dim_size(tensor, axis)

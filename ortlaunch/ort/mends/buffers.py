@@ -1,6 +1,6 @@
-"""Buffers that a model's forward moves, which ORTModule's graph cannot.
+"""Finds buffers that a model's forward changes but ORTModule's graph does not.
 
-BatchNorm's are mended (`ort.mends.statistics`). Any other would move while the model is traced and never again.
+BatchNorm's buffers are updated by `ort.mends.statistics`. All others would change only during the trace.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _stale: WeakKeyDictionary[torch.nn.Module, list[str]] = WeakKeyDictionary()
 
 
 def stale_buffers(wrapped: torch.nn.Module) -> list[str]:
-    """Names of the buffers that eager training would move and this ORTModule does not.
+    """Returns the names of the buffers that eager training would change and this ORTModule does not.
 
-    Known after the first training forward, in which the model is traced; empty before.
+    The result is known after the first training forward, in which the model is traced. Before that it is empty.
     """
     inner: Any = wrapped._torch_module
     return list(_stale.get(inner._original_module, ()))
@@ -26,7 +26,7 @@ def stale_buffers(wrapped: torch.nn.Module) -> list[str]:
 
 @contextlib.contextmanager
 def watched(model: torch.nn.Module) -> Iterator[None]:
-    """Notes which buffers of `model` move within it, as in a training step, and puts them back."""
+    """Records which buffers of `model` change, as in a training step, and restores them."""
     before = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
     yield
     after = dict(model.named_buffers())
@@ -37,7 +37,7 @@ def watched(model: torch.nn.Module) -> Iterator[None]:
             continue
         moved.append(name)
         if not is_same:
-            # What took its place belongs to the trace.
+            # The new buffer belongs to the trace.
             path, _, last = name.rpartition(".")
             model.get_submodule(path)._buffers[last] = buffer
         with torch.no_grad():

@@ -1,7 +1,7 @@
-"""Explicit padding of convolutions in an exported graph.
+"""Replaces implicit padding of convolutions in an exported graph by explicit padding.
 
-torch's exporter writes ``padding="same"`` as ONNX's ``auto_pad``. ConvGrad of onnxruntime 1.19.2 ignores that attribute
-(it reads beyond its input), and its Conv refuses it beside a dilation. Both compute right with explicit ``pads``.
+torch's exporter writes ``padding="same"`` as ONNX's ``auto_pad``. In onnxruntime 1.19.2 ConvGrad ignores that attribute
+and reads beyond its input, and Conv refuses it with a dilation. Both compute correctly with explicit ``pads``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _SAME = (b"SAME_UPPER", b"SAME_LOWER")
 
 
 def pad_explicitly(graph: Any) -> None:
-    """Replaces ``auto_pad`` of every Conv by the ``pads`` that torch means, in place.
+    """Replaces ``auto_pad`` of every Conv by the equivalent ``pads``, in place.
 
     Args:
-        graph: an exported ``onnx.GraphProto``. Convolutions with ``auto_pad`` have stride 1, as torch demands.
+        graph: an exported ``onnx.GraphProto``. Convolutions with ``auto_pad`` have stride 1, as torch requires.
     """
     for node in graph.node:
         if node.op_type != "Conv" or node.domain not in ("", "ai.onnx"):

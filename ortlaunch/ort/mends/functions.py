@@ -1,10 +1,10 @@
-"""Custom ``autograd.Function`` under ORTModule.
+"""Refuses custom ``autograd.Function`` classes that ORTModule would train wrongly.
 
-On a torch that ORTModule's own support for them cannot be linked to, the exporter puts a Function's forward into the
-graph as plain operators and ONNX Runtime differentiates those: a backward of its own, as a straight-through estimator
-or a gradient reversal has, would be lost in silence. So every Function that the model calls is tried before it is
-exported: where the gradients of its backward and of its forward's operators agree, it may stay; else the model is
-refused with the Function's name.
+ORTModule's own support for them needs an extension that newer torch versions cannot link. There the exporter writes the
+operators of a Function's forward into the graph, and ONNX Runtime differentiates those. A backward of its own, as in a
+straight-through estimator or a gradient reversal, would be lost silently. So every Function that the model calls is
+tested before the export. If its backward and the derivative of its forward's operators give the same gradients, it is
+accepted; otherwise the model is refused with the Function's name.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from ortlaunch.ort.refusal import refusal
 
 _TOLERANCE = 1e-3
 _FACTORS = (1.0, -1.0, 0.1, 10.0, 100.0)
-"""Inputs are tried at several sizes: a clamp with a backward of its own differs only where it clamps."""
+"""Factors of the inputs in the test; a clamp with its own backward, for example, differs only where it clamps."""
 _KNOWN_RIGHT = ("torch.utils.checkpoint.CheckpointFunction",)
-"""Recomputes its forward and differentiates that; trying it would add to the parameters' gradients."""
+"""Functions that recompute their forward and differentiate it; a test would add to the parameters' gradients."""
 
 _running: list[type[Function]] = []
-"""Functions whose forward runs now, within `watched`."""
+"""Functions whose forward is running inside `watched`."""
 
 
 def is_running() -> bool:
-    """Whether a Function's forward runs, where gradients are off though the Function itself is differentiated."""
+    """Whether a Function's forward is running; gradients are off in it although the Function is differentiated."""
     return bool(_running)
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Within it, calling a Function whose backward would be lost raises, with its name and the place of the call."""
+    """Raises at the call of a Function whose backward would be lost, with its name and the line of the call."""
     refuses = not compat.supports_custom_autograd()
     with contextlib.ExitStack() as stack:
         for cls in set(_subclasses(Function)):
-            # The forward and not `apply`, which models bind to a name of their own: `reverse = Reverse.apply`.
+            # The forward is replaced and not `apply`, which models may bind to another name: `reverse = Reverse.apply`.
             stack.enter_context(_replaced_forward(cls, _watching(cls, cls.forward, refuses)))
         yield
 
@@ -56,7 +56,7 @@ def _watching(cls: type[Function], forward: Callable[..., Any], refuses: bool) -
 
     @functools.wraps(forward)
     def watching(*args: Any, **kwargs: Any) -> Any:
-        # An ancestor's forward may be called by its heir's.
+        # A subclass may call the forward of its base class.
         if _running:
             return forward(*args, **kwargs)
         _running.append(cls)
@@ -81,7 +81,7 @@ def _message(name: str) -> str:
 
 
 def _agrees(cls: type[Function], forward: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
-    """Whether backward and the derivative of forward's operators give the same gradients, tried at several sizes."""
+    """Whether the backward and the derivative of the forward's operators agree, at several sizes of inputs."""
 
     def through_operators(*args: Any) -> Any:
         context = (_Context(args),) if _takes_context(cls) else ()
@@ -92,13 +92,13 @@ def _agrees(cls: type[Function], forward: Callable[..., Any], inputs: tuple[Any,
     if not any(needed):
         return True
     tried = 0
-    # Whatever hooks wait outside, here the saved tensors are really used.
+    # The saved tensors are needed here, whatever hooks are set outside.
     with torch.autograd.graph.saved_tensors_hooks(_itself, _itself), torch.enable_grad():
         for factor in _FACTORS:
             try:
                 expected = _gradients(cls.apply, inputs, needed, factor)
             except (RuntimeError, ValueError, IndexError, AssertionError):
-                # Not every Function takes every number; the model's own it must.
+                # A Function need not accept every number, but must accept the model's own.
                 if factor == 1.0:
                     raise
                 continue
@@ -118,10 +118,10 @@ def _gradients(call: Callable[..., Any], inputs: tuple[Any, ...], needed: list[b
         for x in inputs
     ]
     wanted = [x.requires_grad_() for x, is_needed in zip(leaves, needed, strict=True) if is_needed]
-    # The same random numbers every time, and none taken from the model's.
+    # Every call draws the same random numbers and leaves the model's generator unchanged.
     device = wanted[0].device
     with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else [], device_type=device.type):
-        # Not the leaves themselves, which a Function that writes into its inputs could not take.
+        # Non-leaf tensors are passed, because a Function may change its inputs in place.
         outputs = call(*[x.clone() if isinstance(x, Tensor) else x for x in leaves])
     outputs = [x for x in (outputs if isinstance(outputs, tuple) else (outputs,)) if isinstance(x, Tensor)]
     pairs = [(x, _direction(x)) for x in outputs if x.requires_grad]
@@ -143,7 +143,7 @@ def _itself(tensor: Tensor) -> Tensor:
 
 
 def _close(expected: Tensor, actual: Tensor) -> bool:
-    # A shared infinity or NaN means that the size was no fair trial.
+    # An infinity or NaN in both means that this size was not a fair test.
     fair = torch.isfinite(expected) | torch.isfinite(actual)
     expected, actual = expected[fair], actual[fair]
     if expected.numel() == 0:
@@ -152,7 +152,7 @@ def _close(expected: Tensor, actual: Tensor) -> bool:
 
 
 class _DifferentiatesAll(TorchFunctionMode):
-    """Differentiates every operator, also where gradients are switched off: a graph has no such switch."""
+    """Differentiates every operator even if gradients are switched off, as a graph has no such switch."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch.enable_grad():
@@ -160,13 +160,13 @@ class _DifferentiatesAll(TorchFunctionMode):
 
 
 class _Context:
-    """Takes what a forward leaves for its backward."""
+    """Collects what a forward stores for its backward."""
 
     def __init__(self, inputs: tuple[Any, ...]) -> None:
         self.needs_input_grad = tuple(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 
     def _take(self, *_values: Any) -> None:
-        """Nothing is kept."""
+        """Ignores the values."""
 
     save_for_backward = save_for_forward = mark_dirty = mark_non_differentiable = set_materialize_grads = _take
 
@@ -176,7 +176,7 @@ def _takes_context(cls: type[Function]) -> bool:
 
 
 def _caller() -> str:
-    """``file:line`` of the model's call."""
+    """Returns ``file:line`` of the model's call."""
     frames = traceback.extract_stack()
     ours = {Path(torch.__file__).parent, Path(__file__).parents[1]}
     for frame in reversed(frames):

@@ -1,6 +1,6 @@
-"""Where gradients must not flow: ``Tensor.detach`` and ``torch.no_grad`` inside a model under ORTModule.
+"""Stops gradients at ``Tensor.detach`` and in ``torch.no_grad`` inside a model under ORTModule.
 
-torch's exporter drops both, which is right for inference only: ONNX Runtime would train what eager leaves alone.
+torch's exporter drops both, which is right only for inference. ONNX Runtime would train weights that eager does not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DOMAIN, _OPERATOR = "org.pytorch.aten", "detach_copy"
 
 
 def install() -> None:
-    """Makes the exporter keep ``detach`` and ORTModule ask for no gradient behind it; harmless to repeat."""
+    """Makes the exporter keep ``detach``, and ORTModule request no gradient behind it; repeated calls do nothing."""
     from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
     from onnxruntime.training.ortmodule._graph_transition_manager import GraphTransitionManager
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
@@ -34,7 +34,7 @@ def install() -> None:
     def process(*, flatten_module: Any, exported_model_info: Any, **rest: Any) -> Any:
         frozen = {name for name, parameter in flatten_module.named_parameters() if not parameter.requires_grad}
         wanted = exported_model_info.onnx_graph_input_names_require_grad
-        # ORTModule would ask for their gradients too in the first step, and build a second graph for the next.
+        # ORTModule would request their gradients in the first step, and build a second graph for the next.
         wanted = [name for name in wanted if name not in frozen]
         exported_model_info.onnx_graph_input_names_require_grad = wanted
         convolutions.pad_explicitly(exported_model_info.exported_model.graph)
@@ -45,7 +45,7 @@ def install() -> None:
             info.onnx_graph_input_names_require_grad,
             info.onnx_graph_input_names_require_grad_user_defined,
         ):
-            # ONNX Runtime refuses to differentiate with respect to what is only used detached; eager leaves it alone.
+            # ONNX Runtime refuses to differentiate with respect to weights that are only used detached.
             names[:] = [name for name in names if name in reached]
         return info
 
@@ -55,8 +55,8 @@ def install() -> None:
 
 @contextlib.contextmanager
 def tracked() -> Iterator[None]:
-    """Within it, a model that is traced keeps gradients as in training, and where it switches them off, detaches."""
-    # Nothing will be differentiated here, so nothing need be kept for it.
+    """Traces a model with gradients as in training, and detaches results where the model switches gradients off."""
+    # Nothing is differentiated here, so no tensors need be saved.
     forgetting = torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing)
     with torch.enable_grad(), forgetting, _DetachesWhereGradientsAreOff():
         yield
@@ -69,8 +69,8 @@ def _nothing(_tensor: Any) -> Any:
 class _DetachesWhereGradientsAreOff(TorchFunctionMode):
     """Follows the model's own switching of gradients.
 
-    ``torch.is_grad_enabled`` does not tell it: while ``autograd.Function.apply`` runs a forward, and wraps an input
-    that it returns (``view_as``), gradients are off though the Function is differentiated.
+    ``torch.is_grad_enabled`` does not show it. While ``autograd.Function.apply`` runs a forward, and wraps a returned
+    input (``view_as``), gradients are off although the Function is differentiated.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class _DetachesWhereGradientsAreOff(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch._C._set_grad_enabled:  # type: ignore[comparison-overlap]
-            # Within a Function's forward it changes nothing of how the Function is differentiated.
+            # In a Function's forward the switch has no effect on how the Function is differentiated.
             self._enabled = self._enabled if functions.is_running() else bool(args[0])
             return result
         if (self._enabled and not torch.is_inference_mode_enabled()) or func is Tensor.detach:
@@ -92,7 +92,7 @@ class _DetachesWhereGradientsAreOff(TorchFunctionMode):
 
 def _detached(result: Any, args: Any) -> Any:
     if isinstance(result, Tensor):
-        # What was changed in place stays the tensor that it is.
+        # A tensor that was changed in place must stay the same object.
         is_input = any(result is x for x in args)
         return result if is_input or not result.is_floating_point() else result.detach()
     if type(result) in (tuple, list):
@@ -111,18 +111,18 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def stop_gradient(g: Any, value: Any) -> Any:
-    """A copy of `value` through which no gradient flows back."""
-    # Not aten::detach itself: ONNX Runtime does not know that its result shares the memory, and may write into it.
+    """Exports a copy of `value` through which no gradient flows back."""
+    # aten::detach is not used: ONNX Runtime does not know that its result shares memory, and may overwrite it.
     stopped = g.op(f"{_DOMAIN}::ATen", value, operator_s=_OPERATOR)
     stopped.setType(value.type())
     return stopped
 
 
 def _separate_unwanted(graph: Any, wanted: set[str]) -> None:
-    """Gives every ATen node that would write a gradient nobody wants a copy of its own to write it for.
+    """Gives ATen nodes a copy of each input whose gradient they write although nobody needs it.
 
-    ONNX Runtime writes the gradients of ATen's inputs whether or not they are wanted: two such nodes with one input in
-    common would both define it.
+    ONNX Runtime writes the gradients of all inputs of an ATen node, needed or not. Two such nodes with a common input
+    would both define its gradient.
     """
     needing, seen = set(wanted), set()
     nodes = []
@@ -144,7 +144,7 @@ def _separate_unwanted(graph: Any, wanted: set[str]) -> None:
 
 
 def _differentiated_inputs(node: Any) -> list[int]:
-    """Which inputs of an ATen node its registered gradient writes to."""
+    """Returns the inputs of an ATen node for which its registered gradient writes a result."""
     from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
 
     if node.domain != _DOMAIN:
@@ -156,7 +156,7 @@ def _differentiated_inputs(node: Any) -> list[int]:
 
 
 def _reached_by_gradients(graph: Any) -> set[str]:
-    """Names of the values that some output depends on otherwise than through `stop_gradient`."""
+    """Returns the names of values on which an output depends on a path without `stop_gradient`."""
     producers = {output: node for node in graph.node for output in node.output}
     waiting = [output.name for output in graph.output]
     reached = set(waiting)

@@ -1,8 +1,8 @@
-"""What a graph was exported for is looked at before every forward, so that it is never run for anything else.
+"""Checks before every forward that the graph still matches the model and the call.
 
-ORTModule exports at the first forward and then asks nothing more: what is frozen or thawed later, a parameter or buffer
-that is replaced, an argument left out or given another truth value, a rate that a schedule lowers, all stay for ever as
-the first call had them. Here such a change has the graph exported anew.
+ORTModule exports at the first forward and checks nothing afterwards. Later changes have no effect: a parameter that is
+frozen or unfrozen, a parameter or buffer that is replaced, an argument that is omitted or has another truth value, a
+rate that a schedule lowers. With this guard, such a change causes a new export.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _own: WeakKeyDictionary[torch.nn.Module, frozenset[str]] = WeakKeyDictionary()
 
 
 def note(model: torch.nn.Module) -> None:
-    """Takes down which attributes a plain model has: what DeepSpeed and others hang on it later counts their calls."""
+    """Records the attributes of a plain model, because DeepSpeed and others later add attributes that count calls."""
     for module in model.modules():
         _own[module] = frozenset(vars(module))
 
 
 def install() -> None:
-    """Puts a guard before every ORTModule of this process; harmless to repeat."""
+    """Puts a guard before every ORTModule of this process; repeated calls do nothing."""
     from onnxruntime.training.ortmodule._inference_manager import InferenceManager
     from onnxruntime.training.ortmodule._training_manager import TrainingManager
 
@@ -46,10 +46,10 @@ def _guarded(original: Any, is_training: bool) -> Any:
         if self._fallback_manager.is_pending():
             return original(self, *inputs, **kwargs)
         if not hasattr(self, "_ortlaunch_guard"):
-            self._ortlaunch_guard = Guard(self._original_module, is_training)
-        guard: Guard = self._ortlaunch_guard
+            self._ortlaunch_guard = ExportGuard(self._original_module, is_training)
+        guard: ExportGuard = self._ortlaunch_guard
         if not guard.admits(inputs, kwargs):
-            # Both are what makes ORTModule start from the beginning.
+            # ORTModule exports again if both are unset.
             self._graph_transition_manager._exported_model_info = None
             self._execution_agent = None
         outputs = original(self, *inputs, **kwargs)
@@ -59,8 +59,8 @@ def _guarded(original: Any, is_training: bool) -> Any:
     return forward
 
 
-class Guard:
-    """Remembers what one graph was exported for."""
+class ExportGuard:
+    """Remembers what one graph was exported for, and detects changes."""
 
     def __init__(self, model: torch.nn.Module, is_training: bool) -> None:
         self._model = model
@@ -75,10 +75,10 @@ class Guard:
         self._is_new = False
 
     def admits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the graph stands for the model as it is and for a call with these arguments.
+        """Whether the graph is valid for the current model and a call with these arguments.
 
         Raises:
-            RequestError: the model or its calls change all the time; with what changes.
+            RequestError: the model or its calls change too often; the message names the change.
         """
         call = self._call_facts(args, kwargs)
         if self._exports and call == self._call and self._same_model():
@@ -94,7 +94,7 @@ class Guard:
         return False
 
     def settle(self) -> None:
-        """Called after a forward: a value that tracing itself has changed, as a counter of calls, says nothing."""
+        """Called after a forward: attributes that the trace itself changed, such as a counter of calls, are ignored."""
         if not self._is_new:
             return
         self._is_new = False
@@ -121,13 +121,13 @@ class Guard:
         ]
         self._values = [vars(module)[name] for module, name in self._names]
         self._tables = [table for module in modules for table in (module._parameters, module._buffers)]
-        # Kept, so that their ids stay their own.
+        # The tensors are kept alive, so that their ids stay unique.
         self._tensors = [tensor for table in self._tables for tensor in table.values()]
         self._tensor_state = self._tensor_facts()
         self._is_new = True
 
     def _same_model(self) -> bool:
-        # Plain values of the same type compare as they should; a NaN, being itself, does so in a list.
+        # Plain values of the same type can be compared with ==. A NaN in a list equals itself, being the same object.
         now = [vars(module).get(name) for module, name in self._names]
         return now == self._values and self._tensor_facts() == self._tensor_state
 

@@ -1,4 +1,4 @@
-"""Everything in which ORTModule is made to do what eager does, put in place together."""
+"""Installs all corrections of ORTModule together."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from ortlaunch.ort.mends import buffers, copying, functions, gradients, guard, modes, outputs, randomness, statistics
 
 _exports_training: ContextVar[list[bool] | None] = ContextVar("_exports_training", default=None)
-"""While a graph for training is made: the modes of the model's modules."""
+"""The modes of the model's modules while a graph for training is made."""
 
 
 def install() -> None:
-    """Mends this process's ORTModule; harmless to repeat."""
+    """Corrects this process's ORTModule; repeated calls do nothing."""
     from onnxruntime.training.ortmodule._graph_transition_manager import GraphTransitionManager
     from onnxruntime.training.ortmodule._io import _FlattenedModule
 
@@ -31,16 +31,16 @@ def install() -> None:
     original_forward, original_export = _FlattenedModule.forward, GraphTransitionManager._get_exported_model
 
     def forward(self: Any, *args: Any) -> list[Tensor]:
-        """The model's forward, which ORTModule calls to trace it, and before that to see the outputs."""
+        """Runs the model's forward, which ORTModule calls to find the outputs and then to trace the model."""
         flags = _exports_training.get()
         is_training = flags is not None
         if flags is not None:
-            # The exporter has set all to train mode, frozen ones too.
+            # The exporter has set all modules to train mode, including those in eval mode.
             modes.set_modes(self._original_module, flags)
         tracked = gradients.tracked() if is_training else contextlib.nullcontext()
         with tracked, statistics.collected(self._original_module, is_training) as (names, batch_statistics):
             flat = original_forward(self, *args)
-        # A graph for inference is made also of a model in train mode, where gradients are off.
+        # ORTModule also makes a graph for inference of a model in train mode, if gradients are off.
         names, batch_statistics = (names, batch_statistics) if is_training else ([], [])
         self._output_schema = outputs.Outputs(self._output_schema, [x.dtype for x in flat], names)
         return [*flat, *batch_statistics]

@@ -1,4 +1,4 @@
-"""Train and eval mode of single modules, which ORTModule and the exporter set alike for the whole model."""
+"""Keeps the train and eval mode of single modules, which ORTModule and the exporter set for the whole model."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 
 
 def modes(model: torch.nn.Module) -> list[bool]:
-    """The mode of every module, in the order of ``model.modules()``."""
+    """Returns the mode of every module, in the order of ``model.modules()``."""
     return [module.training for module in model.modules()]
 
 
 def set_modes(model: torch.nn.Module, flags: list[bool]) -> None:
-    """Gives every module the mode that `modes` told, also of a copy of the model."""
+    """Sets the modes that `modes` returned, on the same model or a copy of it."""
     for module, flag in zip(model.modules(), flags, strict=True):
         module.training = flag
 
 
 @contextlib.contextmanager
 def kept(model: torch.nn.Module) -> Iterator[list[bool]]:
-    """Puts the modes back at its end."""
+    """Restores the modes at its end."""
     flags = modes(model)
     try:
         yield flags

@@ -1,4 +1,4 @@
-"""What an ORTModule's graph returns, made into what the model returns in eager training."""
+"""Converts what an ORTModule's graph returns to what the model returns in eager training."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ortlaunch.ort.mends import statistics
 
 @dataclass
 class Outputs:
-    """ORTModule's schema of the model's outputs, and what must be known beside it."""
+    """ORTModule's schema of the model's outputs, with further facts about them."""
 
     schema: Any
     dtypes: list[torch.dtype]
-    """Of the model's flat outputs in eager; ONNX Runtime's CPU provider returns fp32 for some of fp16."""
+    """Types of the model's flat outputs in eager; ONNX Runtime's CPU provider returns fp32 for some fp16 outputs."""
     batch_norms: list[str]
-    """Modules whose batch statistics follow the outputs, a mean and a variance each."""
+    """Modules whose batch statistics follow the outputs, with a mean and a variance each."""
 
 
 def install() -> None:
-    """Makes ORTModule understand `Outputs` in the place of its schema; harmless to repeat."""
+    """Makes ORTModule accept `Outputs` in place of its schema; repeated calls do nothing."""
     from onnxruntime.training.ortmodule._graph_transition_manager import PostExportProcessedModelInfo
 
     if hasattr(PostExportProcessedModelInfo, "_ortlaunch_restore"):
@@ -35,7 +35,7 @@ def install() -> None:
         expected: Outputs = self.module_forward_output_schema
         count = len(expected.dtypes)
         statistics.update(self._flattened_module._original_module, expected.batch_norms, ort_flatten_outputs[count:])
-        # Leaves a tensor of the right dtype as it is.
+        # A tensor that has the right type is not copied.
         flat = [x.to(dtype) for x, dtype in zip(ort_flatten_outputs[:count], expected.dtypes, strict=True)]
         self.module_forward_output_schema = expected.schema
         try:

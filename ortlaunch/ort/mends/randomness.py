@@ -1,10 +1,10 @@
-"""ONNX Runtime's random numbers, drawn from torch's in every training step.
+"""Draws the seeds of ONNX Runtime's random numbers from torch's generator in every training step.
 
-Left alone, each Dropout takes the seed after the last one's, counted from torch's seed at the start. Workers, whose
-seeds lie side by side, would then drop in one layer what their neighbour drops in the next; a seed restored with
-torch's state, as recomputation and resuming do, would not bring the same numbers back; and on the CPU the first element
-of every tensor would meet the same fate for thousands of steps, since neighbouring seeds begin with almost the same
-number.
+By default each Dropout uses the seed after the previous one's, counted from torch's seed at the start. That has three
+faults. Workers have consecutive seeds, so one would drop in a layer what the next one drops in the layer after it. A
+restored state of torch, as in recomputation and resuming, would not restore the numbers. And on the CPU the first
+element of every tensor would be dropped, or kept, for thousands of steps, because consecutive seeds begin with almost
+the same number.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RANDOM = {
 
 
 def install() -> None:
-    """Seeds ONNX Runtime before every run of a training graph that draws; harmless to repeat."""
+    """Seeds ONNX Runtime before every run of a training graph that draws numbers; repeated calls do nothing."""
     from onnxruntime import set_seed
     from onnxruntime.training.ortmodule._training_manager import TrainingManager
 
@@ -40,7 +40,7 @@ def install() -> None:
     def run(execution_session: Any, onnx_model: Any, *args: Any) -> Any:
         if not hasattr(execution_session, "_ortlaunch_draws"):
             execution_session._ortlaunch_draws = any(node.op_type in _RANDOM for node in onnx_model.graph.node)
-        # A graph that draws nothing leaves torch's numbers as eager would find them.
+        # A graph without random operators leaves torch's generator as eager would.
         if execution_session._ortlaunch_draws:
             set_seed(int(torch.randint(2**31 - 2, (), dtype=torch.int64, device="cpu")) + 1)
         return original(execution_session, onnx_model, *args)

@@ -1,9 +1,9 @@
-"""BatchNorm's running statistics under ORTModule.
+"""Updates BatchNorm's running statistics under ORTModule.
 
-ORTModule's graph returns outputs and changes nothing else: the buffers that BatchNorm moves in its forward would move
-while the model is traced and never again. Here every BatchNorm that counts is exported so that the batch's mean and
-variance leave the graph as further outputs, and after each training forward they are put into the buffers the way
-torch does it. Tracing itself then leaves the buffers alone.
+ORTModule's graph returns outputs and changes no buffers, so the running statistics would change during the trace and
+never again. Here every BatchNorm in train mode is exported with the mean and the variance of the batch as further
+outputs of the graph. After each training forward the buffers are updated with them as torch does. The trace itself does
+not change the buffers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ortlaunch.ort.mends.gradients import stop_gradient
 
 @contextlib.contextmanager
 def collected(model: torch.nn.Module, is_training: bool) -> Iterator[tuple[list[str], list[Tensor]]]:
-    """Within it, a BatchNorm of `model` in train mode moves no buffer: its name and statistics go to these lists.
+    """Stops BatchNorms of `model` in train mode from updating buffers, and collects their names and statistics.
 
     Args:
         model: the plain model.
-        is_training: whether its forward is to be differentiated.
+        is_training: whether its forward will be differentiated.
     """
     names = {id(module): name for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
     modules: list[str] = []
@@ -53,7 +53,7 @@ def collected(model: torch.nn.Module, is_training: bool) -> Iterator[tuple[list[
 
 
 def _by_running_statistics(module: Any, input: Tensor) -> Tensor:
-    """What a BatchNorm in eval mode does, in operators that ONNX Runtime can differentiate."""
+    """Computes BatchNorm in eval mode with operators that ONNX Runtime can differentiate."""
     module._check_input_dim(input)
     shape = [-1] + [1] * (input.dim() - 2)
     scale = torch.rsqrt(module.running_var + module.eps)
@@ -65,12 +65,12 @@ def _by_running_statistics(module: Any, input: Tensor) -> Tensor:
 
 @torch.no_grad()
 def update(model: torch.nn.Module, modules: list[str], statistics: Sequence[Tensor]) -> None:
-    """Moves the running statistics of `model`'s BatchNorm modules as their own forward does, once for each entry.
+    """Updates the running statistics of `model`'s BatchNorm modules as their own forward does, once for each entry.
 
     Args:
         model: the plain model.
         modules: names of its BatchNorm modules.
-        statistics: mean and unbiased variance of the batch, [C] each, by turns.
+        statistics: mean and unbiased variance of the batch, [C] each, alternating.
     """
     for name, mean, var in zip(modules, statistics[::2], statistics[1::2], strict=True):
         module: Any = model.get_submodule(name)
@@ -82,7 +82,7 @@ def update(model: torch.nn.Module, modules: list[str], statistics: Sequence[Tens
 
 
 def register() -> None:
-    """Makes the operator that a counting BatchNorm is exported by known; harmless to repeat."""
+    """Registers the operator with which a BatchNorm in train mode is exported; repeated calls do nothing."""
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
     register_custom_op_symbolic("ortlaunch::batch_norm", _batch_norm_symbolic, 17)
@@ -91,7 +91,7 @@ def register() -> None:
 def _batch_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, channels: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch normalization; also the batch's mean and unbiased variance of each channel, fp32 (fp64 of fp64) [C]."""
+    """Normalizes a batch; also returns its mean and unbiased variance per channel, as fp32 (fp64 for fp64) [C]."""
     output = torch.nn.functional.batch_norm(input, None, None, weight, bias, training=True, eps=eps)
     axes = [axis for axis in range(input.dim()) if axis != 1]
     var, mean = torch.var_mean(input.to(_statistics_dtype(input.dtype)), axes)
@@ -121,7 +121,7 @@ def _batch_norm_symbolic(g: Any, input: Any, weight: Any, bias: Any, channels: A
 
     weight = constant(torch.ones(channels, dtype=dtype)) if symbolic_helper._is_none(weight) else weight
     bias = constant(torch.zeros(channels, dtype=dtype)) if symbolic_helper._is_none(bias) else bias
-    # ONNX Runtime may write the running statistics in place: momentum 1 leaves these as they are.
+    # ONNX Runtime may overwrite the running statistics; with momentum 1 their values do not change.
     output, _, _, mean, inverse_std = g.op(
         "com.microsoft::BatchNormInternal",
         input,
@@ -134,7 +134,7 @@ def _batch_norm_symbolic(g: Any, input: Any, weight: Any, bias: Any, channels: A
         training_mode_i=1,
         outputs=5,
     )
-    # Providers differ in whether their running variance is the unbiased one; this value means the same in all.
+    # Providers differ in whether their running variance is unbiased. This value has the same meaning in all of them.
     double, result = TensorProtoDataType.DOUBLE, _statistics_dtype(dtype)
     inverse_std = g.op("Cast", inverse_std, to_i=double)
     biased = g.op("Sub", g.op("Reciprocal", g.op("Mul", inverse_std, inverse_std)), constant(_double(epsilon)))

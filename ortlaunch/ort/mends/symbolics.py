@@ -1,6 +1,6 @@
-"""ONNX symbolics for ATen operators that torch's TorchScript exporter lacks, or gets wrong, at ORTModule's opset (17).
+"""ONNX symbolics for ATen operators that torch's TorchScript exporter lacks or exports wrongly at ORTModule's opset.
 
-transformers' causal models use ``diff`` and ``cumsum`` when no attention mask is passed, to look for packed sequences.
+transformers' causal models use ``diff`` and ``cumsum`` without an attention mask, to look for packed sequences.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _OPSET = 17
 
 
 def register() -> None:
-    """Makes the exporter know them; after the construction of an ORTModule, which registers its own."""
+    """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
     register_custom_op_symbolic("aten::diff", _diff, _OPSET)
@@ -26,7 +26,7 @@ def register() -> None:
 
 
 def _diff(g: Any, values: Any, n: Any, dim: Any, prepend: Any, append: Any) -> Any:
-    """``torch.diff``: first differences along `dim`, `n` times over `values` with `prepend` and `append` joined on."""
+    """Exports ``torch.diff``: `n`-th differences along `dim` of `values` with `prepend` and `append` joined on."""
     from torch.onnx import symbolic_helper
 
     count = symbolic_helper._get_const(n, "i", "n")
@@ -37,13 +37,13 @@ def _diff(g: Any, values: Any, n: Any, dim: Any, prepend: Any, append: Any) -> A
     for _ in range(count):
         later = symbolic_helper._slice_helper(g, joined, axes=[axis], starts=[1], ends=[2**63 - 1])
         earlier = symbolic_helper._slice_helper(g, joined, axes=[axis], starts=[0], ends=[-1])
-        # The difference of booleans is "differs", and ONNX's Sub has no booleans.
+        # The difference of booleans means "differs", and ONNX's Sub does not take booleans.
         joined = g.op("Xor", later, earlier) if is_bool else g.op("Sub", later, earlier)
     return joined
 
 
 def _cumsum(g: Any, values: Any, dim: Any, dtype: Any = None) -> Any:
-    """``torch.cumsum``; booleans and small integers are summed as int64, as torch does and ONNX's CumSum does not."""
+    """Exports ``torch.cumsum``; torch sums booleans and small integers as int64, and ONNX's CumSum does not."""
     from torch.onnx import TensorProtoDataType, symbolic_helper
 
     scalar_type = values.type().scalarType()
@@ -55,7 +55,7 @@ def _cumsum(g: Any, values: Any, dim: Any, dtype: Any = None) -> Any:
 
 
 def _layer_norm(g: Any, values: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any, cudnn_enable: Any) -> Any:
-    """``torch.nn.functional.layer_norm``; the gradient needs weight and bias, also where the model has none."""
+    """Exports ``torch.nn.functional.layer_norm``; the gradient needs a weight and a bias even if the model has none."""
     from torch.onnx import _type_utils, symbolic_helper
 
     shape = symbolic_helper._get_const(normalized_shape, "is", "normalized_shape")
@@ -65,7 +65,7 @@ def _layer_norm(g: Any, values: Any, normalized_shape: Any, weight: Any, bias: A
     if symbolic_helper._is_none(bias):
         bias = g.op("Constant", value_t=torch.zeros(shape, dtype=dtype))
     epsilon = symbolic_helper._get_const(eps, "f", "eps")
-    # The other two outputs are the gradient's.
+    # The gradient needs the other two outputs.
     normalized, _, _ = g.op(
         "LayerNormalization", values, weight, bias, epsilon_f=epsilon, axis_i=-len(shape), outputs=3
     )
@@ -73,7 +73,7 @@ def _layer_norm(g: Any, values: Any, normalized_shape: Any, weight: Any, bias: A
 
 
 def _rms_norm(g: Any, values: Any, normalized_shape: Any, weight: Any, eps: Any) -> Any:
-    """``torch.nn.functional.rms_norm``; half precision is computed in fp32, as torch does."""
+    """Exports ``torch.nn.functional.rms_norm``; half precision is computed in fp32, as torch does."""
     from torch.onnx import TensorProtoDataType, _type_utils, symbolic_helper
 
     scalar_type = _type_utils.JitScalarType.from_value(values)
@@ -83,7 +83,7 @@ def _rms_norm(g: Any, values: Any, normalized_shape: Any, weight: Any, eps: Any)
     is_half = dtype in (torch.float16, torch.bfloat16)
     work = g.op("Cast", values, to_i=TensorProtoDataType.FLOAT) if is_half else values
     work_dtype = torch.float32 if is_half else dtype
-    # This sequence is the one that ONNX Runtime fuses into a single kernel.
+    # ONNX Runtime fuses exactly this sequence into a single kernel.
     squares = g.op("Pow", work, g.op("Constant", value_t=torch.tensor(2.0, dtype=work_dtype)))
     mean = g.op("ReduceMean", squares, axes_i=list(range(-len(shape), 0)), keepdims_i=1)
     root = g.op("Sqrt", g.op("Add", mean, g.op("Constant", value_t=torch.tensor(small, dtype=work_dtype))))

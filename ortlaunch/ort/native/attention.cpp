@@ -1,5 +1,5 @@
-// Attention in one pass over blocks of queries whose scores stay in the cache. Kept for the backward is one number per
-// query; weights and what was dropped are computed again.
+// Attention in one pass over blocks of queries whose scores fit into the processor's cache. The backward needs only one
+// stored number per query; it recomputes the weights and the dropout mask.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
@@ -23,7 +23,7 @@ constexpr int64_t kQueries = 64;  // queries in one block
 const float kNever = -std::numeric_limits<float>::infinity();
 
 // c[n, m] = alpha * b[n, k] @ a + beta * c, rows `ld` apart; a is [k, m], or [m, k] where `turn_a`; b is [n, k], or
-// [k, n] where `turn_b`. That is a BLAS call, which counts columns where we count rows.
+// [k, n] where `turn_b`. This is a BLAS call, and BLAS stores matrices by columns.
 void multiply(
     bool turn_a, bool turn_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b,
     int64_t ldb, float beta, float* c, int64_t ldc) {
@@ -44,7 +44,7 @@ void multiply(
   at::addmm_out(result, result, left, right, beta, alpha);
 }
 
-// Where a tensor [B, H, L, E] has its numbers; those of one head's one place lie side by side.
+// The strides of a tensor [B, H, L, E]; the E numbers of a head and a position are contiguous.
 struct Layout {
   int64_t batch, head, place;
 };
@@ -60,7 +60,7 @@ struct Problem {
   double scale, p;
 };
 
-// What a mask says, and how far each block of queries sees.
+// The values of a mask, and the last key that each block of queries sees.
 class Mask {
  public:
   Mask(const std::optional<at::Tensor>& mask, const Problem& problem) : problem_(problem) {
@@ -77,7 +77,7 @@ class Mask {
     find_ends();
   }
 
-  // Keys that some of the queries from `first` to `last` may see lie before this one.
+  // Returns the end of the range of keys that any query from `first` to `last` may see.
   int64_t end(int64_t batch, int64_t head, int64_t first, int64_t last) const {
     const int64_t causal_end = problem_.causal ? std::min(problem_.keys, last) : problem_.keys;
     if (ends_.empty()) return causal_end;
@@ -86,7 +86,7 @@ class Mask {
     return std::min(causal_end, ends_[place]);
   }
 
-  // Adds the mask to a row of scores that has `count` of them.
+  // Adds the mask to a row of `count` scores.
   void apply(float* scores, int64_t batch, int64_t head, int64_t query, int64_t count) const {
     if (problem_.causal) {
       for (int64_t key = query + 1; key < count; ++key) scores[key] = kNever;
@@ -136,7 +136,7 @@ class Mask {
   std::vector<int64_t> ends_;
 };
 
-// A thread's own numbers, kept from call to call.
+// Buffers of a thread, which later calls reuse.
 float* scratch(int64_t count) {
   thread_local std::vector<float> memory;
   if (static_cast<int64_t>(memory.size()) < count) memory.resize(count);
@@ -145,8 +145,8 @@ float* scratch(int64_t count) {
 
 int64_t padded(int64_t count) { return (count + kBlock - 1) / kBlock * kBlock; }
 
-// Scores become weights that sum to one; returns the logarithm of the sum of their exponentials, infinite where no key
-// is seen, which gives weights of zero.
+// Replaces scores by weights that sum to one, and returns the logarithm of the sum of the scores' exponentials. If no
+// key is seen, the logarithm is infinite and the weights are zero.
 float softmax(float* row, int64_t count, int64_t width) {
   for (int64_t at = count; at < width; ++at) row[at] = kNever;
   Floats most = all(kNever);
@@ -156,7 +156,7 @@ float softmax(float* row, int64_t count, int64_t width) {
   }
   const float top = largest(most);
   if (top == kNever) {
-    // A NaN is no key unseen.
+    // A NaN does not count as a hidden key.
     float total = 0.0f;
     for (int64_t at = 0; at < count; ++at) total += row[at] != row[at] ? row[at] : 0.0f;
     for (int64_t at = 0; at < width; ++at) row[at] = total;
@@ -228,7 +228,8 @@ float dot(const float* x, const float* y, int64_t count) {
   return sum(total);
 }
 
-// Scores become what was multiplied by the values, `slopes`, the gradient of that, becomes the gradient of the scores.
+// Replaces the scores by the weights after dropout, which the forward multiplied by the values, and `slopes`, the
+// gradient of these weights, by the gradient of the scores.
 void differentiate(
     float* scores, float* slopes, int64_t count, int64_t width, float logarithm, float common, const Problem& of,
     const Noise& noise, uint64_t number) {
@@ -329,7 +330,8 @@ Problem packed_problem(const at::Tensor& x, int64_t heads, double p, bool causal
           {length * heads * size, size, heads * size}, causal, factor(scale, size), p};
 }
 
-// Query, key and value with one number of batches, and key and value with one number of heads, no more than the query.
+// Makes query, key and value have the same number of batches, and key and value the same number of heads, which is at
+// most the query's.
 struct Aligned {
   Aligned(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
     const int64_t batches = std::max({query.size(0), key.size(0), value.size(0)});
@@ -394,7 +396,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
                in.key.const_data_ptr<float>(), in.value.const_data_ptr<float>(), out.const_data_ptr<float>(),
                logarithms.const_data_ptr<float>(), noise_of(seed, p),
                {of_query.data_ptr<float>(), of_key.data_ptr<float>(), of_value.data_ptr<float>()});
-  // Gives a tensor of the right shape back as it is.
+  // A tensor that has the right shape is returned unchanged.
   return {at::sum_to(of_query, query.sizes()), at::sum_to(of_key, key.sizes()), at::sum_to(of_value, value.sizes())};
 }
 

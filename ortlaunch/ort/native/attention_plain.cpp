@@ -27,7 +27,7 @@ at::Tensor scores_of(const at::Tensor& query, const at::Tensor& key, const Reque
 }
 
 at::Tensor weights_of(const at::Tensor& scores, const at::Tensor& logarithms) {
-  // Where no key is seen the logarithm is infinite, and the weights are zero.
+  // If no key is seen, the logarithm is infinite and the weights are zero.
   return (scores - logarithms.unsqueeze(-1)).exp();
 }
 

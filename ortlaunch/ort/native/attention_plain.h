@@ -1,4 +1,4 @@
-// Attention out of torch's operators, for number formats other than fp32.
+// Attention made of torch's operators, for number formats other than fp32.
 #pragma once
 
 #include <ATen/ATen.h>

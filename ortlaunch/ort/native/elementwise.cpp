@@ -10,9 +10,9 @@ namespace ortlaunch {
 namespace {
 
 constexpr int64_t kRow = 4096;     // elements that share a row of random words
-constexpr int64_t kGrain = 16384;  // elements worth a thread
+constexpr int64_t kGrain = 16384;  // smallest number of elements per thread
 
-// Rows worth a thread.
+// Returns the smallest number of rows per thread.
 int64_t grain(int64_t columns) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, columns)); }
 
 template <typename Body>
@@ -126,8 +126,8 @@ at::Tensor gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& x) {
   return result;
 }
 
-// Mean over the targets that are not `ignore`. Kept for the backward are one number per row and their count, not the
-// logarithms of all probabilities.
+// Mean over the targets that are not `ignore`. For the backward it stores one number per row and their count, but not
+// the logarithms of all probabilities.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> cross_entropy(
     const at::Tensor& x, const at::Tensor& target, int64_t ignore) {
   if (!plain(x)) {
@@ -149,7 +149,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> cross_entropy(
       TORCH_CHECK_INDEX(wanted[row] >= 0 && wanted[row] < classes, "Target ", wanted[row], " is out of bounds.");
       const Row found = exponential_sum(from + row * classes, classes);
       logarithm[row] = found.largest + std::log(found.sum);
-      // In this order nothing is lost where the largest is far from zero.
+      // This order avoids cancellation if the largest value is far from zero.
       loss[row] = (found.largest - from[row * classes + wanted[row]]) + std::log(found.sum);
     }
   });

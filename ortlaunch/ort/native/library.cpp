@@ -72,7 +72,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
   return {of_weight, of_bias, of_x};
 }
 
-// Adds an embedding's gradient to `total`, into the rows of the tokens that were seen, and returns it.
+// Adds an embedding's gradient to the rows of `total` that belong to used tokens, and returns `total`.
 at::Tensor add_embedding_gradient(
     at::Tensor total, const at::Tensor& grad, const at::Tensor& indices, int64_t padding) {
   at::Tensor tokens = indices.reshape({-1});
@@ -85,7 +85,7 @@ at::Tensor add_embedding_gradient(
   return total.index_add_(0, tokens, slopes);
 }
 
-// Adds the gradient that came from outside to `total` and returns it; a single zero stands for none.
+// Adds the gradient from outside to `total` and returns `total`; a single zero stands for no gradient.
 at::Tensor add_outer_gradient(at::Tensor total, const at::Tensor& outer) {
   const bool is_nothing = outer.numel() == 1 && outer.dim() == 0 && outer.item<double>() == 0.0;
   if (!is_nothing) total.add_(outer.numel() == total.numel() ? outer.view_as(total) : outer);

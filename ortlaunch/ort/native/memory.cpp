@@ -7,8 +7,8 @@
 namespace ortlaunch {
 namespace {
 
-constexpr size_t kSmallest = size_t{1} << 20;  // below it the C library reuses memory itself
-constexpr int64_t kIdle = 2048;                // takes from the pool after which a block unused is given back
+constexpr size_t kSmallest = size_t{1} << 20;  // bytes; the C library itself reuses smaller blocks
+constexpr int64_t kIdle = 2048;                // allocations after which an unused block is freed
 
 class Pool {
  public:
@@ -55,7 +55,7 @@ class Pool {
 };
 
 Pool& pool() {
-  static Pool* instance = new Pool();  // never destroyed: tensors may outlive it at the interpreter's end
+  static Pool* instance = new Pool();  // never destroyed, because tensors may exist until the process ends
   return *instance;
 }
 
@@ -65,7 +65,7 @@ at::Tensor fresh(at::IntArrayRef sizes, at::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype);
   const size_t bytes = c10::multiply_integers(sizes) * c10::elementSize(dtype);
   if (bytes < kSmallest) return at::empty(sizes, options);
-  // Whole pages, so that lengths that change a little find each other's memory.
+  // Sizes are rounded up to whole pages, so that tensors of slightly different lengths reuse each other's memory.
   const size_t rounded = (bytes + 65535) / 65536 * 65536;
   void* block = pool().take(rounded);
   return at::from_blob(block, sizes, [rounded](void* address) { pool().give(address, rounded); }, options);

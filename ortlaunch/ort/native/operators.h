@@ -8,7 +8,7 @@
 
 namespace ortlaunch {
 
-// A seed from torch's generator, so that torch's seed and saved states govern what is dropped; none drawn for p = 0.
+// A seed from torch's generator, so that torch's seed and saved states govern what is dropped; none is drawn for p = 0.
 at::Tensor draw_seed(double p);
 
 std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& x, double p);
@@ -23,9 +23,9 @@ at::Tensor cross_entropy_backward(
     const at::Tensor& grad, const at::Tensor& x, const at::Tensor& logarithms, const at::Tensor& total,
     const at::Tensor& target, int64_t ignore);
 
-// softmax(query @ key^T * scale + mask) @ value with dropout of the weights; scale 1 / sqrt(E) where none is given.
-// Query [B, H, L, E], key and value [B, H or a divisor of it, S, E or V], B also 1 in some; mask none, boolean or
-// added, broadcast to [B, H, L, S]. A query that sees no key gets zeros.
+// softmax(query @ key^T * scale + mask) @ value with dropout of the weights; the default scale is 1 / sqrt(E).
+// Query [B, H, L, E], key and value [B, H or a divisor of it, S, E or V], where B may be 1 in some; the mask is
+// none, boolean or added, and broadcasts to [B, H, L, S]. A query that sees no key gets zeros.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
     double p, bool causal, std::optional<double> scale);
@@ -34,7 +34,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
     const at::Tensor& out, const at::Tensor& logarithms, const at::Tensor& seed, const std::optional<at::Tensor>& mask,
     double p, bool causal, std::optional<double> scale);
 
-// The same for query, key and value side by side as one projection leaves them, [B, L, 3 * heads * E]; returns
+// The same for query, key and value in one tensor [B, L, 3 * heads * E], the output of one projection; returns
 // [B, L, heads, E].
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_packed(
     const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t heads, double p, bool causal,

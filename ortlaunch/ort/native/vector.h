@@ -1,4 +1,4 @@
-// Sixteen floats at a time in the compiler's own vector types, which it lowers to whatever the processor has.
+// Sixteen floats at a time in the compiler's own vector types, which it translates to the processor's.
 #pragma once
 
 #include <cmath>
@@ -68,7 +68,7 @@ inline Floats exponential(Floats x) {
   return x < -87.0f ? Floats{} : (x != x ? x : result);
 }
 
-// Random words that depend on nothing but a seed and a place: Threefry-4x32 with twelve rounds (Salmon et al., 2011).
+// Random words that depend only on a seed and a position: Threefry-4x32 with twelve rounds (Salmon et al., 2011).
 // Each call gives the 64 words of one block of one row.
 inline void random_words(Words out[4], uint64_t seed, uint64_t row, uint32_t block) {
   const uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
@@ -110,7 +110,7 @@ inline void random_words(Words out[4], uint64_t seed, uint64_t row, uint32_t blo
   out[3] = d;
 }
 
-// What dropout multiplies by: 0 with probability p, else 1 / (1 - p).
+// Dropout's factors: 0 with probability p, else 1 / (1 - p).
 struct Noise {
   Noise(uint64_t seed, double p)
       : seed(seed),

@@ -1,7 +1,7 @@
-"""The check at a run's start under ZeRO 3, where ONNX Runtime has the model block by block.
+"""The check at the start of a run under ZeRO 3, where ONNX Runtime runs the model block by block.
 
-A block's parameters are there only while it runs. So the model is run on the batches, the first block of each class
-keeps what it is called with, and checks itself at the end of the last pass' forward, as a model of its own.
+The parameters of a block exist only while it runs. So the model is run on the batches, and the first block of each
+class records the arguments of its calls. At the end of the last forward it is checked as a model of its own.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
 
 
 def block_findings(model: torch.nn.Module, task: Task, precision: Context, batches: list[Batch]) -> list[Finding]:
-    """What is wrong in the blocks of a model under ZeRO 3; see `QuickCheck.findings`.
+    """Returns the problems of the blocks of a model under ZeRO 3; see `QuickCheck.findings`.
 
     Args:
-        model: what `session.wrap_blocks` returned, under DeepSpeed.
+        model: the model that `session.wrap_blocks` returned, under DeepSpeed.
         task: how the model is called.
         precision: the context in which the run calls the model.
-        batches: on the model's device; at least two. All workers bring as many.
+        batches: at least two, on the model's device. All workers have the same number of them.
     """
     first_of_class = {type(block.block): block for block in reversed(attached(model))}
     watches = [_Watch(block, precision, passes=len(batches)) for block in first_of_class.values()]
@@ -34,7 +34,7 @@ def block_findings(model: torch.nn.Module, task: Task, precision: Context, batch
         state = ModelState(model)
         try:
             for batch in batches:
-                # Without gradients the blocks would run, and export, the graph without dropout.
+                # Without gradients, the blocks would export and run the graph without dropout.
                 with precision():
                     task.outputs(model, batch)
         finally:
@@ -45,14 +45,14 @@ def block_findings(model: torch.nn.Module, task: Task, precision: Context, batch
 
 
 class _Call:
-    """A block's call in the place of a task: the batch holds its tensors in order."""
+    """Replaces the task by a block's call: the batch contains its tensors in order."""
 
     def outputs(self, module: torch.nn.Module, batch: Batch) -> Any:
         return module(*batch.values())
 
 
 class _Watch:
-    """Stands before a block's forward for some passes and checks it in the last."""
+    """Replaces a block's forward for some passes, and checks the block in the last one."""
 
     def __init__(self, block: OrtBlock, precision: Context, passes: int) -> None:
         self.findings: list[Finding] = []
@@ -70,12 +70,12 @@ class _Watch:
         with trace_warnings() as warnings:
             outputs = self._block(*args, **kwargs)
         self._warnings += warnings
-        # A block that is called in several ways has a graph for each; the first one's stands for them.
+        # A block that is called in several ways has a graph for each. Only the first one is checked.
         if len(self._calls) == self._passes and len(self._block.ort_modules) == 1:
             check = QuickCheck(self._block.ort_modules[0], _Call(), self._precision)  # type: ignore[arg-type]
             self.findings = check.findings(self._calls, self._warnings)
         return outputs
 
     def end(self) -> None:
-        """The block runs as before."""
+        """Restores the block's forward."""
         self._block.block.forward = self._block  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""How far two results are apart, and how far they may be."""
+"""Measures how much two results differ, and defines the tolerances."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ import math
 
 import torch
 
-from ortlaunch.ort.verify.comparison import Comparison, Difference
+from ortlaunch.ort.verify.comparison import TensorComparison, TensorDifference
 from ortlaunch.ort.verify.nested import NamedTensors
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
-"""Largest relative error by dtype: some ten times what families of models showed on the CPU in fp32."""
+"""Largest relative error by type: about ten times the error of the tested model families on the CPU in fp32."""
 
 CUDA_FP32_TOLERANCE = 1e-2
-"""ONNX Runtime multiplies fp32 matrices in TF32 where the GPU has it, PyTorch does not."""
+"""ONNX Runtime multiplies fp32 matrices in TF32 if the GPU supports it; PyTorch does not."""
 
 _FLOOR = 1e-3
-"""A tensor whose values are this much smaller than the largest of its group is measured by the group's scale: a
-gradient that is zero but for rounding (the bias of attention keys) has no error of its own worth the name."""
+"""If a tensor's values are this much smaller than the largest of its group, its error is relative to the group's
+largest value. A gradient that is zero except for rounding (the bias of attention keys) has no meaningful error of its
+own."""
 
 
-def compare(actual: NamedTensors, expected: NamedTensors, *, floor: float = _FLOOR) -> Comparison:
+def compare(actual: NamedTensors, expected: NamedTensors, *, floor: float = _FLOOR) -> TensorComparison:
     """Compares tensors by name.
 
     Args:
-        actual: ONNX Runtime's.
-        expected: PyTorch's; a name that `actual` lacks counts as different.
-        floor: share of the group's largest value below which a tensor is measured by the group's scale.
+        actual: ONNX Runtime's tensors.
+        expected: PyTorch's tensors; a name that `actual` lacks counts as different.
+        floor: share of the group's largest value below which a tensor is measured relative to the group.
     """
     group = max((_scale(tensor) for tensor in expected.values()), default=0.0)
-    result = Comparison(count=len(expected))
+    result = TensorComparison(count=len(expected))
     for name, tensor in expected.items():
         other = actual.get(name)
         tolerance = tolerance_of(tensor)
         error = None if other is None else relative_error(other, tensor, floor * group)
         if error is None or error > tolerance:
-            result.differing.append(Difference(name, error, tolerance))
+            result.differing.append(TensorDifference(name, error, tolerance))
         if error is not None and (error > result.largest_error or result.largest is None):
             result.largest_error, result.largest, result.tolerance = error, name, tolerance
         if other is not None and other.dtype != tensor.dtype:
@@ -45,7 +46,7 @@ def compare(actual: NamedTensors, expected: NamedTensors, *, floor: float = _FLO
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float | None:
-    """Largest difference of two values over the largest expected value; None where there is no such number."""
+    """Returns the largest difference over the largest expected value; None if it is not defined."""
     if actual.shape != expected.shape:
         return None
     if not expected.is_floating_point():
@@ -57,7 +58,7 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor, floor: float = 
     difference, scale = float((a - e).abs().max()), float(e.abs().max())
     if not math.isfinite(difference + scale):
         finite = torch.isfinite(e)
-        # Infinities must be the same ones; what PyTorch makes no number of, must be none here either.
+        # Infinities must be equal, and a NaN of PyTorch must be a NaN here too.
         if not torch.equal(torch.nan_to_num(a)[~finite], torch.nan_to_num(e)[~finite]) or not bool(
             torch.isfinite(a)[finite].all()
         ):
@@ -69,7 +70,7 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor, floor: float = 
 
 
 def tolerance_of(expected: torch.Tensor) -> float:
-    """The largest relative error that a tensor of this dtype may have on its device."""
+    """Returns the largest allowed relative error of a tensor of this type on its device."""
     if expected.dtype == torch.float32 and expected.device.type == "cuda":
         return CUDA_FP32_TOLERANCE
     return TOLERANCE.get(expected.dtype, 0.0)

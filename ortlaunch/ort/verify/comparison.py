@@ -1,4 +1,4 @@
-"""What a comparison of named tensors found; without torch, so that reports can be read without it."""
+"""The result of a comparison of named tensors; it needs no torch, so that reports can be read without it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Difference:
-    """One tensor that is not what it should be."""
+class TensorDifference:
+    """One tensor that differs."""
 
     name: str
     error: float | None
-    """Relative error; None where there is no such number: another shape, integers that differ, one side not finite."""
+    """Relative error; None if it is not defined: another shape, different integers, or a value that is not finite."""
     tolerance: float
 
 
 @dataclass
-class Comparison:
-    """A group of tensors against PyTorch's."""
+class TensorComparison:
+    """The comparison of a group of tensors with PyTorch's."""
 
     count: int
     largest_error: float = 0.0
     largest: str | None = None
     """Name of the tensor with the largest error."""
     tolerance: float = 0.0
-    """The one that holds for it."""
-    differing: list[Difference] = field(default_factory=list)
+    """The tolerance of that tensor."""
+    differing: list[TensorDifference] = field(default_factory=list)
     dtypes: dict[str, list[str]] = field(default_factory=dict)
-    """Names whose dtype changed, with PyTorch's and ONNX Runtime's."""
+    """Names whose type differs, with PyTorch's and ONNX Runtime's."""
 
     @property
     def ok(self) -> bool:
-        """Whether all are the same within tolerance, in value and dtype."""
+        """Whether all tensors agree within the tolerance, and in type."""
         return not self.differing and not self.dtypes

@@ -1,7 +1,7 @@
-"""The graph that an ORTModule trains with, run forward with its dropout off.
+"""Runs the forward of an ORTModule's training graph with dropout off.
 
-Made of the export that the ORTModule has made already, so that it costs a session and no second export: for GPT-2 at
-124M parameters a tenth of a second instead of seven.
+The graph comes from the export that the ORTModule has already made, so it costs a session but no second export: a tenth
+of a second instead of seven for GPT-2 with 124M parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ortlaunch.ort.kernels import symbolics as kernels
 
 
 class TracedGraph:
-    """Called as the model is; takes weights and buffers from it at each call."""
+    """Is called like the model, and reads the model's weights and buffers at each call."""
 
     def __init__(self, wrapped: torch.nn.Module) -> None:
         """
@@ -33,12 +33,12 @@ class TracedGraph:
         self._model = copy.deepcopy(self._processed._post_export_processed_model)
         _switch_dropout_off(self._model.graph)
         options, providers, provider_options = manager._get_session_config()
-        # Otherwise backend.debug.save_onnx's file of the training session would be written over.
+        # Otherwise the training session's file of backend.debug.save_onnx would be overwritten.
         options.optimized_model_filepath = ""
         self._agent = InferenceAgent(self._model.SerializeToString(), options, providers, provider_options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's outputs for these arguments, nested as the model returns them."""
+        """Returns the outputs in the structure that the model returns."""
         from onnxruntime.training.ortmodule._inference_manager import InferenceManager
 
         inputs = self._processed.construct_inputs(args, kwargs, True, self._device)
@@ -48,7 +48,7 @@ class TracedGraph:
 
 
 def _switch_dropout_off(graph: Any) -> None:
-    """Both forms of it: ONNX's own operator, and our kernels in ATen nodes."""
+    """Switches both forms of dropout off: ONNX's own operator, and our kernels in ATen nodes."""
     from onnx import TensorProto, helper
 
     off, nothing = "ortlaunch_dropout_off", "ortlaunch_no_share"

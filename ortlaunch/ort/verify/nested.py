@@ -1,4 +1,4 @@
-"""A model's outputs, however nested, as tensors by name."""
+"""Converts a model's outputs, however nested, to tensors by name."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ NamedTensors = dict[str, torch.Tensor]
 
 
 def named_tensors(outputs: Any) -> NamedTensors:
-    """The tensors in `outputs` by their path, as ``logits`` or ``hidden.0``; a lone tensor is called ``output``."""
+    """Returns the tensors in `outputs` by path, such as ``logits`` or ``hidden.0``; a single tensor is ``output``."""
     return {path or "output": tensor.detach() for path, tensor in _leaves(outputs, "") if torch.is_tensor(tensor)}
 
 
 def foreign_values(outputs: Any) -> dict[str, str]:
-    """What in `outputs` is neither a tensor nor None, by path with its type: ORTModule cannot return it."""
+    """Returns the path and type of values that are neither tensors nor None, which ORTModule cannot return."""
     return {
         path or "output": type(value).__name__
         for path, value in _leaves(outputs, "")

@@ -1,4 +1,4 @@
-"""A plain model and the graph exported from it, called side by side on the same weights and buffers."""
+"""A plain model and the graph exported from it, called with the same weights and buffers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ortlaunch.ort import session
 from ortlaunch.ort.verify.compare import relative_error, tolerance_of
 from ortlaunch.ort.verify.graph import TracedGraph
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
-from ortlaunch.ort.verify.reference import Place, Reference
+from ortlaunch.ort.verify.reference import Reference, SourceLine
 from ortlaunch.ort.verify.state import ModelState, copied_buffers
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
-Decisions = dict[Place, list[str]]
+Decisions = dict[SourceLine, list[str]]
 
 
 @dataclass(frozen=True)
 class Gap:
-    """The output that is furthest from PyTorch's."""
+    """The output that differs most from PyTorch's."""
 
     name: str
     error: float | None
-    """Relative error; None where it is no number, as for another shape."""
+    """Relative error; None if it is not defined, for example for another shape."""
     tolerance: float
 
     def exceeds(self, least: float) -> bool:
-        """Whether the error is larger than `least`."""
+        """Whether the error is larger than `least`, or not defined."""
         return self.error is None or self.error > least
 
     @property
@@ -46,10 +46,10 @@ class Gap:
 
 
 class Pair:
-    """Both with dropout off and everything else in train mode.
+    """Runs both with dropout off and everything else in train mode.
 
     Attributes:
-        moved: names of the buffers that PyTorch's forward passes have moved.
+        moved: names of the buffers that PyTorch's forward passes have changed.
     """
 
     def __init__(self, wrapped: torch.nn.Module, task: Task, precision: Context, state: ModelState) -> None:
@@ -58,7 +58,7 @@ class Pair:
             wrapped: an ORTModule that has exported.
             task: how the model is called.
             precision: the context in which PyTorch runs it.
-            state: of the plain model; every pass starts from it.
+            state: the state of the plain model from which every pass starts.
         """
         self._plain = session.plain_model(wrapped)
         self._graph = TracedGraph(wrapped)
@@ -68,7 +68,7 @@ class Pair:
         self.moved: set[str] = set()
 
     def eager(self, batch: Batch) -> tuple[NamedTensors, Decisions]:
-        """PyTorch's outputs, and what Python learned of tensors' values on the way."""
+        """Returns PyTorch's outputs, and the tensor values that Python code read."""
         self._state.restore()
         with torch.no_grad(), self._precision(), Reference() as reference:
             outputs = self._task.outputs(self._plain, batch)
@@ -77,7 +77,7 @@ class Pair:
         return named_tensors(outputs), dict(reference.decisions)
 
     def eager_buffers(self, batch: Batch) -> tuple[NamedTensors, bool]:
-        """The buffers after one pass in PyTorch, and whether dropout would have been active in it."""
+        """Returns the buffers after one pass in PyTorch, and whether dropout would have been active in it."""
         self._state.restore()
         with torch.no_grad(), self._precision(), Reference() as reference:
             self._task.outputs(self._plain, batch)
@@ -86,16 +86,16 @@ class Pair:
         return buffers, reference.dropped
 
     def exported(self, batch: Batch) -> NamedTensors:
-        """The graph's outputs."""
+        """Returns the graph's outputs."""
         return named_tensors(self._task.outputs(self._graph, batch))  # type: ignore[arg-type]
 
     def gap(self, batch: Batch) -> Gap:
-        """The output that differs most."""
+        """Returns the output that differs most."""
         expected, _ = self.eager(batch)
         return widest(self.exported(batch), expected)
 
     def is_random(self, batch: Batch) -> bool:
-        """Whether the same batch gives other outputs, dropout aside, in PyTorch or in the graph."""
+        """Whether two passes over the same batch differ without dropout, in PyTorch or in the graph."""
         for run in (lambda: self.eager(batch)[0], lambda: self.exported(batch)):
             first = run()
             torch.rand(1)
@@ -103,20 +103,20 @@ class Pair:
                 return True
         return False
 
-    def chance_decisions(self, batch: Batch, tries: int) -> set[Place]:
-        """Places where the same batch leads to other values in Python from one pass to the next."""
+    def chance_decisions(self, batch: Batch, tries: int) -> set[SourceLine]:
+        """Returns the lines that read other values in repeated passes over the same batch."""
         first = self.eager(batch)[1]
         others = [self.eager(batch)[1] for _ in range(tries)]
         return {place for other in others for place in changed_decisions(first, other)}
 
 
-def changed_decisions(first: Decisions, second: Decisions) -> set[Place]:
-    """Places that saw other values."""
+def changed_decisions(first: Decisions, second: Decisions) -> set[SourceLine]:
+    """Returns the lines that read different values."""
     return {place for place in {*first, *second} if first.get(place) != second.get(place)}
 
 
 def widest(actual: NamedTensors, expected: NamedTensors) -> Gap:
-    """The output with the largest error in units of its tolerance."""
+    """Returns the output with the largest error relative to its tolerance."""
     gaps = [
         Gap(name, relative_error(actual[name], tensor) if name in actual else None, tolerance_of(tensor))
         for name, tensor in expected.items()

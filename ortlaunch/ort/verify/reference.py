@@ -1,4 +1,4 @@
-"""PyTorch's own computation to compare with: dropout off while everything else stays in train mode."""
+"""PyTorch as the reference of a comparison: dropout is off while everything else stays in train mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 OUR_FOLDER = str(Path(__file__).parents[1])
-"""Of what runs between a model and torch."""
+"""The folder of code that runs between a model and torch."""
 _DROPOUT = {
     *("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "native_dropout"),
     *("alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_dropout_"),
@@ -23,23 +23,23 @@ _DROPOUT = {
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 _TO_PYTHON = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "equal", "allclose", "is_nonzero"}
 
-Place = tuple[str, int]
-"""File and line."""
+SourceLine = tuple[str, int]
+"""File and line number."""
 
 
 class Reference(TorchFunctionMode):
-    """Within it, dropout passes everything on, and what Python learns of tensors' values is written down.
+    """Switches dropout off and records the tensor values that Python code reads.
 
     Switching dropout off by ``eval()`` would switch BatchNorm and the model's own branches with it.
 
     Attributes:
-        decisions: values that went from tensors to Python, in order, by the file and line that asked.
+        decisions: for each file and line, the tensor values that it read, in order.
         dropped: whether any dropout would have been active.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.decisions: dict[Place, list[str]] = defaultdict(list)
+        self.decisions: dict[SourceLine, list[str]] = defaultdict(list)
         self.dropped = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,7 +50,7 @@ class Reference(TorchFunctionMode):
         if name == "scaled_dot_product_attention":
             args, kwargs = self._without_rate(args, kwargs, position=4)
         elif name == "multi_head_attention_forward":
-            # Its own dropout is called where this mode no longer looks.
+            # This function's own dropout is called where the mode no longer sees it.
             self.dropped = self.dropped or bool(kwargs.get("training", True))
             kwargs["training"] = False
         elif name in _RECURRENT:
@@ -79,8 +79,8 @@ class Reference(TorchFunctionMode):
         return args, kwargs | {"dropout_p": 0.0}
 
 
-def asking_place() -> Place:
-    """The line of the model that called into torch: the innermost frame that is neither torch's nor of this package."""
+def asking_place() -> SourceLine:
+    """Returns the line of the model that called torch: the innermost frame outside torch and this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((TORCH_FOLDER, OUR_FOLDER, warnings.__file__)):
         frame = frame.f_back

@@ -1,12 +1,11 @@
-"""The check at a run's start: what would go wrong in silence is found on the run's own first batches.
+"""The check at the start of a run, which finds silent errors on the run's own first batches.
 
-It works with the run's own ORTModule, so that nothing is exported twice: the first training forward makes the export
-that the run needs anyway, and the exported graph, run once more with its dropout off, must give PyTorch's outputs for
-batches that it was not traced with. Weights, buffers, gradients and random numbers are left as they were; ONNX
-Runtime's own random numbers are not, so that the caller seeds them afterwards. The wrapper of the trainer (DDP,
-DeepSpeed) is passed by: no hook of it is called.
+It uses the run's own ORTModule, so nothing is exported twice. The first training forward makes the export that the run
+needs anyway. The exported graph is then run with dropout off, and must return PyTorch's outputs for batches that it was
+not traced with. Weights, buffers, gradients and random numbers are restored, except ONNX Runtime's own random numbers,
+so the caller seeds them afterwards. The trainer's wrapper (DDP, DeepSpeed) is bypassed, so none of its hooks is called.
 
-Here tolerances are wide: what is looked for is another result, not another rounding.
+Tolerances are wide, because the check looks for wrong results and not for rounding errors.
 """
 
 from __future__ import annotations
@@ -20,31 +19,31 @@ from ortlaunch.config.schema import Allow
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
 from ortlaunch.ort.verify.pair import Context, Gap, Pair, changed_decisions, widest
-from ortlaunch.ort.verify.reference import Place
+from ortlaunch.ort.verify.reference import SourceLine
 from ortlaunch.ort.verify.state import ModelState, copied_buffers, same_random_numbers
 from ortlaunch.ort.verify.trace import TraceWarning, location, statement_at, trace_warnings
 
 FRESH_BATCHES = 2
-"""Batches that the graph is tried on, besides the one that it is traced with."""
+"""Number of batches besides the traced one on which the graph is checked."""
 
 _WIDER = 10.0
-"""How much wider tolerances are than those of ``ortlaunch check``, and how much larger than the error on the batch of
-the trace an error must be to mean another result."""
+"""Factor between these tolerances and those of ``ortlaunch check``. An error on another batch must also exceed the
+error on the traced batch by this factor to count."""
 
 _TRIES = 5
-"""Passes over the same batch that tell whether chance decides."""
+"""Passes over the same batch with which random decisions are detected."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that the model computes differently under ONNX Runtime."""
+    """A difference between ONNX Runtime's results and PyTorch's."""
 
     kind: Allow
     what: str
     advice: str
 
     def refusal(self) -> str:
-        """The message that stops a run."""
+        """Returns the message that stops a run."""
         return (
             f"{self.what}. {self.advice}, use backend=eager or backend=compile, or accept it with "
             f"backend.allow=[{self.kind.value}] (ortlaunch check with the same configuration says more)"
@@ -57,7 +56,7 @@ class QuickCheck:
     def __init__(self, wrapped: torch.nn.Module, task: Task, precision: Context) -> None:
         """
         Args:
-            wrapped: the ORTModule, before its first forward or after.
+            wrapped: the ORTModule, before or after its first forward.
             task: how the model is called.
             precision: the context in which the run calls the model (autocast).
         """
@@ -67,11 +66,11 @@ class QuickCheck:
         self._warnings: list[TraceWarning] = []
 
     def findings(self, batches: list[Batch], warnings: Iterable[TraceWarning] = ()) -> list[Finding]:
-        """What is wrong; empty where nothing is, and where the model fell back to PyTorch.
+        """Returns the problems; empty if there are none, or if the model fell back to PyTorch.
 
         Args:
-            batches: on the model's device; the first is the one to export with.
-            warnings: what was said while it was exported, if it is already.
+            batches: on the model's device; the first one is used for the export.
+            warnings: the tracer's warnings, if the model was already exported.
         """
         with same_random_numbers():
             self._warnings = list(warnings)
@@ -86,7 +85,7 @@ class QuickCheck:
             self._forward(batches[0])
         self._warnings += new
         if not session.is_active(self._wrapped):
-            # It fell back to PyTorch (backend.fallback=warn): there is nothing to compare.
+            # The model fell back to PyTorch (backend.fallback=warn), so there is nothing to compare.
             return []
         pair = Pair(self._wrapped, self._task, self._precision, state)
         outputs = self._output_finding(pair, batches)
@@ -105,9 +104,9 @@ class QuickCheck:
         return None
 
     def _explain(self, pair: Pair, gap: Gap, traced: Batch, fresh: Batch) -> Finding | None:
-        """Tells a frozen branch from outputs that are wrong altogether, and both from a model that is random."""
+        """Distinguishes a frozen branch from wrong outputs, and both from a model with random outputs."""
         if pair.is_random(traced):
-            # Outputs that chance changes cannot be compared; decisions that it changes are frozen all the same.
+            # Random outputs cannot be compared. Random decisions are frozen by the export nevertheless.
             places = pair.chance_decisions(traced, _TRIES) & {warning.place for warning in self._warnings}
             what = "what chance decides in PyTorch is decided once for all"
             return self._frozen(what, places) if places else None
@@ -121,7 +120,7 @@ class QuickCheck:
         places = changed_decisions(pair.eager(traced)[1], pair.eager(fresh)[1])
         return self._frozen(f"the outputs on other batches than the first are not PyTorch's ({gap})", places)
 
-    def _frozen(self, what: str, places: Iterable[Place]) -> Finding:
+    def _frozen(self, what: str, places: Iterable[SourceLine]) -> Finding:
         warned = {warning.place for warning in self._warnings}
         likely = sorted(places, key=lambda place: (place not in warned, place))
         where = f"; see `{statement_at(*likely[0])}` at {location(likely[0])}" if likely else ""
@@ -132,9 +131,9 @@ class QuickCheck:
         )
 
     def _buffer_finding(self, pair: Pair, batch: Batch, state: ModelState) -> Finding | None:
-        """Buffers that PyTorch's passes moved, after one training forward more under ONNX Runtime.
+        """Compares the buffers that PyTorch's passes changed, after another training forward under ONNX Runtime.
 
-        The forward that exported does not count: the export itself is a pass in PyTorch.
+        The forward with the export does not count, because the export itself runs the model in PyTorch.
         """
         if not pair.moved:
             return None
@@ -145,7 +144,7 @@ class QuickCheck:
         wrong = sorted(pair.moved - state.moved_buffers())
         what = "moves with every batch in PyTorch and stays as it is under ONNX Runtime"
         if not wrong and not dropped:
-            # Where dropout changes what the buffer is computed from, values say nothing.
+            # If dropout affects the buffer, its values cannot be compared.
             gaps = {name: widest({name: actual[name]}, {name: expected[name]}) for name in sorted(pair.moved)}
             wrong = [name for name, gap in gaps.items() if gap.exceeds(_WIDER * gap.tolerance)]
             what = "gets other values under ONNX Runtime than in PyTorch"

@@ -1,4 +1,4 @@
-"""Leaves a model and the random numbers as they were."""
+"""Saves and restores a model's state and random numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class ModelState:
-    """What forward passes may change in a model: buffers, and plain Python values such as counters; not its mode."""
+    """State that forward passes may change: buffers, and plain Python values such as counters; not the mode."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -31,7 +31,7 @@ class ModelState:
         ]
 
     def restore(self) -> None:
-        """Puts everything back, each buffer into the very tensor that held it."""
+        """Restores everything, and each buffer as the same tensor object."""
         with torch.no_grad():
             for module, name, buffer, value in self._buffers:
                 module._buffers[name] = buffer
@@ -41,7 +41,7 @@ class ModelState:
             vars(module).update(values)
 
     def moved_buffers(self) -> set[str]:
-        """Names of the buffers that have other values than when this was taken."""
+        """Returns the names of the buffers that have changed since the state was saved."""
         now = dict(self._model.named_buffers())
         before = {
             id(module): {name: value for owner, name, _, value in self._buffers if owner is module}
@@ -57,7 +57,7 @@ class ModelState:
 
 
 def copied_buffers(model: torch.nn.Module) -> NamedTensors:
-    """The buffers by name, as they are now."""
+    """Returns copies of the current buffers by name."""
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
 

@@ -1,4 +1,4 @@
-"""What torch warns of while it traces: statements that depend on a tensor's value."""
+"""Collects torch's warnings during a trace: statements that depend on a tensor's value."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import TextIO
 
 import torch
 
-from ortlaunch.ort.verify.reference import OUR_FOLDER, Place, asking_place
+from ortlaunch.ort.verify.reference import OUR_FOLDER, SourceLine, asking_place
 
 
 @dataclass(frozen=True)
 class TraceWarning:
     """One TracerWarning."""
 
-    place: Place
+    place: SourceLine
     message: str
     """First sentence."""
 
     @property
     def location(self) -> str:
-        """``file:line``, relative to the folder of work where it lies within."""
+        """``file:line``, relative to the current folder if the file is in it."""
         return location(self.place)
 
     @property
@@ -37,9 +37,9 @@ class TraceWarning:
 
 @contextlib.contextmanager
 def trace_warnings() -> Iterator[list[TraceWarning]]:
-    """Collects the TracerWarnings raised within, each place once; all warnings then go where they would have gone."""
+    """Collects TracerWarnings, each place once; all warnings are then passed on as usual."""
     found: list[TraceWarning] = []
-    caught: list[tuple[Warning | str, type[Warning], Place]] = []
+    caught: list[tuple[Warning | str, type[Warning], SourceLine]] = []
 
     def note(
         message: Warning | str,
@@ -49,7 +49,7 @@ def trace_warnings() -> Iterator[list[TraceWarning]]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        # Where a function mode of ours passes a call on, torch takes that line for the model's.
+        # When one of our function modes passes a call on, torch reports the mode's line instead of the model's.
         place = asking_place() if filename.startswith(OUR_FOLDER) else (filename, lineno)
         caught.append((message, category, place))
 
@@ -59,7 +59,7 @@ def trace_warnings() -> Iterator[list[TraceWarning]]:
             warnings.showwarning = note
             yield found
     finally:
-        kinds: dict[tuple[Place, str], None] = {}
+        kinds: dict[tuple[SourceLine, str], None] = {}
         for message, category, place in caught:
             if issubclass(category, torch.jit.TracerWarning):  # type: ignore[attr-defined]
                 kinds.setdefault((place, str(message).strip().partition(". ")[0]))
@@ -67,8 +67,8 @@ def trace_warnings() -> Iterator[list[TraceWarning]]:
         found.extend(TraceWarning(place, text) for place, text in kinds)
 
 
-def location(place: Place) -> str:
-    """A place as ``file:line``."""
+def location(place: SourceLine) -> str:
+    """Returns a place as ``file:line``."""
     path = Path(place[0])
     with contextlib.suppress(ValueError):
         path = path.relative_to(Path.cwd())
@@ -76,7 +76,7 @@ def location(place: Place) -> str:
 
 
 def statement_at(filename: str, line: int) -> str:
-    """The statement of a source file that `line` belongs to, on one line; of a compound one its head only."""
+    """Returns the statement on this line of a source file, on one line; of a compound statement only its head."""
     source = "".join(linecache.getlines(filename))
     try:
         tree = ast.parse(source)

@@ -1,9 +1,9 @@
-"""Sees where a model under the tracer turns a tensor's value into a Python value, and so freezes it into the graph.
+"""Finds where a traced model turns a tensor's value into a Python value, which the export freezes.
 
-torch warns (``TracerWarning``) of every such place, and most are harmless: under the tracer sizes are tensors too, and
-a decision on a size is the same for every batch of that size. Here each place is told apart by walking the trace
-backwards from the tensor: to inputs and parameters, or to random numbers, it is a decision on values; to sizes alone
-it is not.
+torch warns (``TracerWarning``) of every such place, but most are harmless: in a trace sizes are tensors too, and a
+decision on a size is the same for every batch of that size. To distinguish them, the trace is followed backwards from
+the tensor. If it leads to inputs, parameters or random numbers, the decision depends on values. If it leads only to
+sizes, it does not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VALUES_MAKE_SIZES = ("nonzero", "masked_select", "unique", "bincount", "repeat_
 
 @dataclass(frozen=True)
 class ValueRead:
-    """A place in the model's code that depends on the value of a tensor."""
+    """A line of the model's code that depends on the value of a tensor."""
 
     file: str
     line: int
@@ -37,7 +37,7 @@ class ValueRead:
 
 @contextlib.contextmanager
 def watch() -> Iterator[list[ValueRead]]:
-    """Within it, the list fills with the places where a trace depends on tensors' values, each once, in order."""
+    """Collects the lines where a trace depends on tensors' values, each once, in order."""
     reads: list[ValueRead] = []
     originals: list[tuple[Any, str, bool, Any]] = []
     for owner, names in ((torch.Tensor, _CONVERSIONS + _COMPARISONS), (torch, _COMPARISONS)):
@@ -68,7 +68,7 @@ def _watching(original: Callable[..., Any], reads: list[ValueRead]) -> Callable[
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
             result = original(*args, **kwargs)
-        # The tracer's warning names the line that reads the tensor, which is the caller's and not the one above.
+        # The tracer's warning must name the line that reads the tensor, which is the caller of this function.
         caller = sys._getframe(1)
         for warning in heard:
             warnings.warn_explicit(warning.message, warning.category, caller.f_code.co_filename, caller.f_lineno)
@@ -78,8 +78,8 @@ def _watching(original: Callable[..., Any], reads: list[ValueRead]) -> Callable[
 
 
 def _depends_on_values(value: Any) -> bool:
-    """Whether a value of the trace comes from inputs, parameters or random numbers other than by their sizes."""
-    # Each node at most twice: as what gives a value, and as what gives a size.
+    """Whether a traced value depends on inputs, parameters or random numbers other than by their sizes."""
+    # Each node is visited at most twice: once for its value and once for its size.
     todo, seen = [(value.node(), False)], set()
     while todo:
         node, only_its_size = todo.pop()
@@ -98,15 +98,15 @@ def _depends_on_values(value: Any) -> bool:
 
 
 def _by_mask(node: Any) -> bool:
-    """Whether an ``aten::index`` takes elements by a boolean mask."""
+    """Whether an ``aten::index`` selects elements with a boolean mask."""
     indices = list(node.inputs())[1].node().inputs()
     kinds = [index.type().scalarType() for index in indices if index.type().kind() == "TensorType"]
-    # What the tracer does not know could be one.
+    # An index of unknown type could be a mask.
     return any(kind in ("Bool", "Byte", None) for kind in kinds)
 
 
 def _place() -> ValueRead:
-    """The innermost line outside torch and this file."""
+    """Returns the innermost line outside torch and this file."""
     frame = sys._getframe(1)
     place = frame
     while frame.f_back is not None:

@@ -1,6 +1,7 @@
-"""Weights in a file beside a graph: one protobuf message, which a graph is, holds 2 GB at most.
+"""Stores the weights of a graph as ONNX external data, in a file next to the graph.
 
-The graph in memory is then without them: whatever changes or copies it moves kilobytes, and it is run by its path.
+A graph is one protobuf message, and a message holds at most 2 GB. With external data the graph in memory has no
+weights: changing or copying it costs kilobytes, and ONNX Runtime opens it by its path.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from ortlaunch.export import graph
 from ortlaunch.ort.runtime import Graph
 
 EXTERNAL_BYTES = 1_000_000_000
-"""Weights of this size and more in all lie in a file of their own."""
+"""Bytes. Weights of this total size and more are written to a file of their own."""
 SUFFIX = ".data"
 
 _SMALLEST = 1024
-"""Bytes; what is smaller stays in the graph: shapes and rates, which are read when it is changed."""
+"""Bytes. Smaller tensors stay in the graph: shapes and rates, which are read when the graph is changed."""
 _ALIGNED = 4096
-"""Where a tensor may begin, so that runtimes can map it into memory."""
+"""Alignment of a tensor in the file, in bytes, so that runtimes can map it into memory."""
 _TRIAL = "trial.onnx"
 
 
-def take(path: Path, *, external: bool) -> ModelProto:
-    """Reads a graph that torch has written, and takes away all files of its folder.
+def read_exported(path: Path, *, external: bool) -> ModelProto:
+    """Reads a graph that torch has written, and deletes all files in its folder.
 
     Args:
-        path: of the graph, in a folder of its own; of a large one torch leaves each weight in a file beside it.
-        external: whether the weights come to lie beside the graph whatever their size.
+        path: the graph, alone in its folder; torch writes each weight of a large graph to a file next to it.
+        external: whether to store the weights as external data whatever their size.
 
     Returns:
-        The graph: whole, or without its weights, which are in ``path.data`` then.
+        The graph. It is complete, or its weights are in ``path.data``.
     """
     model = onnx.load(str(path), load_external_data=False)
     path.unlink()
@@ -51,7 +52,7 @@ def take(path: Path, *, external: bool) -> ModelProto:
         with kept.open("xb") as data:
             for tensor in model.graph.initializer:
                 _move(tensor, folder, data)
-        # A message keeps the memory of what is taken out of it.
+        # A protobuf message keeps the memory of what was removed from it, so a new message is made.
         model = ModelProto.FromString(model.SerializeToString())
     else:
         kept = None
@@ -64,22 +65,22 @@ def take(path: Path, *, external: bool) -> ModelProto:
 
 
 def lower_version(path: Path) -> None:
-    """Writes a file again in versions that ONNX Runtime 1.19.2 reads; weights beside it stay where they are."""
+    """Writes a file again in versions that ONNX Runtime 1.19.2 reads; external weights are not touched."""
     graph.save_unchecked(onnx.load(str(path), load_external_data=False), path)
 
 
-def any_in(model: ModelProto) -> bool:
-    """Whether weights of the graph lie beside it."""
+def used_by(model: ModelProto) -> bool:
+    """Whether the graph has weights in external data."""
     return any(uses_external_data(tensor) for tensor in model.graph.initializer)
 
 
 def runnable(model: ModelProto, folder: Path | None, values: Mapping[str, graph.Array] | None = None) -> Graph:
-    """A graph ready to run.
+    """Returns a graph that is ready to run.
 
     Args:
-        model: the graph; `values` of initializers that it has itself are put into it, in place.
-        folder: where the weights lie that it has not itself.
-        values: of initializers, to run it with instead of its own.
+        model: the graph; `values` of initializers that are inside it replace their values in place.
+        folder: the folder of the external data, if any.
+        values: values of initializers to run the graph with instead of its own.
     """
     beside = {tensor.name for tensor in model.graph.initializer if uses_external_data(tensor)}
     values = values or {}
@@ -89,7 +90,7 @@ def runnable(model: ModelProto, folder: Path | None, values: Mapping[str, graph.
     path = folder / _TRIAL
     try:
         graph.save_unchecked(model, path)
-        # ONNX Runtime has dropped what nothing reads, and would not know it.
+        # ONNX Runtime drops weights that no node reads, and would reject their names.
         read = {name for node in graph.nodes(model) for name in node.input}
         return Graph(path, weights={name: value for name, value in values.items() if name in beside & read})
     finally:
@@ -97,7 +98,7 @@ def runnable(model: ModelProto, folder: Path | None, values: Mapping[str, graph.
 
 
 def value(tensor: TensorProto, folder: Path | None) -> graph.Array:
-    """The values of an initializer, read only, from the graph or from the file beside it in `folder`."""
+    """Returns the values of an initializer, read-only, from the graph or from the external data in `folder`."""
     if not uses_external_data(tensor):
         return numpy_helper.to_array(tensor)
     assert folder is not None
@@ -120,7 +121,7 @@ def _bytes(tensor: TensorProto) -> int:
 
 
 def _fill(tensor: TensorProto, folder: Path) -> None:
-    """Reads what torch has left in a file into the tensor."""
+    """Loads the values that torch wrote to a file into the tensor."""
     if uses_external_data(tensor):
         load_external_data_for_tensor(tensor, str(folder))
         tensor.data_location = TensorProto.DEFAULT
@@ -128,7 +129,7 @@ def _fill(tensor: TensorProto, folder: Path) -> None:
 
 
 def _move(tensor: TensorProto, folder: Path, data: BinaryIO) -> None:
-    """Moves a tensor's values to the end of a file; small ones into the tensor."""
+    """Appends a tensor's values to the file of external data; small tensors stay in the graph."""
     if _bytes(tensor) < _SMALLEST:
         _fill(tensor, folder)
         return

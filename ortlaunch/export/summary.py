@@ -1,14 +1,14 @@
-"""What an export prints when it is done."""
+"""Renders what an export prints at its end."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ortlaunch.export.record import Port, Record
+from ortlaunch.export.record import ExportRecord, Port
 
 
-def said(out: Path, record: Record) -> str:
-    """The folder, its files and what was proven, a line each."""
+def summary(out: Path, record: ExportRecord) -> str:
+    """Returns one line each for the folder, its files, and the results of the checks."""
     lines = [f"{out}: {record.kind} of {record.weights}"]
     lines += [f"  {name:<28} {size:>12,} bytes" for name, size in record.files.items()]
     lines.append(f"  in   {', '.join(map(_port, record.inputs))}")
@@ -23,7 +23,7 @@ def _port(port: Port) -> str:
     return f"{port.name} {port.dtype}[{', '.join(map(str, port.shape))}]"
 
 
-def _findings(record: Record) -> list[str]:
+def _findings(record: ExportRecord) -> list[str]:
     found = record.findings
     lines = _training(record)
     if found.get("parameters"):
@@ -48,7 +48,7 @@ def _findings(record: Record) -> list[str]:
     return lines
 
 
-def _training(record: Record) -> list[str]:
+def _training(record: ExportRecord) -> list[str]:
     if record.kind != "artifacts":
         return []
     optimizer = ", ".join(f"{key} {value:g}" for key, value in record.optimizer.items() if key != "name")

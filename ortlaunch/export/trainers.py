@@ -1,4 +1,4 @@
-"""The two sides of a comparison: artifacts in ONNX Runtime's training, and the same model in PyTorch."""
+"""Trains the same model twice for a comparison: the artifacts in ONNX Runtime, and the model in PyTorch."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ortlaunch.config.schema import AdamWConfig, OptimizerConfig
 from ortlaunch.export import graph, losses
 from ortlaunch.export.forward import LABELS, LOGITS, LOSS, Forward, find_forward, untouched
 from ortlaunch.export.proofs import dropout_off
-from ortlaunch.export.record import Record
+from ortlaunch.export.record import ExportRecord
 from ortlaunch.models.task import Batch, make_task
 from ortlaunch.ort.artifacts import CHECKPOINT, TRAINING, Checkpoint, Trainer
 from ortlaunch.ort.verify.nested import NamedTensors
 
 _ROUNDING = 1e-6
-"""Of the largest gradient: in fp32, smaller ones are sums that have cancelled out."""
+"""Share of the largest gradient. In fp32, smaller gradients are sums that have cancelled out."""
 
 
 @dataclass(frozen=True)
-class Fed:
-    """A batch as both sides take it."""
+class TrainingBatch:
+    """A batch in the form that both trainers take."""
 
     inputs: Batch
     labels: torch.Tensor
 
 
-def fed_of(record: Record, model: torch.nn.Module, batch: Batch) -> Fed:
-    """What the artifacts' inputs take of a batch, and the labels as their loss takes them."""
+def training_batch(record: ExportRecord, model: torch.nn.Module, batch: Batch) -> TrainingBatch:
+    """Selects the tensors that the artifacts take, and converts the labels for their loss."""
     names = [port.name for port in record.inputs if port.name != LABELS]
     labels = batch[LABELS]
     if record.loss in ("mse", "bce"):
@@ -40,13 +40,13 @@ def fed_of(record: Record, model: torch.nn.Module, batch: Batch) -> Fed:
         with untouched(model), torch.no_grad():
             outputs = make_task(model, given).outputs(model, given)
         labels = losses.target(record.loss, Forward.named(outputs)[LOGITS], labels)
-    return Fed({name: batch[name] for name in names}, labels)
+    return TrainingBatch({name: batch[name] for name in names}, labels)
 
 
-class Device:
-    """The artifacts, trained in a folder of their own with dropout off."""
+class ArtifactTrainer:
+    """Trains copies of the artifacts in a scratch folder, with dropout off."""
 
-    def __init__(self, folder: Path, record: Record, scratch: Path) -> None:
+    def __init__(self, folder: Path, record: ExportRecord, scratch: Path) -> None:
         self.folder = folder
         self.record = record
         quiet = graph.without_dropout(graph.load(folder / f"{record.prefix}{TRAINING}"))
@@ -74,39 +74,39 @@ class Device:
             threads=torch.get_num_threads(),
         )
 
-    def drops(self, fed: Fed) -> bool | None:
-        """Whether two passes of the artifacts as they are over one batch differ; None without dropout in them."""
+    def drops(self, batch: TrainingBatch) -> bool | None:
+        """Whether two passes over one batch differ with the unchanged artifacts; None if they contain no dropout."""
         if not self.record.findings.get("dropout"):
             return None
         trainer = self._trainer_of(self._fresh(self._scratch), None)
-        return trainer.loss(*arrays(fed)) != trainer.loss(*arrays(fed))
+        return trainer.loss(*arrays(batch)) != trainer.loss(*arrays(batch))
 
-    def step(self, fed: Fed) -> float:
-        """One step; the loss before it."""
-        return self._trainer.step(*arrays(fed))
+    def step(self, batch: TrainingBatch) -> float:
+        """Runs one training step and returns the loss before it."""
+        return self._trainer.step(*arrays(batch))
 
-    def gradients(self, fed: Fed) -> NamedTensors:
-        """Of the trainable parameters, after one pass."""
-        self._trainer.loss(*arrays(fed))
+    def gradients(self, batch: TrainingBatch) -> NamedTensors:
+        """Returns the gradients of the trainable parameters after one pass."""
+        self._trainer.loss(*arrays(batch))
         return {name: torch.from_numpy(value) for name, value in self.checkpoint.gradients().items()}
 
-    def evaluate(self, fed: Fed) -> float:
-        """The loss in eval mode."""
-        return self._trainer.evaluate(*arrays(fed))
+    def evaluate(self, batch: TrainingBatch) -> float:
+        """Returns the loss in eval mode."""
+        return self._trainer.evaluate(*arrays(batch))
 
     def export(self, path: Path, outputs: list[str]) -> None:
         """Writes the trained model for inference."""
         self._trainer.export(path, outputs)
 
 
-def arrays(fed: Fed) -> list[np.ndarray[Any, Any]]:
-    return [tensor.numpy() for tensor in (*fed.inputs.values(), fed.labels)]
+def arrays(batch: TrainingBatch) -> list[np.ndarray[Any, Any]]:
+    return [tensor.numpy() for tensor in (*batch.inputs.values(), batch.labels)]
 
 
-class Beside:
-    """The same in PyTorch, in train mode with dropout off."""
+class TorchTrainer:
+    """Trains the model in PyTorch, in train mode with dropout off."""
 
-    def __init__(self, model: torch.nn.Module, record: Record, cfg: OptimizerConfig) -> None:
+    def __init__(self, model: torch.nn.Module, record: ExportRecord, cfg: OptimizerConfig) -> None:
         self.model = model.train()
         self.record = record
         trainable = set(record.trainable)
@@ -123,34 +123,34 @@ class Beside:
         self._forward: Forward | None = None
         self._largest: NamedTensors = {}
 
-    def loss(self, fed: Fed) -> torch.Tensor:
-        """The loss in the mode that the model is in."""
-        outputs = self.outputs(fed)
-        return losses.in_pytorch(str(self.record.loss), outputs, fed.labels)
+    def loss(self, batch: TrainingBatch) -> torch.Tensor:
+        """Computes the loss in the model's current mode."""
+        outputs = self.outputs(batch)
+        return losses.in_pytorch(str(self.record.loss), outputs, batch.labels)
 
-    def outputs(self, fed: Fed) -> dict[str, torch.Tensor]:
-        batch = fed.inputs | ({LABELS: fed.labels} if self.record.loss == "own" else {})
+    def outputs(self, batch: TrainingBatch) -> dict[str, torch.Tensor]:
+        given = batch.inputs | ({LABELS: batch.labels} if self.record.loss == "own" else {})
         if self._forward is None:
-            self._forward = find_forward(self.model, batch, with_labels=self.record.loss == "own")
-        # Not by `named_tensors`, which detaches.
-        raw = self._forward.task.outputs(self.model, batch)
+            self._forward = find_forward(self.model, given, with_labels=self.record.loss == "own")
+        # `named_tensors` is not used here, because it detaches.
+        raw = self._forward.task.outputs(self.model, given)
         return _attached(raw)
 
-    def gradients(self, fed: Fed) -> NamedTensors:
-        """Of the trainable parameters, after one pass."""
+    def gradients(self, batch: TrainingBatch) -> NamedTensors:
+        """Returns the gradients of the trainable parameters after one pass."""
         chosen = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         with untouched(self.model):
             with dropout_off():
-                loss = self.loss(fed)
-            # Before the buffers are put back: the backward reads them.
+                loss = self.loss(batch)
+            # This comes before the buffers are restored, because the backward reads them.
             found = torch.autograd.grad(loss, list(chosen.values()), allow_unused=True)
         pairs = zip(chosen.items(), found, strict=True)
         return {name: torch.zeros_like(one) if gradient is None else gradient for (name, one), gradient in pairs}
 
-    def step(self, fed: Fed) -> float:
-        """One step; the loss before it."""
+    def step(self, batch: TrainingBatch) -> float:
+        """Runs one training step and returns the loss before it."""
         with dropout_off():
-            loss = self.loss(fed)
+            loss = self.loss(batch)
         self._optimizer.zero_grad()
         loss.backward()
         for name, parameter in self.model.named_parameters():
@@ -161,16 +161,19 @@ class Beside:
         return float(loss.detach())
 
     def chance(self) -> dict[str, torch.Tensor]:
-        """Where a parameter's gradient has never been more than rounding errors, as booleans of its shape.
+        """Marks the values of each parameter whose gradient was never more than a rounding error.
 
-        A bias before a BatchNorm, or of attention keys, has no gradient but these, and AdamW makes full steps of them.
+        A bias before a BatchNorm, or of attention keys, has no other gradient, and AdamW makes full steps from it.
+
+        Returns:
+            For each parameter, booleans of its shape.
         """
         top = max((float(size.max()) for size in self._largest.values()), default=0.0)
         return {name: (size > 0) & (size < _ROUNDING * top) for name, size in self._largest.items()}
 
 
 def _attached(outputs: Any) -> dict[str, torch.Tensor]:
-    """A model's outputs by name, with their gradients."""
+    """Returns a model's outputs by name, without detaching them."""
     if isinstance(outputs, torch.Tensor):
         return {LOSS if outputs.dim() == 0 else LOGITS: outputs}
     if isinstance(outputs, tuple | list):
