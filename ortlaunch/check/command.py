@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.check.render import render
@@ -29,7 +30,6 @@ from ortlaunch.launch.planning import make_plan
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-EXIT_FIT, EXIT_NOT_FIT = 0, 1
 _FORMATS = ("table", "json")
 
 _HELP = """\
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     """
     if {"-h", "--help"} & set(arguments):
         print(_HELP)
-        return EXIT_FIT
+        return exit_codes.DONE
     no_cost = "--no-cost" in arguments
     chosen, overrides = _format([argument for argument in arguments if argument != "--no-cost"])
     if {"-m", "--multirun"} & set(overrides):
@@ -68,13 +68,13 @@ def main(arguments: list[str]) -> int:
     run_with_hydra(overrides, composed.append)
     if not composed:
         # Hydra has printed what an option such as --cfg asked for.
-        return EXIT_FIT
+        return exit_codes.DONE
     report = look(_for_ort(_here(to_config(composed[0]))), with_cost=not no_cost, quiet=chosen == "json")
     if chosen == "json":
         print(json.dumps(report, indent=2))
     else:
         render(report, Console())
-    return EXIT_FIT if report["fit"] else EXIT_NOT_FIT
+    return exit_codes.DONE if report["fit"] else exit_codes.FAILED
 
 
 def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import LauncherConfig
 from ortlaunch.follow.find import HELP, find_runs
@@ -25,8 +26,6 @@ from ortlaunch.run.record import Record, read_record
 from ortlaunch.run.run import Run
 from ortlaunch.run.state import STATE_TAG
 from ortlaunch.run.sweep import note_end
-
-EXIT_GOES_ON = 1
 
 _POLL_SECONDS = 0.3
 _QUEUE_POLL_SECONDS = 1.5
@@ -66,7 +65,7 @@ def cancel(arguments: list[str]) -> int:
         print(_verdict(look(record.folder)[0], over=over), flush=True)
         goes_on |= not over
     _send(unsent)
-    return EXIT_GOES_ON if goes_on else 0
+    return exit_codes.FAILED if goes_on else exit_codes.DONE
 
 
 def _ask_to_end(row: Row, record: Record, *, now: bool) -> Callable[[], bool]:

@@ -65,7 +65,8 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
     past = history.load(run_dir)
     attempt = past.begin(job.job_id, job.restart, job.nodes)
     history.save(run_dir, past)
-    os.environ["ORTLAUNCH_ATTEMPT"] = str(attempt)
+    # For the workers, which inherit them.
+    os.environ |= {"ORTLAUNCH_ATTEMPT": str(attempt), "ORTLAUNCH_JOB": job.job_id}
     journal.tags(
         {
             "ortlaunch.state": "running",

@@ -17,7 +17,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-_LONGEST_SECONDS = 120.0
+_LONGEST_SECONDS = 240.0
 _POLL_SECONDS = 0.1
 _SPOOL = Path(os.environ["PBS_SPOOL"])
 

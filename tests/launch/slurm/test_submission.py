@@ -290,3 +290,19 @@ def test_a_password_travels_in_the_environment_alone():
     assert submission_environment(made)["ORTLAUNCH_TRACKING_URI"] == "https://ada:secret@example.org"
     assert "ORTLAUNCH_TRACKING_URI" not in submission_environment(config())
     assert "secret" not in request_for(make_plan(made), made).script()
+
+
+def test_the_check_looks_on_this_machine(tmp_path):
+    """What it asks for of the nodes does not matter there; what this machine lacks is one line."""
+    words = ("launcher=slurm", "launcher.gpus_per_node=4", "device=cuda", "model=mlp")
+    done = ortlaunch(tmp_path, "check", *words, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    first, last = done.stderr.splitlines()
+    assert first == "ortlaunch: launcher=slurm: the check looks on this machine, not on the nodes"
+    assert "device=cuda and this machine shows no GPU" in last
+
+
+def test_a_sweep_has_one_launcher(tmp_path):
+    done = ortlaunch(tmp_path, "launcher=slurm,local", "launcher.dry_run=true", "--multirun")
+    assert done.returncode == 2
+    assert "launcher=slurm,local: a sweep has one launcher" in done.stderr
