@@ -37,6 +37,26 @@ def test_every_page_stands_in_the_navigation() -> None:
     assert named == {path.name for path in (ROOT / "docs").glob("*.md")}
 
 
+def test_pages_have_titles_and_are_shown_in_light_and_in_dark(site: Path) -> None:
+    text = re.sub(r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text())
+    settings = yaml.safe_load(text)
+    untitled = [entry for entry in settings["nav"] if isinstance(entry, str)]
+    untitled += [
+        page
+        for entry in settings["nav"]
+        for pages in entry.values()
+        if isinstance(pages, list)
+        for page in pages
+        if isinstance(page, str)
+    ]
+    assert not untitled
+    home = (site / "index.html").read_text()
+    assert home.count('name="__palette"') == 3
+    assert all(f'data-md-color-scheme="{scheme}"' in home for scheme in ("default", "slate"))
+    assert [name for name in re.findall(r'<img [^>]*src="([^"]+)"', home) if not (site / name).is_file()] == []
+    assert home.count("<img ") >= 2
+
+
 def test_nothing_is_fetched_when_it_is_read(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 12

@@ -8,7 +8,8 @@ import shlex
 from typing import NoReturn
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.keys import is_switch, meant_key
+from ortlaunch.config.keys import is_switch
+from ortlaunch.config.meant import meant_key
 
 _ALIKE = 0.8
 
@@ -53,7 +54,10 @@ def _unknown_option(option: str, arguments: list[str], parser: argparse.Argument
     key = meant_key(name.lstrip("-"))
     if key is None:
         return f"{text} (ortlaunch --help)"
-    if not equals:
+    key, has_value, own_value = key.partition("=")
+    if has_value:
+        value = own_value
+    elif not equals:
         value = _value_behind(option, arguments) or ("true" if is_switch(key) else "VALUE")
     return f"{text}: did you mean {shlex.quote(f'{key}={value}')}?"
 

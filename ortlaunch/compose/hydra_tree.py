@@ -17,11 +17,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.command_line import hydra_words
-from ortlaunch.config.keys import has_key, known_keys, schemas_of
 from ortlaunch.config.load import first_line
+from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.paths import conf_dir, group_options, ready_jobs, slurm_profiles
 from ortlaunch.config.plugins import announced_launchers, launcher_schema
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, MlflowConfig, open_model, register_schemas
+from ortlaunch.config.synonyms import KEYS
 from ortlaunch.config.tracking_uri import default_uri
 from ortlaunch.models.registry import available, unknown_model_message
 
@@ -220,9 +221,9 @@ def explain(error: Exception) -> str:
     if option := re.search(r"Could not find '([^']+)/([^/']+)'", text):
         return _unknown_option(option[1], option[2], text)
     if key := re.search(r"Key '[^']+' (?:is )?not in .*?full_key: (\S+)", text, re.DOTALL):
-        return _unknown_key(key[1])
+        return unknown_key(key[1])
     if key := re.search(r"^Could not override '([^'@]+)'", text):
-        return _unknown_key(key[1])
+        return unknown_key(key[1])
     if isinstance(error, OverrideParseException):
         if "=" not in error.override:
             return f"{error.override}: keys are given as KEY=VALUE (ortlaunch --help)"
@@ -245,15 +246,9 @@ def _unknown_option(group: str, name: str, text: str) -> str:
     if group == "model":
         return unknown_model_message(name)
     available = re.findall(r"^\t(\S+)$", text, re.MULTILINE) or sorted(GROUPS.get(group, {}))
-    return f"{group}={name}: no such option{_nearest(name, available, group + '=')} (there are {', '.join(available)})"
-
-
-def _unknown_key(key: str) -> str:
-    group = key.partition(".")[0]
-    owners = [o for o, node in schemas_of(group).items() if has_key(node, key, f"{group}.")]
-    if owners:
-        return f"{key}: the chosen {group} has no such key; it belongs to {group}={', '.join(owners)}"
-    return f"{key}: no such key{_nearest(key, known_keys())} (all keys: ortlaunch --cfg job)"
+    elsewhere = [option for option in KEYS.get(name.lower(), ()) if option.startswith(f"{group}=")]
+    hint = f". Did you mean {elsewhere[0]}?" if elsewhere else _nearest(name, available, f"{group}=")
+    return f"{group}={name}: no such option{hint} (there are {', '.join(available)})"
 
 
 def _nearest(name: str, names: list[str], prefix: str = "") -> str:

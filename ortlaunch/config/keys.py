@@ -1,15 +1,12 @@
-"""The keys of the schema by their dotted names, and the one that a user may have meant."""
+"""The keys of the schema by their dotted names."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any
 
 from ortlaunch.config.plugins import launcher_schemas
 from ortlaunch.config.schema import GROUPS, Config, ModelConfig
-
-_ALIKE = 0.7
 
 
 def known_keys() -> list[str]:
@@ -26,22 +23,6 @@ def has_key(node: type[Any], key: str, prefix: str) -> bool:
         prefix: the group's name and a dot.
     """
     return key in _types_of(node, prefix)
-
-
-def meant_key(name: str) -> str | None:
-    """The key that somebody means who calls it as other tools call their options, such as ``batch-size``."""
-    name = name.replace("-", "_")
-    keys = known_keys()
-    if name in keys:
-        return name
-    by_name: dict[str, str] = {}
-    # Of several with one name the run's own comes first, then the one that lies least deep.
-    for key in sorted(keys, key=lambda key: (not key.startswith("train."), key.count("."), key)):
-        by_name.setdefault(key.rpartition(".")[2], key)
-    for names in (by_name, {key: key for key in keys}):
-        if found := difflib.get_close_matches(name, names, n=1, cutoff=_ALIKE):
-            return names[found[0]]
-    return None
 
 
 def is_switch(key: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.plugins import launcher_schema
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
 from ortlaunch.run.settings import read_settings
@@ -18,8 +21,11 @@ def to_config(tree: DictConfig) -> Config:
     """Turns a composed tree into the schema's dataclasses.
 
     Raises:
-        RequestError: a value that the user must give is missing, or an interpolation does not resolve.
+        RequestError: a value that the user must give is missing, a key was added (``+train.stpes=1``) that nothing
+            reads, or an interpolation does not resolve.
     """
+    if added := next(_added_keys(tree), None):
+        raise RequestError(unknown_key(added))
     missing = OmegaConf.missing_keys(tree)
     if missing:
         key = sorted(missing)[0]
@@ -30,6 +36,19 @@ def to_config(tree: DictConfig) -> Config:
         raise RequestError(f"configuration: {first_line(error)}") from error
     assert isinstance(config, Config)
     return config
+
+
+def _added_keys(tree: DictConfig, prefix: str = "") -> Iterator[str]:
+    """The dotted keys of a tree that its schema does not have."""
+    schema = OmegaConf.get_type(tree)
+    if not dataclasses.is_dataclass(schema):
+        return
+    known = {field.name for field in dataclasses.fields(schema)}
+    for key in map(str, tree):
+        if key not in known:
+            yield f"{prefix}{key}"
+        elif not OmegaConf.is_missing(tree, key) and isinstance(tree[key], DictConfig):
+            yield from _added_keys(tree[key], f"{prefix}{key}.")
 
 
 def save_config(config: Config, path: Path) -> None:

@@ -276,7 +276,7 @@ def _elapsed(record: Record, job: Job | None, *, runs: bool, is_active: bool) ->
         return job.elapsed
     if record.began is None or record.state.last is None:
         return None
-    end = time.time() * 1000 if runs else record.state.last
+    end = time.time() * 1000 if runs else record.state.ended_at or record.state.last
     return max(0.0, (end - record.began) / 1000)
 
 

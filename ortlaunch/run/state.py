@@ -48,6 +48,8 @@ class RunState:
     """The first failure since the latest attempt began, in one line."""
     ended: Status | None = None
     """How the run ended, where that is the journal's last word."""
+    ended_at: int | None = None
+    """When that was, in milliseconds: an export may add to the journal of a run that is over."""
     is_wanted: bool = True
     """Whether the run is to go on: not while its job waits in a queue, nor after a stop or a finish. It is wanted after
     a failure, which somebody has to repair."""
@@ -75,7 +77,7 @@ class RunState:
                 said = [line.strip() for line in event.message.splitlines() if line.strip()]
                 self.failure = self.failure or f"rank {event.rank} on {event.host}: {said[-1] if said else ''}"
             case events.Ended():
-                self.ended = event.status
+                self.ended, self.ended_at = event.status, event.t
                 self.is_wanted = event.status not in _UNWANTED_AFTER
 
     @property
@@ -104,7 +106,7 @@ class RunState:
         self.experiment, self.name, self.run_id = event.experiment, event.name, event.run_id
         self.attempts += 1
         self.began = event.t
-        self.ended, self.failure = None, ""
+        self.ended, self.ended_at, self.failure = None, None, ""
         self.is_wanted, self.trains = True, False
 
     def _tag(self, event: events.Tagged) -> None:

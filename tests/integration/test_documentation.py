@@ -1,4 +1,4 @@
-"""Every command of README.md and docs/guide.md is run: in order, in one folder a page, what trains on a small model."""
+"""Every command of README.md, the guide and the tutorial is run: in order, in one folder a page, on small models."""
 
 from __future__ import annotations
 
@@ -16,16 +16,28 @@ ROOT = Path(__file__).parents[2]
 _ID = "1a2b3c"
 """What the pages write where a reader puts the short id of a run."""
 _GPT2 = ("vocab_size=256", "n_embd=32", "n_layer=1", "n_head=2")
-_SMALL = {"gpt2": _GPT2, "gpt2_nano": _GPT2, "resnet": ("hidden_sizes=[32]", "depths=[1]"), "mlp": ()}
+_SMALL = {
+    "gpt2": _GPT2,
+    "gpt2_nano": _GPT2,
+    "resnet": ("hidden_sizes=[32]", "depths=[1]"),
+    "mlp": (),
+    "bytes": ("width=16", "depth=1"),
+}
 _SHORT = ("device=cpu", "train.steps=2", "train.log_every=1", "launcher.workers_per_node=1")
 
 
 def commands(page: str) -> list[str]:
     """The lines of a page's code blocks that are commands, without what a comment says of them."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     blocks = [text for language, text in found if language in ("", "sh")]
     lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
     return [re.sub(r"\s+#.*", "", line) for line in lines if line.startswith(("ortlaunch ", "make ", "source "))]
+
+
+def files(page: str) -> dict[str, str]:
+    """The files that a page has the reader write: its code blocks with a title."""
+    found = re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    return dict(found)
 
 
 def trains(words: list[str]) -> bool:
@@ -44,7 +56,7 @@ def shortened(words: list[str]) -> list[str]:
 
 
 def test_the_pages_name_commands() -> None:
-    for page, least in (("README.md", 12), ("docs/guide.md", 20)):
+    for page, least in (("README.md", 12), ("docs/guide.md", 20), ("docs/tutorial.md", 14)):
         assert len(commands(page)) >= least
     targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "constraints-torch26.txt"):
@@ -61,6 +73,64 @@ def test_the_first_five_minutes_work(launch, tmp_path: Path) -> None:
         result = launch(tmp_path, *(shortened(words) if trains(words) else words))
         assert result.returncode == 0, f"{words}\n{result.report}"
     assert result.stdout.count("FINISHED") == 2
+
+
+@pytest.fixture
+def beginner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of somebody who has typed the files of the tutorial."""
+    for name, text in files("docs/tutorial.md").items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "corpus.txt").write_text("In the beginning was the word. " * 500)
+    monkeypatch.setenv("ORTLAUNCH_JOBS", str(tmp_path / "jobs"))
+    return tmp_path
+
+
+def test_the_tutorials_model_trains(launch, beginner: Path) -> None:
+    """The files of the tutorial, and its first run."""
+    assert sorted(files("docs/tutorial.md")) == ["jobs/bytes.yaml", "nets.py"]
+    first = next(words for words in map(shlex.split, commands("docs/tutorial.md")) if words[1:] == ["+jobs=bytes"])
+    result = launch(beginner, *shortened(first[1:]))
+    assert result.returncode == 0, result.report
+    assert "step 2/2  eval loss" in result.stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_every_command_of_the_tutorial_works(launch, start, beginner: Path) -> None:
+    """In order. What goes to the cluster is composed alone: tests/slurm submits to a real one."""
+    long = None
+    for command in commands("docs/tutorial.md"):
+        program, *words = shlex.split(command)
+        if program != "ortlaunch":
+            continue
+        if "name=long" in words:
+            long = start(beginner, *shortened(words), "train.steps=100000")
+            run_dir = long.wait_for_training()
+            continue
+        if words[0] == "resume":
+            words = ["resume", "long", f"train.steps={_steps_taken(run_dir) + 1}"]
+        elif words[:2] == ["status", "cluster"]:
+            words[1] = "long"
+        elif words[0] == "bench":
+            words = ["bench", *shortened(words[1:]), "repeat=1"]
+        elif "launcher=slurm" in words:
+            words = [*words, "device=cpu", *["launcher.dry_run=true"] * ("launcher.dry_run=true" not in words)]
+        elif trains(words) and "launcher.dry_run=true" not in words and "batch_size=16" not in words:
+            words = shortened(words)
+        words = [word.replace(_ID, run_dir.name.rpartition("-")[2]) if long else word for word in words]
+        result = launch(beginner, *words)
+        refused = "batch_size=16" in words
+        assert result.returncode == (2 if refused else 0), f"{command}\n{words}\n{result.report}"
+        if words[0] == "cancel":
+            assert long is not None and long.finish().returncode == 130
+    assert (beginner / "weights").is_dir() and (beginner / "server").is_dir() and (beginner / "bytes.html").is_file()
+
+
+def _steps_taken(run_dir: Path) -> int:
+    """The step of the newest checkpoint."""
+    return max(int(path.name.partition("-")[2]) for path in run_dir.glob("checkpoints/step-*"))
 
 
 @pytest.mark.nightly

@@ -70,6 +70,13 @@ def test_a_job_in_the_queue_has_not_begun_and_is_not_wanted_yet() -> None:
     assert state.began == 5000 and state.is_wanted
 
 
+def test_what_is_added_after_the_end_does_not_move_it() -> None:
+    state = fold([START, events.Ended(4000, "FINISHED"), events.FileKept(9000, "model.onnx", "onnx")])
+    assert (state.ended, state.ended_at, state.last) == ("FINISHED", 4000, 9000)
+    state.take(events.Started(9500, "e", "n", "abc123"))
+    assert state.ended_at is None
+
+
 def test_a_summary_holds_until_the_run_goes_on() -> None:
     state = fold([START, events.Measured(2, 20, {"summary/tokens_per_second_median": 7.0})])
     assert state.median_rates == (7.0, None)

@@ -1,0 +1,201 @@
+"""The key that a user means who types another one: by what other tools call it, by its words, by its spelling."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from ortlaunch.config.keys import has_key, known_keys, schemas_of
+from ortlaunch.config.schema import GROUPS
+from ortlaunch.config.synonyms import FILLERS, KEYS, WORDS
+
+_ALIKE = 0.75
+"""How alike two names must be for one to be the other misspelt: below, a guess is wrong more often than it helps."""
+_ALIKE_GROUPS = 0.6
+_LONGER = 2
+"""Letters by which a misspelt name differs in length at most: ``memory`` is not ``pin_memory`` misspelt."""
+_MANY = 2
+"""More keys than this that fit equally well are no guess."""
+
+
+def unknown_key(key: str) -> str:
+    """What is said of a key that the configuration does not have, with the key or the option that helps."""
+    group = key.partition(".")[0]
+    if owners := _owners(key):
+        return f"{key}: the chosen {group} has no such key; it belongs to {group}={', '.join(owners)}"
+    meant = " or ".join(map(_with_options, meant_keys(key)))
+    hint = f". Did you mean {meant}?" if meant else ""
+    return f"{key}: no such key{hint} (all keys: ortlaunch --cfg job)"
+
+
+def _owners(key: str) -> list[str]:
+    """The options of a key's group that have it."""
+    group = key.partition(".")[0]
+    return [name for name, node in schemas_of(group).items() if has_key(node, key, f"{group}.")]
+
+
+def _with_options(key: str) -> str:
+    """A key with the options that it belongs to, where most options of its group do not have it."""
+    group = key.partition(".")[0]
+    owners = _owners(key)
+    return f"{key} ({group}={', '.join(owners)})" if 0 < len(owners) <= len(schemas_of(group)) / 2 else key
+
+
+def meant_keys(name: str) -> list[str]:
+    """The keys that a name may stand for, the likeliest first; none rather than a wrong one.
+
+    Args:
+        name: an unknown key as it was typed, such as ``launcher.workers``, ``learning-rate`` or ``train.stpes``.
+
+    Returns:
+        At most two, each a key of the schema, a group, ``model.params.NAME`` or ``KEY=VALUE``.
+    """
+    plain = _plain(name)
+    if plain in known_keys():
+        return [plain]
+    group = _group_of(plain)
+    leaf = plain.partition(".")[2] if group else plain
+    # A model's own parameters are not in the schema, so there is always one more key that can be meant.
+    anywhere = (_a_model_parameter,) if group == "model" else (_by_leaf, _by_words, _by_spelling)
+    for guess in (_in_its_group, _by_table, *anywhere):
+        if found := guess(plain, group, leaf):
+            return found[:_MANY]
+    return []
+
+
+def meant_key(name: str) -> str | None:
+    """The likeliest of `meant_keys`, such as ``train.batch_size`` for ``batch-size``."""
+    return next(iter(meant_keys(name)), None)
+
+
+def _plain(name: str) -> str:
+    """``--maxSteps`` and ``max-steps`` as ``max_steps``."""
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-+"))
+    return snake.replace("-", "_").lower()
+
+
+def _group_of(plain: str) -> str:
+    """The group or node that a dotted name begins with, also misspelt; empty without one."""
+    first, dot, _ = plain.partition(".")
+    if not dot:
+        return ""
+    groups = _groups()
+    if first in groups:
+        return first
+    if found := _closest(first, groups, _ALIKE_GROUPS):
+        return found
+    return WORDS.get(first, "") if WORDS.get(first) in groups else ""
+
+
+def _groups() -> list[str]:
+    return sorted({key.partition(".")[0] for key in known_keys() if "." in key} | set(GROUPS))
+
+
+def _in_its_group(plain: str, group: str, leaf: str) -> list[str]:
+    """The group was misspelt, or another sign follows it: ``trian.steps``, ``train_steps``."""
+    keys = known_keys()
+    if group and f"{group}.{leaf}" in keys:
+        return [f"{group}.{leaf}"]
+    found = [key for key in keys if "." in key and key.replace(".", "_") == plain.replace(".", "_")]
+    # An option is chosen of its group: optimizer=sgd, not optimizer.name=sgd.
+    return [key.removesuffix(".name") if key.removesuffix(".name") in GROUPS else key for key in found]
+
+
+def _by_table(plain: str, group: str, leaf: str) -> list[str]:
+    """What another tool calls so; the words of a key in the same group come first."""
+    found = KEYS.get(plain) or KEYS.get(leaf) or ()
+    inside = [key for key in found if group and key.startswith(f"{group}.")]
+    if group and not inside and _with_words(leaf, group):
+        return []
+    return inside or list(found)
+
+
+def _a_model_parameter(plain: str, group: str, leaf: str) -> list[str]:
+    """A misspelt key of the group, else a parameter that stands one level too high: ``model.n_layer``."""
+    return _spelt_in(group, leaf) or [f"model.params.{leaf}"]
+
+
+def _by_leaf(plain: str, group: str, leaf: str) -> list[str]:
+    """The same name in another group; one word behind a group of another tool says too little: ``amp.mode``."""
+    last = leaf.rpartition(".")[2]
+    if not group and "." in plain and "_" not in last:
+        return []
+    found = [key for key in known_keys() if key.rpartition(".")[2] == last]
+    return _nearest_group_first(found, group)[:1] if len(found) <= _MANY else []
+
+
+def _by_words(plain: str, group: str, leaf: str) -> list[str]:
+    """Keys that hold all words of the name, or their beginnings: of its group, else of any."""
+    inside = _with_words(leaf, group) if group else []
+    last = leaf.rpartition(".")[2]
+    return inside or _nearest_group_first(_with_words(last if "_" in last else leaf, ""), group)
+
+
+def _by_spelling(plain: str, group: str, leaf: str) -> list[str]:
+    """Keys, and the names of the table, that are spelt almost so: in the group first, then anywhere."""
+    if found := _spelt_in(group, leaf):
+        return found
+    names: dict[str, tuple[str, ...]] = {key: (key,) for key in known_keys() if "." not in key}
+    for key in _nearest_group_first([key for key in known_keys() if "." in key], group):
+        names.setdefault(key.rpartition(".")[2], (key,))
+    names = KEYS | names
+    closest = _closest(leaf.rpartition(".")[2], list(names), _ALIKE)
+    return list(names[closest]) if closest else []
+
+
+def _spelt_in(group: str, leaf: str) -> list[str]:
+    """The key of a group that is spelt almost as `leaf`."""
+    leaves = [key.partition(".")[2] for key in known_keys() if group and key.startswith(f"{group}.")]
+    closest = _closest(leaf, leaves, _ALIKE)
+    return [f"{group}.{closest}"] if closest else []
+
+
+def _with_words(leaf: str, group: str) -> list[str]:
+    """The keys of a group, or of all, that hold all words of a name and fewest others."""
+    words = _words(leaf)
+    held: dict[str, int] = {}
+    for key in known_keys():
+        if words and "." in key and key.startswith(group):
+            own = _words(key.rpartition(".")[2])
+            if all(any(_begins(word, other) for other in own) for word in words):
+                held[key] = len(own)
+    fewest = min(held.values(), default=0)
+    found = [key for key, count in held.items() if count == fewest]
+    return found if len(found) <= _MANY else []
+
+
+def _words(name: str) -> set[str]:
+    """What a name says: its words without fillers, one word for each idea."""
+    return {WORDS.get(word, word) for word in re.split(r"[._]", name)} - FILLERS - {""}
+
+
+def _begins(word: str, other: str) -> bool:
+    """Whether a word is another one's plural or its beginning."""
+    return word.removesuffix("s") == other.removesuffix("s") or (len(word) >= 3 and other.startswith(word))
+
+
+def _nearest_group_first(keys: list[str], group: str) -> list[str]:
+    """Keys in the order in which they can be meant: the most alike group's, then the run's own, then the least deep."""
+
+    def rank(key: str) -> tuple[float, bool, int, str]:
+        alike = difflib.SequenceMatcher(None, group, key.partition(".")[0]).ratio() if group else 0.0
+        return (-alike, not key.startswith("train."), key.count("."), key)
+
+    return sorted(keys, key=rank)
+
+
+def _closest(name: str, names: list[str], cutoff: float) -> str | None:
+    """The name that is spelt most alike; two letters that changed places count as one."""
+    near = [other for other in names if abs(len(other) - len(name)) <= _LONGER]
+    swapped = [other for other in near if _is_swap(name, other)]
+    return next(iter(swapped or difflib.get_close_matches(name, near, n=1, cutoff=cutoff)), None)
+
+
+def _is_swap(name: str, other: str) -> bool:
+    apart = [at for at, (one, two) in enumerate(zip(name, other, strict=False)) if one != two]
+    return (
+        len(name) == len(other)
+        and len(apart) == 2
+        and name[apart[0]] == other[apart[1]]
+        and name[apart[1]] == other[apart[0]]
+    )

@@ -1,0 +1,134 @@
+"""What other tools call the keys of this one: the only word table behind "Did you mean …?".
+
+The left column has the keys of this program, the right one the names that users of transformers' Trainer, Lightning,
+Accelerate, DeepSpeed, torchtitan, torchrun and sbatch type. Names that differ only by order, by a group in front, by an
+ending or by a word of `FILLERS` need no entry: `ortlaunch.config.meant` finds them by their words.
+"""
+
+from __future__ import annotations
+
+FILLERS = frozenset(
+    {"a", "of", "the", "n", "nb", "num", "number", "max", "total", "use", "enable", "args"}
+    | {"adam", "ddp", "nccl", "dataloader", "random", "slurm", "sbatch", "mlflow"}
+)
+"""Words that others put around a name and that do not change what it means."""
+
+WORDS = {
+    "ckpt": "checkpoint",
+    "checkpointing": "checkpoint",
+    "gradient": "grad",
+    "gradients": "grad",
+    "length": "len",
+    "mem": "memory",
+    "sequence": "seq",
+    "interval": "every",
+    "freq": "every",
+    "frequency": "every",
+    "val": "eval",
+    "validation": "eval",
+    "evaluation": "eval",
+    "logging": "log",
+    "optim": "optimizer",
+    "sched": "scheduler",
+    "opt": "optimizer",
+    "epsilon": "eps",
+    "dir": "path",
+    "file": "path",
+    "cpus": "cpu",
+    "gpus": "gpu",
+}
+"""Words that mean the same in every name, each with the one that stands for both."""
+
+_NAMES = {
+    "train.steps": "epochs epoch num_epochs max_epochs num_train_epochs n_epochs iterations iters max_iters "
+    "train_iters num_iterations total_steps num_training_steps training_steps",
+    "train.batch_size": "bs mbs micro_batch_size per_device_train_batch_size per_device_batch_size local_batch_size "
+    "train_batch_size train_micro_batch_size_per_gpu micro_batch_size_per_gpu",
+    "train.grad_accumulation": "gradient_accumulation_steps accumulate_grad_batches accumulation_steps "
+    "grad_accumulation_steps accumulate_steps",
+    "train.precision": "dtype mixed_precision torch_dtype amp autocast mixed_precision_param",
+    "train.precision=fp16": "fp16 half float16 fp16.enabled use_fp16",
+    "train.precision=bf16": "bf16 bfloat16 bf16.enabled use_bf16",
+    "train.precision=fp32": "fp32 float32",
+    "train.clip_grad_norm": "gradient_clip_val gradient_clipping clip clipping",
+    "train.log_every": "logging_steps log_steps log_every_n_steps steps_per_print print_every",
+    "train.eval_every": "eval_steps val_check_interval check_val_every_n_epoch eval_every_n_steps",
+    "train.eval_samples": "limit_val_batches eval_iters",
+    "train.activation_checkpointing": "gradient_checkpointing activation_checkpoint.mode recompute "
+    "recomputation grad_checkpointing",
+    "train.deterministic": "full_determinism determinism use_deterministic_algorithms",
+    "train.checkpoint_every": "save_steps save_every save_interval save_freq every_n_train_steps checkpointing_steps "
+    "save_every_n_steps checkpoint_steps checkpoint",
+    "train.keep_checkpoints": "save_total_limit save_top_k total_limit keep_latest_k max_checkpoints keep_last",
+    "train.checkpoint_async": "async_save async_mode",
+    "train.resume": "resume_from_checkpoint ckpt_path load_checkpoint resume_from",
+    "train.save_weights": "save_model save_final save_weights_only",
+    "optimizer": "optimizer_type optimizer_name optim optimizer_class optimizer.type",
+    "optimizer.lr": "learning_rate base_lr peak_lr init_lr initial_lr step_size optimizer.params.lr",
+    "optimizer.weight_decay": "wd decay l2 regularization optimizer.params.weight_decay",
+    "optimizer.beta1 optimizer.beta2": "betas adam_betas optimizer.params.betas",
+    "optimizer.beta1": "beta_1",
+    "optimizer.beta2": "beta_2",
+    "scheduler": "lr_scheduler_type lr_scheduler lr_schedule schedule scheduler_type lr_scheduler_name scheduler.type",
+    "scheduler.warmup_steps": "warmup_iters lr_warmup_steps",
+    "scheduler.min_ratio": "min_lr min_lr_ratio eta_min min_lr_rate lr_min final_lr end_lr",
+    "data": "dataset dataset_type",
+    "data.path": "data_dir dataset_path dataset_name train_file train_data data_file data_files filenames "
+    "dataset.path dataset.name",
+    "data.config": "dataset_config dataset_config_name",
+    "data.column": "text_column text_field dataset_text_field",
+    "data.tokenizer": "tokenizer_name tokenizer_path tokenizer_name_or_path",
+    "data.seq_len": "block_size context_length context_size",
+    "data.workers": "loader_workers",
+    "data.eval_fraction": "val_split validation_split test_size eval_ratio val_ratio",
+    "data.image_size": "resolution",
+    "model": "arch architecture network model_type",
+    "model.params.pretrained": "model_name_or_path pretrained_model_name_or_path pretrained hf_path model_id",
+    "model.weights": "init_from pretrained_weights init_weights initial_weights state_dict",
+    "model.target": "model_class model._target_ _target_",
+    "run_root": "output_dir out_dir save_dir default_root_dir project_dir dump_folder work_dir logging_dir log_dir "
+    "output output_path checkpoint_dir",
+    "name": "run_name job_name",
+    "experiment": "experiment_name project project_name wandb_project exp exp_name",
+    "seed": "random_seed manual_seed seed_everything data_seed rng_seed",
+    "device": "accelerator device_type",
+    "device=cpu": "cpu use_cpu no_cuda",
+    "device=cuda": "cuda use_cuda use_gpu",
+    "backend=compile": "compile torch_compile inductor torchcompile",
+    "backend=ort": "ort onnxruntime ortmodule onnx",
+    "backend=eager": "eager",
+    "backend.mode": "compile_mode torch_compile_mode",
+    "trainer": "strategy engine distributed_type distributed parallelism",
+    "trainer=ddp": "ddp",
+    "trainer=deepspeed": "deepspeed",
+    "trainer.config": "deepspeed_config ds_config deepspeed_config_file",
+    "trainer.zero_stage": "zero zero_optimization zero_optimization.stage zero_level",
+    "trainer.offload_optimizer": "cpu_offload offload_optimizer_device enable_cpu_offload",
+    "trainer.timeout_seconds": "ddp_timeout nccl_timeout init_timeout_seconds collective_timeout",
+    "trainer.bucket_cap_mb": "bucket_size bucket_size_mb",
+    "launcher.workers_per_node": "nproc_per_node nproc num_processes processes procs world_size ntasks "
+    "ntasks_per_node tasks_per_node workers processes_per_node ranks_per_node",
+    "launcher.workers_per_node launcher.gpus_per_node": "gpus num_gpus n_gpus n_gpu ngpu gpu devices num_devices "
+    "gpus_per_task num_gpus_per_node devices_per_node",
+    "launcher.nodes": "nnodes num_machines machines hosts",
+    "launcher.node_rank": "machine_rank",
+    "launcher.master_addr": "main_process_ip rdzv_endpoint master_address master_ip master_host master",
+    "launcher.master_port": "main_process_port",
+    "launcher.time": "walltime time_limit wall_time timelimit time_min",
+    "launcher.timeout_seconds": "timeout watchdog",
+    "launcher.max_restarts": "retries max_retries",
+    "launcher.partition": "queue",
+    "launcher.memory": "mem_per_node ram",
+    "launcher.cpus_per_node": "cpus_per_task cpus_per_gpu",
+    "launcher.container.image": "container_image docker_image",
+    "launcher.dry_run": "dryrun",
+    "tracking": "report_to tracker log_with",
+    "tracking.uri": "mlflow_tracking_uri tracking_server",
+    "profile": "profiler profiling",
+}
+
+KEYS: dict[str, tuple[str, ...]] = {
+    name: tuple(keys.split()) for keys, names in _NAMES.items() for name in names.split()
+}
+"""From another tool's name to the keys of this one that can be meant, the likeliest first; also ``KEY=VALUE`` where the
+value belongs to the name, and ``GROUP``, which an option is chosen of."""
