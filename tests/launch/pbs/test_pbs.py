@@ -95,7 +95,7 @@ def test_a_dry_run_shows_the_script(cluster: Cluster) -> None:
 
 def test_a_run_from_the_queue_to_its_end(cluster: Cluster) -> None:
     """The second comes after the first; MLflow knows both, and `jobs` and `status` where they are."""
-    first = cluster.submit("name=first", "train.steps=400")
+    first = cluster.submit("name=first", "train.steps=100")
     second = cluster.submit("name=second", "train.steps=2", "tracking=none", "+after=first")
     rows = {row["name"]: row for row in json.loads(cluster.ortlaunch("jobs", "--json"))}
     assert [(rows[name]["launcher"], rows[name]["job_id"]) for name in ("first", "second")] == [
