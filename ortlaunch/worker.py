@@ -48,7 +48,7 @@ def main() -> None:
     sys.stderr.flush()
     # Not through the interpreter's end: gloo's thread may just then drop the last reference to a tensor of ours, and
     # a thread that Python ends in the middle of a destructor aborts the process (seen in 3 of 100 finished runs).
-    # Nor by taking gloo's groups down before: see ortlaunch.trainer.workers.leave.
+    # Nor by taking gloo's groups down before: see ortlaunch.trainer.workers.leave_group.
     os._exit(0)
 
 

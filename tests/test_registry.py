@@ -219,7 +219,7 @@ def test_entry_point(user: Path) -> None:
 def test_entry_point_does_not_take_a_name_that_is_taken(user: Path, caplog: pytest.LogCaptureFixture) -> None:
     announce(user, "greedy", "mlp = user_models.nets:make")
     with caplog.at_level(logging.WARNING):
-        assert available()["mlp"].target == "ortlaunch.models.mlp:build"
+        assert available()["mlp"].target == "ortlaunch.models.built_in.mlp:build"
     assert "model 'mlp' of greedy is left out" in caplog.text
 
 

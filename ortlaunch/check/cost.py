@@ -85,16 +85,16 @@ def measure(config: Config, threads: int) -> dict[str, float | None]:
     """Trains a few steps on the configured backend; `BackendCost` describes the results."""
     import torch
 
-    from ortlaunch.check.prepare import built, first_batches, only_worker
+    from ortlaunch.config.devices import resolve_device
     from ortlaunch.metrics.memory import peak_memory_gib
-    from ortlaunch.models.checks import check_model
     from ortlaunch.models.task import make_task
     from ortlaunch.trainer.engines.torch_engine import TorchEngine
+    from ortlaunch.trainer.prepare import build_seeded, first_batches
+    from ortlaunch.trainer.workers import single_worker
     from ortlaunch.trainer.wrapping import wrap_backend
 
-    worker = only_worker(config, threads)
-    model = built(config)
-    check_model(model)
+    worker = single_worker(resolve_device(config.device), threads)
+    model = build_seeded(config)
     batches = first_batches(config, config.train.batch_size, _WARM_UP, model, worker.device)
     task = make_task(model, batches[0])
     # The model is wrapped as in a run, except that no graphs are saved.

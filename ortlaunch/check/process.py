@@ -19,18 +19,19 @@ from ortlaunch.base.processes import die_with_parent
 from ortlaunch.check.cost import check_cost
 from ortlaunch.check.export import Setting, check_export
 from ortlaunch.check.parity import STEPS, check_parity
-from ortlaunch.check.prepare import built, first_batches, only_worker
 from ortlaunch.check.randomness import check_randomness
 from ortlaunch.check.report import Cost, Export, Parity, Randomness, Report, Structure, to_json
 from ortlaunch.check.structure import check_calls, check_structure
 from ortlaunch.check.verdict import verdict
+from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, DeepSpeedConfig, Fallback, OrtConfig
 from ortlaunch.models.task import make_task
 from ortlaunch.ort.find_blocks import find_blocks
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
+from ortlaunch.trainer.prepare import construct_seeded, first_batches
 from ortlaunch.trainer.seeds import seed_everything
-from ortlaunch.trainer.workers import Workers
+from ortlaunch.trainer.workers import Workers, single_worker
 
 _BATCH = 4
 """Samples in each batch of all parts except cost; BatchNorm needs more than one."""
@@ -50,8 +51,8 @@ def check(config: Config, folder: Path, threads: int, *, with_cost: bool) -> Rep
     Raises:
         RequestError: the model or the data cannot be loaded.
     """
-    worker = only_worker(config, threads)
-    model = built(config)
+    worker = single_worker(resolve_device(config.device), threads)
+    model = construct_seeded(config)
     structure = check_structure(model)
     # This comes before ORTModule gets the model. A run under ZeRO 3 without such blocks would be refused.
     blocks = _zero3_blocks(config, model) if structure.status != "failed" else None

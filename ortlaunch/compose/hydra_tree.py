@@ -19,6 +19,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.command_line import hydra_words
 from ortlaunch.config.load import first_line
 from ortlaunch.config.meant import unknown_key
+from ortlaunch.config.options import MODULE_GROUPS, Options
 from ortlaunch.config.paths import conf_dir, group_options, ready_jobs, slurm_profiles
 from ortlaunch.config.plugins import announced_launchers, launcher_schema
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, MlflowConfig, open_model, register_schemas
@@ -116,7 +117,7 @@ def compose(overrides: list[str]) -> DictConfig:
 
 
 def _register_options(overrides: list[str]) -> None:
-    """Tells Hydra the schema, and the models of installed packages, which have no file under ``conf/model``."""
+    """Tells Hydra the schema, and the models and options of installed packages, which have no file under ``conf/``."""
     from hydra.core.config_store import ConfigStore
 
     register_schemas()
@@ -128,6 +129,9 @@ def _register_options(overrides: list[str]) -> None:
         ConfigStore.instance().store(group="model", name=name, node=open_model(name))
     if _may_choose(overrides, "launcher=", "jobs"):
         _register_launchers(overrides)
+    for group, options in MODULE_GROUPS.items():
+        if _may_choose_installed(overrides, group, options):
+            _register_installed(overrides, group, options)
     ConfigStore.instance().store(group="launcher/slurm_profile", name="none", node={}, package="launcher")
     if _may_choose(overrides, "slurm", "jobs"):
         _register_profiles(overrides)
@@ -157,6 +161,29 @@ def _register_launchers(overrides: list[str]) -> None:
                 raise
             continue
         ConfigStore.instance().store(group="launcher", name=name, node=node)
+
+
+def _may_choose_installed(overrides: list[str], group: str, options: Options) -> bool:
+    """Whether an option may be meant that is not ours: the command line names it, or what may name it is read."""
+    values = [word.partition("=")[2] for word in overrides if word.lstrip("+").startswith(f"{group}=")]
+    return _may_choose(overrides, "jobs") or not {name for text in values for name in text.split(",")} <= {
+        *options.shipped()
+    }
+
+
+def _register_installed(overrides: list[str], group: str, options: Options) -> None:
+    """Options of installed packages.
+
+    Raises:
+        RequestError: the chosen one cannot be imported; another must not stop a run that does not ask for it.
+    """
+    from ortlaunch.config.option_nodes import store_option
+
+    for name in options.installed():
+        if {f"{group}={name}", f"+{group}={name}"} & set(overrides):
+            # Here, not while Hydra composes: what is wrong is then said without Hydra's words around it.
+            options[name]
+        store_option(group, name)
 
 
 def _register_profiles(overrides: list[str]) -> None:

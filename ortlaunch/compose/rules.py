@@ -5,7 +5,6 @@ Types and misspelt keys are Hydra's business while it composes; these rules see 
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,17 +12,13 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.precisions import Cell
 from ortlaunch.config.schema import (
-    AdafactorConfig,
     Config,
     DeepSpeedConfig,
     Device,
-    HfDataConfig,
     MlflowConfig,
     OrtConfig,
     OrtZero3,
-    TextConfig,
     TokenDataConfig,
-    TokensConfig,
     TorchProfileConfig,
 )
 from ortlaunch.config.tracking_uri import check_uri
@@ -103,7 +98,7 @@ def _known_model(config: Config) -> None:
 
 
 def _model_fits_data(config: Config) -> None:
-    entry = registry.available().get(config.model.name)
+    entry = registry.find(config.model.name)
     if entry is None or entry.inputs == "any":
         return
     gives = "tokens" if isinstance(config.data, TokenDataConfig) else "images"
@@ -152,10 +147,11 @@ def _precision(config: Config) -> None:
 
 def _optimizer(config: Config) -> None:
     stage = config.trainer.zero_stage if isinstance(config.trainer, DeepSpeedConfig) else 0
-    if isinstance(config.optimizer, AdafactorConfig) and stage > 0:
+    reason = config.optimizer.whole_matrices
+    if reason is not None and stage > 0:
         raise RequestError(
-            f"optimizer=adafactor does not go with trainer.zero_stage={stage}: ZeRO hands the optimizer flat pieces, "
-            "and Adafactor needs the rows and columns of whole matrices. Use optimizer=adamw, or trainer=ddp"
+            f"optimizer={config.optimizer.name} does not go with trainer.zero_stage={stage}: ZeRO hands the optimizer "
+            f"flat pieces, and {reason}. Use optimizer=adamw, or trainer=ddp"
         )
 
 
@@ -208,18 +204,8 @@ def _launcher(config: Config) -> None:
         rule(config)
 
 
-def _data_path(config: Config) -> None:
-    if isinstance(config.data, TextConfig | TokensConfig):
-        for pattern in config.data.path.split(","):
-            pattern = pattern.strip()
-            if not pattern or not (Path(pattern).expanduser().exists() or glob.glob(pattern, recursive=True)):
-                raise RequestError(f"data.path={pattern}: no such file or folder, and no file matches it as a pattern")
-    path = config.data.path if isinstance(config.data, HfDataConfig) else ""
-    if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
-        raise RequestError(f"data.path={path}: no such folder")
-    tokenizer = getattr(config.data, "tokenizer", None)
-    if tokenizer and not Path(tokenizer).expanduser().exists():
-        raise RequestError(f"data.tokenizer={tokenizer}: no such file or folder")
+def _data(config: Config) -> None:
+    config.data.check()
 
 
 def _profile(config: Config) -> None:
@@ -271,7 +257,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _tf32,
     _workers,
     _launcher,
-    _data_path,
+    _data,
     _checkpoint_paths,
     _profile,
     _compile_mode,

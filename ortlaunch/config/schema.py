@@ -1,19 +1,28 @@
 """The typed shape of a run's configuration.
 
 Each class is one node of the tree that Hydra composes; `register_schemas` puts them into Hydra's ConfigStore so
-that a misspelt key or a value of the wrong type fails while composing. Defaults live here and nowhere else; the YAML
-files under ``conf/`` only choose. Workers load the same classes from the run folder's ``config.yaml``.
+that a misspelt key or a value of the wrong type fails while composing. Workers load the same classes from the run
+folder's ``config.yaml``. Data sources, optimizers and schedules are modules of their own (`ortlaunch.config.options`);
+here is what all of a group have. Defaults live in these dataclasses; the YAML files under ``conf/`` only choose.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.options import MODULE_GROUPS, TRAPS, Options
 from ortlaunch.run.roots import RUN_ROOT
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from ortlaunch.data.source import Share, Source
 
 
 class Device(Enum):
@@ -46,15 +55,13 @@ class OrtZero3(Enum):
     hold = "hold"
 
 
-class Allow(Enum):
-    """Ways in which a model computes something else under ONNX Runtime, that stop a run unless they are allowed."""
+if TYPE_CHECKING:
 
-    stale_buffers = "stale_buffers"
-    """Buffers that move in PyTorch, as BatchNorm's statistics do, stay as they are or get other values."""
-    frozen_branch = "frozen_branch"
-    """What the first batch decided stays decided, and other batches get other outputs than in PyTorch."""
-    wrong_outputs = "wrong_outputs"
-    """The outputs are others than PyTorch's already for the batch that the model was exported with."""
+    class Allow(Enum):
+        """Ways in which a model computes something else under ONNX Runtime, that stop a run unless they are allowed."""
+else:
+    # A member for each module of `ort/verify/traps/`.
+    Allow = Enum("Allow", {name: name for name in TRAPS}, module=__name__)
 
 
 class OrtLogLevel(Enum):
@@ -135,6 +142,24 @@ class DataConfig:
     eval_fraction: float = 0.02
     """Share of the samples that is held out for evaluation and never trained on, whether a run evaluates or not."""
 
+    def check(self) -> None:
+        """Checks what can be known before a run begins, without torch and without reading the data.
+
+        Raises:
+            RequestError: a key of this source has a value that cannot work.
+        """
+
+    def open(self, share: Share) -> Source:
+        """Opens the source on a worker.
+
+        Args:
+            share: which part of the data this worker reads.
+
+        Raises:
+            RequestError: the data is not there, or is not what the keys say.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how it is opened")
+
 
 @dataclass
 class TokenDataConfig(DataConfig):
@@ -142,78 +167,6 @@ class TokenDataConfig(DataConfig):
 
     seq_len: int = 128
     """Tokens per sample."""
-
-
-@dataclass
-class PysourceConfig(TokenDataConfig):
-    """Bytes of the Python standard library's own source files."""
-
-    name: str = "pysource"
-
-
-@dataclass
-class SyntheticConfig(TokenDataConfig):
-    """Random tokens, the same for the same seed."""
-
-    name: str = "synthetic"
-    samples: int = 4096
-    """How many there are before they come again."""
-    vocab_size: int = 256
-    """Tokens are smaller than this."""
-
-
-@dataclass
-class TextConfig(TokenDataConfig):
-    """Text files, as bytes or through a tokenizer."""
-
-    name: str = "text"
-    path: str = MISSING
-    """A file, a folder or a glob; several are separated by commas."""
-    tokenizer: str | None = None
-    """Folder of a transformers tokenizer, or a tokenizer.json; null reads bytes."""
-
-
-@dataclass
-class TokensConfig(TokenDataConfig):
-    """Memory-mapped files of token ids (.bin, as nanoGPT and Megatron-style tools write them without a header)."""
-
-    name: str = "tokens"
-    path: str = MISSING
-    """A file, a folder or a glob; several are separated by commas."""
-    dtype: str = "uint16"
-    """NumPy type of one token: uint8, uint16, uint32, int32 or int64."""
-    vocab_size: int | None = None
-    """Tokens must be smaller than this; null takes it from the model without a check of the data."""
-
-
-@dataclass
-class HfDataConfig(TokenDataConfig):
-    """A data set of the `datasets` library, by folder or id."""
-
-    name: str = "hf"
-    path: str = MISSING
-    """Folder written by `save_to_disk`, a folder of data files, or an id on the hub."""
-    config: str | None = None
-    """Which configuration of the data set, where it has several."""
-    split: str = "train"
-    """Split to train on."""
-    eval_split: str | None = None
-    """Split to evaluate on; null holds out a part of data.split."""
-    column: str = "text"
-    """Column that holds the text."""
-    tokenizer: str | None = None
-    """Folder of a transformers tokenizer, or a tokenizer.json; null reads bytes."""
-    streaming: bool = False
-    """Read samples as they come instead of preparing the whole data set first."""
-
-
-@dataclass
-class DigitsConfig(DataConfig):
-    """scikit-learn's 1,797 real images of handwritten digits, 10 classes."""
-
-    name: str = "digits"
-    image_size: int = 8
-    """Height and width in pixels; other sizes than the original 8 are resampled bilinearly."""
 
 
 @dataclass
@@ -320,6 +273,22 @@ class DeepSpeedConfig(TrainerConfig):
     """Merged over the DeepSpeed configuration that ortlaunch generates."""
 
 
+ParameterGroups = list[dict[str, Any]]
+"""Parameters as torch's optimizers take them."""
+
+
+@dataclass(frozen=True)
+class DeviceOptimizer:
+    """An optimizer of ONNX Runtime's training on a device."""
+
+    block: str
+    """Its class in `onnxruntime.training.onnxblock.optim`."""
+    arguments: dict[str, Any]
+    """What the class is built with."""
+    keys: tuple[str, ...]
+    """The keys of the configuration that have an effect on it; they are written into the record of the export."""
+
+
 @dataclass
 class OptimizerConfig:
     """What every optimizer has."""
@@ -332,41 +301,28 @@ class OptimizerConfig:
     decay_bias_and_norm: bool = False
     """Apply weight decay to biases, normalization weights and other one-dimensional parameters as well."""
 
+    whole_matrices: ClassVar[str | None] = None
+    """Why it cannot work on flat pieces of the parameters, as DeepSpeed's ZeRO gives them; None where it can."""
+    can_be_resharded: ClassVar[bool] = False
+    """Whether DeepSpeed can give the state of n workers to another number of workers."""
 
-@dataclass
-class AdamWConfig(OptimizerConfig):
-    """AdamW (Loshchilov and Hutter, 2019)."""
+    def build(self, groups: ParameterGroups) -> Optimizer:
+        """The optimizer over these parameters.
 
-    name: str = "adamw"
-    weight_decay: float = 0.01
-    beta1: float = 0.9
-    """How much of the mean of the gradients is kept from step to step."""
-    beta2: float = 0.95
-    """How much of the mean of their squares is kept from step to step."""
-    eps: float = 1e-8
-    """Added to the root of the latter, so that nothing is divided by zero."""
+        Args:
+            groups: dictionaries with ``params`` and their ``weight_decay``, as torch's optimizers take them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how it is built")
 
+    def on_device(self) -> DeviceOptimizer:
+        """The same in ONNX Runtime's training on a device (``ortlaunch export artifacts``).
 
-@dataclass
-class SgdConfig(OptimizerConfig):
-    """Stochastic gradient descent with momentum."""
-
-    name: str = "sgd"
-    lr: float = 0.05
-    momentum: float = 0.9
-    """How much of the last update is kept."""
-
-
-@dataclass
-class AdafactorConfig(OptimizerConfig):
-    """Adafactor (Shazeer and Stern, 2018), torch's own: second moments of matrices as a row and a column."""
-
-    name: str = "adafactor"
-    lr: float = 0.01
-    beta2_decay: float = -0.8
-    """How fast the means of squares forget: step to the power of this."""
-    clip_threshold: float = 1.0
-    """Largest root mean square of a parameter's update."""
+        Raises:
+            RequestError: there is no such optimizer, or not with these keys.
+        """
+        nodes = GROUPS["optimizer"].items()
+        there = [f"optimizer={name}" for name, node in nodes if node.on_device is not OptimizerConfig.on_device]
+        raise RequestError(f"optimizer={self.name}: on a device there are {' and '.join(there)}")
 
 
 @dataclass
@@ -377,30 +333,13 @@ class SchedulerConfig:
     warmup_steps: int = 0
     """Steps in which the learning rate rises in a straight line to its peak."""
 
+    def ratio(self, progress: float) -> float:
+        """Share of the peak learning rate after the warm-up.
 
-@dataclass
-class ConstantConfig(SchedulerConfig):
-    """Stays at the peak."""
-
-    name: str = "constant"
-
-
-@dataclass
-class LinearConfig(SchedulerConfig):
-    """Falls in a straight line to `min_ratio` of the peak at the last step."""
-
-    name: str = "linear"
-    min_ratio: float = 0.0
-    """What is left of the peak at the last step."""
-
-
-@dataclass
-class CosineConfig(SchedulerConfig):
-    """Falls along half a cosine to `min_ratio` of the peak at the last step."""
-
-    name: str = "cosine"
-    min_ratio: float = 0.1
-    """What is left of the peak at the last step."""
+        Args:
+            progress: 0 for the first step after the warm-up, 1 for the last step of the run.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what its shape is")
 
 
 @dataclass(frozen=True)
@@ -654,19 +593,12 @@ class Config:
 OPTIONAL_GROUPS = {"profile"}
 """Groups of which nothing is chosen unless asked for."""
 
-GROUPS: dict[str, dict[str, type]] = {
-    "data": {
-        "pysource": PysourceConfig,
-        "synthetic": SyntheticConfig,
-        "digits": DigitsConfig,
-        "text": TextConfig,
-        "tokens": TokensConfig,
-        "hf": HfDataConfig,
-    },
+GROUPS: dict[str, Mapping[str, type[Any]]] = {
+    "data": MODULE_GROUPS["data"],
     "backend": {"ort": OrtConfig, "eager": EagerConfig, "compile": CompileConfig},
     "trainer": {"ddp": DdpConfig, "deepspeed": DeepSpeedConfig, "single": SingleConfig},
-    "optimizer": {"adamw": AdamWConfig, "sgd": SgdConfig, "adafactor": AdafactorConfig},
-    "scheduler": {"constant": ConstantConfig, "linear": LinearConfig, "cosine": CosineConfig},
+    "optimizer": MODULE_GROUPS["optimizer"],
+    "scheduler": MODULE_GROUPS["scheduler"],
     "launcher": {"local": LocalConfig, "slurm": SlurmConfig},
     "tracking": {"mlflow": MlflowConfig, "none": NoTrackingConfig},
     "profile": {"torch": TorchProfileConfig, "memory": MemoryProfileConfig, "nsight": NsightProfileConfig},
@@ -675,16 +607,25 @@ GROUPS: dict[str, dict[str, type]] = {
 
 
 def register_schemas() -> None:
-    """Puts the root schema and each group's schemas (as ``schema/<group>/<option>``) into Hydra's ConfigStore."""
+    """Puts the root schema and each group's schemas (as ``schema/<group>/<option>``) into Hydra's ConfigStore.
+
+    An option that is a module needs no file under ``conf/``: its dataclass is the whole option.
+    """
     from hydra.core.config_store import ConfigStore
+
+    from ortlaunch.config.option_nodes import store_option
 
     store = ConfigStore.instance()
     store.store(name="ortlaunch_schema", node=Config)
     store.store(group="schema/model", name="model", node=ModelConfig)
     store.store(group="schema/model", name="open", node=open_model())
     for group, options in GROUPS.items():
-        for name, node in options.items():
-            store.store(group=f"schema/{group}", name=name, node=node)
+        if isinstance(options, Options):
+            for name in options.shipped():
+                store_option(group, name)
+        else:
+            for name, node in options.items():
+                store.store(group=f"schema/{group}", name=name, node=node)
 
 
 def open_model(name: str = MISSING) -> DictConfig:
@@ -692,3 +633,15 @@ def open_model(name: str = MISSING) -> DictConfig:
     node: DictConfig = OmegaConf.structured(ModelConfig(name=name))
     OmegaConf.set_struct(node.params, False)
     return node
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Finds the dataclasses of options that are modules here too, where they stood before."""
+        if name.endswith("Config"):
+            for options in MODULE_GROUPS.values():
+                for option in options.shipped():
+                    if options[option].__name__ == name:
+                        return options[option]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

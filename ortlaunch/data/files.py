@@ -31,6 +31,28 @@ def find_files(value: str, key: str = "data.path", suffix: str = "") -> list[Pat
     return list(dict.fromkeys(found))
 
 
+def check_paths(value: str, key: str = "data.path") -> None:
+    """Checks that every part of a list of files, folders and globs is there, without looking for the files in it.
+
+    Raises:
+        RequestError: a part is empty, or nothing has its name or matches it.
+    """
+    for pattern in value.split(","):
+        pattern = pattern.strip()
+        if not pattern or not (Path(pattern).expanduser().exists() or glob.glob(pattern, recursive=True)):
+            raise RequestError(f"{key}={pattern}: no such file or folder, and no file matches it as a pattern")
+
+
+def check_tokenizer(value: str | None) -> None:
+    """Checks that the file or folder of a tokenizer is there.
+
+    Raises:
+        RequestError: it is not.
+    """
+    if value and not Path(value).expanduser().exists():
+        raise RequestError(f"data.tokenizer={value}: no such file or folder")
+
+
 def read_bytes(path: Path) -> bytes:
     """Reads a whole file.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from importlib import import_module
+from collections.abc import Iterator
 from itertools import count
 from typing import Any, Self
 
@@ -19,9 +18,6 @@ from ortlaunch.data.processes import signals_held, start_loader_process
 from ortlaunch.data.source import Share, Source, check_seq_len, mix
 
 Batch = dict[str, torch.Tensor]
-
-SOURCES = ("pysource", "synthetic", "digits", "text", "tokens", "hf")
-"""Source `x` is opened by `open_x` in the module `x` beside this one."""
 
 
 class EndlessBatches(Sampler[list[int]]):
@@ -185,8 +181,6 @@ def build_loader(
     Raises:
         RequestError: The source cannot be opened, or holds less than one batch for every rank.
     """
-    if cfg.name not in SOURCES:
-        raise RequestError(f"data.name={cfg.name}: unknown; choose one of {', '.join(SOURCES)}")
     if cfg.workers < 0:
         raise RequestError(f"data.workers={cfg.workers}: must be 0 (read in the worker itself) or more")
     if batch_size < 1:
@@ -194,7 +188,7 @@ def build_loader(
     if isinstance(cfg, TokenDataConfig):
         check_seq_len(cfg.seq_len)
     share = Share(rank, world_size, seed)
-    source = hold_out(_opener(cfg.name)(cfg, share), cfg.eval_fraction)
+    source = hold_out(cfg.open(share), cfg.eval_fraction)
     return Loader(
         source,
         share,
@@ -203,10 +197,6 @@ def build_loader(
         pin_memory=pin_memory,
         start=start or Position(),
     )
-
-
-def _opener(name: str) -> Callable[[Any, Share], Source]:
-    return getattr(import_module(f"ortlaunch.data.{name}"), f"open_{name}")
 
 
 def _batches_per_epoch(source: Source, share: Share, batch_size: int) -> int | None:

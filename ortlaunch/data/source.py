@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,25 @@ class TokenArray(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         start = index * self._seq_len
         return {"input_ids": as_ids(self._tokens[start : start + self._seq_len])}
+
+
+class Computed(Dataset[dict[str, Any]]):
+    """Samples that a function makes of their numbers."""
+
+    def __init__(self, samples: int, sample: Callable[[int], dict[str, Any]]) -> None:
+        """
+        Args:
+            samples: how many there are.
+            sample: makes the sample of a number below that; it must be possible to pickle it.
+        """
+        self._samples = samples
+        self._sample = sample
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._sample(index)
 
 
 def as_ids(tokens: Tokens) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from onnx import ModelProto
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import AdamWConfig, OptimizerConfig, SgdConfig
+from ortlaunch.config.schema import DeviceOptimizer, OptimizerConfig
 from ortlaunch.export import graph, losses, statistics
 from ortlaunch.export.folder import written
 from ortlaunch.export.forward import LABELS, LOGITS, LOSS, shorter, untouched
@@ -37,7 +37,7 @@ def export_artifacts(request: Request) -> ExportRecord:
         RequestError: the model cannot be exported, or ONNX Runtime cannot train it in this way.
     """
     optimizer = request.config.optimizer
-    check_optimizer(optimizer)
+    device_optimizer = optimizer.on_device()
     prefix = _prefix(request)
     with written(request.out, force=request.has("force")) as folder:
         source = open_source(request)
@@ -55,28 +55,12 @@ def export_artifacts(request: Request) -> ExportRecord:
         record.loss, record.prefix = loss, prefix
         record.trainable, record.frozen = trainable, frozen
         record.optimizer = _facts(optimizer)
-        record.statistics = _generate(exported, record, optimizer, folder, nominal=request.has("nominal-checkpoint"))
+        record.statistics = _generate(
+            exported, record, device_optimizer, folder, nominal=request.has("nominal-checkpoint")
+        )
         _try(folder, record, exported, optimizer)
         leave(record, exported, folder)
     return record
-
-
-def check_optimizer(cfg: OptimizerConfig) -> None:
-    """Refuses optimizers and options that ONNX Runtime does not have on a device.
-
-    Raises:
-        RequestError: the optimizer is not supported; the message names the key.
-    """
-    if isinstance(cfg, AdamWConfig):
-        return
-    if not isinstance(cfg, SgdConfig):
-        raise RequestError(f"optimizer={cfg.name}: on a device there are optimizer=adamw and optimizer=sgd")
-    for key, number in (("momentum", cfg.momentum), ("weight_decay", cfg.weight_decay)):
-        if number:
-            raise RequestError(
-                f"optimizer.{key}={number:g}: ONNX Runtime's SGD on a device has none: set optimizer.{key}=0, "
-                "or use optimizer=adamw"
-            )
 
 
 def _prefix(request: Request) -> str:
@@ -87,11 +71,7 @@ def _prefix(request: Request) -> str:
 
 
 def _facts(cfg: OptimizerConfig) -> dict[str, float | str]:
-    if isinstance(cfg, AdamWConfig):
-        names: tuple[str, ...] = ("name", "lr", "beta1", "beta2", "eps", "weight_decay")
-    else:
-        names = ("name", "lr")
-    return {name: getattr(cfg, name) for name in names}
+    return {name: getattr(cfg, name) for name in ("name", *cfg.on_device().keys)}
 
 
 def _shares(exported: Exported, request: Request) -> tuple[list[str], list[str]]:
@@ -121,7 +101,7 @@ def _shares(exported: Exported, request: Request) -> tuple[list[str], list[str]]
 
 
 def _generate(
-    exported: Exported, record: ExportRecord, optimizer: OptimizerConfig, folder: Path, *, nominal: bool
+    exported: Exported, record: ExportRecord, optimizer: DeviceOptimizer, folder: Path, *, nominal: bool
 ) -> dict[str, str]:
     """Writes the artifacts and corrects what ONNX Runtime 1.19.2 gets wrong with this version of onnx.
 

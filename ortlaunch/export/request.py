@@ -16,7 +16,6 @@ from ortlaunch.compose.rules import check
 from ortlaunch.config.load import first_line, load_config, to_config
 from ortlaunch.config.schema import (
     GROUPS,
-    AdamWConfig,
     Config,
     Device,
     EagerConfig,
@@ -168,7 +167,7 @@ def _neutral(config: Config) -> Config:
         model=dataclasses.replace(config.model, weights=None),
         backend=EagerConfig(),
         trainer=SingleConfig(),
-        optimizer=AdamWConfig(),
+        optimizer=GROUPS["optimizer"]["adamw"](),
         launcher=LocalConfig(),
         tracking=NoTrackingConfig(),
     )

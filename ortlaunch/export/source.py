@@ -9,17 +9,15 @@ from pathlib import Path
 import torch
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.check.prepare import first_batches
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
 from ortlaunch.export.request import Request
 from ortlaunch.export.run_weights import weights_in
-from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import Batch
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
 from ortlaunch.run.run import Run
-from ortlaunch.trainer.seeds import seed_everything
+from ortlaunch.trainer.prepare import build_seeded, first_batches
 from ortlaunch.trainer.weights import load_weights
 
 SAMPLES = 4
@@ -60,8 +58,7 @@ def built(config: Config) -> torch.nn.Module:
     # A user's model factory is looked up in the current folder.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    seed_everything(config.seed)
-    model = build_model(config.model).float()
+    model = build_seeded(config).float()
     _check_statistics(model)
     return model
 

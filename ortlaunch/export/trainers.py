@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ortlaunch.config.schema import AdamWConfig, OptimizerConfig
+from ortlaunch.config.schema import OptimizerConfig
 from ortlaunch.export import graph, losses
 from ortlaunch.export.forward import LABELS, LOGITS, LOSS, Forward, find_forward, untouched
 from ortlaunch.export.proofs import dropout_off
@@ -113,13 +113,7 @@ class TorchTrainer:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in trainable)
         chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if isinstance(cfg, AdamWConfig):
-            betas = (cfg.beta1, cfg.beta2)
-            self._optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-                chosen, lr=cfg.lr, betas=betas, eps=cfg.eps, weight_decay=cfg.weight_decay
-            )
-        else:
-            self._optimizer = torch.optim.SGD(chosen, lr=cfg.lr)
+        self._optimizer = cfg.build([{"params": chosen, "weight_decay": cfg.weight_decay}])
         self._forward: Forward | None = None
         self._largest: NamedTensors = {}
 

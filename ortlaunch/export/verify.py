@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.check.prepare import first_batches
 from ortlaunch.export.proofs import largest_error
 from ortlaunch.export.restore import load_into, open_artifacts, state_dict
 from ortlaunch.export.source import built
@@ -23,6 +22,7 @@ from ortlaunch.export.trainers import ArtifactTrainer, TorchTrainer, TrainingBat
 from ortlaunch.models.task import Batch
 from ortlaunch.ort.artifacts import CHECKPOINT, Checkpoint
 from ortlaunch.ort.runtime import Graph
+from ortlaunch.trainer.prepare import first_batches
 
 TOLERANCE = 1e-4
 """Largest allowed difference of two losses, and of two weights."""

@@ -1,1 +1,1 @@
-"""Built-in models. Each module builds one family; torch and transformers are imported when a model is built."""
+"""The models by name (`registry`), those of ours (`built_in/`), and what they share."""

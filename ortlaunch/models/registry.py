@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import NamedModules, announced
 from ortlaunch.config.schema import ModelConfig
 from ortlaunch.models.params import check_arguments, nearest
 from ortlaunch.models.source import no_module, no_name
@@ -44,32 +45,26 @@ class ModelEntry:
     inputs: Inputs
     summary: str
     """One line of what it is."""
+    static_graph: bool = False
+    """Whether it uses the same parameters in the same way at every step."""
 
 
-def _entries(*rows: tuple[str, str, Inputs, str]) -> dict[str, ModelEntry]:
-    return {name: ModelEntry(name, f"ortlaunch.models.{target}", inputs, text) for name, target, inputs, text in rows}
-
-
-_BUILT_IN = _entries(
-    ("mlp", "mlp:build", "images", "feed-forward network with one hidden layer, 19,210 parameters"),
-    ("resnet", "resnet:build", "images", "small ResNet for grey images, 78,570 parameters"),
-    ("vit", "vit:build", "images", "small vision transformer for 8x8 grey images, 202,186 parameters"),
-    ("gpt2_nano", "gpt2:build_nano", "tokens", "GPT-2 over bytes at 957,184 parameters"),
-    ("gpt2", "gpt2:build", "tokens", "GPT-2 at its published size, 124M parameters"),
-    ("bert", "bert:build", "tokens", "BERT base, masked language modelling, 110M parameters"),
-    ("llama", "llama:build", "tokens", "small Llama over bytes, 14M parameters"),
-    ("hf", "hf:build", "any", "a pretrained transformers model, by model.params.pretrained"),
-)
-STATIC_GRAPH = frozenset(_BUILT_IN) - {"hf"}
-"""Models that use the same parameters in the same way at every step."""
-_BUILT_IN[FACTORY] = ModelEntry(FACTORY, "", "any", "a class or function of your own, by model.target")
+_FACTORY_ENTRY = ModelEntry(FACTORY, "", "any", "a class or function of your own, by model.target")
+_BUILT_IN = NamedModules[tuple[ModelEntry, Callable[..., Any]]]("ortlaunch.models.built_in")
 _REGISTERED: dict[str, tuple[ModelEntry, Callable[..., Any]]] = {}
 
 
-def register_model(name: str, inputs: Inputs = "any") -> Callable[[_Builder], _Builder]:
+def register_model(name: str, inputs: Inputs = "any", *, static_graph: bool = False) -> Callable[[_Builder], _Builder]:
     """Makes a model class, or a function that returns a model, known as `model.name`.
 
-    Put the module that holds it into `model.imports`, so that workers import it before they ask for the name.
+    Put the module that holds it into `model.imports`, so that workers import it before they ask for the name. The first
+    line of the docstring is what `ortlaunch models` says of it.
+
+    Args:
+        name: the name.
+        inputs: data that it takes.
+        static_graph: it uses the same parameters in the same way at every step, so that DDP need not look for those
+            that took no part. DDP computes wrong gradients or fails where that is not so.
 
     Raises:
         RequestError: if the name belongs to another model, or `inputs` is unknown.
@@ -84,15 +79,25 @@ def register_model(name: str, inputs: Inputs = "any") -> Callable[[_Builder], _B
         if owner is not None:
             raise RequestError(f"register_model('{name}') on {target}: the name belongs to {owner}, choose another")
         summary = (builder.__doc__ or target).strip().splitlines()[0]
-        _REGISTERED[name] = (ModelEntry(name, target, inputs, summary), builder)
+        model = (ModelEntry(name, target, inputs, summary, static_graph), builder)
+        if _is_built_in(name, builder):
+            _BUILT_IN.register(name, model)
+        else:
+            _REGISTERED[name] = model
         return builder
 
     return register
 
 
+def _is_built_in(name: str, builder: Callable[..., Any]) -> bool:
+    return builder.__module__ == f"{_BUILT_IN.package}.{name}"
+
+
 def _owner_of(name: str, target: str, builder: Callable[..., Any]) -> str | None:
     """What `name` stands for already, or None if it is free or stands for this very builder."""
-    if name in _BUILT_IN:
+    if _is_built_in(name, builder):
+        return None
+    if name in _BUILT_IN or name == FACTORY:
         return "ortlaunch itself"
     if name not in _REGISTERED:
         return None
@@ -104,15 +109,22 @@ def _owner_of(name: str, target: str, builder: Callable[..., Any]) -> str | None
 
 def available() -> dict[str, ModelEntry]:
     """All models by name: built-in ones first, then registered ones, then those of installed packages."""
-    from importlib.metadata import entry_points  # 11 ms, a thirtieth of a command that asks for none
-
-    entries = _BUILT_IN | {name: entry for name, (entry, _) in _REGISTERED.items()}
-    for point in entry_points(group=ENTRY_POINTS):
+    entries = {name: entry for models in (_BUILT_IN, _REGISTERED) for name, (entry, _) in models.items()}
+    entries.setdefault(FACTORY, _FACTORY_ENTRY)
+    for point in announced(ENTRY_POINTS):
         owner = entries.setdefault(point.name, _announced(point))
         if owner.target != point.value:
             rival = owner.target or "ortlaunch"
             _log.warning("model '%s' of %s is left out: the name belongs to %s", point.name, _package(point), rival)
     return entries
+
+
+def find(name: str) -> ModelEntry | None:
+    """One model; unlike `available`, this reads only what is needed."""
+    for models in (_BUILT_IN, _REGISTERED):
+        if name in models:
+            return models[name][0]
+    return _FACTORY_ENTRY if name == FACTORY else available().get(name)
 
 
 def _announced(point: EntryPoint) -> ModelEntry:
@@ -156,7 +168,7 @@ def check_request(cfg: ModelConfig) -> None:
         raise RequestError(
             f"model.target={cfg.target} is for model=factory, and model.name is {cfg.name}: drop one of them"
         )
-    if not cfg.imports and cfg.name not in available():
+    if not cfg.imports and find(cfg.name) is None:
         raise RequestError(unknown_model_message(cfg.name))
 
 
@@ -194,8 +206,9 @@ def _builder(cfg: ModelConfig) -> tuple[Callable[..., Any], str]:
     """The callable behind a configuration, and what to call it in messages."""
     if cfg.target is not None:
         return _load(cfg.target, f"model.target={cfg.target}"), cfg.target
-    if cfg.name in _REGISTERED:
-        return _REGISTERED[cfg.name][1], f"model {cfg.name}"
+    for models in (_BUILT_IN, _REGISTERED):
+        if cfg.name in models:
+            return models[cfg.name][1], f"model {cfg.name}"
     entry = available().get(cfg.name)
     if entry is None:
         raise RequestError(unknown_model_message(cfg.name))

@@ -8,14 +8,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import AdamWConfig, OptimizerConfig
+from ortlaunch.config.schema import DeviceOptimizer
 from ortlaunch.ort.quiet import onnxruntime
 
 Array = NDArray[np.generic]
@@ -41,7 +40,7 @@ class Plan:
     loss_output: str
     """The output of the graph from which the loss is computed, or that is the loss."""
     further_outputs: Sequence[str]
-    optimizer: OptimizerConfig
+    optimizer: DeviceOptimizer
     prefix: str
     nominal: bool
 
@@ -59,6 +58,7 @@ def generate(model: onnx.ModelProto, folder: Path, plan: Plan) -> None:
         RequestError: ONNX Runtime cannot differentiate the graph.
     """
     from onnxruntime.training import artifacts
+    from onnxruntime.training.onnxblock import optim
 
     onnxruntime.set_default_logger_severity(_WARNINGS_ALONE)
     loss = None if plan.loss is None else artifacts.LossType[_LOSSES[plan.loss]]
@@ -71,7 +71,7 @@ def generate(model: onnx.ModelProto, folder: Path, plan: Plan) -> None:
                 requires_grad=list(plan.trainable),
                 frozen_params=list(plan.frozen),
                 loss=loss,
-                optimizer=_optimizer_block(plan.optimizer),
+                optimizer=getattr(optim, plan.optimizer.block)(**plan.optimizer.arguments),
                 artifact_directory=folder,
                 prefix=plan.prefix,
                 nominal_checkpoint=plan.nominal,
@@ -99,14 +99,6 @@ def _silence() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
-
-
-def _optimizer_block(cfg: OptimizerConfig) -> Any:
-    from onnxruntime.training.onnxblock import optim
-
-    if isinstance(cfg, AdamWConfig):
-        return optim.AdamW(betas=(cfg.beta1, cfg.beta2), eps=cfg.eps, weight_decay=cfg.weight_decay)
-    return optim.SGD()
 
 
 def as_pytorch(optimizer: onnx.ModelProto) -> None:

@@ -1,10 +1,13 @@
-"""What a run does for its backend, beside wrapping the model: nothing for PyTorch; for ONNX Runtime the check at the
+"""What a run does for its backend after wrapping the model: nothing for PyTorch; for ONNX Runtime the check at the
 start, the record of what really ran, and an orderly end."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Allow, Config, DeepSpeedConfig, OrtConfig
@@ -12,6 +15,7 @@ from ortlaunch.models.task import Batch, Task
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.figures import Figures
 from ortlaunch.trainer.workers import Workers
 
 
@@ -19,20 +23,20 @@ class BackendRun:
     """Eager PyTorch and torch.compile: what they compute is what PyTorch computes."""
 
     check_batches = 0
-    """Batches, besides the first, that `check` wants to see."""
+    """Batches that `check` needs in addition to the first."""
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
-        """Looks for what the backend would compute wrongly, before the first step.
+        """Refuses a model that the backend would compute wrongly; called before the first step.
 
         Args:
             task: how the model is called.
-            batches: the run's first batches; it gets them again for training.
+            batches: the run's first batches, on the CPU; training gets them again.
 
         Returns:
             Start-up metrics.
 
         Raises:
-            RequestError: with what was found and what to do.
+            RequestError: with the finding and its remedy.
         """
         return {}
 
@@ -42,7 +46,7 @@ class BackendRun:
         return False
 
     def first_step_done(self) -> dict[str, float]:
-        """Journals what is known after the first step.
+        """Journals facts that are known only after the first step.
 
         Returns:
             Start-up metrics.
@@ -50,7 +54,16 @@ class BackendRun:
         return {}
 
     def close(self) -> None:
-        """Ends the backend's threads, while interpreter and process group are still whole."""
+        """Ends the backend's threads while the interpreter and the process group still exist."""
+
+
+@dataclass(frozen=True)
+class _CheckFigures(Figures):
+    """The check at the start on one worker."""
+
+    seconds: torch.Tensor
+    found: torch.Tensor
+    """Of each kind of `Allow`, whether it was found: 1 or 0."""
 
 
 class OrtRun(BackendRun):
@@ -66,7 +79,7 @@ class OrtRun(BackendRun):
             workers: this worker's place.
             run_dir: the run's folder.
             journal: the run's journal on the first worker, None on the others.
-            blocks: whether ONNX Runtime has the model block by block (ZeRO 3).
+            blocks: whether each block of the model is an ORTModule of its own (ZeRO 3).
         """
         from ortlaunch.ort.verify.start import FRESH_BATCHES
 
@@ -96,11 +109,13 @@ class OrtRun(BackendRun):
         # Without the export, which the first step would have made.
         seconds = time.perf_counter() - begin - (session.export_seconds(self._engine.inner) or 0.0)
         kinds = {finding.kind for finding in found}
-        everyone = self._workers.gather([seconds, *(float(kind in kinds) for kind in Allow)])
-        allowed = [kind.value for kind, seen in zip(Allow, everyone[:, 1:].amax(dim=0).tolist(), strict=True) if seen]
+        everyone = _CheckFigures.of(seconds=seconds, found=[float(kind in kinds) for kind in Allow]).gather(
+            self._workers
+        )
+        allowed = [kind.value for kind, seen in zip(Allow, everyone.found.amax(dim=0).tolist(), strict=True) if seen]
         if self._journal is not None and allowed:
             self._journal.tags({"ortlaunch.allowed": ",".join(allowed)})
-        return {"startup/ort_check_seconds": float(everyone[:, 0].max())}
+        return {"startup/ort_check_seconds": float(everyone.seconds.max())}
 
     @property
     def is_active(self) -> bool:
@@ -112,7 +127,7 @@ class OrtRun(BackendRun):
         from ortlaunch.ort import session
 
         if self._journal is not None:
-            # The time to the first step can only be compared by who knows whether there was an export.
+            # Times to the first step are comparable only between runs that both exported or both did not.
             origins = session.export_origins(self._engine.inner)
             self._journal.tags({"ortlaunch.export_cache": next(iter(origins), "off")})
             if not self.is_active:
@@ -128,14 +143,14 @@ class OrtRun(BackendRun):
         session.close(self._engine.inner)
 
     def _warn_of_fallback(self, reason: str) -> None:
-        """Says loudly that a run that asked for ONNX Runtime goes on without it (``backend.fallback=warn``)."""
+        """Warns that a run that asked for ONNX Runtime continues without it (``backend.fallback=warn``)."""
         assert self._journal is not None
         self._journal.tags({"ortlaunch.fallback_reason": reason})
         print(f"warning: ONNX Runtime is NOT active, plain PyTorch runs instead (backend.fallback=warn): {reason}")
 
 
 def backend_run(engine: Engine, config: Config, workers: Workers, run_dir: Path, journal: Journal | None) -> BackendRun:
-    """What the configured backend needs; arguments as for `OrtRun`."""
+    """The `BackendRun` of the configured backend; arguments as for `OrtRun`."""
     if not isinstance(config.backend, OrtConfig):
         return BackendRun()
     blocks = isinstance(config.trainer, DeepSpeedConfig) and config.trainer.zero_stage == 3

@@ -18,9 +18,9 @@ class Evaluation:
     def __init__(self, batches: list[Batch], every: int, last_step: int, workers: Workers, recorder: Recorder) -> None:
         """
         Args:
-            batches: this worker's, on the CPU; all workers have as many of the same size.
+            batches: this worker's, on the CPU; all workers have the same number of batches of the same size.
             every: steps between two evaluations.
-            last_step: the run's last step, which is followed by one, too.
+            last_step: the run's last step, after which there is always an evaluation.
             workers: this worker's place.
             recorder: journals the result.
         """
@@ -35,7 +35,7 @@ class Evaluation:
         return step % self._every == 0 or step == self._last_step
 
     def run(self, engine: Engine, step: int) -> float:
-        """Evaluates; journals and returns the mean over the samples of all workers."""
+        """Evaluates the model; journals and returns the mean loss over the samples of all workers."""
         began = time.perf_counter()
         total = torch.zeros((), device=self._workers.device)
         with engine.evaluating():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
+from typing import Self
 
 import torch
 
@@ -14,39 +17,59 @@ from ortlaunch.models.task import Batch
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A batch on the CPU, and the place in the data after it."""
+class PositionedBatch:
+    """A batch, and the position in the data after it."""
 
     batch: Batch
     position: Position
 
 
-def placed(loader: Loader) -> Iterator[Placed]:
-    """The loader's batches, each with the place after it, however far the loader is when it is used."""
-    for batch in loader:
-        yield Placed(batch, loader.position)
+class Lookahead:
+    """Iterates over a loader's batches; the next ones can be read before they are taken.
+
+    Each batch comes with its own position, since the loader's position is that of the last batch read.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._read: deque[PositionedBatch] = deque()
+
+    def peek(self, count: int) -> list[Batch]:
+        """The next batches, on the CPU, which stay in the iterator; fewer than `count` if the loader has no more."""
+        for batch in islice(self._loader, max(0, count - len(self._read))):
+            self._read.append(PositionedBatch(batch, self._loader.position))
+        return [one.batch for one in islice(self._read, count)]
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> PositionedBatch:
+        if self._read:
+            return self._read.popleft()
+        batch = next(self._loader)
+        return PositionedBatch(batch, self._loader.position)
 
 
 class Feed:
-    """Takes batches from a loader to the device. On CUDA the next one is on its way while the step computes."""
+    """Copies batches to the device. On CUDA the next batch is copied while the step computes."""
 
-    def __init__(self, batches: Iterator[Placed], device: torch.device) -> None:
+    def __init__(self, batches: Iterator[PositionedBatch], device: torch.device) -> None:
         """
         Args:
             batches: endless; in page-locked memory where the device is CUDA.
-            device: where they go.
+            device: where to copy them.
         """
         self._batches = batches
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._ready: Placed | None = None
+        self._ready: PositionedBatch | None = None
         self._position: Position | None = None
         self.waited = 0.0
         """Seconds spent waiting for the loader so far."""
 
     @property
     def position(self) -> Position:
-        """The place in the data after the last batch that was given out; there must have been one."""
+        """The position in the data after the last batch that `take` returned; there must have been one."""
         assert self._position is not None
         return self._position
 
@@ -60,20 +83,20 @@ class Feed:
             current = torch.cuda.current_stream(self._device)
             current.wait_stream(self._stream)
             for tensor in batch.values():
-                # Made on the other stream, whose allocator must not reuse it while this one reads it.
+                # The tensor was allocated on the other stream, which must not reuse its memory while this one reads it.
                 tensor.record_stream(current)
         return batch
 
     def prefetch(self) -> None:
-        """Starts the next batch on its way; to be called when the device has been given its work. Nothing on the CPU,
-        where it would only be early."""
+        """Starts to copy the next batch; to be called when the device has work. Does nothing on the CPU, where no copy
+        overlaps with computing."""
         if self._stream is not None and self._ready is None:
             self._ready = self._copied()
 
-    def _copied(self) -> Placed:
+    def _copied(self) -> PositionedBatch:
         since = time.perf_counter()
         taken = next(self._batches)
         self.waited += time.perf_counter() - since
         with torch.cuda.stream(self._stream):
             batch = {name: tensor.to(self._device, non_blocking=True) for name, tensor in taken.batch.items()}
-        return Placed(batch, taken.position)
+        return PositionedBatch(batch, taken.position)

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def collected_every(steps: int) -> Iterator[Callable[[int], None]]:
-    """Switches automatic garbage collection off within it.
+    """Replaces automatic garbage collection by collections at fixed steps.
 
-    Left to itself it strikes each worker at another step, and the others wait for it in the next collective.
+    Automatic collection stops each worker at another step, and the other workers wait for it in the next collective.
 
     Args:
         steps: steps between two collections; 0 leaves everything to Python.
 
     Yields:
-        What is to be called after each step, with its number counted from 1. At the first, when start-up is over,
-        it also sets all objects aside that exist by then, so that later collections need not look at them again.
+        A function to call after each step, with the step's number. Its first call, when start-up is over, also excludes
+        all objects that exist by then from later collections.
     """
     if steps == 0:
         yield lambda step: None

@@ -1,4 +1,4 @@
-"""Norm and clipping of gradients that every worker holds whole."""
+"""Norm and clipping of gradients that are not sharded."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 
 def clip_(parameters: Iterable[torch.nn.Parameter], largest: float | None) -> torch.Tensor:
-    """Scales all gradients down together where their norm is above `largest`; None leaves them.
+    """Scales all gradients by one factor so that their norm is at most `largest`; None changes nothing.
 
     Returns:
-        Their 2-norm before, a scalar on the device.
+        The 2-norm of all gradients before clipping, a scalar on the device.
     """
     graded = [parameter for parameter in parameters if parameter.grad is not None]
     norm = get_total_norm([parameter.grad for parameter in graded if parameter.grad is not None])

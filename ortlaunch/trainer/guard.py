@@ -6,24 +6,24 @@ import torch
 
 
 class Guard:
-    """Remembers, on the device, the first step whose numbers were not finite, and discards every step from it on.
+    """Remembers, on the device, the first step whose numbers were not finite, and discards it and all later steps.
 
-    A loss that is not finite is passed to the backward with a gradient of NaN. The exchange of gradients carries it to
-    all workers, whose gradient norm, one and the same number everywhere, then says: no step. So workers agree without
-    a collective of their own. Once a worker has seen such a step it goes on like that, and the weights stay those
-    before the step, until the host reads the memory where it waits for the device anyway.
+    A loss that is not finite makes all gradients of its worker NaN. The exchange of gradients carries them to all
+    workers, whose gradient norm is then NaN as well, and a step with such a norm is discarded. So the workers agree
+    without a further collective. From then on the worker makes the gradients of every step NaN: the weights stay those
+    before the first bad step until the host reads this memory at a log step, where it waits for the device anyway.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.step = 1
         """Number of the step that is being computed; set by the loop."""
-        # First steps with a loss of this worker, and with gradients of all of them, that were not finite; 0 for none.
+        # The first steps with a bad loss of this worker, and with bad gradients of all workers; 0 for none.
         self._first = torch.zeros(2, dtype=torch.int64, device=device)
         self._nan = torch.tensor(float("nan"), device=device)
         self._one = torch.ones((), device=device)
 
     def watch(self, loss: torch.Tensor) -> torch.Tensor:
-        """Returns the loss to take the backward of: the same, or one whose gradients are all NaN.
+        """Returns the loss for the backward: the same, or one whose gradients are all NaN.
 
         Args:
             loss: a micro-batch's loss, a scalar tensor with its graph.
@@ -32,11 +32,11 @@ class Guard:
         return loss * torch.where(self._first.any(), self._nan, self._one)
 
     def check_gradients(self, finite: torch.Tensor | bool) -> None:
-        """Notes whether the gradient norm was finite; not for fp16, where a norm that is not only lowers the scale."""
+        """Notes whether the gradient norm was finite; not for fp16, which only lowers its loss scale then."""
         self._note(1, finite)
 
     def read(self) -> tuple[int, int]:
-        """The first steps with a loss of this worker, and with gradients, that were not finite; 0 for none.
+        """The first steps with a bad loss of this worker, and with bad gradients of all workers; 0 for none.
 
         Waits for the device.
         """

@@ -8,24 +8,24 @@ from collections.abc import Callable
 import torch
 
 from ortlaunch.config.schema import TrainConfig
-from ortlaunch.trainer.boundary import Boundary
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.evaluation import Evaluation
 from ortlaunch.trainer.feed import Feed
 from ortlaunch.trainer.garbage import collected_every
 from ortlaunch.trainer.profile import Profile
 from ortlaunch.trainer.recorder import Recorder
+from ortlaunch.trainer.step_end import StepEnd
 
 _NOTHING = contextlib.nullcontext()
 
 
-def train(
+def run_steps(
     engine: Engine,
     feed: Feed,
     cfg: TrainConfig,
     device: torch.device,
     recorder: Recorder,
-    boundary: Boundary,
+    step_end: StepEnd,
     first_step_done: Callable[[], None],
     evaluation: Evaluation | None = None,
     start_step: int = 0,
@@ -39,11 +39,11 @@ def train(
         cfg: how long, and how many micro-batches to a step.
         device: where losses are.
         recorder: counts and journals.
-        boundary: what happens between two steps.
+        step_end: called after every step; decides whether it was the last.
         first_step_done: called once, before the first step is journalled.
-        evaluation: what is evaluated at some steps; None for nothing.
-        start_step: steps that an earlier attempt has done.
-        profile: looks into some of the steps; None for none.
+        evaluation: what is evaluated after some steps; None for nothing.
+        start_step: steps that earlier attempts have done.
+        profile: profiles some of the steps; None for none.
 
     Raises:
         TrainingError: a loss or gradient was not finite; the weights are those before that step.
@@ -58,7 +58,7 @@ def train(
             if profile is not None:
                 profile.step_begins(step)
             with span("forward and backward"):
-                loss = _accumulate(engine, feed, cfg.grad_accumulation, device, recorder, boundary)
+                loss = _accumulate(engine, feed, cfg.grad_accumulation, device, recorder, step_end)
             with span("optimizer"):
                 grad_norm = engine.step()
             collect(step)
@@ -68,13 +68,13 @@ def train(
             if step == start_step + 1:
                 first_step_done()
             evaluates = evaluation is not None and evaluation.is_due(step)
-            # Before anything is done with weights that are not to be trusted.
+            # Before an evaluation or a checkpoint: it raises if the weights of this step cannot be trusted.
             if recorder.is_log_step(step) or engine.tripped or evaluates:
                 recorder.log(step, loss, grad_norm, lr, engine)
             eval_loss = None
             if evaluation is not None and evaluates:
                 eval_loss = evaluation.run(engine, step)
-            if boundary.passed(step, eval_loss):
+            if step_end.run(step, eval_loss):
                 return
     recorder.finish(cfg.steps)
 
@@ -84,7 +84,7 @@ def _unnamed(_name: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _accumulate(
-    engine: Engine, feed: Feed, count: int, device: torch.device, recorder: Recorder, boundary: Boundary
+    engine: Engine, feed: Feed, count: int, device: torch.device, recorder: Recorder, step_end: StepEnd
 ) -> torch.Tensor:
     """Forward and backward over the micro-batches of one step; returns their mean loss, still on the device."""
     total = torch.zeros((), device=device)
@@ -93,7 +93,7 @@ def _accumulate(
         recorder.own_time.begin()
         batch = feed.take()
         recorder.micro_batch(batch)
-        boundary.beat()
+        step_end.beat()
         total += engine.micro_step(batch, last=index == count - 1)
         recorder.own_time.begin()
         feed.prefetch()

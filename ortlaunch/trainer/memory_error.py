@@ -1,4 +1,4 @@
-"""Turns a lack of memory into figures and advice."""
+"""Turns an out-of-memory error into one with figures and advice."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SIGNS = (
 
 
 def explained(error: BaseException, config: Config, run_dir: Path, rank: int) -> BaseException:
-    """The error itself, or, where it is a lack of memory, one with peak figures and what to change.
+    """The error itself; an out-of-memory error is replaced by one with peak figures and advice.
 
-    On CUDA a snapshot of the allocator is left in ``memory/rank-N.pickle`` for pytorch.org/memory_viz.
+    On CUDA it also writes a snapshot of the allocator to ``memory/rank-N.pickle``, for pytorch.org/memory_viz.
     """
     if not is_lack_of_memory(error):
         return error
@@ -37,7 +37,7 @@ def explained(error: BaseException, config: Config, run_dir: Path, rank: int) ->
 
 
 def is_lack_of_memory(error: BaseException) -> bool:
-    """Whether torch, ONNX Runtime or Python found no more memory, on the device or on the host."""
+    """Whether torch, ONNX Runtime or Python ran out of memory, on the device or on the host."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
     )

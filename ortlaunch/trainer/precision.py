@@ -13,14 +13,14 @@ DTYPES = {Precision.fp32: torch.float32, Precision.bf16: torch.bfloat16, Precisi
 
 
 def autocast(device_type: str, precision: Precision) -> contextlib.AbstractContextManager[Any]:
-    """What forward runs in, for weights that stay in fp32."""
+    """The autocast context of the forward pass, for weights that stay in fp32."""
     if precision is Precision.fp32:
         return contextlib.nullcontext()
     return torch.autocast(device_type, dtype=DTYPES[precision])
 
 
 def cast_inputs(batch: dict[str, torch.Tensor], precision: Precision) -> dict[str, torch.Tensor]:
-    """The batch with its floating-point inputs in the format of the weights, for weights that are not in fp32."""
+    """The batch with its floating-point inputs cast to the format of the weights; labels keep theirs."""
     if precision is Precision.fp32:
         return batch
     return {

@@ -1,6 +1,6 @@
-"""What all workers find out together before they train: who they are, and how fast they talk and compute.
+"""The test before the training: all workers compare their software and measure their communication and computing.
 
-A handful of collectives, each of them once, whatever the number of nodes. Imported by workers only.
+It takes a few collectives, each of them once, whatever the number of nodes. Only workers import it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROUNDS = 5
 
 @dataclass(frozen=True)
 class Findings:
-    """What came of it, the same on every worker."""
+    """The results, the same on every worker."""
 
     bandwidth_gb_per_second: float
     """Bus bandwidth of an all-reduce over all workers, 10^9 bytes."""
@@ -37,7 +37,7 @@ class Findings:
 
 
 def meet(workers: Workers) -> Findings:
-    """Compares the workers and times them.
+    """Compares the workers' software and measures their speed.
 
     Raises:
         TrainingError: they do not run the same software.
@@ -82,7 +82,7 @@ def _all_reduce(workers: Workers) -> tuple[float, int]:
         dist.all_reduce(data)
     _finish(workers)
     seconds = (time.perf_counter() - begin) / _ROUNDS
-    # Each byte crosses the bus 2 (n - 1) / n times in a ring.
+    # In a ring each byte crosses the bus 2 (n - 1) / n times.
     share = 2 * (workers.world_size - 1) / workers.world_size
     return share * mib * 2**20 / seconds / 1e9, mib
 
@@ -98,18 +98,18 @@ def _times(workers: Workers) -> list[tuple[str, float]]:
         _finish(workers)
         times.append(time.perf_counter() - begin)
     everyone: list[tuple[str, float]] = [("", 0.0)] * workers.world_size
-    # The best of several: a slow node is slow each time.
+    # The shortest of several times: a slow node is slow each time.
     dist.all_gather_object(everyone, (_host(), min(times)))
     return everyone
 
 
 def slow_hosts(everyone: list[tuple[str, float]]) -> list[str]:
-    """Hosts that need `_SLOW` times the median, each with its figure, the slowest of its workers counting.
+    """Hosts that take more than `_SLOW` times the median, each with its figure; its slowest worker counts.
 
     Args:
-        everyone: of each worker its host and the seconds that it took for the same work.
+        everyone: each worker's host and its seconds for the same work.
     """
-    # The lower one of two, so that of two nodes one can be slow.
+    # The lower median, so that one of two nodes can be slow.
     median = statistics.median_low(seconds for _, seconds in everyone)
     slow: dict[str, float] = {}
     for host, seconds in everyone:

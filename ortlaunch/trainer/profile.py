@@ -1,4 +1,4 @@
-"""Looks into some steps of a run; the others pay nothing for it."""
+"""Profiles some steps of a run, at no cost for the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_ALLOCATIONS = 200_000
 
 
 class Profile(ABC):
-    """Looks into the steps from `start` on, counted from the first of this attempt."""
+    """Profiles ``steps`` steps from ``start`` on, counted from the first step of this attempt."""
 
     def __init__(self, cfg: ProfileConfig, first_step: int) -> None:
         """
@@ -38,7 +38,7 @@ class Profile(ABC):
             self.start()
 
     def step_ends(self, step: int) -> bool:
-        """After a step; returns whether it was looked into, and so took longer than it does by itself."""
+        """After a step; returns whether it was profiled, and so took longer than other steps."""
         if not self._active:
             return False
         self.step_ended()
@@ -48,23 +48,23 @@ class Profile(ABC):
         return True
 
     def span(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """Names a part of a step in what is found."""
+        """Names a part of a step in the results."""
         return self.named(name) if self._active else _NOTHING
 
     @abstractmethod
     def start(self) -> None:
-        """Begins to look."""
+        """Starts to profile."""
 
     def step_ended(self) -> None:
-        """One of the steps has ended."""
+        """A profiled step has ended."""
         return
 
     @abstractmethod
     def finish(self) -> None:
-        """Stops, and writes what was found."""
+        """Stops, and writes the results."""
 
     def named(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """Names a part of a step while it is looked into."""
+        """Names a part of a step while it is profiled."""
         return _NOTHING
 
 
@@ -112,7 +112,7 @@ class TorchProfile(Profile):
 
 
 class Bystander(Profile):
-    """A worker that waits for others which are looked into: its steps take longer, too."""
+    """A worker that is not profiled but waits for workers that are: its steps take longer, too."""
 
     def start(self) -> None:
         return
@@ -138,7 +138,7 @@ class MemoryProfile(Profile):
 
 
 class NsightProfile(Profile):
-    """NVTX ranges, and the capture range that nsys waits for. nsys writes what it finds, where it was told to."""
+    """NVTX ranges, and the capture range that nsys waits for. nsys itself writes the results."""
 
     def start(self) -> None:
         torch.cuda.synchronize()
@@ -158,18 +158,19 @@ class NsightProfile(Profile):
 
 
 def make_profile(cfg: ProfileConfig | None, first_step: int, run_dir: Path, workers: Workers) -> Profile | None:
-    """What this worker is asked to look with; None for nothing.
+    """The configured profile of this worker; None for none.
 
     Args:
-        cfg: which way, and which steps.
+        cfg: which profiler, and which steps.
         first_step: the number of this attempt's first step.
         run_dir: the run folder.
         workers: this worker's place.
     """
     folder = Run(run_dir).profile
     if isinstance(cfg, TorchProfileConfig):
-        looks = workers.rank in cfg.ranks
-        return TorchProfile(cfg, first_step, folder, workers) if looks else Bystander(cfg, first_step)
+        if workers.rank in cfg.ranks:
+            return TorchProfile(cfg, first_step, folder, workers)
+        return Bystander(cfg, first_step)
     if isinstance(cfg, MemoryProfileConfig):
         return MemoryProfile(cfg, first_step, folder, workers)
     if isinstance(cfg, NsightProfileConfig):

@@ -1,33 +1,65 @@
-"""Turns what happens in the loop into journal events, without a host sync off log steps."""
+"""Turns the loop's steps into journal events; the host waits for the device only at log steps."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import TrainConfig
-from ortlaunch.metrics.memory import memory_metrics, peak_memory_gib
+from ortlaunch.metrics.at_log_steps import worker_metrics
+from ortlaunch.metrics.memory import peak_memory_gib
 from ortlaunch.metrics.stragglers import OwnTime, Tally, straggler_metrics
-from ortlaunch.metrics.system import WIDTH
 from ortlaunch.metrics.throughput import Steady, StepClock, Window, window_metrics
 from ortlaunch.models.task import Batch
 from ortlaunch.run.journal import Journal
 from ortlaunch.trainer.engine import Engine
-from ortlaunch.trainer.surroundings import Surroundings
+from ortlaunch.trainer.figures import Figures
+from ortlaunch.trainer.system_info import SystemInfo
 from ortlaunch.trainer.workers import Workers
 
-_SHARED = 6 + WIDTH
-"""Figures that each worker shares at a log step, before those of its memory: loss, first bad loss and gradient, whether
-ONNX Runtime is active, its own time, its step time, and what it has sampled."""
-
 _BUSY_PERCENT = 10.0
-"""Of a machine's cores in others' use, from which on it is said."""
+"""Share of a machine's cores used by other processes from which on a run warns of it."""
 
 _LEAST_LOSS_SCALE = 2.0**-14
-"""Below it not even the smallest loss scale keeps the gradients finite: half of what an fp16 number can be small."""
+"""The smallest normal fp16 number. If the gradients overflow at a smaller loss scale, no scale keeps them finite."""
+
+
+@dataclass(frozen=True)
+class WindowFigures(Figures):
+    """One worker's figures of a window between two log steps."""
+
+    loss: torch.Tensor
+    bad_loss_step: torch.Tensor
+    """First step at which this worker's loss was not finite; 0 for none."""
+    bad_gradient_step: torch.Tensor
+    """First step at which the gradients of all workers were not finite; 0 for none."""
+    ort_active: torch.Tensor
+    """1 if ONNX Runtime ran the last step of this worker, else 0."""
+    own_seconds: torch.Tensor
+    """Of a step, before the worker waits for others; the mean over the window."""
+    step_seconds: torch.Tensor
+    """Of a step; the mean over the window."""
+    system: torch.Tensor
+    """What `Sampler.window` returned."""
+    measured: torch.Tensor
+    """The values of `worker_metrics`, in their order."""
+
+
+@dataclass(frozen=True)
+class SummaryFigures(Figures):
+    """One worker's figures of the whole run."""
+
+    peak_memory_gib: torch.Tensor
+    other_seconds: torch.Tensor
+    """Processor seconds of other processes on this machine in steady windows; 0 where another worker measures it."""
+    total_seconds: torch.Tensor
+    """Processor seconds that the machine had in them; 0 where another worker measures it."""
+    throttled: torch.Tensor
+    """1 if the GPU's clocks were held down at some sample, 0 if not, -1 if that is unknown."""
 
 
 class Recorder:
@@ -38,7 +70,7 @@ class Recorder:
         cfg: TrainConfig,
         workers: Workers,
         journal: Journal | None,
-        surroundings: Surroundings,
+        system: SystemInfo,
         *,
         is_ort_active: Callable[[], bool],
         flops_per_sample: float | None,
@@ -51,21 +83,21 @@ class Recorder:
             cfg: when to log.
             workers: this worker's place.
             journal: the run's journal on the first worker, None on the others.
-            surroundings: the machines, and this worker's look at its own.
+            system: the machines, and the sampler of this worker's own.
             is_ort_active: whether ONNX Runtime really runs this worker's model.
             flops_per_sample: operations of forward and backward for one sample; None where unknown.
             peak_flops: the device's peak in operations per second; None where unknown.
-            start_step: steps that an earlier attempt has done.
+            start_step: steps that earlier attempts have done.
             tokens_seen: tokens that all workers have seen in them.
         """
         self.tokens_seen = tokens_seen
         self.own_time = OwnTime(workers.device)
-        """What this worker does before it waits for others; marked by the loop."""
+        """Time in which this worker does not wait for others; the loop marks its parts."""
         self._start_step = start_step
         self._cfg = cfg
         self._workers = workers
         self._journal = journal
-        self._surroundings = surroundings
+        self._system = system
         self._is_ort_active = is_ort_active
         self._flops_per_sample = flops_per_sample
         self._peak_flops = peak_flops
@@ -78,7 +110,7 @@ class Recorder:
         self._worst_ort_active = True
 
     def restart_clock(self) -> None:
-        """The first step begins now."""
+        """The next step begins now: the time since the last one belongs to no step."""
         self._clock.restart()
 
     def waited_for_data(self, seconds: float) -> None:
@@ -86,7 +118,7 @@ class Recorder:
         self._window.data_wait_seconds += seconds
 
     def micro_batch(self, batch: Batch) -> None:
-        """Counts what goes through the model."""
+        """Counts the samples and tokens of a micro-batch."""
         self._window.samples += next(iter(batch.values())).shape[0]
         if "input_ids" in batch:
             self._window.tokens += batch["input_ids"].numel()
@@ -98,7 +130,7 @@ class Recorder:
         self._window.steps += 1
 
     def disturbed(self) -> None:
-        """The last step took longer than by itself: its window is left out of the summary of the run."""
+        """Leaves the current window out of the run's summary, because profiling made its last step slower."""
         self._window_disturbed = True
         self._clock.restart()
 
@@ -110,24 +142,19 @@ class Recorder:
     def log(
         self, step: int, loss: torch.Tensor, grad_norm: torch.Tensor | float | None, lr: float, engine: Engine
     ) -> None:
-        """Ends a window: one collective, then the first worker's line in the journal.
+        """Ends a window: one collective for the figures of all workers, which the first worker journals.
 
         Raises:
             TrainingError: a loss or gradient was not finite on some worker, at this step or since the last log step.
         """
-        # A window that began after the first steps of this attempt, in which export and compilation are.
+        # Steady windows begin after the first steps of this attempt, which include export and compilation.
         steady = not self._window_disturbed and step - self._window.steps >= self._start_step + self._cfg.steady_after
-        memory = memory_metrics(self._workers.device)
-        # Reading the loss waits for the device, so the step times are complete after it.
-        shared = [float(loss), *engine.guard.read(), float(self._is_ort_active())]
-        step_seconds = self._clock.read()
-        steps = max(1, self._window.steps)
-        shared += [self.own_time.read() / steps, sum(step_seconds) / steps]
-        shared += self._surroundings.sampler.window(steady=steady, now=step == self._cfg.steps)
-        everyone = self._workers.gather([*shared, *memory.values()])
-        _check_finite(everyone[:, 1], everyone[:, 2])
-        self._note_ort(bool(everyone[:, 3].min() > 0))
-        metrics = {"train/loss": float(everyone[:, 0].mean()), "train/lr": lr}
+        measured = worker_metrics(self._workers.device)
+        mine, step_seconds = self._own_figures(step, loss, engine, measured, steady=steady)
+        everyone = mine.gather(self._workers)
+        _check_finite(everyone.bad_loss_step, everyone.bad_gradient_step)
+        self._note_ort(bool(everyone.ort_active.min() > 0))
+        metrics = {"train/loss": float(everyone.loss.mean()), "train/lr": lr}
         if grad_norm is not None:
             metrics["train/grad_norm"] = float(grad_norm)
         if (scale := engine.loss_scale) is not None:
@@ -140,11 +167,12 @@ class Recorder:
             flops_per_sample=self._flops_per_sample,
             peak_flops=self._peak_flops,
         )
-        metrics |= dict(zip(memory, everyone[:, _SHARED:].amax(dim=0).tolist(), strict=True))
+        metrics |= dict(zip(measured, everyone.measured.amax(dim=0).tolist(), strict=True))
         metrics["throughput/steady"] = float(steady)
-        stragglers = straggler_metrics(everyone[:, 4].tolist(), everyone[:, 5].tolist())
+        stragglers = straggler_metrics(everyone.own_seconds.tolist(), everyone.step_seconds.tolist())
         metrics |= stragglers
-        metrics |= self._surroundings.nodes.metrics(everyone[:, 6:_SHARED].tolist(), everyone[:, _SHARED].tolist())
+        resident = everyone.measured[:, list(measured).index("memory/rss_gib")]
+        metrics |= self._system.nodes.metrics(everyone.system.tolist(), resident.tolist())
         if steady:
             self._steady.add(self._window, step_seconds)
             self._stragglers.add(stragglers)
@@ -154,6 +182,27 @@ class Recorder:
         # The journal's own time belongs to no step.
         self._clock.restart()
 
+    def _own_figures(
+        self, step: int, loss: torch.Tensor, engine: Engine, measured: dict[str, float], *, steady: bool
+    ) -> tuple[WindowFigures, list[float]]:
+        """This worker's figures of the window that `step` ends, and the seconds of each step in it."""
+        # Reading the loss waits for the device, so the step times are complete after it.
+        own_loss, (bad_loss_step, bad_gradient_step) = float(loss), engine.guard.read()
+        ort_active = float(self._is_ort_active())
+        step_seconds = self._clock.read()
+        steps = max(1, self._window.steps)
+        figures = WindowFigures.of(
+            loss=own_loss,
+            bad_loss_step=bad_loss_step,
+            bad_gradient_step=bad_gradient_step,
+            ort_active=ort_active,
+            own_seconds=self.own_time.read() / steps,
+            step_seconds=sum(step_seconds) / steps,
+            system=self._system.sampler.window(steady=steady, now=step == self._cfg.steps),
+            measured=list(measured.values()),
+        )
+        return figures, step_seconds
+
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
         """Journals an evaluation, whose time belongs to no step."""
         if self._journal is not None:
@@ -161,40 +210,47 @@ class Recorder:
         self._clock.restart()
 
     def finish(self, step: int) -> None:
-        """Journals the run's summary, and says what speaks against its figures."""
-        sampler = self._surroundings.sampler
-        throttled = -1.0 if sampler.throttled is None else float(sampler.throttled)
-        mine = [peak_memory_gib(self._workers.device), *sampler.other_seconds(), throttled]
-        peaks, others, totals, slowed = self._workers.gather(mine).T.tolist()
+        """Journals the run's summary, and prints a warning for everything that makes its figures unreliable."""
+        sampler = self._system.sampler
+        other_seconds, total_seconds = sampler.other_seconds()
+        everyone = SummaryFigures.of(
+            peak_memory_gib=peak_memory_gib(self._workers.device),
+            other_seconds=other_seconds,
+            total_seconds=total_seconds,
+            throttled=-1.0 if sampler.throttled is None else float(sampler.throttled),
+        ).gather(self._workers)
         if self._journal is None:
             return
-        summary = self._steady.summary(self._workers.world_size) | {"summary/peak_memory_gib": max(peaks)}
+        summary = self._steady.summary(self._workers.world_size)
+        summary["summary/peak_memory_gib"] = float(everyone.peak_memory_gib.max())
         summary["summary/last_step"] = float(step)
-        shares = [100.0 * other / total for other, total in zip(others, totals, strict=True) if total > 0]
+        measured = zip(everyone.other_seconds.tolist(), everyone.total_seconds.tolist(), strict=True)
+        shares = [100.0 * other / total for other, total in measured if total > 0]
         if shares:
             summary["summary/other_cpu_percent"] = sum(shares) / len(shares)
         self._journal.metrics(step, summary)
-        if max(slowed) >= 0:
-            self._journal.tags({"ortlaunch.throttled": str(max(slowed) > 0).lower()})
-        for warning in self._warnings(shares, [rank for rank, value in enumerate(slowed) if value > 0]):
+        throttled = everyone.throttled.tolist()
+        if max(throttled) >= 0:
+            self._journal.tags({"ortlaunch.throttled": str(max(throttled) > 0).lower()})
+        for warning in self._warnings(shares, [rank for rank, value in enumerate(throttled) if value > 0]):
             print(f"warning: {warning}", flush=True)
 
-    def _warnings(self, shares: list[float], slowed: list[int]) -> Iterator[str]:
-        """What makes the run's figures worth less than they look.
+    def _warnings(self, shares: list[float], throttled: list[int]) -> Iterator[str]:
+        """The reasons why the run's figures may be unreliable.
 
         Args:
-            shares: of each machine, what others used of its cores in the steady windows, in percent.
-            slowed: workers whose GPU was held down.
+            shares: of each machine, what other processes used of its cores in the steady windows, in percent.
+            throttled: ranks of the workers whose GPU's clocks were held down.
         """
-        nodes = self._surroundings.nodes
+        nodes = self._system.nodes
         busy = [(share, host) for share, host in zip(shares, nodes.hosts, strict=False) if share >= _BUSY_PERCENT]
         if busy:
             share, host = max(busy)
             where = "this machine was" if len(shares) == 1 else f"{len(busy)} of {len(shares)} machines were"
             most = "" if len(shares) == 1 else f", {host} the most"
             yield f"{where} busy with other work: {share:.0f} % of its cores{most}; figures may not repeat"
-        if slowed:
-            names = ", ".join(f"rank {rank} on {nodes.host_of(rank)}" for rank in slowed[:8])
+        if throttled:
+            names = ", ".join(f"rank {rank} on {nodes.host_of(rank)}" for rank in throttled[:8])
             yield f"heat or a lack of power held GPUs down ({names}); figures may not repeat"
         if (found := self._stragglers.straggler()) is not None:
             rank, percent = found
@@ -204,12 +260,12 @@ class Recorder:
             )
 
     def startup(self, values: dict[str, float]) -> None:
-        """Journals start-up times, at the step after which this attempt goes on: MLflow takes one value of a step."""
+        """Journals start-up times at the step after which this attempt starts: MLflow keeps one value per step."""
         if self._journal is not None:
             self._journal.metrics(self._start_step, values)
 
     def _note_ort(self, active: bool) -> None:
-        """Keeps the tag true: active only if every worker was, at every log step."""
+        """Journals the tag when it changes: it is true only while every worker was active at every log step."""
         self._worst_ort_active &= active
         if self._journal is not None and self._worst_ort_active != self._ort_active:
             self._ort_active = self._worst_ort_active
@@ -217,7 +273,12 @@ class Recorder:
 
 
 def _check_finite(losses: torch.Tensor, gradients: torch.Tensor) -> None:
-    """Looks at each worker's first step with a loss that is not finite, and with gradients, 0 standing for none."""
+    """Raises if a worker has had a step with a loss, or with gradients, that were not finite.
+
+    Args:
+        losses: of each worker, its first step with such a loss; 0 for none.
+        gradients: of each worker, its first step with such gradients; 0 for none.
+    """
     advice = "the weights are those before it. Lower optimizer.lr, set train.clip_grad_norm, or look at the data"
     if bool((losses > 0).any()):
         step = int(losses[losses > 0].min())
@@ -236,6 +297,6 @@ def _check_scale(step: int, scale: float) -> None:
         )
 
 
-def since(started: float) -> float:
-    """Seconds since a moment given in seconds since the epoch, as another process of this machine noted it."""
+def seconds_since(started: float) -> float:
+    """Seconds since a time that another process of this machine took, in seconds since the epoch."""
     return time.time() - started

@@ -1,31 +1,24 @@
-"""Learning-rate schedules by configuration."""
+"""The learning rate of each step: a warm-up, then the shape of the chosen schedule."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from ortlaunch.config.schema import CosineConfig, LinearConfig, SchedulerConfig
+from ortlaunch.config.schema import SchedulerConfig
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer, cfg: SchedulerConfig, steps: int) -> LambdaLR:
-    """The schedule over `steps` optimizer steps; its step is taken after each optimizer step."""
+    """The schedule over `steps` optimizer steps; call its `step` after each optimizer step."""
     return LambdaLR(optimizer, lambda done: lr_ratio(cfg, done, steps))
 
 
 def lr_ratio(cfg: SchedulerConfig, done: int, steps: int) -> float:
-    """Share of the peak learning rate that the step after `done` finished ones gets.
+    """Fraction of the peak learning rate for the step after `done` finished steps.
 
-    Rises in a straight line over the warm-up, the first step taking one part of it and not nothing; the decay ends
-    with the last of `steps`.
+    It rises linearly over the warm-up, from more than 0 at the first step; the decay ends with the last of `steps`.
     """
     if done < cfg.warmup_steps:
         return (done + 1) / (cfg.warmup_steps + 1)
-    if not isinstance(cfg, LinearConfig | CosineConfig):
-        return 1.0
     decay_steps = max(1, steps - 1 - cfg.warmup_steps)
-    progress = min(1.0, (done - cfg.warmup_steps) / decay_steps)
-    share = 1.0 - progress if isinstance(cfg, LinearConfig) else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return cfg.min_ratio + (1.0 - cfg.min_ratio) * share
+    return cfg.ratio(min(1.0, (done - cfg.warmup_steps) / decay_steps))

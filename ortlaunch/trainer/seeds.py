@@ -1,4 +1,4 @@
-"""Random numbers of one worker, and the same bits twice."""
+"""Seeds of one worker's random numbers, and deterministic algorithms."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ortlaunch.trainer import vector_math
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy, torch and, where the process uses it, ONNX Runtime.
+    """Seeds Python, NumPy, torch and, if the process uses it, ONNX Runtime.
 
-    Loaders have generators of their own, made of the run's seed. Nothing is computed before it, so this is where the
-    vectorized functions are warmed up, which the same bits need as well.
+    Loaders have their own generators, which the run's seed determines. The vectorized functions are warmed up here,
+    because reproducible results need that too and nothing is computed before.
     """
     vector_math.warm_up()
     random.seed(seed)
@@ -29,11 +29,11 @@ def seed_everything(seed: int) -> None:
 
 
 def make_deterministic() -> None:
-    """Has torch take only algorithms that give the same bits each time; it raises where an operation has none.
+    """Restricts torch to deterministic algorithms; an operation that has none raises an error.
 
-    ORTModule asks torch, and has ONNX Runtime do the same.
+    ORTModule reads torch's setting and applies it to ONNX Runtime.
     """
-    # Read by cuBLAS when it is first used in the process.
+    # cuBLAS reads it when the process first uses cuBLAS.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False

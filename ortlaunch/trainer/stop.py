@@ -1,10 +1,11 @@
 """Requests to stop, and how the workers agree on them without waiting for each other.
 
-A signal sets a flag and no more; a file ``STOP`` in the run folder is looked for by the first worker. About once a
-second, and at most once per step, the workers exchange two numbers in the background: an all-reduce that begins at the
-end of one step is read at the end of the next, when it has long arrived. The numbers are whether somebody was asked to
-stop, and in how many steps to ask again, so that all ask at the same steps whatever their own clocks say. Log steps
-would cost no further collective, but with ``train.log_every=1000`` a request would wait longer than a scheduler does.
+A signal only sets a flag; the first worker looks for a file ``STOP`` in the run folder. About once a second, and at
+most once per step, the workers exchange two numbers in the background: an all-reduce that begins at the end of one step
+is read at the end of the next, when it has long arrived. The numbers are whether a worker was asked to stop, and the
+number of steps until the next exchange, so that all workers exchange at the same steps although their clocks differ.
+An exchange at log steps would need no further collective, but with ``train.log_every=1000`` a request would wait longer
+than a scheduler does.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class StopRequests:
         """
         Args:
             run_dir: the run folder.
-            group: all workers on the CPU, for these exchanges alone.
+            group: all workers on the CPU; no other collective may run in it meanwhile.
             is_first: whether this worker looks for the file.
-            grace_seconds: how long after a signal this process ends whatever it is doing.
+            grace_seconds: how long after a signal this process ends, even in the middle of a step.
         """
         self._file = Run(run_dir).stop_file
         self._group = group
@@ -49,17 +50,17 @@ class StopRequests:
         self._steps = 0
 
     def listen(self) -> None:
-        """Takes over the signals that ask to stop; until then they end the process."""
+        """Handles the signals that ask to stop; until then they end the process."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         for number in _SIGNALS:
             signal.signal(number, self._note)
-        # Written by the C handler, also while the main thread is inside a collective that never ends.
+        # Python's C handler writes to the pipe even while the main thread is inside a collective that never ends.
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         threading.Thread(target=self._end_in_time, args=(reader,), daemon=True).start()
 
     def agreed(self) -> bool:
-        """Whether all workers stop here; to be called by all of them at the end of every step."""
+        """Whether all workers stop here; all of them call it at the end of every step."""
         self._steps += 1
         if self._exchange is not None:
             self._exchange.wait()
@@ -73,7 +74,7 @@ class StopRequests:
         return False
 
     def close(self) -> None:
-        """Ends what is under way, so that the process groups can be taken down; all workers call it."""
+        """Waits for the exchange in progress, so that the process groups can be destroyed; all workers call it."""
         if self._exchange is not None:
             self._exchange.wait()
             self._exchange = None
@@ -84,7 +85,7 @@ class StopRequests:
         self._last, self._steps = now, 0
         steps = min(_MOST_STEPS, max(1.0, _SECONDS / max(pace, 1e-6)))
         asked = self._asked or (self._is_first and self._file.exists())
-        # The largest of each: one request is enough, and the soonest next exchange counts.
+        # The maximum of each: one request is enough, and the earliest next exchange counts.
         self._numbers = torch.tensor([float(asked), -float(int(steps))])
         self._exchange = dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
@@ -92,8 +93,8 @@ class StopRequests:
         self._asked = True
 
     def _end_in_time(self, reader: int) -> None:
-        # Every signal that has a handler in Python comes by here; torch has one for SIGCHLD where there are loader
-        # processes, and that one of them has ended is no request.
+        # The pipe gets every signal that has a handler in Python. With loader processes torch has one for SIGCHLD, and
+        # the end of a loader process is no request to stop.
         while (number := os.read(reader, 1)[0]) not in _SIGNALS:
             pass
         time.sleep(self._grace)

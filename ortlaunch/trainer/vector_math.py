@@ -1,4 +1,4 @@
-"""The processor's vectorized functions, called once before anything is computed with them."""
+"""Warm-up of the CPU's vectorized functions before anything is computed with them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _FUNCTIONS = (
     *(torch.log, torch.log1p, torch.log2, torch.log10, torch.sqrt, torch.sin, torch.cos, torch.tan),
 )
 _FEW = 64
-"""Values that one thread computes."""
+"""Number of values that torch computes in one thread."""
 
 
 def warm_up() -> None:
-    """Calls each function in one thread.
+    """Calls each function once in one thread.
 
-    torch hands them to Intel's vector library on the CPU. When several threads made a process' first call of tanh on a
-    busy machine, the first thread's part of the result was up to 3.6e-5 off, and never again after it: in 10 of 75
-    processes without this call and in none of 75 after it (torch 2.13.0, load 10 to 18 on 4 cores).
+    On the CPU torch calls Intel's vector library. When several threads made a process' first call of tanh on a busy
+    machine, the first thread's part of the result was up to 3.6e-5 off, and correct in all later calls. It happened in
+    10 of 75 processes without this warm-up, and in none of 75 with it (torch 2.13.0, load 10 to 18 on 4 cores).
     """
     for dtype in (torch.float32, torch.float64):
         values = torch.full((_FEW,), 0.5, dtype=dtype)

@@ -1,9 +1,9 @@
-"""Notices a worker that makes no progress, writes down what every worker was doing, and ends the run.
+"""Detects a worker that makes no progress, writes the stacks of all workers, and ends the run.
 
-Each worker counts its progress in memory; a thread of its own writes the count to ``health/rank-N.json`` in the run
-folder when it has changed. When a worker's own count stands still for too long, the thread dumps the stacks of all its
-threads to ``stacks/rank-N.txt``, looks at the counts of the others, records which of them stopped first, and ends the
-process; torchrun then ends, or starts again, the others.
+Each worker counts its progress in memory, and a thread writes the count to ``health/rank-N.json`` in the run folder
+when it has changed. If the count does not change for too long, the thread dumps the stacks of all threads to
+``stacks/rank-N.txt``, reads the counts of the other workers, records which worker stopped first, and ends the process;
+torchrun then ends or restarts the other workers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from ortlaunch.base.errors import TrainingError
 from ortlaunch.run import failure
@@ -28,37 +27,36 @@ from ortlaunch.run.run import Run
 _POLL_SECONDS = 0.5
 _WRITE_SECONDS = 2.0
 _PEERS_SECONDS = 3.0
-_Result = TypeVar("_Result")
 _WAITING = ("torch/distributed/", "torch/autograd/graph.py", "deepspeed/comm/")
 
 
 @dataclass(frozen=True)
 class Health:
-    """What one worker says of itself."""
+    """The progress of one worker."""
 
     rank: int
     host: str
     pid: int
     beats: int
-    """How often it has made progress."""
+    """Number of times that it has reported progress."""
     step: int
-    """Steps that it has finished."""
+    """The last step that it has finished."""
     time: float
-    """When its thread last wrote this, in seconds since the epoch."""
+    """When its thread wrote this, in seconds since the epoch."""
 
 
 class Watch:
-    """Counts a worker's progress, and ends the process when it stands still."""
+    """Counts a worker's progress, and ends the process if there is none for too long."""
 
     def __init__(self, run_dir: Path, rank: int, workers: int, *, first_seconds: float, seconds: float) -> None:
         """
         Args:
             run_dir: the run folder.
             rank: this worker's number.
-            workers: how many there are.
-            first_seconds: how long the first step may take (trainer.timeout_seconds): export and compilation are in
-                it.
-            seconds: how long anything may take afterwards (launcher.timeout_seconds).
+            workers: the number of workers.
+            first_seconds: longest time without progress before the end of the first step, which includes export and
+                compilation (trainer.timeout_seconds).
+            seconds: longest time without progress after it (launcher.timeout_seconds).
         """
         self._run_dir = run_dir
         self._rank = rank
@@ -68,18 +66,18 @@ class Watch:
         self._beats = 0
         self._step: int | None = None
         self._moved = time.monotonic()
-        self._slow = False
+        self._paused = False
         self._done = threading.Event()
         run = Run(run_dir)
         for folder in (run.health, run.stacks):
             folder.mkdir(exist_ok=True)
-        # An earlier attempt's.
+        # Files of an earlier attempt.
         run.stack_file(rank).unlink(missing_ok=True)
         run.beat_file(rank).unlink(missing_ok=True)
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Starts the thread."""
         self._thread.start()
 
     def beat(self) -> None:
@@ -88,21 +86,22 @@ class Watch:
         self._moved = time.monotonic()
 
     def step_done(self, step: int) -> None:
-        """A step is finished."""
+        """Progress: a step is finished."""
         self._step = step
         self.beat()
 
-    def through(self, act: Callable[[], _Result]) -> _Result:
-        """Acts, however long it takes: what waits for a slow disk is not stuck."""
-        self._slow = True
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Suspends the limit within its block, for work such as writing to a slow disk; its end counts as progress."""
+        self._paused = True
         try:
-            return act()
+            yield
         finally:
-            self._slow = False
+            self._paused = False
             self.beat()
 
     def stop(self) -> None:
-        """Ends the watch."""
+        """Ends the thread."""
         self._done.set()
         self._thread.join()
 
@@ -110,7 +109,8 @@ class Watch:
         written, at = -1, 0.0
         while not self._done.wait(_POLL_SECONDS):
             now = time.monotonic()
-            # Seldom while there is progress; once it stands still the count is final, and the time says who lives.
+            # Written rarely while there is progress. Without progress the count is final, and the file's time shows
+            # that this process still runs.
             if self._stands_still(_WRITE_SECONDS) or (self._beats != written and now - at > _WRITE_SECONDS):
                 written, at = self._beats, now
                 with suppress(OSError):
@@ -127,7 +127,7 @@ class Watch:
         return "trainer.timeout_seconds" if self._step is None else "launcher.timeout_seconds"
 
     def _stands_still(self, seconds: float) -> bool:
-        return not self._slow and time.monotonic() - self._moved > seconds
+        return not self._paused and time.monotonic() - self._moved > seconds
 
     def _write(self) -> None:
         health = Health(self._rank, socket.gethostname(), os.getpid(), self._beats, self._step or 0, time.time())
@@ -143,24 +143,24 @@ class Watch:
             faulthandler.dump_traceback(file, all_threads=True)
         partial.replace(stacks)
         self._write()
-        # The others notice within moments: their stacks say who waits and who is waited for.
+        # The other workers notice at about the same time: their stacks show which of them only wait.
         time.sleep(_PEERS_SECONDS)
         if not self._done.is_set():
             guilty = stuck(self._run_dir, self._workers)
             message = describe(guilty, self._limit, self._key, self._run_dir)
             failure.record(self._run_dir, guilty.rank, TrainingError(message), host=guilty.host)
             if guilty.host == socket.gethostname() and guilty.pid not in (0, os.getpid()):
-                # It may be past obeying, and torchrun would wait for it.
+                # It may no longer react to torchrun's SIGTERM, and torchrun would wait for it.
                 with suppress(OSError):
                     os.kill(guilty.pid, signal.SIGKILL)
             os._exit(1)
 
 
 def stuck(run_dir: Path, workers: int) -> Health:
-    """The worker that the others wait for, by what all of them wrote.
+    """The worker that the others wait for, according to the files of all workers.
 
-    One whose process writes nothing, or no more; else the one that is furthest behind; among several the one whose
-    stack is not that of a worker waiting for others.
+    It is one whose process has stopped writing; else the one with the least progress; among several of these, one
+    whose stack does not show it waiting for others.
     """
     everyone = [_read(run_dir, rank) for rank in range(workers)]
     latest = max(health.time for health in everyone)
@@ -181,7 +181,7 @@ def _read(run_dir: Path, rank: int) -> Health:
 
 
 def describe(guilty: Health, seconds: float, key: str, run_dir: Path) -> str:
-    """What to tell the user; `key` is the one that limits the time."""
+    """The message for the user; `key` is the key that limits the time."""
     return (
         f"no progress for {seconds:g} s ({key}): rank {guilty.rank} on {guilty.host} (process {guilty.pid}) stopped "
         f"answering after step {guilty.step}; the stacks of the workers are in {Run(run_dir).stacks}"

@@ -1,4 +1,4 @@
-"""A model's weights as safetensors under its own plain names: to start from, and to leave behind."""
+"""A model's weights as safetensors under their plain names: reading initial weights and writing a run's weights."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ FILE = "model.safetensors"
 
 
 def load_weights(model: torch.nn.Module, path: Path, key: str = "model.weights") -> None:
-    """Puts stored weights into a plain model.
+    """Loads stored weights into a plain model.
 
     Args:
         model: the model, on the CPU and not wrapped.
         path: a safetensors file, or a folder with one or several of them.
-        key: by which it was asked for, for messages.
+        key: the key or option that named the path, for messages.
 
     Raises:
-        RequestError: there is no such file, it cannot be read, or which names and shapes are not the model's.
+        RequestError: there is no such file, it cannot be read, or its names or shapes are not the model's.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -45,7 +45,7 @@ def load_weights(model: torch.nn.Module, path: Path, key: str = "model.weights")
 
 
 def fill_names(weights: dict[str, torch.Tensor], model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """`weights` under every name that they have in `model`: one that has several may be stored under one of them."""
+    """`weights` under all their names in `model`: a shared weight may be stored under only one of its names."""
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     by_key = {storage_key(value): weights[name] for name, value in state.items() if name in weights}
     further = {
@@ -57,12 +57,12 @@ def fill_names(weights: dict[str, torch.Tensor], model: torch.nn.Module) -> dict
 
 
 def save_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module, folder: Path) -> None:
-    """Writes weights, as `from_pretrained` of transformers loads them where the model is one of theirs.
+    """Writes weights; those of a model of transformers such that `from_pretrained` loads them.
 
     Args:
         weights: every weight and buffer by its plain name, in host memory.
-        model: the plain model that they belong to; its own weights are not looked at.
-        folder: where to; what lies there under that name is replaced when the new one is complete.
+        model: the plain model that they belong to; its own weights are not read.
+        folder: where to write; an existing folder is replaced when the new one is complete.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -80,7 +80,7 @@ def save_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module, folde
 
 
 def _share(folder: Path) -> None:
-    """Gives the files the mode that the user's other files have: safetensors makes them for the owner's eyes only."""
+    """Gives the files the mode of the user's other files: safetensors makes them readable by the owner alone."""
     umask = os.umask(0)
     os.umask(umask)
     for path in folder.iterdir():
@@ -88,9 +88,9 @@ def _share(folder: Path) -> None:
 
 
 def _save_pretrained(model: Any, weights: dict[str, torch.Tensor], folder: Path) -> None:
-    # One file whatever the size, so that its name is known.
+    # One file of any size, so that its name is known.
     model.save_pretrained(folder, state_dict=dict(weights), max_shard_size="100TB")
-    # It notes the precision in which the model was trained, and would be read back in that one.
+    # transformers notes the model's precision, and would load the weights in that precision.
     path = folder / "config.json"
     config = json.loads(path.read_text())
     kinds = [str(value.dtype).removeprefix("torch.") for value in weights.values() if value.is_floating_point()]
@@ -100,7 +100,7 @@ def _save_pretrained(model: Any, weights: dict[str, torch.Tensor], folder: Path)
 
 
 def _stored_once(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """safetensors refuses one tensor under two names; the first stays."""
+    """`weights` with each tensor under its first name only: safetensors refuses one tensor under two names."""
     seen = set()
     once = {}
     for name, value in weights.items():

@@ -1,4 +1,4 @@
-"""This worker's place among the workers, and what it says to them."""
+"""A worker's place among all workers, and their collectives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEPT: list[dist.ProcessGroup] = []
 
 @dataclass(frozen=True)
 class Workers:
-    """One worker's view of all of them."""
+    """One worker's place among all workers of a run."""
 
     rank: int
     world_size: int
@@ -29,7 +29,7 @@ class Workers:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker keeps the record."""
+        """Whether this is the worker that writes the journal."""
         return self.rank == 0
 
     def gather(self, values: list[float]) -> torch.Tensor:
@@ -54,18 +54,9 @@ def join(config: Config, device: Device) -> Workers:
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     threads = int(os.environ["OMP_NUM_THREADS"])
-    if device is Device.cuda:
-        if not torch.cuda.is_available():
-            raise RequestError(
-                f"device=cuda, but torch {torch.__version__} sees no GPU: install a CUDA build of torch, or device=cpu"
-            )
-        here = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(here)
-    else:
-        here = torch.device("cpu")
-        torch.set_num_threads(threads)
+    here = _take_device(device, int(os.environ.get("LOCAL_RANK", "0")), threads)
     timeout = timedelta(seconds=config.trainer.timeout_seconds)
-    # torchrun keeps its store when it starts workers again, with the addresses of those that died still in it.
+    # torchrun keeps its store when it restarts workers, with the addresses of those that died still in it.
     store, _, _ = next(rendezvous("env://", timeout=timeout))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
@@ -79,20 +70,47 @@ def join(config: Config, device: Device) -> Workers:
     return Workers(rank, world_size, here, threads)
 
 
+def single_worker(device: Device, threads: int) -> Workers:
+    """The only worker of its process, without a process group, on the device that a run's first worker would have.
+
+    Args:
+        device: `cuda` or `cpu`.
+        threads: its share of the cores.
+
+    Raises:
+        RequestError: CUDA is asked for and this torch has none.
+    """
+    return Workers(0, 1, _take_device(device, 0, threads), threads)
+
+
+def _take_device(device: Device, local_rank: int, threads: int) -> torch.device:
+    """Makes a worker's device the default one of its process, and limits torch's threads on the CPU."""
+    if device is not Device.cuda:
+        torch.set_num_threads(threads)
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise RequestError(
+            f"device=cuda, but torch {torch.__version__} sees no GPU: install a CUDA build of torch, or device=cpu"
+        )
+    here = torch.device("cuda", local_rank)
+    torch.cuda.set_device(here)
+    return here
+
+
 def separate_group(config: Config) -> dist.ProcessGroup:
-    """A group of all workers on the CPU, for what must not meet the training's own collectives; all workers call it."""
+    """A group of all workers on the CPU, for collectives beside those of the training; all workers call it."""
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.trainer.timeout_seconds))
     assert isinstance(group, dist.ProcessGroup)
-    # Never destroyed: see `leave`.
+    # Never destroyed: see `leave_group`.
     _KEPT.append(group)
     return group
 
 
-def leave(workers: Workers) -> None:
-    """Takes NCCL's group down; groups on the CPU are left alone, and the process must end by ``os._exit``.
+def leave_group(workers: Workers) -> None:
+    """Destroys NCCL's group; groups on the CPU are left as they are, and the process must end by ``os._exit``.
 
-    Gloo's destructor waits for its threads while it holds Python's lock, and one of them may be waiting for that lock
-    to drop the last tensor of a collective: on torch 2.6.0 one of 35 short runs stood still there for ever, all done.
+    Gloo's destructor waits for its threads while it holds Python's lock, and one of them may wait for that lock to
+    release the last tensor of a collective: on torch 2.6.0 one of 35 short runs deadlocked there after its last step.
     """
     if workers.device.type == "cuda":
         dist.destroy_process_group(dist.group.WORLD)
@@ -106,8 +124,10 @@ def texts_of_all(text: str, group: dist.ProcessGroup) -> list[str]:
 
 
 def shorten_timeout(config: Config, workers: Workers) -> None:
-    """After the first step, in which export and compilation are: NCCL's collectives may take no longer than any other
-    progress, and then leave their flight recorder behind. On the CPU the watch alone ends what hangs."""
+    """Limits NCCL's collectives to the time that a step may take, after the first one with export and compilation.
+
+    A collective that takes longer writes NCCL's flight recorder. On the CPU only the watch ends a worker that hangs.
+    """
     if workers.device.type == "cuda":
         from torch.distributed.distributed_c10d import _set_pg_timeout
 

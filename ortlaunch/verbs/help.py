@@ -6,6 +6,7 @@ import textwrap
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.options import MODULE_GROUPS
 from ortlaunch.config.paths import group_options, ready_jobs
 from ortlaunch.models.registry import available
 
@@ -110,6 +111,8 @@ def models_text() -> str:
 
 def _options(group: str) -> list[str]:
     names = set(group_options(group))
+    if (options := MODULE_GROUPS.get(group)) is not None:
+        names |= {*options.shipped(), *options.installed()}
     if group == "model":
         names |= set(available())
     return sorted(names)

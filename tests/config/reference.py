@@ -6,9 +6,12 @@ import ast
 import dataclasses
 import inspect
 import re
+import sys
 import types
 import typing
+from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 _INTRO = """\
 # Every key
 
-Made of `ortlaunch/config/schema.py` by `make docs-reference`. `ortlaunch --cfg job` prints a composed configuration;
+Made of `ortlaunch/config/schema.py`, and of the modules of data sources, optimizers and schedulers, by
+`make docs-reference`. `ortlaunch --cfg job` prints a composed configuration;
 `KEY=VALUE` changes it, and what is wrong in it is refused before anything starts. A key is typed as it stands here;
 `null` takes a value away. Where a key belongs to one option of a group, the option has to be chosen first:
 `trainer=deepspeed trainer.zero_stage=2`.
@@ -42,13 +46,13 @@ def page() -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _shared(group: str, options: dict[str, type]) -> str:
+def _shared(group: str, options: Mapping[str, type]) -> str:
     base = _base_of(options)
     table = _table(base, f"{group}.")
     return f"{_summary(base)}\n\n{table}" if table else ""
 
 
-def _base_of(options: dict[str, type]) -> type:
+def _base_of(options: Mapping[str, type]) -> type:
     return next(base for base in reversed(next(iter(options.values())).__mro__) if dataclasses.is_dataclass(base))
 
 
@@ -122,16 +126,20 @@ def _summary(node: type) -> str:
     return re.sub(r"\s+", " ", inspect.getdoc(node) or "").replace("``", "`")
 
 
+@cache
 def field_docs() -> dict[tuple[type, str], str]:
-    """The text below each field of the schema."""
+    """The text below each field of the schema, and of the modules that hold the options of a group."""
+    nodes = [node for options in schema.GROUPS.values() for node in options.values()]
+    modules = {sys.modules[node.__module__] for node in nodes} | {schema}
     docs = {}
-    for one in ast.parse(inspect.getsource(schema)).body:
-        if isinstance(one, ast.ClassDef):
-            for field, after in zip(one.body, one.body[1:], strict=False):
-                if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
-                    text = typing.cast("ast.Constant", after.value).value
-                    name = typing.cast("ast.Name", field.target).id
-                    docs[getattr(schema, one.name), name] = re.sub(r"\s+", " ", text).replace("``", "`")
+    for module in modules:
+        for one in ast.parse(inspect.getsource(module)).body:
+            if isinstance(one, ast.ClassDef):
+                for field, after in zip(one.body, one.body[1:], strict=False):
+                    if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+                        text = typing.cast("ast.Constant", after.value).value
+                        name = typing.cast("ast.Name", field.target).id
+                        docs[getattr(module, one.name), name] = re.sub(r"\s+", " ", text).replace("``", "`")
     return docs
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ortlaunch.config.schema import DataConfig
-from ortlaunch.data import Loader, build_loader
+from ortlaunch.data.loader import Loader, build_loader
 
 Load = Callable[..., Loader]
 

@@ -12,15 +12,15 @@ import torch
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import DigitsConfig, PysourceConfig, SyntheticConfig
-from ortlaunch.data import Loader
-from ortlaunch.data.pysource import MAX_BYTES, open_pysource
+from ortlaunch.data.loader import Loader
 from ortlaunch.data.source import Share
+from ortlaunch.data.sources.pysource import MAX_BYTES
 
 Load = Callable[..., Loader]
 
 
 def test_pysource_is_the_librarys_text_from_its_beginning() -> None:
-    source = open_pysource(PysourceConfig(seq_len=4000), Share(0, 1, 0))
+    source = PysourceConfig(seq_len=4000).open(Share(0, 1, 0))
     text = bytes(source.dataset[0]["input_ids"].tolist())
     first = Path(sysconfig.get_paths()["stdlib"], "__future__.py").read_bytes()
     assert text.startswith(first[:4000])

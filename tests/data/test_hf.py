@@ -16,8 +16,7 @@ import pytest
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import HfDataConfig
-from ortlaunch.data import Loader
-from ortlaunch.data.hf import open_hf
+from ortlaunch.data.loader import Loader
 from ortlaunch.data.source import Share
 
 Load = Callable[..., Loader]
@@ -99,7 +98,7 @@ def test_a_tokenizer_packs_documents_with_an_end_token(load: Load, saved: Path, 
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    source = open_hf(config(saved, tokenizer=str(tokenizer_file), seq_len=64), Share(0, 1, 0))
+    source = config(saved, tokenizer=str(tokenizer_file), seq_len=64).open(Share(0, 1, 0))
     text = tokenizer.decode(source.dataset[0]["input_ids"].tolist(), skip_special_tokens=False)
     assert text.startswith("document 000<|endoftext|>document 001<|endoftext|>")
     assert source.vocab_size == tokenizer.get_vocab_size()
@@ -231,7 +230,7 @@ def test_broken_files_and_files_of_no_known_kind_are_named(load: Load, tmp_path:
 def test_a_hub_id_that_cannot_be_reached_is_the_users_error(tmp_path: Path) -> None:
     code = (
         "from ortlaunch.config.schema import HfDataConfig\n"
-        "from ortlaunch.data import build_loader\n"
+        "from ortlaunch.data.loader import build_loader\n"
         "build_loader(HfDataConfig(path='nobody/nothing'), batch_size=1, rank=0, world_size=1, seed=0)\n"
     )
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}

@@ -22,7 +22,7 @@ from ortlaunch.config.schema import (
     TextConfig,
     TokensConfig,
 )
-from ortlaunch.data import Loader
+from ortlaunch.data.loader import Loader
 
 Load = Callable[..., Loader]
 

@@ -15,7 +15,7 @@ import torch
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import DataConfig, DigitsConfig, PysourceConfig, SyntheticConfig, TokensConfig
-from ortlaunch.data import Loader
+from ortlaunch.data.loader import Loader
 from ortlaunch.data.processes import NICENESS
 
 Load = Callable[..., Loader]
@@ -120,7 +120,6 @@ def test_loading_leaves_the_global_random_state_alone(load: Load) -> None:
         (SyntheticConfig(), {"batch_size": 0}, ("train.batch_size=0",)),
         (SyntheticConfig(seq_len=1), {}, ("data.seq_len=1", "at least 2")),
         (SyntheticConfig(workers=-1), {}, ("data.workers=-1",)),
-        (DataConfig(name="nothing"), {}, ("data.name=nothing", "pysource, synthetic, digits, text, tokens, hf")),
         (PysourceConfig(seq_len=10_000_000), {}, ("data=pysource", "data.seq_len=10000000")),
     ],
 )

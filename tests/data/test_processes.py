@@ -17,7 +17,7 @@ WORKER = """
 import multiprocessing, signal, sys
 import torch
 from ortlaunch.config.schema import SyntheticConfig
-from ortlaunch.data import build_loader
+from ortlaunch.data.loader import build_loader
 
 # torch's own look after the worker, which would do in some seconds what is tested here.
 torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 1000

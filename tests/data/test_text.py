@@ -9,9 +9,8 @@ import pytest
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import TextConfig
-from ortlaunch.data import Loader
+from ortlaunch.data.loader import Loader
 from ortlaunch.data.source import Share
-from ortlaunch.data.text import open_text
 
 Load = Callable[..., Loader]
 
@@ -32,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 def ids(cfg: TextConfig) -> list[int]:
     """All whole samples in file order."""
-    dataset = open_text(cfg, Share(0, 1, 0)).dataset
+    dataset = cfg.open(Share(0, 1, 0)).dataset
     return [token for i in range(len(dataset)) for token in dataset[i]["input_ids"].tolist()]  # type: ignore[arg-type]
 
 

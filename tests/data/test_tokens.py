@@ -11,9 +11,8 @@ import pytest
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import TokensConfig
-from ortlaunch.data import Loader
+from ortlaunch.data.loader import Loader
 from ortlaunch.data.source import Share
-from ortlaunch.data.tokens import open_tokens
 
 Load = Callable[..., Loader]
 
@@ -22,7 +21,7 @@ Load = Callable[..., Loader]
 def test_every_type_reads_back_what_was_written(tmp_path: Path, dtype: str) -> None:
     values = np.array([1, np.iinfo(dtype).max, 3, 4], dtype=np.dtype(dtype).newbyteorder("<"))
     values.tofile(tmp_path / "a.bin")
-    source = open_tokens(TokensConfig(path=str(tmp_path), dtype=dtype, seq_len=4), Share(0, 1, 0))
+    source = TokensConfig(path=str(tmp_path), dtype=dtype, seq_len=4).open(Share(0, 1, 0))
     assert source.dataset[0]["input_ids"].tolist() == values.tolist()
 
 
@@ -30,7 +29,7 @@ def test_samples_go_through_the_files_in_order_and_never_cross(tmp_path: Path) -
     for name, start, count in (("a.bin", 0, 7), ("b.bin", 100, 2), ("c.bin", 200, 6)):
         np.arange(start, start + count, dtype=np.uint16).tofile(tmp_path / name)
     (tmp_path / "meta.json").write_text("{}")
-    source = open_tokens(TokensConfig(path=str(tmp_path), seq_len=3), Share(0, 1, 0))
+    source = TokensConfig(path=str(tmp_path), seq_len=3).open(Share(0, 1, 0))
     expected = [[0, 1, 2], [3, 4, 5], [200, 201, 202], [203, 204, 205]]
     assert source.samples == 4
     assert [source.dataset[i]["input_ids"].tolist() for i in range(4)] == expected
@@ -40,7 +39,7 @@ def test_a_large_file_is_neither_read_nor_pickled(tmp_path: Path) -> None:
     path = tmp_path / "large.bin"
     with path.open("wb") as file:
         file.truncate(20_000_000_000)  # sparse; reading it whole would take minutes and more memory than there is
-    source = open_tokens(TokensConfig(path=str(path), seq_len=1024, vocab_size=5), Share(0, 1, 0))
+    source = TokensConfig(path=str(path), seq_len=1024, vocab_size=5).open(Share(0, 1, 0))
     assert source.samples == 20_000_000_000 // 2 // 1024
     assert source.dataset[source.samples - 1]["input_ids"].sum() == 0
     assert len(pickle.dumps(source.dataset)) < 10_000

@@ -117,7 +117,7 @@ def test_what_leaves_nothing_is_refused(net, batches, tmp_path, monkeypatch, fie
 )
 def test_optimizers_that_a_device_has_not(overrides, words) -> None:
     with pytest.raises(RequestError, match=words):
-        artifacts.check_optimizer(to_config(compose(["model=mlp", *overrides])).optimizer)
+        to_config(compose(["model=mlp", *overrides])).optimizer.on_device()
 
 
 def test_files_prefix_nominal_checkpoint_and_versions(net, batches, tmp_path, monkeypatch) -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, Device, DigitsConfig
-from ortlaunch.data import build_loader
+from ortlaunch.data.loader import build_loader
 from ortlaunch.models.registry import build_model
 from ortlaunch.models.task import make_task
 from ortlaunch.trainer.seeds import seed_everything

@@ -14,7 +14,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import ModelConfig
-from ortlaunch.models.mlp import FeedForward
+from ortlaunch.models.feed_forward import FeedForward
 from ortlaunch.models.registry import available, build_model
 
 SIZES = {

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ortlaunch.models.bert import BertForMaskedLM, build
+from ortlaunch.models.built_in.bert import build
+from ortlaunch.models.masked_bert import BertForMaskedLM
 from ortlaunch.models.masking import hidden_positions
 
 SMALL = {

@@ -18,7 +18,7 @@ from ortlaunch.config.schema import (
     PysourceConfig,
     SgdConfig,
 )
-from ortlaunch.data import build_loader
+from ortlaunch.data.loader import build_loader
 from ortlaunch.models.masking import HidesTokens
 from ortlaunch.models.registry import build_model
 

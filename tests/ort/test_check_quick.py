@@ -15,7 +15,8 @@ from torch.nn import functional
 from ortlaunch.config.schema import Allow, Fallback, OrtConfig
 from ortlaunch.models.task import Batch, make_task
 from ortlaunch.ort import session
-from ortlaunch.ort.verify.start import Finding, QuickCheck
+from ortlaunch.ort.verify.start import QuickCheck
+from ortlaunch.ort.verify.trap import Finding
 from ortlaunch.trainer.seeds import seed_everything
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import chain, islice
+from itertools import islice
 
 import torch
 
 from ortlaunch.config.schema import SyntheticConfig
-from ortlaunch.data import build_loader
-from ortlaunch.trainer.feed import Feed, placed
+from ortlaunch.data.loader import build_loader
+from ortlaunch.trainer.feed import Feed, Lookahead
 
 
 def test_batches_come_in_order_and_the_position_is_that_of_what_was_given_out() -> None:
@@ -16,10 +16,11 @@ def test_batches_come_in_order_and_the_position_is_that_of_what_was_given_out() 
     options = {"batch_size": 2, "rank": 0, "world_size": 1, "seed": 0}
     expected = [batch["input_ids"].tolist() for batch in islice(build_loader(cfg, **options), 6)]
     loader = build_loader(cfg, **options)
-    batches = placed(loader)
-    # Taken early, as the check at a run's start does.
-    early = [next(batches), next(batches)]
-    feed = Feed(chain(early, batches), torch.device("cpu"))
+    batches = Lookahead(loader)
+    # Read before training takes them, as the check at the start of a run does.
+    for count in (1, 2, 1):
+        assert [batch["input_ids"].tolist() for batch in batches.peek(count)] == expected[:count]
+    feed = Feed(batches, torch.device("cpu"))
     given = []
     for count in range(1, 4):
         given.append(feed.take()["input_ids"].tolist())

@@ -1,4 +1,4 @@
-"""What the recorder journals of a worker alone, its surroundings made by the test."""
+"""What the recorder journals of a single worker, with facts about its machine from the test."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Sampler:
 
 
 def recorder_of(journal: Journal, sampler: Sampler, *, start_step: int = 0) -> Recorder:
-    surroundings: Any = SimpleNamespace(nodes=Nodes([WorkerLocation(0, "node7")]), sampler=sampler)
+    system: Any = SimpleNamespace(nodes=Nodes([WorkerLocation(0, "node7")]), sampler=sampler)
     return Recorder(
         TrainConfig(steps=10, log_every=1, steady_after=3),
         Workers(0, 1, torch.device("cpu"), threads=1),
         journal,
-        surroundings,
+        system,
         is_ort_active=lambda: False,
         flops_per_sample=None,
         peak_flops=None,

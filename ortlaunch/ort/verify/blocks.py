@@ -14,9 +14,10 @@ from torch.utils import _pytree as pytree
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort.blocks import OrtBlock, attached
 from ortlaunch.ort.verify.pair import Context
-from ortlaunch.ort.verify.start import Finding, QuickCheck
+from ortlaunch.ort.verify.start import QuickCheck
 from ortlaunch.ort.verify.state import ModelState, same_random_numbers
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
+from ortlaunch.ort.verify.trap import Finding
 
 
 def block_findings(model: torch.nn.Module, task: Task, precision: Context, batches: list[Batch]) -> list[Finding]:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import AdamWConfig, Config, DeepSpeedConfig
+from ortlaunch.config.schema import Config, DeepSpeedConfig
 from ortlaunch.data.position import Position
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
@@ -215,7 +215,7 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
             "or begin anew from its weights, by ortlaunch export weights and model.weights"
         )
     sharded = isinstance(config.trainer, DeepSpeedConfig) and config.trainer.zero_stage > 0
-    if sharded and start.workers != workers.world_size and not isinstance(config.optimizer, AdamWConfig):
+    if sharded and start.workers != workers.world_size and not config.optimizer.can_be_resharded:
         raise RequestError(
             f"{start.path} was written by {start.workers} workers: DeepSpeed shares out anew the state of AdamW alone, "
             f"so go on with as many (launcher.workers_per_node={start.workers})"

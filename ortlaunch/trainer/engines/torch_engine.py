@@ -128,7 +128,8 @@ def has_static_graph(config: Config, cfg: DdpConfig) -> bool:
     """
     if cfg.static_graph is not None:
         return cfg.static_graph
-    return config.model.name in registry.STATIC_GRAPH and config.train.grad_accumulation == 1
+    model = registry.find(config.model.name)
+    return model is not None and model.static_graph and config.train.grad_accumulation == 1
 
 
 def _distribute(

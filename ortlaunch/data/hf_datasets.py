@@ -1,0 +1,166 @@
+"""Data sets of the `datasets` library: saved to disk, as data files, or on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.data.encoding import Encoder, encode_all, load_encoder
+from ortlaunch.data.files import UNSET, find_files
+from ortlaunch.data.holdout import is_held_out
+from ortlaunch.data.packing import PackedStream
+from ortlaunch.data.source import Share, Source, array_source, digest, digest_files
+
+if TYPE_CHECKING:
+    from ortlaunch.data.sources.hf import HfDataConfig
+
+BUILDERS = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".txt": "text",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+"""Builder of the `datasets` library for a single data file; a folder it looks through itself."""
+
+ROWS_AT_ONCE = 1000
+
+
+def open_hf(cfg: HfDataConfig, share: Share) -> Source:
+    """Opens one split and packs its text column, row after row, into samples of data.seq_len.
+
+    Without data.streaming, every rank reads and tokenizes the whole split into memory when it starts. With it, ranks
+    read their own parts as they go: whole shards where their number divides evenly, else every n-th row.
+
+    Raises:
+        RequestError: The library, the data set, the split or the column is missing, or there is less than one sample.
+    """
+    datasets = _import_datasets(share)
+    encoder = load_encoder(cfg.tokenizer)
+    if cfg.eval_split is None:
+        return _open_split(datasets, cfg, share, encoder)
+    if cfg.eval_split == cfg.split:
+        raise RequestError(f"data.eval_split={cfg.eval_split}: is data.split, too; null holds out a part of it")
+    # Each split whole, to train on or to evaluate on.
+    whole = replace(cfg, eval_fraction=0.0)
+    held_out = _open_split(datasets, replace(whole, split=cfg.eval_split), share, encoder).dataset
+    return replace(_open_split(datasets, whole, share, encoder), held_out=held_out)
+
+
+def _open_split(datasets: ModuleType, cfg: HfDataConfig, share: Share, encoder: Encoder) -> Source:
+    data = _load(datasets, cfg, share)
+    _check_column(data, cfg)
+    if not cfg.streaming:
+        tokens = encode_all(_texts(data, cfg.column), encoder)
+        return array_source(tokens, cfg.seq_len, _origin(cfg), encoder.vocab_size)
+    stream = partial(PackedStream, data, share, encoder, seq_len=cfg.seq_len, column=cfg.column)
+    trained = stream(belongs=lambda document: not is_held_out(document, cfg.eval_fraction))
+    return Source(
+        trained,
+        "tokens",
+        _origin(cfg),
+        _stream_fingerprint(cfg),
+        vocab_size=encoder.vocab_size,
+        max_workers=trained.shards,
+        held_out=stream(belongs=lambda document: is_held_out(document, cfg.eval_fraction)),
+    )
+
+
+def _import_datasets(share: Share) -> ModuleType:
+    try:
+        import datasets
+    except ImportError as error:
+        raise RequestError("data=hf needs the datasets library: pip install 'ortlaunch[hf]'") from error
+    if share.rank:
+        datasets.disable_progress_bars()
+    return datasets
+
+
+def _load(datasets: ModuleType, cfg: HfDataConfig, share: Share) -> Any:
+    if cfg.path.strip() in UNSET:
+        raise RequestError("data.path is not set: give a folder, a data file or an id on the hub")
+    path = Path(cfg.path).expanduser()
+    try:
+        if _is_saved(path):
+            return _load_saved(datasets, path, cfg, share)
+        return _load_files_or_hub(datasets, path, cfg)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise RequestError(f"data.path={cfg.path}: cannot be loaded: {_reason(error)}") from error
+
+
+def _is_saved(path: Path) -> bool:
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def _load_saved(datasets: ModuleType, path: Path, cfg: HfDataConfig, share: Share) -> Any:
+    data = datasets.load_from_disk(str(path))
+    if isinstance(data, datasets.DatasetDict):
+        if cfg.split not in data:
+            raise RequestError(f"data.split={cfg.split}: {cfg.path} has the splits {', '.join(data)}")
+        data = data[cfg.split]
+    elif data.split is not None and str(data.split) != cfg.split:
+        raise RequestError(f"data.split={cfg.split}: {cfg.path} is the split {data.split}; set data.split={data.split}")
+    if not cfg.streaming:
+        return data
+    shards = share.world_size * max(1, cfg.workers)
+    return data.to_iterable_dataset(num_shards=max(1, min(shards, len(data))))
+
+
+def _load_files_or_hub(datasets: ModuleType, path: Path, cfg: HfDataConfig) -> Any:
+    options: dict[str, Any] = {"name": cfg.config, "split": cfg.split, "streaming": cfg.streaming}
+    if path.is_dir():
+        return datasets.load_dataset(str(path), **options)
+    if path.is_file():
+        if path.suffix not in BUILDERS:
+            raise RequestError(f"data.path={cfg.path}: not a data file; known are {', '.join(BUILDERS)}")
+        return datasets.load_dataset(BUILDERS[path.suffix], data_files=str(path), **options)
+    if _looks_local(cfg.path):
+        raise RequestError(f"data.path={cfg.path}: no such file or folder")
+    return datasets.load_dataset(cfg.path, **options)
+
+
+def _looks_local(value: str) -> bool:
+    """Whether a name cannot be an id on the hub, which is `name` or `owner/name`."""
+    return value.startswith(("/", ".", "~")) or value.count("/") > 1 or Path(value).suffix in BUILDERS
+
+
+def _check_column(data: Any, cfg: HfDataConfig) -> None:
+    row = next(iter(data), None)
+    if row is None:
+        raise RequestError(f"{_origin(cfg)}: split {cfg.split} has no rows")
+    if cfg.column not in row:
+        raise RequestError(f"data.column={cfg.column}: {cfg.path} has the columns {', '.join(row)}")
+    if not isinstance(row[cfg.column], str | None):
+        kind = type(row[cfg.column]).__name__
+        raise RequestError(f"data.column={cfg.column}: holds {kind}, not text; {cfg.path} has {', '.join(row)}")
+
+
+def _texts(data: Any, column: str) -> Iterator[str]:
+    for rows in data.select_columns([column]).iter(batch_size=ROWS_AT_ONCE):
+        yield from (text for text in rows[column] if text is not None)
+
+
+def _stream_fingerprint(cfg: HfDataConfig) -> str:
+    parts = ["stream", cfg.config or "", cfg.split, cfg.column]
+    if cfg.tokenizer is not None:
+        parts.append(digest_files(find_files(cfg.tokenizer, key="data.tokenizer")))
+    if Path(cfg.path).expanduser().exists():
+        return digest_files(find_files(cfg.path), *parts)
+    return digest(cfg.path, *parts)
+
+
+def _origin(cfg: HfDataConfig) -> str:
+    return f"data.path={cfg.path}"
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause: the library wraps what it met into errors that say no more than that there was one."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,57 @@
+"""Random tokens, for measuring without data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.options import option
+from ortlaunch.config.schema import TokenDataConfig
+
+if TYPE_CHECKING:
+    from ortlaunch.data.source import Share, Source
+
+
+@option("data")
+@dataclass
+class SyntheticConfig(TokenDataConfig):
+    """Random tokens, the same for the same seed."""
+
+    name: str = "synthetic"
+    samples: int = 4096
+    """How many there are before they come again."""
+    vocab_size: int = 256
+    """Tokens are smaller than this."""
+
+    def open(self, share: Share) -> Source:
+        """Opens random token ids in [0, data.vocab_size).
+
+        Raises:
+            RequestError: data.samples or data.vocab_size is below 1.
+        """
+        from ortlaunch.data.source import Computed, Source, digest
+
+        for key, value in (("samples", self.samples), ("vocab_size", self.vocab_size)):
+            if value < 1:
+                raise RequestError(f"data.{key}={value}: must be at least 1")
+        dataset = Computed(self.samples, RandomTokens(self.seq_len, self.vocab_size, share.seed))
+        fingerprint = digest("synthetic", f"{self.samples} {self.seq_len} {self.vocab_size} {share.seed}")
+        return Source(dataset, "tokens", f"data.samples={self.samples}", fingerprint, vocab_size=self.vocab_size)
+
+
+@dataclass(frozen=True)
+class RandomTokens:
+    """Sample i is drawn from a generator seeded with (seed, i): nothing is stored, every rank can make any sample."""
+
+    seq_len: int
+    vocab_size: int
+    seed: int
+
+    def __call__(self, index: int) -> dict[str, Any]:
+        import numpy as np
+
+        from ortlaunch.data.source import as_ids
+
+        generator = np.random.default_rng((self.seed % 2**64, index))
+        return {"input_ids": as_ids(generator.integers(self.vocab_size, size=self.seq_len))}

@@ -1,0 +1,37 @@
+"""Files of token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from omegaconf import MISSING
+
+from ortlaunch.config.options import option
+from ortlaunch.config.schema import TokenDataConfig
+from ortlaunch.data.files import check_paths
+
+if TYPE_CHECKING:
+    from ortlaunch.data.source import Share, Source
+
+
+@option("data")
+@dataclass
+class TokensConfig(TokenDataConfig):
+    """Memory-mapped files of token ids (.bin, as nanoGPT and Megatron-style tools write them without a header)."""
+
+    name: str = "tokens"
+    path: str = MISSING
+    """A file, a folder or a glob; several are separated by commas."""
+    dtype: str = "uint16"
+    """NumPy type of one token: uint8, uint16, uint32, int32 or int64."""
+    vocab_size: int | None = None
+    """Tokens must be smaller than this; null takes it from the model without a check of the data."""
+
+    def check(self) -> None:
+        check_paths(self.path)
+
+    def open(self, share: Share) -> Source:
+        from ortlaunch.data.token_files import open_token_files
+
+        return open_token_files(self.path, self.dtype, self.seq_len, self.vocab_size)

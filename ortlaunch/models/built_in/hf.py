@@ -1,0 +1,22 @@
+"""Any pretrained model that transformers can load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ortlaunch.models.registry import register_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+# Not known to have a static graph: some architectures skip layers at random, or leave parameters out of some steps.
+@register_model("hf")
+def build(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = None, **params: Any) -> PreTrainedModel:
+    """a pretrained transformers model, by model.params.pretrained
+
+    See `ortlaunch.models.pretrained.load` for the arguments.
+    """
+    from ortlaunch.models.pretrained import load
+
+    return load(pretrained, task, mask_token_id, **params)

@@ -1,0 +1,195 @@
+"""The first phase of a run: from the configuration to everything that training needs.
+
+Each step takes what the step before it returned, so the types fix their order:
+
+find -> Start -> open_data -> Data -> build_model -> Built -> wrap_model -> Wrapped -> restore -> Restored
+-> check_backend -> Checked -> seed_training -> Parts
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ortlaunch.data.loader import Loader
+from ortlaunch.metrics.flops import flops_per_sample
+from ortlaunch.models.task import Task, make_task
+from ortlaunch.trainer.backend_run import BackendRun, backend_run
+from ortlaunch.trainer.checkpoint import resume, rng
+from ortlaunch.trainer.checkpoint.saver import ENGINE
+from ortlaunch.trainer.context import RunContext
+from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.feed import Lookahead
+from ortlaunch.trainer.prepare import build_seeded, check_vocabulary, open_loader
+from ortlaunch.trainer.seeds import make_deterministic, seed_everything
+from ortlaunch.trainer.weights import load_weights
+from ortlaunch.trainer.wrapping import wrap
+
+
+@dataclass(frozen=True)
+class Data:
+    """The run's data, at the position of the checkpoint and checked to be the data of the checkpoint."""
+
+    start: resume.Start
+    loader: Loader
+    reading: dict[str, Any]
+    """The keys that a position in a stream depends on; see `resume.reading_of`."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """The plain model with the run's initial weights, checked against the checkpoint and the data."""
+
+    data: Data
+    model: torch.nn.Module
+    shapes: dict[str, list[int]]
+    """Shape of each parameter and buffer, by name."""
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """The model inside its backend and its trainer."""
+
+    built: Built
+    engine: Engine
+    task: Task
+    batches: Lookahead
+    flops_per_sample: float | None
+    """Of forward and backward; known on the first worker alone."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The engine in the state from which training continues."""
+
+    wrapped: Wrapped
+    startup: dict[str, float]
+    """Start-up times so far, by metric name."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The engine after the backend's check has passed, which may have drawn random numbers."""
+
+    wrapped: Wrapped
+    backend: BackendRun
+    startup: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that training needs; the random number generators are in the state of the first step."""
+
+    start: resume.Start
+    loader: Loader
+    reading: dict[str, Any]
+    batches: Lookahead
+    model: torch.nn.Module
+    shapes: dict[str, list[int]]
+    flops_per_sample: float | None
+    engine: Engine
+    backend: BackendRun
+    startup: dict[str, float]
+
+
+def build(context: RunContext, startup: dict[str, float]) -> Parts:
+    """Builds what this worker trains with; all workers call it.
+
+    Args:
+        context: this worker's view of the run.
+        startup: start-up times measured so far, by metric name.
+
+    Raises:
+        RequestError: for data, a model, a checkpoint or a backend that cannot be used for this run.
+    """
+    start = resume.find(context.config, context.run.path, context.workers, context.control, attempt=context.attempt)
+    data = open_data(context, start)
+    built = build_model(context, data)
+    wrapped = wrap_model(context, built)
+    restored = restore(context, wrapped, startup)
+    checked = check_backend(context, restored)
+    return seed_training(context, checked)
+
+
+def open_data(context: RunContext, start: resume.Start) -> Data:
+    """Opens the data at the position where training continues."""
+    loader = open_loader(context.config, context.workers, start=start.position)
+    reading = resume.reading_of(context.config, loader.samples)
+    resume.check_data(start, loader.fingerprint, loader.samples, context.workers, reading)
+    return Data(start, loader, reading)
+
+
+def build_model(context: RunContext, data: Data) -> Built:
+    """Builds the model, with the same weights on every worker; those of a checkpoint come with `restore`."""
+    config, start = context.config, data.start
+    _set_arithmetic(deterministic=config.train.deterministic, tf32=config.train.tf32)
+    model = build_seeded(config)
+    shapes = resume.shapes_of(model)
+    resume.check_model(start, shapes)
+    if config.model.weights is not None and start.path is None:
+        load_weights(model, Path(config.model.weights))
+    check_vocabulary(model, data.loader.vocab_size)
+    return Built(data, model, shapes)
+
+
+def wrap_model(context: RunContext, built: Built) -> Wrapped:
+    """Wraps the model after reading the first batch, which shows how the plain model is called."""
+    batches = Lookahead(built.data.loader)
+    (first,) = batches.peek(1)
+    task = make_task(built.model, first)
+    flops = flops_per_sample(built.model, task, first) if context.workers.is_first else None
+    engine = wrap(built.model, context.config, context.workers, task, context.run.path)
+    return Wrapped(built, engine, task, batches, flops)
+
+
+def restore(context: RunContext, wrapped: Wrapped, startup: dict[str, float]) -> Restored:
+    """Loads the engine's state from the checkpoint, if the run starts from one."""
+    start, engine = wrapped.built.data.start, wrapped.engine
+    if start.path is not None:
+        (first,) = wrapped.batches.peek(1)
+        engine.warm_up({name: tensor.to(context.workers.device) for name, tensor in first.items()})
+        engine.restore(start.path / ENGINE, start.workers, context.run.scratch, context.control)
+    return Restored(wrapped, {**startup, "startup/build_seconds": time.perf_counter() - context.entered})
+
+
+def check_backend(context: RunContext, restored: Restored) -> Checked:
+    """Compares the backend with PyTorch on the first batches, which training gets again."""
+    wrapped = restored.wrapped
+    backend = backend_run(wrapped.engine, context.config, context.workers, context.run.path, context.journal)
+    batches = wrapped.batches.peek(1 + backend.check_batches)
+    seconds = backend.check(wrapped.task, batches)
+    return Checked(wrapped, backend, restored.startup | seconds)
+
+
+def seed_training(context: RunContext, checked: Checked) -> Parts:
+    """Seeds the random number generators: each worker's own, or in the state that the checkpoint has for it."""
+    wrapped = checked.wrapped
+    built, data = wrapped.built, wrapped.built.data
+    seed_everything(context.config.seed + 1 + context.workers.rank)
+    if "rng" in data.start.own:
+        rng.restore(data.start.own["rng"])
+    return Parts(
+        start=data.start,
+        loader=data.loader,
+        reading=data.reading,
+        batches=wrapped.batches,
+        model=built.model,
+        shapes=built.shapes,
+        flops_per_sample=wrapped.flops_per_sample,
+        engine=wrapped.engine,
+        backend=checked.backend,
+        startup=checked.startup,
+    )
+
+
+def _set_arithmetic(*, deterministic: bool, tf32: bool) -> None:
+    """Sets torch's switches for the whole process."""
+    if deterministic:
+        make_deterministic()
+    if tf32:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True

@@ -1,0 +1,32 @@
+"""Adafactor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ortlaunch.config.options import option
+from ortlaunch.config.schema import OptimizerConfig, ParameterGroups
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+@option("optimizer")
+@dataclass
+class AdafactorConfig(OptimizerConfig):
+    """Adafactor (Shazeer and Stern, 2018), torch's own: second moments of matrices as a row and a column."""
+
+    name: str = "adafactor"
+    lr: float = 0.01
+    beta2_decay: float = -0.8
+    """How fast the means of squares forget: step to the power of this."""
+    clip_threshold: float = 1.0
+    """Largest root mean square of a parameter's update."""
+
+    whole_matrices: ClassVar[str | None] = "Adafactor needs the rows and columns of whole matrices"
+
+    def build(self, groups: ParameterGroups) -> Optimizer:
+        from torch.optim import Adafactor
+
+        return Adafactor(groups, lr=self.lr, beta2_decay=self.beta2_decay, d=self.clip_threshold)

@@ -1,0 +1,1 @@
+"""The learning-rate schedules: the module NAME is ``scheduler=NAME``."""

@@ -1,0 +1,23 @@
+"""Half a cosine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ortlaunch.config.options import option
+from ortlaunch.config.schema import SchedulerConfig
+
+
+@option("scheduler")
+@dataclass
+class CosineConfig(SchedulerConfig):
+    """Falls along half a cosine to `min_ratio` of the peak at the last step."""
+
+    name: str = "cosine"
+    min_ratio: float = 0.1
+    """What is left of the peak at the last step."""
+
+    def ratio(self, progress: float) -> float:
+        share = 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.min_ratio + (1.0 - self.min_ratio) * share

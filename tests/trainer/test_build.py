@@ -1,0 +1,119 @@
+"""The order in which a run is built: in its types, and in the random numbers that the first step draws."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.models.task import Batch, Task
+from ortlaunch.run import checkpoints as store
+from ortlaunch.trainer import build, checkpoint_facts, context, leave, observe, train
+from ortlaunch.trainer.backend_run import BackendRun
+from ortlaunch.trainer.checkpoint import resume, rng
+from ortlaunch.trainer.checkpoint.saver import Saver
+from ortlaunch.trainer.feed import Feed
+from ortlaunch.trainer.workers import Workers
+
+WORDS = ("model=mlp", "data=digits", "train.batch_size=4", "trainer=single", "backend=eager", "device=cpu")
+
+PHASES: tuple[Callable[..., Any], ...] = (
+    *(resume.find, build.open_data, build.build_model, build.wrap_model, build.restore, build.check_backend),
+    *(build.seed_training, observe.observe, train.train, leave.leave),
+)
+"""In the order in which a run goes through them."""
+
+
+def test_every_phase_takes_what_the_one_before_it_returns() -> None:
+    """A phase that is called too early has nothing to be called with: mypy and this test see it."""
+    hints = [get_type_hints(phase) for phase in PHASES]
+    returned = [hint["return"] for hint in hints[:-1]]
+    assert len(set(returned)) == len(returned)
+    for before, hint in zip(returned, hints[1:], strict=True):
+        taken = {kind for name, kind in hint.items() if name != "return"}
+        assert before in taken
+        # Nothing of another phase can stand in for it.
+        assert taken & set(returned) == {before}
+
+
+class Draws(BackendRun):
+    """A backend whose check reads further batches and draws from every generator."""
+
+    check_batches = 2
+    batches: list[Batch]
+
+    def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
+        self.batches = batches
+        draw_from_every_generator()
+        return {"startup/ort_check_seconds": 1.0}
+
+
+def draw_from_every_generator() -> tuple[float, float, float]:
+    return random.random(), float(numpy.random.rand()), float(torch.rand(()))
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., context.RunContext]]:
+    """Opens the context of a run of one worker in this process."""
+    made = []
+
+    def make(*words: str) -> context.RunContext:
+        run_dir = tmp_path / str(len(made))
+        run_dir.mkdir()
+        config = to_config(compose([*WORDS, *words]))
+        made.append(context.open_context(config, run_dir, Workers(0, 1, torch.device("cpu"), threads=1), 0.0))
+        return made[-1]
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield make
+    for one in made:
+        one.watch.stop()
+    dist.destroy_process_group()
+
+
+def test_what_the_start_check_draws_and_reads_does_not_reach_the_training(
+    opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a check and without one, the first step draws the same numbers and gets the same batches."""
+    plain = build.build(opened(), {})
+    expected = draw_from_every_generator(), [next(plain.batches).batch["labels"].tolist() for _ in range(4)]
+    draws = Draws()
+    monkeypatch.setattr(build, "backend_run", lambda *_: draws)
+    parts = build.build(opened(), {"startup/import_seconds": 2.0})
+    found = draw_from_every_generator(), [next(parts.batches).batch["labels"].tolist() for _ in range(4)]
+    assert found == expected
+    assert [batch["labels"].tolist() for batch in draws.batches] == expected[1][:3]
+    # The build's time ends before the check begins, and what came before both is kept.
+    assert list(parts.startup) == [f"startup/{name}_seconds" for name in ("import", "build", "ort_check")]
+
+
+def test_a_checkpoint_goes_on_with_its_own_random_numbers_weights_and_data(
+    opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever building, restoring and checking draw before the first step."""
+    first = opened()
+    observed = observe.observe(first, build.build(first, {}))
+    feed = Feed(observed.parts.batches, first.workers.device)
+    feed.take()
+    draw_from_every_generator()
+    with torch.no_grad():
+        next(observed.parts.model.parameters()).fill_(0.25)
+    facts = checkpoint_facts.CheckpointFacts(first, observed, feed)
+    saver = Saver(store.Store(first.run.checkpoints, keep=1), first.workers, first.writers)
+    own = {**facts.of_worker(), "rng": rng.capture()}
+    saver.save(1, observed.parts.engine.snapshot, own, {**facts.of_run(1), "eval_loss": None})
+    assert [written.error for written in saver.wait()] == [""]
+    expected = draw_from_every_generator(), feed.take()["labels"].tolist()
+    monkeypatch.setattr(build, "backend_run", lambda *_: Draws())
+    parts = build.build(opened(f"train.resume={first.run.path}"), {})
+    assert parts.start.step == 1
+    assert (draw_from_every_generator(), next(parts.batches).batch["labels"].tolist()) == expected
+    assert bool((next(parts.model.parameters()) == 0.25).all())
