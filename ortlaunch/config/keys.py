@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from ortlaunch.config.plugins import launcher_schemas
@@ -30,7 +31,7 @@ def is_switch(key: str) -> bool:
     return _types()[key] == "bool"
 
 
-def schemas_of(group: str) -> dict[str, type[Any]]:
+def schemas_of(group: str) -> Mapping[str, type[Any]]:
     """The schema of each option of a group, those of installed packages included."""
     return launcher_schemas() if group == "launcher" else GROUPS.get(group, {})
 
