@@ -17,7 +17,7 @@ import ortlaunch
 from ortlaunch.run.run import Run
 
 PACKAGE = Path(ortlaunch.__file__).parent
-HEAVY = ("torch", "transformers", "deepspeed", "mlflow", "onnxruntime", "pandas")
+HEAVY = ("torch", "transformers", "deepspeed", "mlflow", "onnxruntime", "pandas", "tensorboard")
 LAYERS = (
     ("ortlaunch", "ortlaunch.cli", "ortlaunch.__main__"),
     ("ortlaunch.verbs", "ortlaunch.doctor"),
@@ -217,6 +217,7 @@ except SystemExit as end:
         (["launcher.dry_run=true", "+after=nothing"], 0),
         (["launcher=slurm", "launcher.dry_run=true", "+after=nothing"], 2),
         (["trainer=deepspeed", "trainer.zero_stage=2", "backend.zero3=hold"], 2),
+        (["tracking=[mlflow,tensorboard]", "launcher.dry_run=true", "device=cpu"], 0),
         (["train.steps=0"], 2),
         (["train.stepz=3"], 2),
         (["model=nothing"], 2),

@@ -19,7 +19,7 @@ _SAME_WORK = frozenset(
     ]
 )
 """Parameters that do not change what a training step does."""
-_SAME_WORK_BELOW = ("tracking.", "profile.")
+_SAME_WORK_BELOW = ("tracking.", "trackers.", "profile.")
 CIRCUMSTANCES = (
     "ortlaunch.world_size",
     "ortlaunch.device",

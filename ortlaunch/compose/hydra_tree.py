@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -26,6 +27,7 @@ from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, MlflowConfig, open_
 from ortlaunch.config.synonyms import KEYS
 from ortlaunch.config.tracking_uri import default_uri
 from ortlaunch.models.registry import available, unknown_model_message
+from ortlaunch.tracking import trackers
 
 
 def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> None:
@@ -123,6 +125,8 @@ def _register_options(overrides: list[str]) -> None:
     register_schemas()
     # MLflow's own variable gives way to whatever sets tracking.uri, as a default does.
     ConfigStore.instance().store(group="schema/tracking", name="mlflow", node=MlflowConfig(uri=default_uri()))
+    if _may_choose(overrides, "tracking", "trackers", "jobs"):
+        _register_trackers()
     # To ask all installed packages, and to read all of these files, takes a fifth of the time of what starts nothing.
     others = set(available()) - set(group_options("model")) if _may_choose(overrides, "model", "jobs") else ()
     for name in others:
@@ -137,6 +141,18 @@ def _register_options(overrides: list[str]) -> None:
         _register_profiles(overrides)
     if _may_choose(overrides, "jobs"):
         _register_jobs(overrides)
+
+
+def _register_trackers() -> None:
+    """Trackers beside MLflow are options of `tracking` whose keys have a place of their own: several combine."""
+    from hydra.core.config_store import ConfigStore
+
+    for name in trackers.names():
+        # One that cannot be loaded must not stop a run that does not ask for it.
+        with contextlib.suppress(RequestError):
+            if name != trackers.MAIN:
+                node = trackers.node(name)
+                ConfigStore.instance().store(group="tracking", name=name, node=node, package=f"trackers.{name}")
 
 
 def _may_choose(words: list[str], *names: str) -> bool:
@@ -245,12 +261,14 @@ def explain(error: Exception) -> str:
     text = str(error)
     if "launcher/slurm_profile" in text and "No match in the defaults list" in text:
         return "launcher/slurm_profile: profiles belong to launcher=slurm: give that too"
-    if option := re.search(r"Could not find '([^']+)/([^/']+)'", text):
+    if "In 'schema/tracking/" in text and "is not a subclass of" in text:
+        return "tracking: none means no tracker, so it is not combined with mlflow: leave it out of the list"
+    if option := re.search(r"Could not (?:find|load) '([^']+)/([^/']+)'", text):
         return _unknown_option(option[1], option[2], text)
     if key := re.search(r"Key '[^']+' (?:is )?not in .*?full_key: (\S+)", text, re.DOTALL):
-        return unknown_key(key[1])
+        return _unknown_key(key[1])
     if key := re.search(r"^Could not override '([^'@]+)'", text):
-        return unknown_key(key[1])
+        return _unknown_key(key[1])
     if isinstance(error, OverrideParseException):
         if "=" not in error.override:
             return f"{error.override}: keys are given as KEY=VALUE (ortlaunch --help)"
@@ -273,9 +291,20 @@ def _unknown_option(group: str, name: str, text: str) -> str:
     if group == "model":
         return unknown_model_message(name)
     available = re.findall(r"^\t(\S+)$", text, re.MULTILINE) or sorted(GROUPS.get(group, {}))
+    if group == "tracking":
+        if (reason := trackers.why_missing(name)) is not None:
+            return reason
+        available = sorted({*trackers.names(), trackers.NONE})
     elsewhere = [option for option in KEYS.get(name.lower(), ()) if option.startswith(f"{group}=")]
     hint = f". Did you mean {elsewhere[0]}?" if elsewhere else _nearest(name, available, f"{group}=")
     return f"{group}={name}: no such option{hint} (there are {', '.join(available)})"
+
+
+def _unknown_key(key: str) -> str:
+    group, _, rest = key.partition(".")
+    if group == "trackers" and (name := rest.partition(".")[0]) in trackers.names():
+        return f"{key}: no such key of a chosen tracker; {name} is chosen by tracking=[mlflow,{name}]"
+    return unknown_key(key)
 
 
 def _nearest(name: str, names: list[str], prefix: str = "") -> str:

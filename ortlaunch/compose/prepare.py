@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 from ortlaunch.compose.rules import check
-from ortlaunch.config.schema import Config, MlflowConfig
-from ortlaunch.config.tracking_uri import resolve_tracking
+from ortlaunch.config.schema import Config
 from ortlaunch.launch.table import launcher_of
+from ortlaunch.tracking import trackers
 
 
 def prepared(config: Config) -> Config:
@@ -24,6 +23,4 @@ def prepared(config: Config) -> Config:
     """
     config = launcher_of(config).settle(config)
     check(config)
-    if isinstance(config.tracking, MlflowConfig):
-        config = dataclasses.replace(config, tracking=resolve_tracking(config.tracking, Path.cwd()))
-    return config
+    return trackers.resolved(config, Path.cwd())

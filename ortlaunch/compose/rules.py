@@ -15,16 +15,15 @@ from ortlaunch.config.schema import (
     Config,
     DeepSpeedConfig,
     Device,
-    MlflowConfig,
     OrtConfig,
     OrtZero3,
     TokenDataConfig,
     TorchProfileConfig,
 )
-from ortlaunch.config.tracking_uri import check_uri
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.models import registry
 from ortlaunch.models.source import check_source
+from ortlaunch.tracking import trackers
 
 
 def check(config: Config) -> None:
@@ -64,9 +63,6 @@ def _positive_numbers(config: Config) -> None:
         least["launcher.workers_per_node"] = (config.launcher.workers_per_node, 1)
     if isinstance(config.backend, OrtConfig) and config.backend.threads is not None:
         least["backend.threads"] = (config.backend.threads, 1)
-    if isinstance(config.tracking, MlflowConfig):
-        least["tracking.timeout_seconds"] = (config.tracking.timeout_seconds, 1)
-        least["tracking.flush_seconds"] = (config.tracking.flush_seconds, 0)
     if config.train.eval_every is not None:
         least["train.eval_every"] = (config.train.eval_every, 1)
     for key, (value, minimum) in least.items():
@@ -238,11 +234,6 @@ def _compile_mode(config: Config) -> None:
         raise RequestError(f"backend.mode={mode}: must be one of {', '.join(modes)}")
 
 
-def _tracking(config: Config) -> None:
-    if isinstance(config.tracking, MlflowConfig):
-        check_uri(config.tracking.uri)
-
-
 RULES: tuple[Callable[[Config], None], ...] = (
     _positive_numbers,
     _names,
@@ -261,5 +252,5 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _checkpoint_paths,
     _profile,
     _compile_mode,
-    _tracking,
+    trackers.check,
 )

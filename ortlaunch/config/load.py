@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
@@ -31,11 +32,20 @@ def to_config(tree: DictConfig) -> Config:
         key = sorted(missing)[0]
         raise RequestError(f"{key} is not set: give it on the command line, {key}=VALUE")
     try:
-        config = OmegaConf.to_object(tree)
+        config = OmegaConf.to_object(_with_plain_trackers(tree))
     except (MissingMandatoryValue, OmegaConfBaseException) as error:
         raise RequestError(f"configuration: {first_line(error)}") from error
     assert isinstance(config, Config)
     return config
+
+
+def _with_plain_trackers(tree: DictConfig) -> DictConfig:
+    """The keys of trackers without their dataclasses, which may be a user's that workers cannot import."""
+    plain = OmegaConf.to_container(tree.trackers, resolve=True, enum_to_str=True)
+    tree = copy.deepcopy(tree)
+    with open_dict(tree):
+        tree.trackers = plain
+    return tree
 
 
 def _added_keys(tree: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -498,7 +498,7 @@ class SlurmConfig(LauncherConfig):
 class TrackingConfig:
     """Where the run's record goes."""
 
-    name: str = MISSING
+    name: str = "none"
 
 
 @dataclass
@@ -585,7 +585,9 @@ class Config:
     optimizer: OptimizerConfig = MISSING
     scheduler: SchedulerConfig = MISSING
     launcher: LauncherConfig = MISSING
-    tracking: TrackingConfig = MISSING
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    trackers: dict[str, Any] = field(default_factory=dict)
+    """Keys of the trackers beside MLflow, each under its name; chosen by ``tracking=[mlflow,NAME]``."""
     profile: ProfileConfig | None = None
     """Looks into some steps; chosen by ``+profile=torch``, memory or nsight."""
 

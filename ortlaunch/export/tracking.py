@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.run.run import Run
-from ortlaunch.tracking.destination import tracking_of
+from ortlaunch.tracking.destination import destinations_of
 from ortlaunch.tracking.relay import sync
 
 
@@ -29,12 +29,12 @@ def log_to_run(run_dir: Path, path: Path, artifact_path: str) -> str:
             journal.artifact(path, artifact_path)
         finally:
             journal.close()
-        tracking = tracking_of(run_dir)
+        cfgs = destinations_of(run_dir)
     except RequestError:
         return f"journalled in {run_dir}, which was started without MLflow"
     except OSError as error:
         return f"not logged to the run: {error}"
-    result = sync(run_dir, tracking)
+    result = sync(run_dir, *cfgs)
     if not result.sent:
         return result.message
-    return f"artifact {artifact_path}/{path.name} of MLflow run {result.mlflow_run_id}"
+    return f"artifact {artifact_path}/{path.name} of {', '.join(one.where for one in result.sinks)}"

@@ -26,6 +26,7 @@ from ortlaunch.run.record import Record, read_record
 from ortlaunch.run.run import Run
 from ortlaunch.run.state import STATE_TAG
 from ortlaunch.run.sweep import note_end
+from ortlaunch.tracking.destination import has_trackers
 
 _POLL_SECONDS = 0.3
 _QUEUE_POLL_SECONDS = 1.5
@@ -115,7 +116,7 @@ def _see_to_the_end(folder: RunFolder) -> list[Path]:
         journal.tags({STATE_TAG: "stopped"})
         journal.end("KILLED")
     over = note_end(folder.path, "KILLED")
-    if run.setting("tracking.name") != "mlflow":
+    if not has_trackers(folder.path):
         return []
     return [folder.path, *([over] if over is not None else [])]
 

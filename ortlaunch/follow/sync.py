@@ -7,15 +7,15 @@ import time
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.locks import exclusive
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run.liveness import Alive, liveness
 from ortlaunch.run.record import scheduler_of
 from ortlaunch.run.roots import RUN_ROOT
 from ortlaunch.run.run import Run, runs_below
 from ortlaunch.run.sweep import note_end, task_of
-from ortlaunch.tracking.destination import is_without_mlflow, tracking_of
-from ortlaunch.tracking.relay import RelayResult, sync
+from ortlaunch.tracking.destination import destinations_of, is_without_trackers
+from ortlaunch.tracking.relay import SinkResult, sync
+from ortlaunch.tracking.state import unattended
 
 _QUIET_SECONDS = 30
 
@@ -39,20 +39,21 @@ def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
         raise RequestError("sync: name the run folders to send, or send all with --all")
     run_dirs = _all_below(roots or [run_root]) if options.all else roots
     if options.all and options.uri is None:
-        everything, run_dirs = run_dirs, [run_dir for run_dir in run_dirs if not is_without_mlflow(run_dir)]
+        everything, run_dirs = run_dirs, [run_dir for run_dir in run_dirs if not is_without_trackers(run_dir)]
         if left := len(everything) - len(run_dirs):
             print(f"{left} started without MLflow (tracking=none) are left out: --uri names a store for them")
-    plans = [(run_dir, tracking_of(run_dir, options.uri)) for run_dir in run_dirs]
+    plans = [(run_dir, destinations_of(run_dir, options.uri)) for run_dir in run_dirs]
     complete = True
-    for run_dir, cfg in plans:
+    for run_dir, cfgs in plans:
         note = end_if_dead(run_dir)
-        result = sync(run_dir, cfg)
+        result = sync(run_dir, *cfgs)
         complete &= result.sent
-        print(_line(run_dir, result, note), flush=True)
-    for run_dir, cfg in plans:
+        for one in result.sinks:
+            print(_line(run_dir, one, note), flush=True)
+    for run_dir, cfgs in plans:
         # The end of its last run has ended a sweep.
         if (task := task_of(run_dir)) is not None and task.folder.is_dir() and task.folder not in run_dirs:
-            complete &= sync(task.folder, cfg).sent
+            complete &= sync(task.folder, *cfgs).sent
             run_dirs.append(task.folder)
     return 0 if complete else 1
 
@@ -74,8 +75,8 @@ def _all_below(roots: list[Path]) -> list[Path]:
     return run_dirs
 
 
-def _line(run_dir: Path, result: RelayResult, note: str) -> str:
-    text = f"{run_dir}: {result.sent_events} events sent, MLflow run {result.mlflow_run_id or '-'}"
+def _line(run_dir: Path, result: SinkResult, note: str) -> str:
+    text = f"{run_dir}: {result.sent_events} events sent, {result.where}"
     return "; ".join(part for part in (text, note, result.message) if part)
 
 
@@ -87,7 +88,7 @@ def end_if_dead(run_dir: Path) -> str:
     """
     run = Run(run_dir)
     # A relay at work means a launcher at work; it also keeps two of these from ending a run twice.
-    with exclusive(run.relay_lock) as free:
+    with unattended(run_dir) as free:
         state = run.state()
         if state.last is None or state.ended is not None:
             return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import shlex
@@ -11,11 +10,10 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from ortlaunch.base.secrets import redacted, without_secrets
+from ortlaunch.base.secrets import without_secrets
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import save_config, to_dict
-from ortlaunch.config.schema import Config, MlflowConfig
-from ortlaunch.config.tracking_uri import sqlite_path
+from ortlaunch.config.schema import Config
 from ortlaunch.launch import environment
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.repository import Repository, repository
@@ -23,6 +21,7 @@ from ortlaunch.run import sweep
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.roots import note_root
 from ortlaunch.run.run import ARTIFACT_FOLDER
+from ortlaunch.tracking import trackers
 
 _REPOSITORY_SECONDS = 30
 """A sweep of many runs is written within this; nobody commits meanwhile."""
@@ -42,7 +41,7 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
         _keep_attempt(plan)
     arguments = [without_secrets(argument) for argument in arguments]
     files = plan.files
-    save_config(public(config), files.config_file)
+    save_config(trackers.public(config), files.config_file)
     OmegaConf.save(OmegaConf.create(arguments), files.overrides_file)
     found = _repository_of(plan, config)
     record = environment.describe(arguments, found) | {
@@ -61,7 +60,8 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
 def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
     """Journals what the run is; its folder has been written."""
     journal.start(config.experiment, plan.name, plan.run_id)
-    journal.params(to_dict(public(config)))
+    params = to_dict(trackers.public(config))
+    journal.params({key: value for key, value in params.items() if key != "trackers" or value})
     record = json.loads(plan.files.environment_file.read_text())
     tags = {
         "ortlaunch.backend": config.backend.name,
@@ -82,14 +82,6 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
             journal.artifact(path, ARTIFACT_FOLDER)
 
 
-def public(config: Config) -> Config:
-    """The configuration without the credentials that a tracking URI may carry."""
-    if not isinstance(config.tracking, MlflowConfig):
-        return config
-    tracking = dataclasses.replace(config.tracking, uri=redacted(config.tracking.uri))
-    return dataclasses.replace(config, tracking=tracking)
-
-
 def _keep_attempt(plan: LaunchPlan) -> None:
     """Moves what the earlier attempt left about itself, so that nothing of it is taken for this one's."""
     kept = plan.files.earlier_attempt(plan.attempt)
@@ -105,13 +97,7 @@ def _keep_attempt(plan: LaunchPlan) -> None:
 
 def _repository_of(plan: LaunchPlan, config: Config) -> Repository | None:
     """The repository that ortlaunch was started in; what ortlaunch writes there is not taken for the user's."""
-    ours = [plan.run_dir.parents[1]]
-    if isinstance(config.tracking, MlflowConfig):
-        store = sqlite_path(config.tracking.uri)
-        if store is not None:
-            ours += [store.with_name(f".{store.name}.lock")]
-            ours += [store.with_name(f"{store.name}{suffix}") for suffix in ("", "-journal", "-wal", "-shm")]
-        ours += [] if "://" in config.tracking.artifacts else [Path(config.tracking.artifacts)]
+    ours = [plan.run_dir.parents[1], *trackers.files(config)]
     return _repository_at(Path.cwd(), tuple(ours), int(time.monotonic() / _REPOSITORY_SECONDS))
 
 

@@ -164,6 +164,22 @@ class Run:
         """Held by the process that sends the journal."""
         return self.path / ".relay.lock"
 
+    def tracker_file(self, tracker: str) -> Path:
+        """How far the journal has got on its way to a tracker."""
+        return self.relay_file if tracker == "mlflow" else self.path / f"relay-{tracker}.json"
+
+    def tracker_lock(self, tracker: str) -> Path:
+        """Held by the process that sends the journal to a tracker."""
+        return self.relay_lock if tracker == "mlflow" else self.path / f".relay-{tracker}.lock"
+
+    def tracker_locks(self) -> list[Path]:
+        """Those of all trackers that something was sent to; MLflow's, which stands for the run, comes first."""
+        return [self.relay_lock, *sorted(self.path.glob(".relay-*.lock"))]
+
+    def tracker_folder(self, tracker: str) -> Path:
+        """Folder of the files that a tracker keeps with the run."""
+        return self.path / tracker
+
     @property
     def health(self) -> Path:
         """Folder where each worker shows that it makes progress."""

@@ -68,7 +68,14 @@ class Sweep:
         _write_json(self.folder / SWEEP_FILE, content)
 
 
-def create(folder: Path, name: str, experiment: str, tracking: dict[str, Any], command: list[str]) -> Sweep:
+def create(
+    folder: Path,
+    name: str,
+    experiment: str,
+    tracking: dict[str, Any],
+    command: list[str],
+    trackers: dict[str, Any] | None = None,
+) -> Sweep:
     """Makes a sweep's folder, with a journal that begins the parent run; without credentials, Hydra's file included.
 
     Args:
@@ -77,6 +84,7 @@ def create(folder: Path, name: str, experiment: str, tracking: dict[str, Any], c
         experiment: the experiment of its runs.
         tracking: the node `tracking` of their configuration, without credentials.
         command: the command line, for the record.
+        trackers: the node `trackers`, likewise.
     """
     import yaml
 
@@ -88,7 +96,8 @@ def create(folder: Path, name: str, experiment: str, tracking: dict[str, Any], c
     sweep = Sweep(folder, name, experiment, secrets.token_hex(3))
     (folder / _ENDED).mkdir(parents=True, exist_ok=True)
     (folder / _TASKS).mkdir(exist_ok=True)
-    Run(folder).config_file.write_text(yaml.safe_dump({"experiment": experiment, "name": name, "tracking": tracking}))
+    config = {"experiment": experiment, "name": name, "tracking": tracking, "trackers": trackers or {}}
+    Run(folder).config_file.write_text(yaml.safe_dump(config))
     with Run(folder).journal() as journal:
         journal.start(experiment, name, sweep.run_id)
         tags = {KIND_TAG: "sweep", "ortlaunch.run_dir": str(folder), "ortlaunch.command": shlex.join(command)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,40 +11,72 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.config.tracking_uri import check_uri, resolve_tracking, sqlite_path
 from ortlaunch.run.run import Run
+from ortlaunch.tracking import trackers
+from ortlaunch.tracking.state import Unusable
 
 
-def tracking_of(run_dir: Path, uri: str | None = None) -> MlflowConfig:
-    """Where a run folder's journal goes.
+def destinations_of(run_dir: Path, uri: str | None = None, environment: Mapping[str, str] | None = None) -> list[Any]:
+    """The configurations of the trackers that a run folder's journal goes to.
 
     Args:
         run_dir: The run folder.
-        uri: Overrides what the run was started with.
+        uri: The MLflow store, instead of the one that the run was started with.
+        environment: What carries the credentials that the folder does not hold; None for nothing.
 
     Raises:
-        RequestError: If the folder holds no journal, or neither it nor `uri` names a store.
+        RequestError: If the folder holds no journal, or neither it nor `uri` names a tracker.
     """
     if not Run(run_dir).journal_file.is_file():
         raise RequestError(f"{run_dir} is no run folder: it has no journal.jsonl")
-    node = _tracking_node(run_dir)
-    known = {field.name for field in fields(MlflowConfig)} & node.keys() if node.get("name") == "mlflow" else set()
-    values = {name: node[name] for name in known}
+    main, others = _nodes(run_dir)
+    cfgs = [_of_node(name, node) for name, node in others.items()]
+    values = _known_values(main) if main.get("name") == trackers.MAIN else {}
+    if uri is not None or "uri" in values:
+        cfgs.insert(0, _mlflow(values, uri))
+    if not cfgs:
+        raise RequestError(f"{run_dir} was started without MLflow (tracking=none): name a store with --uri")
+    return cfgs if environment is None else [trackers.restored(cfg, environment) for cfg in cfgs]
+
+
+def is_without_trackers(run_dir: Path) -> bool:
+    """Whether the run was started with tracking=none."""
+    main, others = _nodes(run_dir)
+    return main.get("name") == trackers.NONE and not others
+
+
+def has_trackers(run_dir: Path) -> bool:
+    """Whether the run folder says where the run goes; not if its configuration cannot be read."""
+    try:
+        main, others = _nodes(run_dir)
+    except RequestError:
+        return False
+    return main.get("name") == trackers.MAIN or bool(others)
+
+
+def _mlflow(values: dict[str, Any], uri: str | None) -> MlflowConfig:
     if uri is not None:
         check_uri(uri, "--uri")
         if "artifacts" not in values and (database := sqlite_path(uri)):
             values["artifacts"] = str(database.with_name("mlartifacts"))
         values["uri"] = uri
-    elif "uri" not in values:
-        raise RequestError(f"{run_dir} was started without MLflow (tracking=none): name a store with --uri")
     cfg = MlflowConfig(**values)
     check_uri(cfg.uri)
     return resolve_tracking(cfg, Path.cwd())
 
 
-def is_without_mlflow(run_dir: Path) -> bool:
-    """Whether the run was started with tracking=none."""
-    return _tracking_node(run_dir).get("name") == "none"
+def _known_values(node: dict[str, Any]) -> dict[str, Any]:
+    return {name: node[name] for name in {field.name for field in fields(MlflowConfig)} & node.keys()}
 
 
-def _tracking_node(run_dir: Path) -> dict[str, Any]:
-    node = Run(run_dir).settings().get("tracking")
-    return node if isinstance(node, dict) else {}
+def _of_node(name: str, node: Any) -> Any:
+    """The typed configuration; where its tracker is not installed, why sending will fail."""
+    try:
+        return trackers.configured(name, node if isinstance(node, dict) else {})
+    except RequestError as error:
+        return Unusable(name, str(error))
+
+
+def _nodes(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    config = Run(run_dir).settings()
+    main, others = config.get("tracking"), config.get("trackers")
+    return main if isinstance(main, dict) else {}, others if isinstance(others, dict) else {}

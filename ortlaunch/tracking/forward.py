@@ -1,22 +1,20 @@
-"""One journal's way to MLflow, chunk by chunk, with its state in the run folder; a sweep's before those of its runs."""
+"""One journal's way to one tracker, chunk by chunk, with its state in the run folder; a sweep's before its runs'."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import deque
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
-from ortlaunch.base.files import replace_text
 from ortlaunch.base.locks import exclusive
-from ortlaunch.base.secrets import redacted, scrubbed
-from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.run.events import Started
 from ortlaunch.run.journal import Chunk, iterate, read_chunk
 from ortlaunch.run.run import Run
-from ortlaunch.tracking.sink import Identity, MlflowSink
+from ortlaunch.tracking.state import Destination, RelayState, destination
+from ortlaunch.tracking.tracker import Context, Identity, Sink
 from ortlaunch.tracking.translate import Operation, Translator
 
 _CHUNK_BYTES = 64 * 1024
@@ -31,63 +29,25 @@ class ParentUnknown(Exception):
     """The parent run could not be created now; it is tried again."""
 
 
-@dataclass
-class RelayState:
-    """What `relay.json` holds."""
-
-    uri: str
-    """The store that the rest is about, without credentials."""
-    mlflow_run_id: str | None = None
-    offset: int = 0
-    """Bytes of the journal that the store has."""
-    refused: int = 0
-    """Values and lines that were left out."""
-
-
-def load_state(run_dir: Path, uri: str) -> RelayState:
-    """Reads `relay.json`; a fresh state if it is missing, broken or about another store."""
-    fresh = RelayState(redacted(uri))
-    try:
-        state = RelayState(**json.loads(Run(run_dir).relay_file.read_text()))
-        same = state.uri == fresh.uri and _is_line_start(Run(run_dir).journal_file, state.offset)
-    except (OSError, ValueError, TypeError):
-        return fresh
-    return state if same else fresh
-
-
-def _is_line_start(journal: Path, offset: int) -> bool:
-    with journal.open("rb") as file:
-        return offset == 0 or (file.seek(offset - 1) >= 0 and file.read(1) == b"\n")
-
-
-def save_state(run_dir: Path, state: RelayState) -> None:
-    """Replaces `relay.json` in one step."""
-    replace_text(Run(run_dir).relay_file, json.dumps(asdict(state)) + "\n")
-
-
-def unsent_events(run_dir: Path, uri: str) -> tuple[int, str | None]:
-    """How many complete events a store lacks, and its id of the run if it has one."""
-    state = load_state(run_dir, uri)
-    return len(read_chunk(Run(run_dir).journal_file, state.offset).events), state.mlflow_run_id
-
-
 class Forwarder:
     """Sends a journal, a chunk at a time; a chunk that was sent in part is sent again as a whole, without harm."""
 
-    def __init__(self, run_dir: Path, cfg: MlflowConfig) -> None:
+    def __init__(self, to: Destination) -> None:
         self.last_error = ""
         self.sent_events = 0
-        self._run_dir = run_dir
-        self._cfg = cfg
-        self._journal = Run(run_dir).journal_file
-        self._log = relay_log(run_dir, cfg.uri)
-        self._sink = MlflowSink(cfg, run_dir, self._log, parent_id)
+        self.to = to
+        self._run_dir = to.run_dir
+        self._journal = to.journal
+        self._log = relay_log(to.run_dir, to.tracker.title, to.scrubbed)
         self._held = ExitStack()
+        self._is_locked = False
+        self._sink: Sink | None = None
         self._state: RelayState | None = None
         self._translator = Translator()
-        self._contacted = False
+        self._is_open = False
         self._chunk: Chunk | None = None
         self._pending: deque[Operation] = deque()
+        self._refused = 0
 
     @property
     def refused(self) -> int:
@@ -115,16 +75,19 @@ class Forwarder:
         """
         try:
             moved = self._step(final)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # A user's own tracker may raise whatever it likes.
             self._note_failure(error)
             return None
         if moved and self.last_error:
-            self._log.info("MLflow takes events again")
+            self._log.info("%s takes events again", self.to.tracker.title)
             self.last_error = ""
         return moved
 
     def close(self) -> None:
-        """Lets others send this run, and closes the log."""
+        """Lets others send this run, and closes sink and log."""
+        if self._sink is not None:
+            with suppress(Exception):
+                self._sink.close()
         self._held.close()
         for handler in self._log.handlers:
             handler.close()
@@ -133,30 +96,43 @@ class Forwarder:
         if not self._journal.exists():
             return False
         state = self._state or self._take_over()
+        sink = self._sink
+        assert sink is not None
         if self._chunk is None and not self._read_next(state, final):
             return False
         chunk = self._chunk or Chunk([], state.offset)
-        if chunk.events and not self._contacted:
-            state.mlflow_run_id = self._sink.contact(self._identity(), state.mlflow_run_id)
-            self._contacted = True
-            save_state(self._run_dir, state)
+        if chunk.events and not self._is_open:
+            state.mark = sink.open(self._identity(), state.mark)
+            self._is_open = True
+            self.to.save(state)
         while self._pending:
-            self._sink.send(self._pending[0])
+            sink.send(self._pending[0])
             self._pending.popleft()
-        state.refused += self._sink.refused
-        self._sink.refused = 0
+        if self._is_open:
+            state.mark = sink.commit() or state.mark
+        state.refused += self._refused
+        self._refused = 0
         state.offset = chunk.offset
-        save_state(self._run_dir, state)
+        self.to.save(state)
         self.sent_events += len(chunk.events)
         self._chunk = None
         return True
 
     def _take_over(self) -> RelayState:
         """Locks out other relays of this run, then goes on where the last one stopped."""
-        if not self._held.enter_context(exclusive(Run(self._run_dir).relay_lock)):
+        if self._sink is None:
+            context = Context(self._run_dir, self._log, self._refuse, lambda folder: mark_of(folder, self.to.cfg))
+            self._sink = self.to.tracker.sink(self.to.cfg, context)
+        if not self._is_locked and not self._held.enter_context(exclusive(self.to.lock)):
             self._held.close()
             raise RelayBusy("another ortlaunch process is sending this run")
-        state = load_state(self._run_dir, self._cfg.uri)
+        self._is_locked = True
+        state = self.to.load()
+        if state.mark is not None and not self._sink.holds(state.mark):
+            self._log.warning("what was sent before is gone: everything is sent again")
+            state = RelayState(state.place)
+            self.to.save(state)
+        self._translator = Translator()
         offset = 0
         while offset < state.offset:  # The translator learns which points and parameters were sent.
             chunk = read_chunk(self._journal, offset, min(_CHUNK_BYTES, state.offset - offset))
@@ -166,8 +142,12 @@ class Forwarder:
         self._state = state
         return state
 
+    def _refuse(self, what: str, why: object) -> None:
+        self._refused += 1
+        self._log.error("%s refused %s, it is left out: %s", self.to.tracker.title, what, why)
+
     def _read_next(self, state: RelayState, final: bool) -> bool:
-        if state.mlflow_run_id is None and not final and self._first_start() is None:
+        if state.mark is None and not final and self._first_start() is None:
             return False
         chunk = read_chunk(self._journal, state.offset, _CHUNK_BYTES)
         if chunk.offset == state.offset:
@@ -194,47 +174,48 @@ class Forwarder:
         first = next(iterate(self._journal))
         return Identity(folder.parent.name, folder.name, folder.name.rpartition("-")[2], first.t)
 
-    def _note_failure(self, error: Exception) -> None:
-        text = scrubbed(f"{type(error).__name__}: {error}", self._cfg.uri)[:_ERROR_LENGTH]
+    def _note_failure(self, error: BaseException) -> None:
+        text = self.to.scrubbed(f"{type(error).__name__}: {error}")[:_ERROR_LENGTH]
         if text != self.last_error:
             self._log.warning("not sent, trying again: %s", text)
         self.last_error = text
 
 
-def parent_id(folder: Path, cfg: MlflowConfig) -> str | None:
-    """MLflow's id of a sweep's parent run, which is created if nobody has yet.
+def mark_of(folder: Path, cfg: Any) -> str | None:
+    """What a tracker calls a sweep's own run, which is created if nobody has yet.
 
     Args:
         folder: the sweep's folder.
-        cfg: the store.
+        cfg: the tracker's configuration.
 
     Returns:
         None if the folder is gone: the run then stands alone.
 
     Raises:
-        ParentUnknown: the store cannot be reached, or another process is creating it.
+        ParentUnknown: the tracker cannot be reached, or another process is creating it.
     """
-    if not Run(folder).journal_file.is_file():
+    to = destination(folder, cfg)
+    if not to.journal.is_file():
         return None
-    if known := load_state(folder, cfg.uri).mlflow_run_id:
+    if known := to.load().mark:
         return known
-    forwarder = Forwarder(folder, cfg)
+    forwarder = Forwarder(to)
     try:
         forwarder.try_step(final=False)
     finally:
         forwarder.close()
-    if known := load_state(folder, cfg.uri).mlflow_run_id:
+    if known := to.load().mark:
         return known
     raise ParentUnknown(f"the run of the sweep {folder}: {forwarder.last_error or 'not yet there'}")
 
 
 class _ScrubbingFormatter(logging.Formatter):
-    def __init__(self, uri: str) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s")
-        self._uri = uri
+    def __init__(self, title: str, hide: Callable[[str], str]) -> None:
+        super().__init__(f"%(asctime)s %(levelname)s {title.replace('%', '%%')}: %(message)s")
+        self._hide = hide
 
     def format(self, record: logging.LogRecord) -> str:
-        return scrubbed(super().format(record), self._uri)
+        return self._hide(super().format(record))
 
 
 class _QuietFile(logging.FileHandler):
@@ -242,14 +223,20 @@ class _QuietFile(logging.FileHandler):
         """A full disk must not print tracebacks into the user's terminal."""
 
 
-def relay_log(run_dir: Path, uri: str) -> logging.Logger:
-    """A logger of this run alone, into `logs/relay.log`, that writes no credentials."""
+def relay_log(run_dir: Path, title: str, hide: Callable[[str], str]) -> logging.Logger:
+    """A logger of this run and one tracker, into `logs/relay.log`, that writes no credentials.
+
+    Args:
+        run_dir: the run folder.
+        title: what messages call the tracker.
+        hide: takes the credentials out of a line.
+    """
     log = logging.Logger("ortlaunch.relay", logging.INFO)
     try:
         Run(run_dir).logs.mkdir(exist_ok=True)
         handler: logging.Handler = _QuietFile(Run(run_dir).relay_log, encoding="utf-8")
     except OSError:
         handler = logging.NullHandler()
-    handler.setFormatter(_ScrubbingFormatter(uri))
+    handler.setFormatter(_ScrubbingFormatter(title, hide))
     log.addHandler(handler)
     return log

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,6 +13,7 @@ from ortlaunch.config.tracking_uri import artifact_location, sqlite_path
 from ortlaunch.run.names import RUN_ID_TAG, SWEEP_TAG
 from ortlaunch.run.run import Run
 from ortlaunch.tracking.store import open_client, patience, quoted
+from ortlaunch.tracking.tracker import Context, Identity, Sink
 from ortlaunch.tracking.translate import Artifact, Ended, Input, Operation, Params, Point, Points, Reopened, Tags
 
 if TYPE_CHECKING:
@@ -37,62 +36,41 @@ class RunGone(Exception):
     """The run, or its experiment, was deleted in MLflow: nothing can be sent until a person decides."""
 
 
-@dataclass(frozen=True)
-class Identity:
-    """What a run is called."""
-
-    experiment: str
-    name: str
-    run_id: str
-    """ortlaunch's own short id, a tag in MLflow."""
-    t: int
-    """Start in milliseconds."""
-
-
-class MlflowSink:
-    """One run in MLflow.
+class MlflowSink(Sink):
+    """One run in MLflow; its mark is MLflow's id of the run.
 
     Methods raise what MLflow raises when it cannot be reached; the caller tries again later, and trying again is
-    harmless. What MLflow refuses for good is logged, counted in `refused` and left out.
+    harmless. What MLflow refuses for good is left out.
     """
 
-    def __init__(
-        self,
-        cfg: MlflowConfig,
-        run_dir: Path,
-        log: logging.Logger,
-        parent_id: Callable[[Path, MlflowConfig], str | None],
-    ) -> None:
+    def __init__(self, cfg: MlflowConfig, context: Context) -> None:
         """
         Args:
             cfg: the store.
-            run_dir: the run folder.
-            log: takes what was left out.
-            parent_id: finds or creates the run of a sweep by its folder; None for a sweep that is gone.
+            context: the run.
         """
-        self.refused = 0
         self._cfg = cfg
-        self._parent_id = parent_id
-        self._run_dir = run_dir
-        self._log = log
+        self._context = context
+        self._run_dir = context.run_dir
+        self._log = context.log
         self._opened: MlflowClient | None = None
         self._run_id = ""
         self._create_unanswered = False
         self._artifact_failures: dict[Artifact, int] = {}
 
-    def contact(self, identity: Identity, known_run_id: str | None) -> str:
+    def open(self, identity: Identity, mark: str | None) -> str:
         """Connects, and finds or creates the run.
 
         Args:
             identity: What the run is called.
-            known_run_id: MLflow's id of the run if it was created before.
+            mark: MLflow's id of the run if it was created before.
 
         Returns:
             MLflow's id of the run.
         """
         if self._opened is None:
             self._opened = open_client(self._cfg.uri, self._cfg.timeout_seconds)
-        self._run_id = known_run_id or self._found_or_created(identity)
+        self._run_id = mark or self._found_or_created(identity)
         return self._run_id
 
     def send(self, operation: Operation) -> None:
@@ -115,7 +93,7 @@ class MlflowSink:
     @property
     def _client(self) -> MlflowClient:
         if self._opened is None:
-            raise RuntimeError("contact() comes before send()")
+            raise RuntimeError("open() comes before send()")
         return self._opened
 
     def _end(self, operation: Ended) -> None:
@@ -200,7 +178,7 @@ class MlflowSink:
         """The tag that puts a run under its sweep's, where the tags name a sweep."""
         if SWEEP_TAG not in values:
             return {}
-        parent = self._parent_id(Path(values[SWEEP_TAG]), self._cfg)
+        parent = self._context.mark_of(Path(values[SWEEP_TAG]))
         return {} if parent is None else {PARENT_TAG: parent}
 
     def _send_or_split(
@@ -253,8 +231,7 @@ class MlflowSink:
             self._refuse(what, error)
 
     def _refuse(self, what: str, why: object) -> None:
-        self.refused += 1
-        self._log.error("MLflow refused %s, it is left out: %s", what, why)
+        self._context.refuse(what, why)
 
     def _is_refusal(self, error: Exception) -> bool:
         """Whether MLflow answered that this very request is wrong, while the run is there and can be read."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ortlaunch.run import events
 from ortlaunch.run.events import Event
@@ -40,6 +40,8 @@ class Params:
     """Parameters to set, once and for all."""
 
     values: dict[str, str]
+    t: int = field(default=0, compare=False)
+    """When, in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Tags:
     """Tags to set; later ones replace earlier ones."""
 
     values: dict[str, str]
+    t: int = field(default=0, compare=False)
+    """When, in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,16 @@ class Input:
     name: str
     digest: str
     source: str
+    t: int = field(default=0, compare=False)
+    """When, in milliseconds."""
 
 
 @dataclass(frozen=True)
 class Reopened:
     """A new attempt of a run that had ended."""
+
+    t: int = field(default=0, compare=False)
+    """When, in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,8 @@ class Translator:
         self._params: dict[str, str] = {}
         self._ended = False
         self._failed = False
+        self._told = 0
+        """When parameters or tags came last."""
         self._clear()
 
     def translate(self, taken: Iterable[Event]) -> list[Operation]:
@@ -108,9 +119,11 @@ class Translator:
         return operations
 
     def _take(self, event: Event, operations: list[Operation]) -> None:
+        if isinstance(event, events.ParamsSet | events.Tagged | events.WorkerFailed):
+            self._told = event.t
         match event:
             case events.Started():
-                self._start(operations)
+                self._start(operations, event.t)
             case events.ParamsSet():
                 self._add_params(event)
             case events.Tagged():
@@ -125,7 +138,8 @@ class Translator:
             case events.FileKept():
                 operations.append(Artifact(event.path, event.artifact_path))
             case events.DatasetUsed():
-                operations.append(Input(fitted(event.name, 500), event.digest[:36], fitted(event.source, 9000)))
+                name, source = fitted(event.name, 500), fitted(event.source, 9000)
+                operations.append(Input(name, event.digest[:36], source, event.t))
             case events.WorkerFailed():
                 self._add_failure(event)
             case events.Ended():
@@ -142,17 +156,17 @@ class Translator:
 
     def _flush(self, operations: list[Operation]) -> None:
         if self._new_params:
-            operations.append(Params(self._new_params))
+            operations.append(Params(self._new_params, self._told))
         if self._tags:
-            operations.append(Tags(self._tags))
+            operations.append(Tags(self._tags, self._told))
         if self._points:
             operations.append(Points(self._points))
         self._clear()
 
-    def _start(self, operations: list[Operation]) -> None:
+    def _start(self, operations: list[Operation], t: int) -> None:
         self._flush(operations)
         if self._ended:
-            operations.append(Reopened())
+            operations.append(Reopened(t))
         self._ended = self._failed = False
 
     def _add_params(self, event: events.ParamsSet) -> None:

@@ -27,13 +27,14 @@ from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import SweepTask
+from ortlaunch.tracking.mlflow import mlflow_of
 from ortlaunch.verbs.multirun import combination_name, create_sweep, end_sweep
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 REPEAT = 3
-_COMMON = ("experiment", "run_root", "tracking")
+_COMMON = ("experiment", "run_root", "tracking", "trackers")
 """What all runs of a bench have the same of."""
 _KEEPS_WEIGHTS = "train.save_weights"
 _EPILOG = """\
@@ -160,7 +161,7 @@ def _check(grid: Grid) -> None:
                 f"{given}: a bench runs on this machine alone. On several, run the grid by --multirun with "
                 "seed=0,1,2 and compare it by ortlaunch compare --sweep"
             )
-        if not isinstance(cell.config.tracking, MlflowConfig):
+        if mlflow_of(cell.config) is None:
             raise RequestError(
                 f"tracking={cell.config.tracking.name}: a bench compares what is in MLflow: tracking=mlflow"
             )
@@ -203,8 +204,8 @@ class _Bench:
             stopped = code >= FIRST_STOPPED
         finally:
             self._close(stopped=stopped)
-        tracking = self._grid.cells[0].config.tracking
-        assert isinstance(tracking, MlflowConfig)
+        tracking = mlflow_of(self._grid.cells[0].config)
+        assert tracking is not None
         again = compare_command(tracking, "--sweep", str(self._grid.folder))
         print(f"bench:      {self._grid.folder}\ncompare:    {again}", flush=True)
         for name, why in self._failed.items():

@@ -9,14 +9,13 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE, FIRST_STOPPED
 from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name
 from ortlaunch.config.load import to_dict
-from ortlaunch.config.schema import Config, MlflowConfig
-from ortlaunch.config.tracking_uri import compare_command
-from ortlaunch.launch.folder import public
+from ortlaunch.config.schema import Config
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
 from ortlaunch.launch.planning import default_name, make_plan
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import Sweep, SweepTask, create, end, marks_of
+from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay
 
 _IN_NAME = ("name", "model", "backend", "trainer", "trainer.zero_stage")
@@ -93,8 +92,8 @@ class Multirun:
             self._sweep.write([one.plan.run_dir for one in self._planned], complete=True)
             end_sweep(self._folder, config, {"KILLED"} if code >= FIRST_STOPPED else {"FAILED"} if code else set())
             print(f"sweep:      {self._folder}")
-            if isinstance(config.tracking, MlflowConfig):
-                print(f"compare:    {compare_command(config.tracking, '--sweep', str(self._folder))}")
+            for command in trackers.compare_commands(config, "--sweep", str(self._folder)):
+                print(f"compare:    {command}")
         return code
 
     def _created(self) -> Sweep:
@@ -123,12 +122,13 @@ def create_sweep(folder: Path, name: str, config: Config, arguments: list[str]) 
         config: that of its first run.
         arguments: the command line after ``ortlaunch``.
     """
-    tracking = to_dict(public(config))["tracking"]
-    return create(folder, name, config.experiment, tracking, ["ortlaunch", *arguments])
+    public = to_dict(trackers.public(config))
+    command = ["ortlaunch", *arguments]
+    return create(folder, name, config.experiment, public["tracking"], command, public["trackers"])
 
 
 def end_sweep(folder: Path, config: Config, statuses: set[str]) -> None:
-    """Ends a sweep as its runs ended, and sends this to MLflow for no longer than the configuration says.
+    """Ends a sweep as its runs ended, and sends this for no longer than the configuration says.
 
     Args:
         folder: the sweep's.
@@ -136,7 +136,7 @@ def end_sweep(folder: Path, config: Config, statuses: set[str]) -> None:
         statuses: further ends, of what has left no mark.
     """
     end(folder, marks_of(folder) | statuses)
-    if isinstance(config.tracking, MlflowConfig):
-        result = Relay(folder, config.tracking).finish(config.tracking.flush_seconds)
-        if result.message:
-            print(f"ortlaunch: {result.message}")
+    cfgs = trackers.chosen(config)
+    result = Relay(folder, *cfgs).finish(trackers.flush_seconds(cfgs))
+    if result.message:
+        print(f"ortlaunch: {result.message}")

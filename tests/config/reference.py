@@ -19,6 +19,7 @@ from omegaconf import MISSING
 
 from ortlaunch.config import schema
 from ortlaunch.config.paths import conf_dir, headline
+from ortlaunch.tracking import trackers
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 _INTRO = """\
@@ -43,7 +44,18 @@ def page() -> str:
         for option, node in options.items():
             parts += [f"### {chosen}={option}\n", f"{_summary(node)}\n"]
             parts.append(_table(node, f"{group}.", without=_base_of(options)))
+        if group == "tracking":
+            parts += _trackers()
     return "\n".join(part for part in parts if part)
+
+
+def _trackers() -> list[str]:
+    """Trackers beside MLflow: options of `tracking` whose keys have a place of their own."""
+    parts = []
+    for name in trackers.beside():
+        node = trackers.schema(name)
+        parts += [f"### tracking=[mlflow,{name}]\n", f"{_summary(node)}\n", _table(node, f"trackers.{name}.")]
+    return parts
 
 
 def _shared(group: str, options: Mapping[str, type]) -> str:
@@ -128,8 +140,9 @@ def _summary(node: type) -> str:
 
 @cache
 def field_docs() -> dict[tuple[type, str], str]:
-    """The text below each field of the schema, and of the modules that hold the options of a group."""
+    """The text below each field of the schema, and of the modules that hold the options of a group or a tracker."""
     nodes = [node for options in schema.GROUPS.values() for node in options.values()]
+    nodes += [trackers.schema(name) for name in trackers.beside()]
     modules = {sys.modules[node.__module__] for node in nodes} | {schema}
     docs = {}
     for module in modules:

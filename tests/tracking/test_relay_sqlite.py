@@ -22,6 +22,7 @@ from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.run.journal import Journal
 from ortlaunch.tracking.forward import Forwarder, relay_log
 from ortlaunch.tracking.relay import Relay, sync
+from ortlaunch.tracking.state import destination
 
 NewRun = Callable[..., tuple[Path, Journal]]
 SYNC = (
@@ -293,8 +294,9 @@ def test_journal_without_a_start_is_named_after_its_folder(store: MlflowConfig, 
 
 def test_log_hides_credentials(new_run: NewRun) -> None:
     run_dir, _ = new_run("log")
-    relay_log(run_dir, "https://u:geheim@h").error("refused: %s", "https://u:geheim@h/api and geheim")
-    assert (run_dir / "logs" / "relay.log").read_text().endswith("ERROR refused: https://***@h/api and ***\n")
+    to = destination(run_dir, MlflowConfig(uri="https://u:geheim@h"))
+    relay_log(run_dir, "MLflow", to.scrubbed).error("refused: %s", "https://u:geheim@h/api and geheim")
+    assert (run_dir / "logs" / "relay.log").read_text().endswith("ERROR MLflow: refused: https://***@h/api and ***\n")
 
 
 def test_two_relays_do_not_send_the_same_run(store: MlflowConfig, new_run: NewRun) -> None:

@@ -22,7 +22,7 @@ from ortlaunch.follow.sync import sync_main
 from ortlaunch.run.identity import is_alive, start_ticks
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
-from ortlaunch.tracking.destination import tracking_of
+from ortlaunch.tracking.destination import destinations_of
 
 NewRun = Callable[..., tuple[Path, Journal]]
 
@@ -189,8 +189,8 @@ def test_uri_of_the_command_line_wins(new_run: NewRun, tmp_path: Path, monkeypat
     run_dir, _ = new_run("where")
     monkeypatch.chdir(tmp_path)
     configure(run_dir, name="none")
-    cfg = tracking_of(run_dir, "sqlite:///db/x.db")
+    (cfg,) = destinations_of(run_dir, "sqlite:///db/x.db")
     assert (cfg.uri, cfg.artifacts) == (f"sqlite:///{tmp_path}/db/x.db", f"{tmp_path}/db/mlartifacts")
     configure(run_dir, name="mlflow", uri="http://h", artifacts="/a", timeout_seconds=9)
-    assert tracking_of(run_dir) == MlflowConfig(uri="http://h", artifacts="/a", timeout_seconds=9)
-    assert tracking_of(run_dir, "http://other").uri == "http://other"
+    assert destinations_of(run_dir) == [MlflowConfig(uri="http://h", artifacts="/a", timeout_seconds=9)]
+    assert destinations_of(run_dir, "http://other")[0].uri == "http://other"

@@ -15,10 +15,8 @@ from typing import Any, Literal
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.secrets import redacted
 from ortlaunch.config.devices import resolve_device
-from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig, MlflowConfig
-from ortlaunch.config.tracking_uri import compare_command
+from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig
 from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.display import Display
@@ -29,6 +27,7 @@ from ortlaunch.run.claim import Claim
 from ortlaunch.run.goodput import journal_goodput
 from ortlaunch.run.journal import Journal, read_events
 from ortlaunch.run.run import Run
+from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay, RelayResult
 
 _POLL_SECONDS = 0.1
@@ -70,17 +69,16 @@ def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: 
     display = Display(part, config.train.steps, resolve_device(config.device).value)
     for line in _lines_for_others(plan, config, arguments):
         display.line(line)
-    relay = Relay(plan.run_dir, config.tracking) if isinstance(config.tracking, MlflowConfig) else None
+    cfgs = trackers.chosen(config)
+    relay = Relay(plan.run_dir, *cfgs)
     outcome = _run_workers(part, config, display, started, relay, mine)
     if outcome.failure is not None and not outcome.failure.is_request:
         journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
     account = journal_goodput(journal)
     journal.end(outcome.status)
     sweep_over = sweep.note_end(plan.run_dir, outcome.status)
-    sent, code = None, outcome.exit_code
-    if relay is not None and isinstance(config.tracking, MlflowConfig):
-        sent, is_stopped = _send_the_rest(relay, sweep_over, config.tracking)
-        code = code or (exit_codes.INTERRUPTED if is_stopped else exit_codes.DONE)
+    sent, is_stopped = _send_the_rest(relay, sweep_over, cfgs)
+    code = outcome.exit_code or (exit_codes.INTERRUPTED if is_stopped else exit_codes.DONE)
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
     ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
@@ -89,21 +87,21 @@ def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: 
     return code
 
 
-def _send_the_rest(relay: Relay, sweep_over: Path | None, cfg: MlflowConfig) -> tuple[RelayResult, bool]:
-    """Gives MLflow its time; who stops the command meanwhile waits no longer, but is still told how the run ended.
+def _send_the_rest(relay: Relay, sweep_over: Path | None, cfgs: list[Any]) -> tuple[RelayResult, bool]:
+    """Gives the trackers their time; a user who stops the command meanwhile is still told how the run ended.
 
     Args:
         relay: the run's.
         sweep_over: folder of the sweep that has ended with the run; None for none.
-        cfg: where they go.
+        cfgs: the trackers' configurations.
 
     Returns:
         How far the run's journal got, and whether the command was stopped.
     """
     try:
-        sent = relay.finish(cfg.flush_seconds)
+        sent = relay.finish(trackers.flush_seconds(cfgs))
         if sweep_over is not None:
-            Relay(sweep_over, cfg).finish(cfg.flush_seconds)
+            Relay(sweep_over, *cfgs).finish(trackers.flush_seconds(cfgs))
     except KeyboardInterrupt:
         return relay.finish(0.0), True
     return sent, False
@@ -124,7 +122,7 @@ def _assist(part: NodePart, config: Config, started: float) -> int:
 def _run_workers(
     part: NodePart, config: Config, display: Display, started: float, relay: Relay | None, mine: Claim | None
 ) -> Outcome:
-    """Runs this machine's workers to their end, with what they journal on the display and on its way to MLflow."""
+    """Runs this machine's workers to their end; what they journal is displayed and sent to the trackers."""
     with _StopFlag() as stop:
         # The workers start before any thread of this process, so that the fork copies none.
         group = WorkerGroup(part.start, part.torchrun_log, started)
@@ -258,19 +256,16 @@ def _outcome(part: NodePart, code: int, stop_signal: int | None) -> Outcome:
 
 
 def _record(
-    plan: LaunchPlan, config: Config, sent: RelayResult | None, outcome: Outcome, *, has_trained: bool
+    plan: LaunchPlan, config: Config, sent: RelayResult, outcome: Outcome, *, has_trained: bool
 ) -> list[tuple[str, str]]:
     lines = [("run folder", str(plan.run_dir))]
     if outcome.status != "FINISHED" and plan.files.newest_checkpoint():
         lines.append(("go on", f"ortlaunch resume {shlex.quote(str(plan.run_dir))}"))
     elif outcome.status == "KILLED" and has_trained:
         lines.append(("go on", "no checkpoint was written; train.checkpoint_every=N writes them on the way"))
-    if sent is None or not isinstance(config.tracking, MlflowConfig):
-        return lines
-    if sent.sent:
-        lines.append(("mlflow", f"{redacted(config.tracking.uri)} run {sent.mlflow_run_id}"))
-        lines.append(("compare", compare_command(config.tracking, "--experiment", config.experiment)))
-    else:
-        lines.append(("mlflow", f"{sent.unsent_events} events not sent: {sent.message}"))
+    for one in sent.sinks:
+        unsent = [(one.name, f"{one.unsent_events} events not sent: {one.message}")]
+        lines += one.lines(config.experiment) if one.sent else unsent
+    if not sent.sent:
         lines.append(("send them", f"ortlaunch sync {shlex.quote(str(plan.run_dir))}"))
     return lines

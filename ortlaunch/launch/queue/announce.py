@@ -5,44 +5,53 @@ That is how runs, and the sweep that they belong to, stand in MLflow while they 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.tracking import destination
+from ortlaunch.tracking.destination import destinations_of
 from ortlaunch.tracking.relay import RelayResult
 from ortlaunch.tracking.relay import sync as send_journal
+from ortlaunch.tracking.state import destination
+from ortlaunch.tracking.trackers import MAIN
 
-TRACKING_URI = "ORTLAUNCH_TRACKING_URI"
-"""Variable with the tracking URI where it holds a password, which stands in no file."""
 
-
-def tracking_of(folder: Path) -> MlflowConfig | None:
-    """Where a run's or a sweep's journal goes, with the password that its folder does not hold; None for nowhere."""
+def destinations(folder: Path) -> list[Any]:
+    """Where a run's or a sweep's journal goes, with the passwords that its folder does not hold; empty for nowhere."""
     try:
-        tracking = destination.tracking_of(folder)
+        return destinations_of(folder, environment=os.environ)
     except RequestError:
-        return None  # Without MLflow.
-    return dataclasses.replace(tracking, uri=os.environ.get(TRACKING_URI) or tracking.uri)
+        return []  # Without MLflow.
 
 
 def send(folder: Path) -> RelayResult | None:
     """Sends a run's or a sweep's journal; None where it goes nowhere."""
-    tracking = tracking_of(folder)
-    return send_journal(folder, tracking) if tracking is not None else None
+    cfgs = destinations(folder)
+    return send_journal(folder, *cfgs) if cfgs else None
+
+
+def _announce(folder: Path) -> RelayResult | None:
+    """The same to those alone that list runs: what others take can wait for the job."""
+    cfgs = [cfg for cfg in destinations(folder) if destination(folder, cfg).tracker.lists_runs]
+    return send_journal(folder, *cfgs) if cfgs else None
+
+
+def _name(result: RelayResult) -> str:
+    """What the first tracker calls the run."""
+    first = result.sinks[0]
+    return f"mlflow run {first.mark}" if first.name == MAIN else first.where
 
 
 def main() -> None:
     """Runs the command line; prints MLflow's id of the first and how many of all are not there yet."""
-    results = [result for name in sys.argv[1:] if (result := send(Path(name))) is not None]
+    results = [result for name in sys.argv[1:] if (result := _announce(Path(name))) is not None]
     for result in results:
         if result.message:
             print(result.message, file=sys.stderr)
     missing = sum(not result.sent for result in results)
-    parts = [f"mlflow run {result.mlflow_run_id}" for result in results[:1] if result.sent]
+    parts = [_name(result) for result in results[:1] if result.sent]
     parts += [f"({missing} not yet sent: the job will)"] if missing else []
     print(" ".join(parts))
 

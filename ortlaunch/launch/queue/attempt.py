@@ -205,5 +205,6 @@ def send_all(folder: Path) -> int:
     result = send(folder)
     if result is None:
         return 0
-    print(result.message or f"mlflow run {result.mlflow_run_id}", file=sys.stderr, flush=True)
+    ids = [f"mlflow run {result.mlflow_run_id}"] if result.mlflow_run_id else []
+    print(result.message or ", ".join(ids) or "sent", file=sys.stderr, flush=True)
     return 0 if result.sent else 1

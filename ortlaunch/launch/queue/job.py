@@ -20,12 +20,13 @@ from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.plan import Start
-from ortlaunch.launch.queue.announce import tracking_of
+from ortlaunch.launch.queue.announce import destinations
 from ortlaunch.launch.queue.attempt import begin, decide, gather, refused
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.verdict import REQUEUE_WORD
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.run import Run
+from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay
 
 _POLL_SECONDS = 0.2
@@ -118,8 +119,8 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
     start = Start(launcher.on_each_node(config, node), launcher.variables(config))
     # The workers start before any thread of this process, so that the fork copies none.
     group = WorkerGroup(start, Run(run_dir).logs / f"{launcher.log}-nodes.log", time.time())
-    tracking = tracking_of(run_dir)
-    relay = Relay(run_dir, tracking) if tracking is not None else None
+    cfgs = destinations(run_dir)
+    relay = Relay(run_dir, *cfgs) if cfgs else None
     try:
         if relay is not None:
             relay.start()
@@ -143,7 +144,7 @@ def _finish(relay: Relay | None, config: Config, run_dir: Path) -> None:
     """Sends what is left of the journal, for as long as the configuration says."""
     if relay is None:
         return
-    result = relay.finish(getattr(config.tracking, "flush_seconds", 0))
+    result = relay.finish(trackers.flush_seconds(trackers.chosen(config)))
     if result.message:
         print(f"ortlaunch: {result.message}", flush=True)
 

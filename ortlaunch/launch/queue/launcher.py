@@ -17,17 +17,16 @@ from typing import ClassVar
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE
-from ortlaunch.base.secrets import redacted
-from ortlaunch.config.schema import Config, MlflowConfig
-from ortlaunch.config.tracking_uri import compare_command
+from ortlaunch.config.schema import Config
 from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
-from ortlaunch.launch.queue.submission import Ticket, announce, check_alike, submission_environment, write_job
+from ortlaunch.launch.queue.submission import Ticket, announce, check_alike, say_announced, write_job
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import note_end
+from ortlaunch.tracking import trackers
 
 
 class BatchLauncher(QueueLauncher):
@@ -68,7 +67,7 @@ class BatchLauncher(QueueLauncher):
 
     def environment(self, config: Config) -> dict[str, str]:
         """The environment that is given to the scheduler's program, and by it to the job."""
-        return submission_environment(config, dict(os.environ))
+        return dict(os.environ) | trackers.environment(config)
 
     def submit(self, plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
         """Puts a run into the queue, or shows its script."""
@@ -91,8 +90,7 @@ class BatchLauncher(QueueLauncher):
             f"ortlaunch: {plan.name} is in the queue as job {ticket.job_id}: {nodes} node(s), {plan.world_size} workers"
         )
         print(f"run folder: {plan.run_dir}")
-        if said and isinstance(config.tracking, MlflowConfig):
-            print(f"mlflow:     {redacted(config.tracking.uri)} {said}")
+        say_announced(said, config)
         return DONE
 
     def submit_many(self, sweep: SweepPlan) -> int:
@@ -193,11 +191,9 @@ class BatchLauncher(QueueLauncher):
         print(f"ortlaunch: {queued}: {len(sweep.runs)} runs of {config.launcher.nodes} node(s){at_once}")
         print(f"sweep:      {sweep.folder}")
         print(f"runs:       ortlaunch jobs --sweep {short}")
-        if not isinstance(config.tracking, MlflowConfig):
-            return
-        print(f"compare:    {compare_command(config.tracking, '--sweep', str(sweep.folder))}")
-        if said:
-            print(f"mlflow:     {redacted(config.tracking.uri)} {said}")
+        for command in trackers.compare_commands(config, "--sweep", str(sweep.folder)):
+            print(f"compare:    {command}")
+        say_announced(said, config)
 
     # What the job does on its nodes.
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
-from ortlaunch.base.secrets import redacted
 from ortlaunch.base.user import user_name
 from ortlaunch.config.load import to_dict
-from ortlaunch.config.schema import Config, MlflowConfig
-from ortlaunch.launch.queue.announce import TRACKING_URI
+from ortlaunch.config.schema import Config
 from ortlaunch.run.run import Run
+from ortlaunch.tracking import trackers
 
 _ANNOUNCE_SECONDS = 90
 
@@ -65,9 +64,9 @@ def announce(folders: list[Path], config: Config, environment: dict[str, str]) -
         environment: that of the job, which holds the password of a tracking URI.
 
     Returns:
-        What there is to say about it; empty without MLflow.
+        What there is to say about it; empty if no tracker lists queued runs.
     """
-    if not isinstance(config.tracking, MlflowConfig):
+    if not trackers.listing(config):
         return ""
     try:
         done = subprocess.run(
@@ -84,12 +83,10 @@ def announce(folders: list[Path], config: Config, environment: dict[str, str]) -
     return lines[-1] if lines else f"(could not be told: {done.stderr.strip().splitlines()[-1:]})"
 
 
-def submission_environment(config: Config, environment: dict[str, str]) -> dict[str, str]:
-    """The environment that a job is given: this one, and the tracking URI where it holds a password."""
-    uri = getattr(config.tracking, "uri", None)
-    if uri is None or redacted(uri) == uri:
-        return environment
-    return environment | {TRACKING_URI: uri}
+def say_announced(said: str, config: Config) -> None:
+    """Prints what `announce` has returned, for each tracker that lists queued runs."""
+    for cfg in trackers.listing(config) if said else []:
+        print(f"{cfg.name + ':':<11} {trackers.find(cfg.name).place(cfg)} {said}")
 
 
 def check_alike(configs: list[Config], *, resources: bool = False) -> None:
@@ -110,7 +107,7 @@ def check_alike(configs: list[Config], *, resources: bool = False) -> None:
                 f"launcher.{key}" for key in first["launcher"] if other["launcher"].get(key) != first["launcher"][key]
             ]
             keys += ["device"] if other["device"] != first["device"] else []
-        keys += [key for key in ("experiment", "run_root", "tracking") if other[key] != first[key]]
+        keys += [key for key in ("experiment", "run_root", "tracking", "trackers") if other[key] != first[key]]
         if keys:
             what = "array, whose tasks" if resources else "sweep, whose runs"
             raise RequestError(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch.launch.queue import attempt
-from ortlaunch.launch.queue.announce import tracking_of
+from ortlaunch.launch.queue.announce import destinations
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.run.run import Run
@@ -36,18 +36,19 @@ def begin(run_dir: Path) -> int:
 
 
 def relay(run_dir: Path) -> int:
-    """Sends the journal to MLflow until SIGUSR1, then what is left of it for as long as the configuration says."""
+    """Sends the journal to the trackers until SIGUSR1, then the rest for as long as the configuration says."""
     over = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: over.set())
-    tracking = tracking_of(run_dir)
-    if tracking is None:
+    cfgs = destinations(run_dir)
+    if not cfgs:
         return 0
     from ortlaunch.tracking.relay import Relay
+    from ortlaunch.tracking.trackers import flush_seconds
 
-    sender = Relay(run_dir, tracking)
+    sender = Relay(run_dir, *cfgs)
     sender.start()
     over.wait()
-    result = sender.finish(tracking.flush_seconds)
+    result = sender.finish(flush_seconds(cfgs))
     if result.message:
         print(f"ortlaunch: {result.message}", flush=True)
     return 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 from ortlaunch.config.schema import Config, key_facts
-from ortlaunch.launch.queue import submission
+from ortlaunch.tracking import trackers
 
 
 def submission_environment(config: Config) -> dict[str, str]:
     """The environment that the job is given: this one, and the tracking URI where it holds a password."""
     kept = {name: value for name, value in os.environ.items() if not _would_interfere(name, config)}
-    return submission.submission_environment(config, kept)
+    return kept | trackers.environment(config)
 
 
 _OWN_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT")

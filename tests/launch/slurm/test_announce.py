@@ -11,13 +11,13 @@ import pytest
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
-from ortlaunch.launch.folder import public
-from ortlaunch.launch.queue.announce import tracking_of
+from ortlaunch.launch.queue.announce import destinations
 from ortlaunch.launch.queue.attempt import send_all
 from ortlaunch.launch.queue.submission import announce
 from ortlaunch.launch.slurm.plan import settled
 from ortlaunch.launch.slurm.submit import submission_environment
 from ortlaunch.run.journal import Journal
+from ortlaunch.tracking.trackers import public
 from tests.support.servers import free_port
 
 
@@ -63,8 +63,8 @@ def test_the_password_comes_from_the_environment(tmp_path: Path, monkeypatch: py
     folder = submitted(tmp_path / "one", f"tracking.uri='{uri}'", "tracking.artifacts=/a")
     assert "hunter2" not in (folder / "config.yaml").read_text()
     monkeypatch.setenv("ORTLAUNCH_TRACKING_URI", uri)
-    found = tracking_of(folder)
-    assert found is not None and (found.uri, found.artifacts) == (uri, "/a")
+    (found,) = destinations(folder)
+    assert (found.uri, found.artifacts) == (uri, "/a")
 
 
 def test_a_jobs_verdict_stands_alone_on_standard_output(tmp_path: Path) -> None:
