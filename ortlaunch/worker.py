@@ -66,7 +66,6 @@ def work(run_dir: Path) -> None:
     # Heavy imports come after the output is redirected, and are timed.
     from ortlaunch.config.devices import resolve_device
     from ortlaunch.config.load import load_config
-    from ortlaunch.config.schema import SlurmConfig
     from ortlaunch.config.trainers import trainer_of
 
     # Workers that torchrun starts again begin now and not when the run was launched.
@@ -81,7 +80,7 @@ def work(run_dir: Path) -> None:
 
     workers = join(config, resolve_device(config.device))
     times.lap("startup/rendezvous_seconds")
-    if isinstance(config.launcher, SlurmConfig) and config.launcher.preflight:
+    if config.launcher.tries_connections:
         from ortlaunch.trainer.preflight import meet, note
 
         note(meet(workers), workers, run_dir)

@@ -68,3 +68,11 @@ def quiet_library_logs() -> None:
         for handler in logger.handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
                 handler.setStream(sys.stderr)
+
+
+def append_to(path: Path) -> None:
+    """Points this process's standard output and error to a file, behind what earlier attempts wrote there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.check.render import render
 from ortlaunch.compose.hydra_tree import run_with_hydra
-from ortlaunch.compose.rules import check as check_rules
+from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import save_config, to_config
-from ortlaunch.config.schema import Config, OrtConfig
+from ortlaunch.config.schema import Config, LocalConfig, OrtConfig
+from ortlaunch.launch.local.launcher import node_part
 from ortlaunch.launch.planning import make_plan
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-EXIT_FIT, EXIT_NOT_FIT = 0, 1
 _FORMATS = ("table", "json")
 
 _HELP = """\
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
     """
     if {"-h", "--help"} & set(arguments):
         print(_HELP)
-        return EXIT_FIT
+        return exit_codes.DONE
     no_cost = "--no-cost" in arguments
     chosen, overrides = _format([argument for argument in arguments if argument != "--no-cost"])
     if {"-m", "--multirun"} & set(overrides):
@@ -67,28 +68,28 @@ def main(arguments: list[str]) -> int:
     run_with_hydra(overrides, composed.append)
     if not composed:
         # Hydra has printed what an option such as --cfg asked for.
-        return EXIT_FIT
-    report = look(_for_ort(to_config(composed[0])), with_cost=not no_cost, quiet=chosen == "json")
+        return exit_codes.DONE
+    report = look(_for_ort(_here(to_config(composed[0]))), with_cost=not no_cost, quiet=chosen == "json")
     if chosen == "json":
         print(json.dumps(report, indent=2))
     else:
         render(report, Console())
-    return EXIT_FIT if report["fit"] else EXIT_NOT_FIT
+    return exit_codes.DONE if report["fit"] else exit_codes.FAILED
 
 
 def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
     """Runs the check in another process and returns its report.
 
     Args:
-        config: the configuration of the run, with an OrtConfig as its backend.
+        config: the configuration of the run, with an OrtConfig as its backend and a LocalConfig of one machine.
         with_cost: whether to measure the backends, too.
         quiet: whether to show no progress.
 
     Raises:
         RequestError: that process refused the request, or ended early.
     """
-    check_rules(config)
-    plan = make_plan(config)
+    config = prepared(config)
+    variables = node_part(make_plan(config), config).start.environment
     with tempfile.TemporaryDirectory(prefix="ortlaunch-check-") as name:
         folder = Path(name)
         save_config(config, folder / "config.yaml")
@@ -97,7 +98,7 @@ def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
         with status, log.open("wb") as output:
             code = subprocess.run(
                 [sys.executable, "-m", "ortlaunch.check.process", name, *([] if with_cost else ["--no-cost"])],
-                env={**os.environ, **plan.environment},
+                env={**os.environ, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -112,6 +113,18 @@ def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
             return found
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     raise RequestError("the check itself ended early: " + "\n".join(lines[-15:] or [f"exit code {code}"]))
+
+
+def _here(config: Config) -> Config:
+    """The same run on this machine: what is checked does not depend on what launches it."""
+    launcher = config.launcher
+    if isinstance(launcher, LocalConfig) and launcher.nodes == 1:
+        return config
+    if not isinstance(launcher, LocalConfig):
+        print(
+            f"ortlaunch: launcher={launcher.name}: the check looks on this machine, not on the nodes", file=sys.stderr
+        )
+    return dataclasses.replace(config, launcher=LocalConfig())
 
 
 def _for_ort(config: Config) -> Config:

@@ -14,8 +14,8 @@ from ortlaunch.compare.comparison import Comparison, compared
 from ortlaunch.compare.curves import LIMIT, Curves, read_curves
 from ortlaunch.compare.outputs import check_free, write
 from ortlaunch.compare.reading import opened
-from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.config.tracking_uri import check_uri, resolve_tracking
+from ortlaunch.config.schema import Config, MlflowConfig
+from ortlaunch.config.tracking_uri import check_uri, default_uri, resolve_tracking
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,20 +30,21 @@ Runs of the same configuration that differ in the seed are repeats: one line sho
 figure is computed and what the warnings mean: docs/compare.md. Exit codes: 0 done, 2 the request is wrong."""
 
 
-def main(args: list[str], default_uri: str, default_experiment: str) -> int:
+def main(args: list[str], uri: str | None = None, experiment: str = Config.experiment) -> int:
     """Runs `ortlaunch compare`.
 
     Args:
         args: the command line after the verb.
-        default_uri: the store to read without `--uri`; relative sqlite paths start at the current folder.
-        default_experiment: the experiment to read if nothing is named.
+        uri: the store to read without `--uri`; relative sqlite paths start at the current folder. None takes the
+            environment's store, else the embedded one.
+        experiment: the experiment to read if nothing is named.
 
     Raises:
         RequestError: the store, the experiment or a run does not exist, the store cannot be read, or a file cannot be
             written.
     """
-    options = _parser(default_experiment).parse_args(args)
-    return run(options, default_uri, default_experiment)
+    options = _parser(experiment).parse_args(args)
+    return run(options, default_uri() if uri is None else uri, experiment)
 
 
 def run(options: argparse.Namespace, default_uri: str, default_experiment: str) -> int:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
 from ortlaunch.compare.runs import MEMORY, RATES, STEPS_TAKEN, RunRow
 from ortlaunch.compare.statistics import Mean, Ratio, mean_of, ratio_interval
+from ortlaunch.config.plugins import launcher_schemas
+from ortlaunch.config.schema import key_facts
 
 _SAME_WORK = frozenset(
     [
         *("seed", "name", "experiment", "run_root"),
         *("train.resume", "train.keep_checkpoints", "train.save_weights", "trainer.timeout_seconds"),
-        *(
-            f"launcher.{key}"
-            for key in ("account", "array_limit", "dependency", "dry_run", "grace_seconds", "mail_type")
-        ),
-        *(f"launcher.{key}" for key in ("mail_user", "master_addr", "master_port", "max_restarts", "node_rank", "qos")),
-        *(
-            f"launcher.{key}"
-            for key in ("preflight", "preflight_seconds", "requeue_limit", "reservation", "run", "time")
-        ),
-        "launcher.timeout_seconds",
     ]
 )
 """Parameters that do not change what a training step does."""
@@ -90,7 +83,14 @@ class Group:
 
 def same_work(key: str) -> bool:
     """Whether two runs that differ in this parameter may be repeats of each other."""
-    return key in _SAME_WORK or key.startswith(_SAME_WORK_BELOW)
+    return key in _SAME_WORK or key in _of_launchers() or key.startswith(_SAME_WORK_BELOW)
+
+
+@functools.cache
+def _of_launchers() -> frozenset[str]:
+    """Keys of launchers that change nothing that a step does, as their dataclasses say."""
+    schemas = launcher_schemas().values()
+    return frozenset(f"launcher.{key}" for node in schemas for key, facts in key_facts(node).items() if facts.same_work)
 
 
 def circumstance(row: RunRow, tag: str) -> str | None:

@@ -22,6 +22,7 @@ from ortlaunch.config.load import first_line
 from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.options import MODULE_GROUPS, Options
 from ortlaunch.config.paths import conf_dir, group_options, ready_jobs, slurm_profiles
+from ortlaunch.config.plugins import announced_launchers, launcher_schema
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, MlflowConfig, open_model, register_schemas
 from ortlaunch.config.synonyms import KEYS
 from ortlaunch.config.tracking_uri import default_uri
@@ -130,6 +131,8 @@ def _register_options(overrides: list[str]) -> None:
     others = set(available()) - set(group_options("model")) if _may_choose(overrides, "model", "jobs") else ()
     for name in others:
         ConfigStore.instance().store(group="model", name=name, node=open_model(name))
+    if _may_choose(overrides, "launcher=", "jobs"):
+        _register_launchers(overrides)
     for group, options in MODULE_GROUPS.items():
         if _may_choose_installed(overrides, group, options):
             _register_installed(overrides, group, options)
@@ -156,6 +159,24 @@ def _may_choose(words: list[str], *names: str) -> bool:
     """Whether a group so named may be meant: by a word, by a configuration of the user's own, by completion."""
     options = ("--config", "-c", "--shell", "-s")
     return any(word.startswith(options) or any(name in word for name in names) for word in words)
+
+
+def _register_launchers(overrides: list[str]) -> None:
+    """Launchers of installed packages are options of their group; the keys are those of their dataclasses.
+
+    Raises:
+        RequestError: the chosen one cannot be imported; another must not stop a run that does not ask for it.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    for name in announced_launchers():
+        try:
+            node = launcher_schema(name)
+        except RequestError:
+            if f"launcher={name}" in overrides:
+                raise
+            continue
+        ConfigStore.instance().store(group="launcher", name=name, node=node)
 
 
 def _may_choose_installed(overrides: list[str], group: str, options: Options) -> bool:

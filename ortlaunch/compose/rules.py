@@ -5,25 +5,22 @@ Types and misspelt keys are Hydra's business while it composes; these rules see 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.devices import resolve_device, visible_gpus
+from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.precisions import Cell, cell_name
 from ortlaunch.config.schema import (
     Config,
     Device,
-    LocalConfig,
     OrtConfig,
     OrtZero3,
-    SlurmConfig,
     TokenDataConfig,
     TorchProfileConfig,
 )
 from ortlaunch.config.trainers import trainer_of
-from ortlaunch.launch.slurm.rules import SLURM_RULES
+from ortlaunch.launch.table import launcher_of
 from ortlaunch.models import registry
 from ortlaunch.models.source import check_source
 from ortlaunch.tracking import trackers
@@ -81,35 +78,6 @@ def _positive_numbers(config: Config) -> None:
         )
 
 
-def _machines(config: Config) -> None:
-    launcher = config.launcher
-    if not isinstance(launcher, LocalConfig):
-        return
-    if launcher.run is not None and not re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", launcher.run):
-        raise RequestError(
-            f"launcher.run={launcher.run}: not of the form 20260101-120000-1a2b3c, as the first machine says"
-        )
-    if not 1 <= launcher.master_port <= 65535:
-        raise RequestError(f"launcher.master_port={launcher.master_port}: must be a port, 1 to 65535")
-    if launcher.nodes == 1:
-        if launcher.master_addr is not None or launcher.node_rank:
-            raise RequestError("launcher.master_addr and launcher.node_rank need launcher.nodes=2 or more")
-        return
-    if launcher.master_addr is None:
-        raise RequestError(
-            f"launcher.nodes={launcher.nodes} needs launcher.master_addr, the first machine as the others reach it "
-            "(launcher=slurm finds it by itself)"
-        )
-    if not 0 <= launcher.node_rank < launcher.nodes:
-        raise RequestError(
-            f"launcher.node_rank={launcher.node_rank}: must be at least 0 and below launcher.nodes={launcher.nodes}"
-        )
-    if launcher.run is None and launcher.node_rank and not launcher.dry_run:
-        raise RequestError(
-            "launcher.run is missing: start the first machine (launcher.node_rank=0); it prints the line for this one"
-        )
-
-
 def _names(config: Config) -> None:
     folder = "becomes a folder's name"
     names = [("experiment", config.experiment, folder), ("name", config.name, folder)]
@@ -122,15 +90,7 @@ def _names(config: Config) -> None:
 
 def _known_model(config: Config) -> None:
     registry.check_request(config.model)
-    check_source(config.model, same_environment=_workers_find_the_same(config))
-
-
-def _workers_find_the_same(config: Config) -> bool:
-    """Whether a job's Python finds the packages that this one finds."""
-    cfg = config.launcher
-    if not isinstance(cfg, SlurmConfig):
-        return True
-    return cfg.python is None and cfg.container.image is None and not cfg.setup and "PYTHONPATH" not in cfg.env
+    check_source(config.model, same_environment=launcher_of(config).finds_same_packages(config))
 
 
 def _model_fits_data(config: Config) -> None:
@@ -186,20 +146,9 @@ def _tf32(config: Config) -> None:
         raise RequestError("train.tf32=true is a format of NVIDIA GPUs: leave it out, or use device=cuda")
 
 
-def _workers(config: Config) -> None:
-    wanted = config.launcher.workers_per_node
-    if isinstance(config.launcher, SlurmConfig):
-        return  # The nodes' GPUs count, not those of the machine that submits.
-    if resolve_device(config.device) is not Device.cuda:
-        return
-    gpus = visible_gpus()
-    if gpus == 0:
-        raise RequestError("device=cuda and this machine shows no GPU: choose device=cpu, or look at nvidia-smi")
-    if wanted is not None and wanted > gpus:
-        raise RequestError(
-            f"launcher.workers_per_node={wanted} is more than the {gpus} GPU(s) that are visible here: "
-            "lower it, or look at CUDA_VISIBLE_DEVICES"
-        )
+def _launcher(config: Config) -> None:
+    for rule in launcher_of(config).rules:
+        rule(config)
 
 
 def _data(config: Config) -> None:
@@ -246,9 +195,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _precision,
     _activation_checkpointing,
     _tf32,
-    _workers,
-    _machines,
-    *SLURM_RULES,
+    _launcher,
     _data,
     _checkpoint_paths,
     _profile,

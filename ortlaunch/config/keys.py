@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
+from ortlaunch.config.plugins import launcher_schemas
 from ortlaunch.config.schema import GROUPS, Config, ModelConfig
 
 
@@ -29,12 +31,17 @@ def is_switch(key: str) -> bool:
     return _types()[key] == "bool"
 
 
+def schemas_of(group: str) -> Mapping[str, type[Any]]:
+    """The schema of each option of a group, those of installed packages included."""
+    return launcher_schemas() if group == "launcher" else GROUPS.get(group, {})
+
+
 def _types() -> dict[str, str]:
     """The annotation of every key."""
     types = _types_of(Config, "") | _types_of(ModelConfig, "model.")
-    for group, options in GROUPS.items():
+    for group in GROUPS:
         types.setdefault(group, "")
-        for node in options.values():
+        for node in schemas_of(group).values():
             types |= _types_of(node, f"{group}.")
     return types
 

@@ -13,6 +13,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.meant import unknown_key
+from ortlaunch.config.plugins import launcher_schema
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
 from ortlaunch.run.settings import read_settings
 
@@ -66,14 +67,19 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def load_config(path: Path) -> Config:
-    """Reads the configuration that a launcher wrote; used by the workers, which know nothing of Hydra."""
+    """Reads the configuration that a launcher wrote; used by the workers, which know nothing of Hydra.
+
+    Raises:
+        RequestError: its launcher is of a package that is not installed here.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there")
     stored = OmegaConf.create(read_settings(path))
     nodes: dict[str, Any] = {"model": ModelConfig}
     for group, options in GROUPS.items():
         if stored.get(group) is not None or group not in OPTIONAL_GROUPS:
-            nodes[group] = options[stored[group]["name"]]
+            name = stored[group]["name"]
+            nodes[group] = launcher_schema(name) if group == "launcher" else options[name]
     merged = OmegaConf.merge(
         OmegaConf.structured(Config(**{k: OmegaConf.structured(v) for k, v in nodes.items()})), stored
     )

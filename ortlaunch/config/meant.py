@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from ortlaunch.config.keys import has_key, known_keys
+from ortlaunch.config.keys import has_key, known_keys, schemas_of
 from ortlaunch.config.schema import GROUPS
 from ortlaunch.config.synonyms import FILLERS, KEYS, WORDS
 
@@ -31,14 +31,14 @@ def unknown_key(key: str) -> str:
 def _owners(key: str) -> list[str]:
     """The options of a key's group that have it."""
     group = key.partition(".")[0]
-    return [name for name, node in GROUPS.get(group, {}).items() if has_key(node, key, f"{group}.")]
+    return [name for name, node in schemas_of(group).items() if has_key(node, key, f"{group}.")]
 
 
 def _with_options(key: str) -> str:
     """A key with the options that it belongs to, where most options of its group do not have it."""
     group = key.partition(".")[0]
     owners = _owners(key)
-    return f"{key} ({group}={', '.join(owners)})" if 0 < len(owners) <= len(GROUPS[group]) / 2 else key
+    return f"{key} ({group}={', '.join(owners)})" if 0 < len(owners) <= len(schemas_of(group)) / 2 else key
 
 
 def meant_keys(name: str) -> list[str]:

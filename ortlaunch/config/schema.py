@@ -9,7 +9,7 @@ here is what all of a group have. Defaults live in these dataclasses; the YAML f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -301,6 +301,28 @@ class SchedulerConfig:
         raise NotImplementedError(f"{type(self).__name__} does not say what its shape is")
 
 
+@dataclass(frozen=True)
+class KeyFacts:
+    """What else there is to say of a launcher's key, beside its type and its text."""
+
+    sbatch: str = ""
+    """The option of sbatch that it becomes; empty for none."""
+    variable: str = ""
+    """The environment variable by which a person has a default for that option; empty for none."""
+    same_work: bool = False
+    """It changes nothing that a step does: runs that differ in it alone may be repeats of each other."""
+
+
+def launcher_key(default: Any, *, sbatch: str = "", variable: str = "", same_work: bool = False) -> Any:
+    """A field of a launcher's dataclass with its `KeyFacts`, which are stated here alone."""
+    return field(default=default, metadata={"facts": KeyFacts(sbatch, variable, same_work)})
+
+
+def key_facts(node: Any) -> dict[str, KeyFacts]:
+    """What a launcher's dataclass, or an object of it, says of its keys, by their names and in their order."""
+    return {one.name: one.metadata["facts"] for one in fields(node) if "facts" in one.metadata}
+
+
 @dataclass
 class LauncherConfig:
     """What every launcher has."""
@@ -310,14 +332,19 @@ class LauncherConfig:
     """Machines that the run is spread over."""
     workers_per_node: int | None = None
     """Worker processes on each machine; null (auto): one per GPU, or two on a machine without GPU."""
-    dry_run: bool = False
+    dry_run: bool = launcher_key(False, same_work=True)
     """Print what would be started, write and start nothing."""
-    max_restarts: int = 0
+    max_restarts: int = launcher_key(0, same_work=True)
     """How often the workers may be started again after one has died; they go on from the last checkpoint."""
-    timeout_seconds: int = 600
+    timeout_seconds: int = launcher_key(600, same_work=True)
     """After the first step: longest time in which a worker may make no progress before the run fails."""
-    grace_seconds: int = 120
+    grace_seconds: int = launcher_key(120, same_work=True)
     """Longest wait for the workers to finish their step and write a checkpoint when the run is asked to stop."""
+
+    @property
+    def tries_connections(self) -> bool:
+        """Whether the workers try the connections between them before anything heavy starts."""
+        return False
 
 
 @dataclass
@@ -325,13 +352,13 @@ class LocalConfig(LauncherConfig):
     """torchrun on this machine, or by hand on several that share the run folder."""
 
     name: str = "local"
-    node_rank: int = 0
+    node_rank: int = launcher_key(0, same_work=True)
     """Which of the `nodes` machines this is, counted from 0; the first one keeps the record."""
-    master_addr: str | None = None
+    master_addr: str | None = launcher_key(None, same_work=True)
     """Name or address of the first machine, as the others reach it."""
-    master_port: int = 29500
+    master_port: int = launcher_key(29500, same_work=True)
     """A free port of the first machine."""
-    run: str | None = None
+    run: str | None = launcher_key(None, same_work=True)
     """Names the same run on all machines, <date>-<time>-<id>; the first machine chooses it and says it."""
 
 
@@ -368,39 +395,39 @@ class SlurmConfig(LauncherConfig):
     """A job on a SLURM cluster: one task per node, each of them torchrun for the node's workers."""
 
     name: str = "slurm"
-    partition: str | None = None
+    partition: str | None = launcher_key(None, sbatch="--partition", variable="SBATCH_PARTITION")
     """As SLURM's --partition, and so the next three; null leaves each to the cluster."""
-    account: str | None = None
+    account: str | None = launcher_key(None, sbatch="--account", variable="SBATCH_ACCOUNT", same_work=True)
     """What is charged."""
-    qos: str | None = None
+    qos: str | None = launcher_key(None, sbatch="--qos", variable="SBATCH_QOS", same_work=True)
     """Quality of service."""
-    reservation: str | None = None
+    reservation: str | None = launcher_key(None, sbatch="--reservation", variable="SBATCH_RESERVATION", same_work=True)
     """Nodes that were set aside."""
-    constraint: str | None = None
+    constraint: str | None = launcher_key(None, sbatch="--constraint", variable="SBATCH_CONSTRAINT")
     """Features that every node must have, as SLURM writes them: a100&nvlink."""
-    time: str | None = None
+    time: str | None = launcher_key(None, sbatch="--time", variable="SBATCH_TIMELIMIT", same_work=True)
     """Time limit as SLURM writes it: minutes, hours:minutes:seconds or days-hours. Before it ends the run writes a
     checkpoint and queues again, so it limits a stay on the nodes and not the run."""
-    gpus_per_node: int | None = None
+    gpus_per_node: int | None = launcher_key(None, sbatch="--gpus-per-node", variable="SBATCH_GPUS_PER_NODE")
     """GPUs of each node; null asks for none, and the workers train on the CPU."""
     gpu_type: str | None = None
     """Type of the GPUs, where a cluster has several: h100."""
     gpu_request: GpuRequest = GpuRequest.auto
-    gres: str | None = None
+    gres: str | None = launcher_key(None, sbatch="--gres", variable="SBATCH_GRES")
     """Other generic resources of each node, as SLURM writes them."""
-    cpus_per_node: int | None = None
+    cpus_per_node: int | None = launcher_key(None, sbatch="--cpus-per-task")
     """Cores on each node, shared out to its workers."""
-    memory: str | None = None
+    memory: str | None = launcher_key(None, sbatch="--mem")
     """Memory of each node: 200G; 0 asks for all of it."""
-    exclusive: bool = False
+    exclusive: bool = launcher_key(False, sbatch="--exclusive")
     """Share the nodes with no other job."""
-    array_limit: int | None = None
+    array_limit: int | None = launcher_key(None, same_work=True)
     """How many runs of a sweep may go on at once; null leaves it to the cluster."""
-    dependency: str | None = None
+    dependency: str | None = launcher_key(None, sbatch="--dependency", same_work=True)
     """What to wait for, as SLURM writes it: afterok:1234."""
-    mail_user: str | None = None
+    mail_user: str | None = launcher_key(None, sbatch="--mail-user", same_work=True)
     """Who gets the mail."""
-    mail_type: str | None = None
+    mail_type: str | None = launcher_key(None, sbatch="--mail-type", same_work=True)
     """When to send mail, as SLURM writes it: END,FAIL."""
     extra: list[str] = field(default_factory=list)
     """Further options of sbatch, one each: --nice=100."""
@@ -413,12 +440,17 @@ class SlurmConfig(LauncherConfig):
     python: str | None = None
     """The interpreter on the nodes; null takes the one that submits."""
     container: ContainerConfig = field(default_factory=ContainerConfig)
-    preflight: bool = True
+    preflight: bool = launcher_key(True, same_work=True)
     """Before each attempt, let every node say within seconds whether it is fit for the run."""
-    preflight_seconds: int = 60
+    preflight_seconds: int = launcher_key(60, same_work=True)
     """How long a node may take for that before it is called dead."""
-    requeue_limit: int = 3
+    requeue_limit: int = launcher_key(3, same_work=True)
     """How often in a row the run may come back from the queue without a new checkpoint before it gives up."""
+
+    @property
+    def tries_connections(self) -> bool:
+        """As `preflight` says."""
+        return self.preflight
 
 
 @dataclass

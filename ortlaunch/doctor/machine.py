@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,11 +12,11 @@ from pathlib import Path
 from ortlaunch.base.user import user_cache
 from ortlaunch.config.schema import Config
 from ortlaunch.doctor.line import Level, Line
+from ortlaunch.launch.slurm import programs
 
 _GIB = 2**30
 SHARED_MEMORY = Path("/dev/shm")
 _LITTLE_SHARED = 256 * 2**20
-_SECONDS = 10
 _SKEW_SECONDS = 5.0
 """A larger difference makes time limits, heartbeats and the order of attempts unreliable."""
 
@@ -82,26 +81,23 @@ def clock_line(other: str, skew: float) -> Line:
 
 def slurm() -> Iterator[Line]:
     """Checks SLURM's commands, and whether a controller answers."""
-    if shutil.which("sbatch") is None:
+    if not programs.is_here("sbatch"):
         yield Line("slurm", Level.ok, "not on this machine: launcher=slurm needs it, or launcher.dry_run=true")
         return
-    version = _said(["sbatch", "--version"])
+    version = _said("sbatch", "--version")
     if not version.startswith("slurm"):
         text = f"installed, but this machine belongs to no cluster; only launcher=slurm needs one ({version})"
         yield Line("slurm", Level.warning, text, "sinfo", by_hand=True)
-    elif " UP" in (answer := _said(["scontrol", "ping"])):
+    elif " UP" in (answer := _said("scontrol", "ping")):
         yield Line("slurm", Level.ok, f"{version}, its controller answers")
     else:
         text = f"{version}, its controller does not answer: {answer}"
         yield Line("slurm", Level.warning, text, "sinfo", by_hand=True)
 
 
-def _said(command: list[str]) -> str:
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return " ".join((result.stdout or result.stderr).split()[:12])
+def _said(program: str, *words: str) -> str:
+    answer = programs.call(program, *words)
+    return answer.problem or " ".join((answer.text or answer.said).split()[:12])
 
 
 def _existing(folder: Path) -> Path:

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 
 if TYPE_CHECKING:
     from ortlaunch.export.verify import Verification
 
 REPORT = "verify.json"
-EXIT_OK, EXIT_DIFFERS = 0, 1
 
 
 def main(arguments: list[str]) -> int:
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2) if options.format == "json" else page(folder, verdict))
     _log(folder)
-    return EXIT_OK if verdict.ok else EXIT_DIFFERS
+    return exit_codes.DONE if verdict.ok else exit_codes.FAILED
 
 
 def _log(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """`+after=RUN[,RUN...]`: a run that begins only when other runs have finished.
 
-On SLURM the job depends on the other's and the cluster does the waiting; on this machine the command waits itself.
+In a queue the job depends on the other's and the scheduler waits; on this machine the command waits itself.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 import time
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.schema import Config
 from ortlaunch.follow.find import find_runs
 from ortlaunch.follow.rows import Row, Survey
 from ortlaunch.follow.state import State
+from ortlaunch.launch.launcher import QueueLauncher
+from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.folders import RunFolder
 
 WORD = "+after="
@@ -25,26 +28,39 @@ def split_after(arguments: list[str]) -> tuple[list[str], list[str]]:
     return kept, [name for group in named for name in group.split(",") if name]
 
 
-def dependency(names: list[str], given: str | None) -> str | None:
-    """What the job of a run that comes after others waits for, in SLURM's words.
+def after(config: Config, names: list[str]) -> Config:
+    """Makes a run come after others: its job waits for theirs, or this command does.
 
     Args:
+        config: the run's.
         names: the runs that come first, as the user names them.
-        given: `launcher.dependency`.
+
+    Returns:
+        The configuration with what its launcher needs for that.
 
     Raises:
-        RequestError: one of them cannot finish any more, or is no job of SLURM.
+        RequestError: one of them cannot finish any more, or is no job that the run's scheduler can wait for.
     """
+    launcher = launcher_of(config)
+    if isinstance(launcher, QueueLauncher):
+        jobs = _jobs_of(launcher, names)
+        return launcher.after(config, jobs) if jobs else config
+    if not config.launcher.dry_run:
+        wait_for(names)
+    return config
+
+
+def _jobs_of(launcher: QueueLauncher, names: list[str]) -> list[str]:
+    """The jobs of those runs that have not finished yet."""
     jobs = []
     for row in _rows(_folders(names)):
         if _has_finished(row):
             continue
-        if row.job_id is None:
-            raise RequestError(
-                f"+after: {_name(row)} runs on {row.node_list} and not as a job, so SLURM cannot wait for it"
-            )
+        if row.job_id is None or row.launcher != launcher.name:
+            what = f"runs on {row.node_list} and not as a job" if row.job_id is None else f"is a job of {row.launcher}"
+            raise RequestError(f"+after: {_name(row)} {what}, so {launcher.title} cannot wait for it")
         jobs.append(row.job_id)
-    return ",".join(part for part in (given, ":".join(["afterok", *jobs]) if jobs else None) if part) or None
+    return jobs
 
 
 def wait_for(names: list[str]) -> None:

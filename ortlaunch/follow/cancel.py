@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import LauncherConfig
 from ortlaunch.follow.find import HELP, find_runs
 from ortlaunch.follow.rows import Row
 from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
+from ortlaunch.launch.table import queue_named
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.identity import Process
 from ortlaunch.run.record import Record, read_record
@@ -27,15 +28,11 @@ from ortlaunch.run.state import STATE_TAG
 from ortlaunch.run.sweep import note_end
 from ortlaunch.tracking.destination import has_trackers
 
-EXIT_GOES_ON = 1
-
 _POLL_SECONDS = 0.3
 _QUEUE_POLL_SECONDS = 1.5
 _PARTING_SECONDS = 75.0
 """Beyond the grace for the checkpoint: the record's way to MLflow at the end of a run."""
 _SEND_SECONDS = 60.0
-_SCANCEL_SECONDS = 15.0
-_MOST_AT_ONCE = 500
 _WAITS = (State.QUEUED, State.PENDING, State.REQUEUED, State.PREEMPTED)
 
 
@@ -57,9 +54,8 @@ def cancel(arguments: list[str]) -> int:
         if row.is_over:
             print(f"{_name(row)} is over already: {_words(row)}", flush=True)
     going = [(row, record) for row, record in looked if not row.is_over]
-    waiting = [row.job_id for row, _ in going if row.job_id and row.state in _WAITS]
     # First of all, so that none of them takes the nodes that the others leave.
-    _scancel(waiting)
+    _cancel_jobs([row for row, _ in going if row.job_id and row.state in _WAITS])
     steps = [_ask_to_end(row, record, now=options.now) for row, record in going]
     goes_on, unsent, begun = False, list[Path](), time.monotonic()
     for (row, record), is_over in zip(going, steps, strict=True):
@@ -70,7 +66,7 @@ def cancel(arguments: list[str]) -> int:
         print(_verdict(look(record.folder)[0], over=over), flush=True)
         goes_on |= not over
     _send(unsent)
-    return EXIT_GOES_ON if goes_on else 0
+    return exit_codes.FAILED if goes_on else exit_codes.DONE
 
 
 def _ask_to_end(row: Row, record: Record, *, now: bool) -> Callable[[], bool]:
@@ -97,18 +93,17 @@ def _end_here(record: Record, now: bool) -> Callable[[], bool]:
 
 
 def _end_job(row: Row, record: Record, now: bool) -> Callable[[], bool]:
-    """A run of SLURM."""
-    assert row.job_id is not None
+    """A run in the hands of a scheduler."""
     if row.state not in _WAITS:
-        # Also before scancel: the batch script reads it and starts nothing again.
+        # Also before the job is cancelled: its first process reads it and starts nothing again.
         _ask_to_stop(record.folder.path)
         if now or record.step is None:
-            _scancel([row.job_id])
+            _cancel_jobs([row])
     return lambda: _has_ended(look(record.folder)[0])
 
 
 def _has_ended(row: Row) -> bool:
-    """SLURM forgets a task of an array at once that is cancelled before it began."""
+    """A scheduler may forget at once what is cancelled before it began, as SLURM does with a task of an array."""
     return row.is_over or row.state in (State.KILLED, State.UNKNOWN)
 
 
@@ -143,21 +138,16 @@ def _signal(process: Process) -> None:
         raise RequestError(f"process {process.pid} belongs to another user: ask them to cancel the run") from None
 
 
-def _scancel(job_ids: list[str]) -> None:
-    if not job_ids:
-        return
-    if shutil.which("scancel") is None:
-        raise RequestError(f"scancel is not installed here: cancel job {job_ids[0]} from where it was submitted")
-    for start in range(0, len(job_ids), _MOST_AT_ONCE):
-        part = job_ids[start : start + _MOST_AT_ONCE]
-        try:
-            result = subprocess.run(
-                ["scancel", *part], capture_output=True, text=True, timeout=_SCANCEL_SECONDS, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise RequestError(f"scancel {part[0]} gave no answer within {_SCANCEL_SECONDS:g} s") from None
-        if result.returncode:
-            raise RequestError(f"scancel {part[0]}: {' '.join(result.stderr.split())}")
+def _cancel_jobs(rows: list[Row]) -> None:
+    """Cancels the jobs of runs, with one call for each scheduler."""
+    jobs: dict[str, list[str]] = {}
+    for row in rows:
+        jobs.setdefault(row.launcher, []).append(row.job_id or "")
+    for name, job_ids in jobs.items():
+        launcher = queue_named(name)
+        if launcher is None:
+            raise RequestError(f"launcher={name} is not installed here: cancel job {job_ids[0]} where it is")
+        launcher.cancel(job_ids)
 
 
 def _send(folders: list[Path]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ortlaunch.base.errors import RequestError
 from ortlaunch.follow.rows import Survey
 from ortlaunch.launch.plan import folder_name
+from ortlaunch.launch.table import queue_names
 from ortlaunch.run.folders import RunFolder, folder_at, scan
 from ortlaunch.run.roots import RUN_ROOT, known_roots
 from ortlaunch.run.run import Run
@@ -18,7 +19,8 @@ from ortlaunch.run.sweep import find_sweep, runs_of
 HELP = "run folder, its short id, its name, or a job id"
 
 _LISTED = 10
-_JOB_ID = re.compile(r"\d+(_\d+)?")
+_JOB_ID = re.compile(r"\d+([._\[][\w.\[\]-]*)?")
+"""``120``, ``120_3`` for a task of an array, and what other schedulers make of a number, such as ``120.server``."""
 _MLFLOW_ID = re.compile(r"[0-9a-f]{8,32}")
 """What `compare` shows is its beginning."""
 _SHORT_ID = re.compile(r"[0-9a-f]{3,6}")
@@ -98,9 +100,10 @@ def _of_job(asked: str, folders: list[RunFolder]) -> dict[Path, RunFolder]:
     survey = Survey(folders)
     jobs = survey.job_ids()
     found = {f.path: f for f in folders if asked in (jobs.get(f.place), jobs.get(f.place, "").partition("_")[0])}
-    if not found and (job := survey.queue.find(asked)) is not None:
+    if not found and jobs:
         # The number that a task of an array was given when it started.
-        found = {folder.path: folder for folder in folders if jobs.get(folder.place) == job.job_id}
+        tasks = {job.job_id for name in queue_names() if (job := survey.ask(name).find(asked)) is not None}
+        found = {folder.path: folder for folder in folders if jobs.get(folder.place) in tasks}
     return found
 
 

@@ -1,4 +1,4 @@
-"""`ortlaunch jobs`: this user's runs, on this machine and on SLURM, the newest first."""
+"""`ortlaunch jobs`: this user's runs, on this machine and in queues, the newest first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ortlaunch.base.arguments import positive
 from ortlaunch.base.errors import RequestError
-from ortlaunch.follow.rows import Row, Survey
+from ortlaunch.follow.rows import Row, Survey, title_of
 from ortlaunch.follow.state import State
 from ortlaunch.launch.plan import folder_name
 from ortlaunch.run.folders import RunFolder, scan
@@ -21,7 +21,8 @@ List runs, the newest first: all that go on or wait, and of the others as many a
 
 Runs lie below runs/ of this folder, and below every run root where you have started runs from this account.
 States: queued, pending (why says for what), requeued, preempted, running, stopping, and of those that are over:
-finished, stopped (goes on with ortlaunch resume), failed, killed; unknown where neither the run folder nor SLURM say.
+finished, stopped (goes on with ortlaunch resume), failed, killed; unknown where neither the run folder nor the
+scheduler say.
 elapsed is of the latest attempt, left is to the last step at the latest pace. tokens/s and samples/s are the
 medians that compare shows where a run has ended with them, else those of the latest log step.
 
@@ -79,8 +80,9 @@ def _show(rows: list[Row], known: int, survey: Survey) -> None:
         print("no runs" if not known else "no such runs")
     if rows and len(rows) < known:
         print(f"{len(rows)} of {known} runs (--all shows the others)")
-    if any(row.job_id and not row.is_over for row in rows) and survey.queue.problem:
-        print(f"ortlaunch: SLURM cannot be asked: {survey.queue.problem}", file=sys.stderr)
+    for name in sorted({row.launcher for row in rows if row.job_id and not row.is_over}):
+        if problem := survey.ask(name).problem:
+            print(f"ortlaunch: {title_of(name)} cannot be asked: {problem}", file=sys.stderr)
 
 
 def _of_experiment(folders: list[RunFolder], experiment: str) -> list[RunFolder]:

@@ -25,7 +25,7 @@ from ortlaunch.run.run import Run
 _POLL_SECONDS = 0.3
 _STATE_SECONDS = 5.0
 _CHUNK_BYTES = 1 << 20
-_OTHERS = ("steps", "torchrun", "slurm", "relay")
+_OTHERS = ("steps", "torchrun", "slurm", "job", "relay")
 _RANK = re.compile(r"rank-(\d+)\.log")
 
 
@@ -198,7 +198,8 @@ def _nothing(folder: RunFolder, options: argparse.Namespace) -> str:
         )
     if ranks:
         return f"{folder.run_id} has no rank {options.rank}: it has ranks 0 to {max(ranks)}"
-    hint = "; what started it: --log slurm" if _other_logs(folder.path, "slurm") else ""
+    started = next((name for name in ("slurm", "job") if _other_logs(folder.path, name)), None)
+    hint = f"; what started it: --log {started}" if started is not None else ""
     return f"{folder.run_id} has no log of a worker yet; it is {standing}{hint}"
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.follow.index import Index
-from ortlaunch.follow.state import ACTIVE, Standing, State, judge, may_be_active
-from ortlaunch.launch.slurm import query
+from ortlaunch.follow.state import ACTIVE, SchedulerView, Standing, State, judge, launcher_may_live, may_be_active
+from ortlaunch.launch.jobs import FRESH_SECONDS, Job, Jobs
+from ortlaunch.launch.launcher import QueueLauncher
+from ortlaunch.launch.table import queue_named
 from ortlaunch.run.folders import RunFolder
-from ortlaunch.run.record import Record, read_record
+from ortlaunch.run.record import Record, read_record, scheduler_of
 from ortlaunch.run.run import Run, job_key
 
 
@@ -25,7 +27,7 @@ class Row:
     name: str
     experiment: str
     launcher: str
-    """local or slurm."""
+    """The name of the launcher."""
     job_id: str | None
     state: State
     reason: str
@@ -84,31 +86,39 @@ _FIELDS = {field.name for field in fields(Row)}
 
 
 class Survey:
-    """Looks at runs: asks SLURM once for all of them, and no run that is over a second time."""
+    """Looks at runs: asks each scheduler once for all of them, and no run that is over a second time."""
 
-    def __init__(self, folders: list[RunFolder], max_age: float = query.FRESH_SECONDS) -> None:
+    def __init__(self, folders: list[RunFolder], max_age: float = FRESH_SECONDS) -> None:
         """
         Args:
             folders: all run folders that are known.
-            max_age: oldest answer of SLURM to go by, in seconds.
+            max_age: oldest answer of a scheduler to go by, in seconds.
         """
         self._folders = folders
         self._max_age = max_age
-        self._queue: query.Queue | None = None
+        self._answers: dict[str, Jobs] = {}
         self._indexes: dict[Path, Index] = {}
 
+    def ask(self, scheduler: str) -> Jobs:
+        """A scheduler's answer; it is asked when the first of its jobs comes up.
+
+        Args:
+            scheduler: the name of its launcher.
+        """
+        if scheduler not in self._answers:
+            self._answers[scheduler] = _asked(scheduler, self._max_age)
+        return self._answers[scheduler]
+
     @property
-    def queue(self) -> query.Queue:
-        """SLURM's answer; it is asked when the first of its jobs comes up."""
-        if self._queue is None:
-            self._queue = query.queue(self._max_age)
-        return self._queue
+    def answers(self) -> dict[str, Jobs]:
+        """The answers of those schedulers that were asked, by the names of their launchers."""
+        return self._answers
 
     def _learn(self, job: dict[str, Any] | None) -> None:
-        """Asks SLURM anew if a job was submitted after its answer."""
-        submitted = (job or {}).get("submitted")
-        if isinstance(submitted, float) and submitted >= self.queue.asked > 0:
-            self._queue = query.queue(0)
+        """Asks a scheduler anew if a job was submitted after its answer."""
+        scheduler, submitted = scheduler_of(job), (job or {}).get("submitted")
+        if scheduler and isinstance(submitted, float) and submitted >= self.ask(scheduler).asked > 0:
+            self._answers[scheduler] = _asked(scheduler, 0.0)
 
     def newest(self, folders: list[RunFolder], last: int) -> list[Row]:
         """Of these, all runs that are not over and the newest of the others: `last` rows, or more where more go on."""
@@ -167,25 +177,65 @@ class Survey:
         run = Run(folder.path)
         job = run.job()
         self._learn(job)
-        if may_be_active(run, job_key(job), lambda: self.queue):
+        if self._goes_on(run, job):
             return True
         self._index(folder).put(folder, job_key(job), None)
         return False
 
-    def _judged(self, records: list[Record]) -> list[tuple[Record, Standing, query.Job | None]]:
+    def _goes_on(self, run: Run, job: dict[str, Any] | None) -> bool:
+        key, scheduler = job_key(job), scheduler_of(job)
+        if key is None or scheduler is None:
+            return launcher_may_live(run)
+        answer = self.ask(scheduler)
+        return may_be_active(answer.find(key), answer.problem)
+
+    def _judged(self, records: list[Record]) -> list[tuple[Record, Standing, Job | None]]:
         for record in records:
             self._learn(record.job)
-        asked = {r.job_id for r in records if r.job_id and r.ended is None and self.queue.find(r.job_id) is None}
-        accounts = query.accounted((key for key in asked if key), self._max_age)
+        forgotten: dict[str, list[str]] = {}
+        for record in records:
+            key, scheduler = record.job_id, record.scheduler
+            if key and scheduler and record.ended is None and self.ask(scheduler).find(key) is None:
+                forgotten.setdefault(scheduler, []).append(key)
+        past = {name: _past(name, keys, self._max_age) for name, keys in forgotten.items()}
         judged = []
         for record in records:
-            queue = self.queue if record.job_id else query.Queue()
-            job = (queue.find(record.job_id) or accounts.find(record.job_id)) if record.job_id else None
-            judged.append((record, judge(record, queue, accounts), job))
+            view = self._view(record, past)
+            job = (view.job or view.past) if view is not None else None
+            judged.append((record, judge(record, view), job))
         return judged
 
+    def _view(self, record: Record, past: dict[str, Jobs]) -> SchedulerView | None:
+        key, scheduler = record.job_id or "", record.scheduler
+        if scheduler is None:
+            return None
+        answer = self.ask(scheduler) if key else Jobs()
+        launcher = queue_named(scheduler)
+        log = launcher.log if launcher is not None else QueueLauncher.log
+        return SchedulerView(
+            title_of(scheduler), log, answer.find(key), past.get(scheduler, Jobs()).find(key), answer.problem
+        )
 
-def _row(record: Record, standing: Standing, job: query.Job | None) -> Row:
+
+def title_of(scheduler: str) -> str:
+    """What messages call the scheduler of a launcher."""
+    launcher = queue_named(scheduler)
+    return launcher.title if launcher is not None else scheduler
+
+
+def _asked(scheduler: str, max_age: float) -> Jobs:
+    launcher = queue_named(scheduler)
+    if launcher is None:
+        return Jobs(problem=f"launcher={scheduler} is not installed here")
+    return launcher.states(max_age)
+
+
+def _past(scheduler: str, job_ids: list[str], max_age: float) -> Jobs:
+    launcher = queue_named(scheduler)
+    return Jobs() if launcher is None else launcher.past_states(job_ids, max_age)
+
+
+def _row(record: Record, standing: Standing, job: Job | None) -> Row:
     is_active = standing.state in ACTIVE
     runs = standing.state in (State.RUNNING, State.STOPPING)
     host = record.launcher.host if record.launcher is not None else ""
@@ -194,7 +244,7 @@ def _row(record: Record, standing: Standing, job: query.Job | None) -> Row:
         run_id=record.run_id,
         name=record.name,
         experiment=record.experiment,
-        launcher="slurm" if record.job is not None else "local",
+        launcher=record.scheduler or "local",
         job_id=record.job_id,
         state=standing.state,
         reason=standing.reason,
@@ -211,13 +261,15 @@ def _row(record: Record, standing: Standing, job: query.Job | None) -> Row:
         elapsed_seconds=_elapsed(record, job, runs=runs, is_active=is_active),
         left_seconds=_left(record) if runs else None,
         limit_seconds=job.left if runs and job is not None else None,
-        restarts=job.restarts if job is not None else int(record.tags.get("slurm.restart_count", "0") or 0),
+        restarts=job.restarts
+        if job is not None
+        else int(record.tags.get(f"{record.scheduler}.restart_count", "0") or 0),
         checkpoint=record.checkpoint,
         run_dir=str(record.folder.path),
     )
 
 
-def _elapsed(record: Record, job: query.Job | None, *, runs: bool, is_active: bool) -> float | None:
+def _elapsed(record: Record, job: Job | None, *, runs: bool, is_active: bool) -> float | None:
     if is_active and not runs:
         return None
     if runs and job is not None:

@@ -1,14 +1,12 @@
-"""In which state a run is, in words for people: from its folder, its process on this machine, and SLURM."""
+"""In which state a run is, in words for people: from its folder, its process on this machine, and its scheduler."""
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from ortlaunch.launch.slurm.query import Job, Queue
+from ortlaunch.launch.jobs import End, Job, Phase
 from ortlaunch.run.liveness import Alive, Liveness, liveness
 from ortlaunch.run.record import Record
 from ortlaunch.run.run import Run
@@ -19,7 +17,7 @@ class State(Enum):
     """What a run is doing."""
 
     QUEUED = "queued"
-    """Submitted, and SLURM does not say more."""
+    """Submitted, and its scheduler does not say more."""
     PENDING = "pending"
     """Waits for its first start; the reason says for what."""
     REQUEUED = "requeued"
@@ -55,76 +53,49 @@ class Standing:
 
 _SUBMISSION_SECONDS = 600.0
 
-_REASONS = {
-    "Priority": "others come first",
-    "Resources": "waits for free nodes",
-    "Dependency": "waits for another job",
-    "DependencyNeverSatisfied": "the job it waits for failed: it will never start",
-    "JobArrayTaskLimit": "as many of its sweep run as may",
-    "JobHeldUser": "held by you",
-    "JobHeldAdmin": "held by an administrator",
-    "BeginTime": "waits for its start time",
-    "Reservation": "waits for its reservation",
-    "Licenses": "waits for a license",
-    "ReqNodeNotAvail": "a node that it asked for is not available",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition takes no jobs",
-    "PartitionNodeLimit": "more nodes than the partition gives",
-    "PartitionTimeLimit": "more time than the partition gives",
-    "BadConstraints": "no node is as it asks",
-    "NodeDown": "a node that it asked for is down",
-    "Cleaning": "its last start is being cleaned up",
-    "launch failed requeued held": "could not be started on its node, and is held",
-}
-_WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
-_GOING = ("RUNNING", "CONFIGURING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING", "SUSPENDED", "STOPPED")
-_ENDS = {
-    "TIMEOUT": (State.KILLED, "its time limit"),
-    "DEADLINE": (State.KILLED, "its deadline"),
-    "NODE_FAIL": (State.KILLED, "a node failed"),
-    "BOOT_FAIL": (State.KILLED, "a node did not boot"),
-    "OUT_OF_MEMORY": (State.FAILED, "out of memory on a node"),
-    "PREEMPTED": (State.PREEMPTED, "another job took its nodes"),
-    "REVOKED": (State.KILLED, "another cluster took it"),
-}
+_ENDS = {End.KILLED: State.KILLED, End.FAILED: State.FAILED, End.PREEMPTED: State.PREEMPTED}
 
 
-def words_for(reason: str) -> str:
-    """SLURM's reason why a job waits, in plain words; its own where we have none."""
-    head = reason.partition(",")[0].strip("()")
-    if head in _REASONS:
-        return _REASONS[head]
-    if match := re.fullmatch(r"(QOS|Assoc)(Max|Grp)(.*)", head):
-        owner = "its QOS" if match[1] == "QOS" else "its account"
-        return f"{owner} is at its limit ({head})"
-    return head
+@dataclass(frozen=True)
+class SchedulerView:
+    """What a run's scheduler says."""
+
+    title: str
+    """What messages call it."""
+    log: str
+    """Name, without ``.log``, of the file in ``logs/`` that takes what the job's first process says."""
+    job: Job | None = None
+    """The run's job; None where the scheduler does not know it."""
+    past: Job | None = None
+    """The job as the scheduler's accounting has it; asked only where it does not know it otherwise."""
+    problem: str = ""
+    """Why the scheduler could not be asked; empty where it was."""
 
 
-def judge(record: Record, queue: Queue, accounts: Queue) -> Standing:
+def judge(record: Record, view: SchedulerView | None) -> Standing:
     """The state of a run.
 
     Args:
         record: what its folder says.
-        queue: SLURM's controller.
-        accounts: SLURM's accounting database; asked only about jobs that the controller does not know.
+        view: what its scheduler says; None for a run that is no job.
     """
-    if record.job is not None:
-        return _of_job(record, queue, accounts)
+    if view is not None:
+        return _of_job(record, view)
     return _of_process(record)
 
 
-def may_be_active(run: Run, job_id: str | None, queue: Callable[[], Queue]) -> bool:
-    """Whether a run may go on, from what is quickest to know; only the rest of its folder tells for sure.
+def may_be_active(job: Job | None, problem: str) -> bool:
+    """Whether the run of a job may go on, from what is quickest to know; only the rest of its folder tells for sure.
 
     Args:
-        run: the run.
-        job_id: its job, where it has one.
-        queue: asks SLURM.
+        job: the job; None where its scheduler does not know it.
+        problem: why the scheduler could not be asked.
     """
-    if job_id is not None:
-        asked = queue()
-        job = asked.find(job_id)
-        return bool(asked.problem) if job is None else job.state in (*_WAITING, *_GOING)
+    return bool(problem) if job is None else job.lives
+
+
+def launcher_may_live(run: Run) -> bool:
+    """Whether a run that is no job may go on, from what is quickest to know."""
     launcher = run.launcher()
     return launcher is not None and (not launcher.is_here or launcher.lives)
 
@@ -145,7 +116,7 @@ def _of_process(record: Record) -> Standing:
 
 
 def _in_submission(record: Record) -> Standing:
-    """A run of SLURM that has no job yet: MLflow is told of it first, which may take a slow server some time."""
+    """A run for a queue that has no job yet: MLflow is told of it first, which may take a slow server some time."""
     if time.time() - (record.state.last or 0) / 1000 < _SUBMISSION_SECONDS:
         return Standing(State.QUEUED, "is being submitted", is_over=False)
     return Standing(State.KILLED, "its submission was broken off")
@@ -177,63 +148,56 @@ def _ended(record: Record) -> Standing:
     return Standing(State.KILLED)
 
 
-def _of_job(record: Record, queue: Queue, accounts: Queue) -> Standing:
-    job = queue.find(record.job_id or "")
-    if job is not None and job.state in _WAITING:
+def _of_job(record: Record, view: SchedulerView) -> Standing:
+    job = view.job
+    if job is not None and job.phase is Phase.WAITING:
         return _waiting(record, job)
-    if job is not None and job.state in _GOING:
-        over = record.ended is not None and job.state == "COMPLETING"
-        return _ended(record) if over else _going(record, _remark(job))
-    job = job or accounts.find(record.job_id or "")
+    if job is not None and job.phase is Phase.RUNNING:
+        return _going(record, job.reason)
+    if job is not None and job.phase is Phase.LEAVING:
+        return _ended(record) if record.ended is not None else _going(record, job.reason)
+    job = job or view.past
     if record.ended is not None:
         return _refined(_ended(record), job)
-    if job is not None and job.state not in (*_WAITING, *_GOING):
-        return _by_scheduler(record, job)
+    if job is not None and not job.lives:
+        return _by_scheduler(record, job, view)
     if record.done:
         return Standing(State.FINISHED)
-    if queue.problem:
-        return Standing(State.UNKNOWN if record.step else State.QUEUED, queue.problem, is_over=False)
+    if view.problem:
+        return Standing(State.UNKNOWN if record.step else State.QUEUED, view.problem, is_over=False)
     if record.stopped_step is not None:
         return Standing(State.STOPPED, f"at step {record.stopped_step}")
-    gone = f"SLURM no longer knows job {record.job_id}"
-    # Its batch script would have said that it began.
+    gone = f"{view.title} no longer knows job {record.job_id}"
+    # Its job would have said that it began.
     began = STATE_TAG not in record.tags or record.tags[STATE_TAG] != "queued"
     return Standing(State.UNKNOWN, gone, is_over=False) if began else Standing(State.KILLED, gone, is_over=False)
 
 
 def _waiting(record: Record, job: Job) -> Standing:
-    why = words_for(job.reason)
-    if not job.restarts and job.state == "PENDING":
-        return Standing(State.PENDING, why, is_over=False)
+    if not job.waits_again:
+        return Standing(State.PENDING, job.reason, is_over=False)
     cause = record.tags.get(REASON_TAG, "")
     state = State.PREEMPTED if cause.startswith("preempt") else State.REQUEUED
-    return Standing(state, "; ".join(part for part in (cause, why) if part), is_over=False)
-
-
-def _remark(job: Job) -> str:
-    if job.state in ("SUSPENDED", "STOPPED"):
-        return "suspended by SLURM"
-    return "its nodes boot" if job.state == "CONFIGURING" else ""
+    return Standing(state, "; ".join(part for part in (cause, job.reason) if part), is_over=False)
 
 
 def _refined(standing: Standing, job: Job | None) -> Standing:
     """A run that was killed, with the scheduler's reason for it."""
-    if standing.state is State.KILLED and job is not None and job.state in _ENDS:
-        return Standing(*_ENDS[job.state])
+    if standing.state is State.KILLED and job is not None and job.end in _ENDS:
+        return Standing(_ENDS[job.end], job.reason)
     return standing
 
 
-def _by_scheduler(record: Record, job: Job) -> Standing:
+def _by_scheduler(record: Record, job: Job, view: SchedulerView) -> Standing:
     """The run could not say itself how it ended."""
     if record.done:
         return Standing(State.FINISHED)
     if record.stopped_step is not None:
         return Standing(State.STOPPED, f"at step {record.stopped_step}")
-    if job.state in _ENDS:
-        return Standing(*_ENDS[job.state])
-    if job.state == "CANCELLED" and job.reason.startswith("DependencyNeverSatisfied"):
-        return Standing(State.KILLED, "the run it waited for did not finish")
-    if job.state == "CANCELLED":
-        return Standing(State.KILLED, "cancelled" if record.step is not None else "cancelled before it began")
-    why = words_for(job.reason) if job.reason not in ("", "None", "NonZeroExitCode") else "see logs/slurm.log"
-    return Standing(State.FAILED, record.state.failure or why)
+    if job.end in _ENDS:
+        return Standing(_ENDS[job.end], job.reason)
+    if job.end is End.CANCELLED:
+        return Standing(
+            State.KILLED, job.reason or ("cancelled" if record.step is not None else "cancelled before it began")
+        )
+    return Standing(State.FAILED, record.state.failure or job.reason or f"see logs/{view.log}.log")

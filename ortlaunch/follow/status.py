@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from ortlaunch.follow.find import HELP, find_run
-from ortlaunch.follow.rows import Row, Survey
+from ortlaunch.follow.rows import Row, Survey, title_of
 from ortlaunch.follow.state import State
 from ortlaunch.follow.table import number, span
 from ortlaunch.run.folders import RunFolder
@@ -43,7 +43,7 @@ def look(folder: RunFolder, max_age: float = 0.0) -> tuple[Row, Record]:
 
     Args:
         folder: its run folder.
-        max_age: oldest answer of SLURM to go by, in seconds.
+        max_age: oldest answer of a scheduler to go by, in seconds.
     """
     record = read_record(folder)
     return Survey([folder], max_age).row_of(record), record
@@ -86,8 +86,8 @@ def _is_untold(row: Row, record: Record) -> bool:
 
 
 def _where(row: Row) -> str:
-    nodes = f"{row.nodes} node{'s' if row.nodes > 1 else ''}" if row.nodes > 1 or row.launcher == "slurm" else ""
-    job = f"SLURM job {row.job_id}" if row.job_id else "this machine's torchrun"
+    nodes = f"{row.nodes} node{'s' if row.nodes > 1 else ''}" if row.nodes > 1 or row.job_id else ""
+    job = f"{title_of(row.launcher)} job {row.job_id}" if row.job_id else "this machine's torchrun"
     return ", ".join(part for part in (job, nodes, row.node_list) if part)
 
 

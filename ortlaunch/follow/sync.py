@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.launch.table import queue_named
 from ortlaunch.run.liveness import Alive, liveness
+from ortlaunch.run.record import scheduler_of
 from ortlaunch.run.roots import RUN_ROOT
 from ortlaunch.run.run import Run, runs_below
 from ortlaunch.run.sweep import note_end, task_of
@@ -103,8 +105,7 @@ def end_if_dead(run_dir: Path) -> str:
 
 def _may_live(run: Run) -> bool:
     if (job := run.job()) is not None and job.get("job_id") is not None:
-        from ortlaunch.launch.slurm.scheduler import is_alive as job_is_alive
-
+        launcher = queue_named(scheduler_of(job) or "")
         quiet = time.time() - run.journal_file.stat().st_mtime
-        return job_is_alive(str(job["job_id"])) or quiet < _QUIET_SECONDS
+        return launcher is None or launcher.may_live(str(job["job_id"])) or quiet < _QUIET_SECONDS
     return liveness(run).alive is not Alive.NOTHING

@@ -15,7 +15,7 @@ from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import save_config, to_dict
 from ortlaunch.config.schema import Config
 from ortlaunch.launch import environment
-from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.repository import Repository, repository
 from ortlaunch.run import sweep
 from ortlaunch.run.journal import Journal
@@ -27,8 +27,15 @@ _REPOSITORY_SECONDS = 30
 """A sweep of many runs is written within this; nobody commits meanwhile."""
 
 
-def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) -> None:
-    """Writes what a run is, before it starts; what an earlier attempt wrote under these names is kept aside."""
+def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
+    """Writes what a run is, before it starts; what an earlier attempt wrote under these names is kept aside.
+
+    Args:
+        plan: the run.
+        config: its configuration.
+        arguments: the command line after ``ortlaunch``, for the record.
+        start: what starts it, for the record.
+    """
     plan.log_dir.mkdir(parents=True, exist_ok=plan.attempt > 0)
     if plan.attempt:
         _keep_attempt(plan)
@@ -38,8 +45,8 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str]) -> 
     OmegaConf.save(OmegaConf.create(arguments), files.overrides_file)
     found = _repository_of(plan, config)
     record = environment.describe(arguments, found) | {
-        "torchrun": without_secrets(shlex.join(plan.command)),
-        "set": {name: without_secrets(value) for name, value in plan.environment.items()},
+        "torchrun": without_secrets(shlex.join(start.command)),
+        "set": {name: without_secrets(value) for name, value in start.environment.items()},
     }
     files.environment_file.write_text(json.dumps(record, indent=2) + "\n")
     files.packages_file.write_text(_packages(), encoding="utf-8")
@@ -80,7 +87,8 @@ def _keep_attempt(plan: LaunchPlan) -> None:
     kept = plan.files.earlier_attempt(plan.attempt)
     kept.mkdir(parents=True, exist_ok=True)
     files = plan.files
-    of_attempt = (files.script_file, files.job_file, files.failures, files.stacks, files.stopped_file, files.done_file)
+    scripts = {files.script_file((files.job() or {}).get("scheduler", "slurm"))}
+    of_attempt = (*scripts, files.job_file, files.failures, files.stacks, files.stopped_file, files.done_file)
     for path in (*files.records, *of_attempt, *files.torchrun_logs()):
         if path.exists():
             path.replace(kept / path.name)

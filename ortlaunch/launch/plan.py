@@ -1,9 +1,11 @@
-"""What a run will be: its folder and the files in it, its workers, their command and environment."""
+"""What a run will be, and what one machine's part of it is."""
 
 from __future__ import annotations
 
 import re
+import secrets
 import shlex
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,30 +15,20 @@ from ortlaunch.run.run import Run
 if TYPE_CHECKING:
     from ortlaunch.run.sweep import SweepTask
 
-CPU_WORKERS = 2
-"""Workers on a machine without GPU unless told otherwise: the fewest that make a run distributed."""
-
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One run, as this machine runs its part of it; on SLURM, as each node does."""
+    """One run: its folder and the files in it, and its workers on all machines."""
 
     run_dir: Path
     run_id: str
     name: str
     workers: int
     """Workers on each machine."""
-    threads: int
-    """Threads of each worker: its share of the cores."""
-    command: list[str]
-    environment: dict[str, str] = field(default_factory=dict)
-    """Variables set for the workers, on top of this process's own."""
     attempt: int = 0
     """How often this run was launched before."""
     nodes: int = 1
     """Machines that the run is spread over."""
-    node_rank: int = 0
-    """Which of them this one is; the first keeps the record."""
     sweep: SweepTask | None = None
     """Its place in a sweep."""
 
@@ -54,11 +46,6 @@ class LaunchPlan:
     def world_size(self) -> int:
         """Workers on all machines."""
         return self.workers * self.nodes
-
-    @property
-    def torchrun_log(self) -> Path:
-        """What this machine's torchrun says."""
-        return self.files.torchrun_log(self.node_rank if self.nodes > 1 else None)
 
     @property
     def log_dir(self) -> Path:
@@ -80,14 +67,46 @@ class LaunchPlan:
         """The run's journal."""
         return self.files.journal_file
 
-    def description(self) -> str:
-        """What a dry run prints."""
-        return f"# {self.workers} workers; the run folder would be\n# {self.run_dir}\n{self.shell_line()}"
+
+@dataclass(frozen=True)
+class Start:
+    """What starts a run, for its record: a command, and the variables that it sets for the workers."""
+
+    command: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
 
     def shell_line(self) -> str:
         """The command as it would be typed in a shell."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
         return " ".join([*variables, shlex.join(self.command)])
+
+
+@dataclass(frozen=True)
+class NodePart:
+    """What one machine does of a run: torchrun for the workers on it."""
+
+    plan: LaunchPlan
+    rank: int
+    """Which of the run's machines this one is, counted from 0."""
+    threads: int
+    """Threads of each worker: its share of the machine's cores."""
+    start: Start
+    """torchrun's command, and variables on top of this process's own."""
+
+    @property
+    def torchrun_log(self) -> Path:
+        """What this machine's torchrun says."""
+        return self.plan.files.torchrun_log(self.rank if self.plan.nodes > 1 else None)
+
+    def description(self) -> str:
+        """What a dry run prints."""
+        plan = self.plan
+        return f"# {plan.workers} workers; the run folder would be\n# {plan.run_dir}\n{self.start.shell_line()}"
+
+
+def new_run() -> str:
+    """What tells a run from all others: <date>-<time>-<id>."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def folder_name(name: str) -> str:

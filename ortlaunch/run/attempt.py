@@ -11,4 +11,5 @@ def header() -> str:
     """The line that begins an attempt's part of a log."""
     attempt = int(os.environ.get("ORTLAUNCH_ATTEMPT", "0")) + 1
     when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return f"--- attempt {attempt} on {socket.gethostname()} at {when}, job {os.environ.get('SLURM_JOB_ID', '?')}"
+    job = os.environ.get("ORTLAUNCH_JOB") or os.environ.get("SLURM_JOB_ID", "?")
+    return f"--- attempt {attempt} on {socket.gethostname()} at {when}, job {job}"

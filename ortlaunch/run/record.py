@@ -82,8 +82,13 @@ class Record:
 
     @property
     def job_id(self) -> str | None:
-        """The job's id as the scheduler's commands have it."""
+        """The job's id as its scheduler's launcher has it."""
         return job_key(self.job)
+
+    @property
+    def scheduler(self) -> str | None:
+        """Name of the launcher whose scheduler has the job; None for a run that is no job."""
+        return scheduler_of(self.job)
 
 
 def read_record(folder: RunFolder) -> Record:
@@ -105,6 +110,11 @@ def read_record(folder: RunFolder) -> Record:
     steps = run.setting(STEPS_KEY)
     record.steps = steps if isinstance(steps, int) else record.state.steps
     return record
+
+
+def scheduler_of(job: dict[str, Any] | None) -> str | None:
+    """Name of the launcher whose scheduler has the job of a job.json; None where there is none."""
+    return None if job is None else str(job.get("scheduler", "slurm"))
 
 
 def _take_launch_time(path: Path, record: Record) -> None:

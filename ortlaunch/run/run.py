@@ -88,10 +88,9 @@ class Run:
         """The scheduler's job."""
         return self.path / "job.json"
 
-    @property
-    def script_file(self) -> Path:
-        """What the scheduler was given to run."""
-        return self.path / "sbatch.sh"
+    def script_file(self, scheduler: str) -> Path:
+        """What the scheduler of this name was given to run."""
+        return self.path / ("sbatch.sh" if scheduler == "slurm" else "job.sh")
 
     @property
     def history_file(self) -> Path:
@@ -118,9 +117,9 @@ class Run:
         """What tells one attempt's nodes that they see this folder as it is now."""
         return self.path / "preflight.token"
 
-    def scheduler_variables(self, attempt: int) -> Path:
-        """The scheduler's variables in an attempt, counted from 0."""
-        return self.path / f"slurm-{attempt}.json"
+    def scheduler_variables(self, attempt: int, scheduler: str) -> Path:
+        """The variables of the scheduler of this name in an attempt, counted from 0."""
+        return self.path / f"{scheduler}-{attempt}.json"
 
     # What happens in it.
 
@@ -146,10 +145,9 @@ class Run:
         """What torchrun has printed on all machines."""
         return sorted(self.logs.glob("torchrun*.log"))
 
-    @property
-    def scheduler_log(self) -> Path:
-        """What the batch script prints."""
-        return self.logs / "slurm.log"
+    def scheduler_log(self, scheduler: str) -> Path:
+        """What the first process of a job of this scheduler prints."""
+        return self.logs / ("slurm.log" if scheduler == "slurm" else "job.log")
 
     @property
     def relay_log(self) -> Path:

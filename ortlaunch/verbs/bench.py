@@ -9,23 +9,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.exit_codes import DONE, FAILED, FIRST_STOPPED
 from ortlaunch.compose.hydra_tree import multirun_task, run_with_hydra
+from ortlaunch.compose.prepare import prepared
 from ortlaunch.compose.sweep_folder import discard, sweep_folder
 from ortlaunch.compose.sweeps import swept_keys, swept_name
-from ortlaunch.config.schema import Config, LocalConfig, MlflowConfig
+from ortlaunch.config.load import to_config
+from ortlaunch.config.schema import Config, MlflowConfig
 from ortlaunch.config.tracking_uri import compare_command
-from ortlaunch.launch.local.run import run
+from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.planning import make_plan
+from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import SweepTask
 from ortlaunch.tracking.mlflow import mlflow_of
-from ortlaunch.verbs.multirun import FIRST_STOPPED, combination_name, create_sweep, end_sweep
+from ortlaunch.verbs.multirun import combination_name, create_sweep, end_sweep
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -61,12 +64,11 @@ class Grid:
     refused: list[tuple[str, RequestError]] = field(default_factory=list)
 
 
-def main(arguments: list[str], to_config: Callable[[DictConfig], Config]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs `ortlaunch bench`.
 
     Args:
         arguments: the command line after the verb.
-        to_config: makes a checked configuration of a composed tree.
 
     Returns:
         The exit code.
@@ -80,13 +82,13 @@ def main(arguments: list[str], to_config: Callable[[DictConfig], Config]) -> int
     repeat, words = _repeat(words)
     check_files(options)
     try:
-        grid = _composed(words, to_config)
+        grid = _composed(words)
         _check(grid)
         for name, error in grid.refused:
             print(f"ortlaunch: {name} is left out: {error}", file=sys.stderr)
         if not grid.cells or grid.cells[0].config.launcher.dry_run:
             print(_listed(grid, repeat) if grid.cells else "", end="")
-            return 0
+            return DONE
         return _Bench(grid, repeat, ["bench", *arguments]).run(options)
     finally:
         discard(sweep_folder())
@@ -125,7 +127,7 @@ def _repeat(words: list[str]) -> tuple[int, list[str]]:
     return int(text), rest
 
 
-def _composed(words: list[str], to_config: Callable[[DictConfig], Config]) -> Grid:
+def _composed(words: list[str]) -> Grid:
     grid = Grid()
 
     def take(tree: DictConfig) -> None:
@@ -133,7 +135,7 @@ def _composed(words: list[str], to_config: Callable[[DictConfig], Config]) -> Gr
         assert task is not None
         grid.folder = task.folder
         try:
-            config = to_config(tree)
+            config = prepared(to_config(tree))
         except RequestError as error:
             grid.refused.append((" ".join(task.overrides), error))
             return
@@ -153,7 +155,7 @@ def _check(grid: Grid) -> None:
         raise grid.refused[0][1]
     for cell in grid.cells:
         launcher = cell.config.launcher
-        if not isinstance(launcher, LocalConfig) or launcher.nodes > 1:
+        if isinstance(launcher_of(cell.config), QueueLauncher) or launcher.nodes > 1:
             given = f"launcher={launcher.name}" if launcher.nodes == 1 else f"launcher.nodes={launcher.nodes}"
             raise RequestError(
                 f"{given}: a bench runs on this machine alone. On several, run the grid by --multirun with "
@@ -228,7 +230,7 @@ class _Bench:
                     # What failed once would mostly fail again, and take its time for it.
                     cells.remove(cell)
                     total = number + len(cells) * (self._repeat - turn - 1) + self._left_in_round(cell)
-        return 1 if self._failed else 0
+        return FAILED if self._failed else DONE
 
     def _left_in_round(self, cell: Cell) -> int:
         after = self._grid.cells[self._grid.cells.index(cell) + 1 :]
@@ -241,8 +243,8 @@ class _Bench:
         plan = dataclasses.replace(make_plan(config), sweep=SweepTask(self._grid.folder, len(self._runs)))
         self._runs.append(plan.run_dir)
         self._sweep.write(self._runs, complete=False)
-        code = run(plan, config, _with_seed(cell.overrides, seed))
-        if code == 0:
+        code = launcher_of(config).submit(plan, config, _with_seed(cell.overrides, seed))
+        if code == DONE:
             self._has_finished = True
         elif code < FIRST_STOPPED:
             self._failed[cell.name] = f"exit code {code} in round {turn + 1}; see {plan.run_dir}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
+from ortlaunch.base import exit_codes
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.options import MODULE_GROUPS
 from ortlaunch.config.paths import group_options, ready_jobs
 from ortlaunch.models.registry import available
@@ -80,6 +82,24 @@ def help_text() -> str:
     groups = "\n".join(f"  {group:<10} {', '.join(_options(group))}" for group in _GROUPS)
     jobs = textwrap.fill(", ".join(ready_jobs()), 110, initial_indent="  ", subsequent_indent="  ")
     return _TEMPLATE.format(groups=groups, jobs=jobs)
+
+
+def models(arguments: list[str]) -> int:
+    """Runs `ortlaunch models`.
+
+    Args:
+        arguments: the command line after the verb.
+
+    Raises:
+        RequestError: it has an argument that the verb does not take.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(MODELS_HELP)
+        return exit_codes.DONE
+    if arguments and arguments != ["--available"]:
+        raise RequestError(f"ortlaunch models takes no {arguments[0]}")
+    print(models_text())
+    return exit_codes.DONE
 
 
 def models_text() -> str:

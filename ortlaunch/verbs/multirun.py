@@ -1,4 +1,4 @@
-"""`--multirun`: every combination as a run, on this machine one after the other, on SLURM as the tasks of one array."""
+"""`--multirun`: every combination as a run, on this machine one after the other, in a queue all of them at once."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import dataclasses
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.exit_codes import DONE, FIRST_STOPPED
 from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name
 from ortlaunch.config.load import to_dict
-from ortlaunch.config.schema import Config, SlurmConfig
+from ortlaunch.config.schema import Config
 from ortlaunch.config.trainers import keys_in_names
-from ortlaunch.launch.local.run import run
-from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
 from ortlaunch.launch.planning import default_name, make_plan
+from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import Sweep, SweepTask, create, end, marks_of
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay
 
-FIRST_STOPPED = 128
-"""Exit codes from here on mean that somebody asked to stop."""
 _IN_NAME = ("name", "model", "backend", "trainer", *keys_in_names())
 """Keys that a run's own name shows already."""
 
@@ -37,7 +36,7 @@ class Multirun:
         self._folder = folder
         self._arguments = arguments
         self._varied = varied
-        self._planned: list[tuple[LaunchPlan, Config, list[str]]] = []
+        self._planned: list[PlannedRun] = []
         self._sweep: Sweep | None = None
         self._name = ""
 
@@ -47,7 +46,7 @@ class Multirun:
         return self._sweep is not None
 
     def take(self, config: Config, overrides: list[str]) -> int:
-        """The next combination: runs it here to its end, or keeps it for the array.
+        """The next combination: runs it here to its end, or keeps it for the queue.
 
         Args:
             config: its configuration.
@@ -58,24 +57,25 @@ class Multirun:
         """
         if not self._planned:
             self._name = swept_name(self._varied, config.name)
+        elif (first := self._planned[0].config.launcher.name) != config.launcher.name:
+            raise RequestError(f"launcher={first},{config.launcher.name}: a sweep has one launcher: give one value")
         config = dataclasses.replace(config, name=combination_name(config, self._varied, overrides))
         task = SweepTask(self._folder, len(self._planned))
         plan = dataclasses.replace(make_plan(config), sweep=task)
-        self._planned.append((plan, config, overrides))
-        if isinstance(config.launcher, SlurmConfig):
-            return 0
-        if config.launcher.dry_run:
-            print(plan.description())
-            return 0
-        if self._sweep is None:
-            self._sweep = self._created()
-            # Lets `ortlaunch sync` tell a sweep that goes on from one whose launcher was killed.
-            Run(self._folder).note_launcher()
-        self._sweep.write([planned.run_dir for planned, _, _ in self._planned], complete=False)
-        return run(plan, config, overrides)
+        self._planned.append(PlannedRun(plan, config, overrides))
+        launcher = launcher_of(config)
+        if isinstance(launcher, QueueLauncher):
+            return DONE
+        if not config.launcher.dry_run:
+            if self._sweep is None:
+                self._sweep = self._created()
+                # Lets `ortlaunch sync` tell a sweep that goes on from one whose launcher was killed.
+                Run(self._folder).note_launcher()
+            self._sweep.write([one.plan.run_dir for one in self._planned], complete=False)
+        return launcher.submit(plan, config, overrides)
 
     def close(self, code: int) -> int:
-        """No further combination comes: submits the array, or ends the sweep.
+        """No further combination comes: submits them all, or ends the sweep.
 
         Args:
             code: exit code of the last run.
@@ -85,14 +85,12 @@ class Multirun:
         """
         if not self._planned:
             return code
-        config = self._planned[0][1]
-        if isinstance(config.launcher, SlurmConfig):
-            _check_alike([one for _, one, _ in self._planned])
-            from ortlaunch.launch.slurm.array import submit_array
-
-            return submit_array(self._name, self._created, self._folder, self._planned)
+        config = self._planned[0].config
+        launcher = launcher_of(config)
+        if isinstance(launcher, QueueLauncher):
+            return launcher.submit_many(SweepPlan(self._name, self._folder, self._planned, self._created))
         if self._sweep is not None:
-            self._sweep.write([planned.run_dir for planned, _, _ in self._planned], complete=True)
+            self._sweep.write([one.plan.run_dir for one in self._planned], complete=True)
             end_sweep(self._folder, config, {"KILLED"} if code >= FIRST_STOPPED else {"FAILED"} if code else set())
             print(f"sweep:      {self._folder}")
             for command in trackers.compare_commands(config, "--sweep", str(self._folder)):
@@ -100,7 +98,7 @@ class Multirun:
         return code
 
     def _created(self) -> Sweep:
-        return create_sweep(self._folder, self._name, self._planned[0][1], self._arguments)
+        return create_sweep(self._folder, self._name, self._planned[0].config, self._arguments)
 
 
 def combination_name(config: Config, varied: list[str], overrides: list[str]) -> str:
@@ -143,22 +141,3 @@ def end_sweep(folder: Path, config: Config, statuses: set[str]) -> None:
     result = Relay(folder, *cfgs).finish(trackers.flush_seconds(cfgs))
     if result.message:
         print(f"ortlaunch: {result.message}")
-
-
-def _check_alike(configs: list[Config]) -> None:
-    """All tasks of an array get the same resources.
-
-    Raises:
-        RequestError: the combinations ask for different ones; with the first key that differs.
-    """
-    first, *others = (to_dict(config) for config in configs)
-    for other in others:
-        keys = [f"launcher.{key}" for key in first["launcher"] if other["launcher"].get(key) != first["launcher"][key]]
-        keys += [
-            key for key in ("device", "experiment", "run_root", "tracking", "trackers") if other[key] != first[key]
-        ]
-        if keys:
-            raise RequestError(
-                f"--multirun with launcher=slurm submits one array, whose tasks all get the same: {keys[0]} differs "
-                "between the combinations. Submit one sweep for each value"
-            )

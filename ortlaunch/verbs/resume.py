@@ -10,21 +10,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import explain
-from ortlaunch.compose.rules import check
+from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import first_line, load_config, to_config
-from ortlaunch.config.schema import GROUPS, Config, LocalConfig, SlurmConfig
+from ortlaunch.config.schema import GROUPS, Config
 from ortlaunch.follow.find import find_run
 from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
-from ortlaunch.launch.local.run import run
 from ortlaunch.launch.planning import plan_in
-from ortlaunch.launch.slurm.plan import settled
-from ortlaunch.launch.slurm.submit import submit
+from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process
 from ortlaunch.run.liveness import Alive, has_workers, liveness
 from ortlaunch.run.run import Run
-from ortlaunch.tracking import trackers
 
 _HELP = """\
 usage: ortlaunch resume RUN [KEY=VALUE ...]
@@ -59,11 +56,11 @@ def resume(arguments: list[str]) -> int:
         )
     run_dir = find_run(arguments[0]).path
     stored = _stored_config(run_dir)
-    config = settled(_named(_changed(stored, arguments[1:], run_dir), run_dir))
-    check(config)
-    config = trackers.resolved(config, Path.cwd())
+    changed = _changed(stored, arguments[1:], run_dir)
+    launcher = launcher_of(changed)
+    config = prepared(launcher.resumed(changed, run_dir))
     state = Run(run_dir).state()
-    if not isinstance(config.launcher, LocalConfig) or config.launcher.node_rank == 0:
+    if launcher.keeps_record(config):
         _check_ended(run_dir, config.launcher.grace_seconds)
     if state.ended == "FINISHED" and config.train.steps <= (done := stored.train.steps):
         # Its last steps would be trained again.
@@ -73,9 +70,7 @@ def resume(arguments: list[str]) -> int:
     # Killed before it could say what it is: the folder is <timestamp>-<name>-<id>.
     run_id, name = state.run_id or run_dir.name.rpartition("-")[2], state.name or run_dir.name
     plan = plan_in(config, run_dir, run_id, name, attempt=max(1, state.attempts))
-    if isinstance(config.launcher, SlurmConfig):
-        return submit(plan, config, ["resume", *arguments])
-    return run(plan, config, ["resume", *arguments])
+    return launcher.submit(plan, config, ["resume", *arguments])
 
 
 def _stored_config(run_dir: Path) -> Config:
@@ -112,16 +107,6 @@ def _changed(config: Config, overrides: list[str], run_dir: Path) -> Config:
     except (OmegaConfBaseException, OverrideParseException) as error:
         raise RequestError(f"resume: {explain(error)}") from error
     return to_config(tree)
-
-
-def _named(config: Config, run_dir: Path) -> Config:
-    """With what several machines know the run by: the one that was started first has chosen it."""
-    if not isinstance(config.launcher, LocalConfig) or config.launcher.nodes == 1:
-        return config
-    parts = run_dir.name.split("-")
-    return dataclasses.replace(
-        config, launcher=dataclasses.replace(config.launcher, run="-".join([*parts[:2], parts[-1]]))
-    )
 
 
 def _check_ended(run_dir: Path, seconds: float) -> None:

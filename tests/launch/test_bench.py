@@ -12,6 +12,7 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
+from ortlaunch.launch.local.launcher import LocalLauncher
 from ortlaunch.run.sweep import note_end
 from ortlaunch.tracking.relay import RelayResult
 from ortlaunch.verbs import bench
@@ -64,7 +65,7 @@ def started(grid: bench.Grid, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def start(codes: dict[str, int], repeat: int, **options: Any) -> tuple[int, Runs, list[argparse.Namespace], str]:
         runs, compared = Runs(codes), []
-        monkeypatch.setattr(bench, "run", runs)
+        monkeypatch.setattr(LocalLauncher, "submit", runs)
         monkeypatch.setattr("ortlaunch.verbs.multirun.Relay", Unsent)
         monkeypatch.setattr("ortlaunch.compare.command.run", lambda wanted, *_: compared.append(wanted))
         given = {"baseline": None, **options}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -13,6 +12,7 @@ from ortlaunch.base.secrets import without_secrets
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.launch import environment, folder
+from ortlaunch.launch.plan import Start
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.tracking.journal import Journal, read_events
 
@@ -66,8 +66,9 @@ def test_no_secret_reaches_folder_or_journal(secrets: None, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     words = ["model=mlp", "tracking.uri=https://ann:hunter2@mlflow.example", "name='a run'"]
     config = to_config(compose(words))
-    plan = dataclasses.replace(make_plan(config), environment={"PROXY": "http://ann:hunter2@proxy.example"})
-    folder.write_run_folder(plan, config, [*words, "+note=aws-hunter2-secret"])
+    plan = make_plan(config)
+    start = Start(["torchrun"], {"PROXY": "http://ann:hunter2@proxy.example"})
+    folder.write_run_folder(plan, config, [*words, "+note=aws-hunter2-secret"], start)
     folder.journal_start(Journal(plan.journal), plan, config)
     written = [path for path in plan.run_dir.rglob("*") if path.is_file()]
     assert {"env.json", "packages.txt", "journal.jsonl"} <= {path.name for path in written}
@@ -80,7 +81,7 @@ def test_the_command_can_be_typed_again(tmp_path: Path, monkeypatch: pytest.Monk
     words = ["model=mlp", "name=it's a $run", "tracking=none"]
     config = to_config(compose(["model=mlp", "tracking=none"]))
     plan = make_plan(config)
-    folder.write_run_folder(plan, config, words)
+    folder.write_run_folder(plan, config, words, Start(["torchrun"]))
     folder.journal_start(Journal(plan.journal), plan, config)
     events, _ = read_events(plan.journal, 0)
     (tags,) = [event["values"] for event in events if event["event"] == "tags"]

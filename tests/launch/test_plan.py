@@ -9,9 +9,11 @@ import pytest
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config import devices
 from ortlaunch.config.load import to_config
-from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.local.launcher import node_part
+from ortlaunch.launch.plan import LaunchPlan, NodePart
 from ortlaunch.launch.planning import make_plan
-from ortlaunch.launch.slurm.node import environment_of
+from ortlaunch.launch.queue.node import environment_of
+from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.launch.slurm.plan import settled
 
 
@@ -19,28 +21,33 @@ def plan(*overrides: str) -> LaunchPlan:
     return make_plan(to_config(compose(["device=cpu", *overrides])))
 
 
+def part(*overrides: str) -> NodePart:
+    config = to_config(compose(["device=cpu", *overrides]))
+    return node_part(make_plan(config), config)
+
+
 def test_workers_share_the_cores() -> None:
     cores = devices.usable_cores()
-    chosen = plan("launcher.workers_per_node=2")
-    assert chosen.workers == 2
-    assert chosen.environment["OMP_NUM_THREADS"] == str(max(1, cores // 2))
-    assert "--nproc-per-node=2" in chosen.command
-    assert plan("launcher.workers_per_node=64").threads == max(1, cores // 64)
+    chosen = part("launcher.workers_per_node=2")
+    assert chosen.plan.workers == 2
+    assert chosen.start.environment["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+    assert "--nproc-per-node=2" in chosen.start.command
+    assert part("launcher.workers_per_node=64").threads == max(1, cores // 64)
 
 
 def test_a_single_trainer_gets_one_worker_with_all_cores() -> None:
-    chosen = plan("trainer=single")
-    assert (chosen.workers, chosen.threads) == (1, devices.usable_cores())
+    chosen = part("trainer=single")
+    assert (chosen.plan.workers, chosen.threads) == (1, devices.usable_cores())
 
 
 def test_on_cuda_each_gpu_gets_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     # The only machine part that is replaced: the number of GPUs.
     monkeypatch.setattr("ortlaunch.config.devices._present_gpus", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    chosen = make_plan(to_config(compose(["device=auto"])))
-    assert chosen.workers == 3
-    assert "DS_ACCELERATOR" not in chosen.environment
-    assert "CUDA_VISIBLE_DEVICES" not in chosen.environment
+    chosen = part("device=auto")
+    assert chosen.plan.workers == 3
+    assert "DS_ACCELERATOR" not in chosen.start.environment
+    assert "CUDA_VISIBLE_DEVICES" not in chosen.start.environment
 
 
 @pytest.mark.parametrize(
@@ -52,9 +59,11 @@ def test_torch_compiles_ahead_only_where_something_is_compiled(
     monkeypatch.delenv("TORCH_WARM_POOL", raising=False)
     if own is not None:
         monkeypatch.setenv("TORCH_WARM_POOL", own)
-    chosen = plan(f"backend={backend}", "trainer=deepspeed")
-    assert chosen.environment.get("TORCH_WARM_POOL") == value
-    on_a_node = environment_of(settled(to_config(compose(["launcher=slurm", f"backend={backend}"]))), Path("/run"))
+    chosen = part(f"backend={backend}", "trainer=deepspeed")
+    assert chosen.start.environment.get("TORCH_WARM_POOL") == value
+    on_a_node = environment_of(
+        SlurmLauncher(), settled(to_config(compose(["launcher=slurm", f"backend={backend}"]))), Path("/run")
+    )
     assert on_a_node.get("TORCH_WARM_POOL") == value
 
 

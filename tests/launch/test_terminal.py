@@ -11,12 +11,13 @@ import pytest
 from rich.console import Console
 
 from ortlaunch.launch.local.display import Display, describe_account
-from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.plan import LaunchPlan, NodePart, Start
 from ortlaunch.run.events import Event, Measured, Tagged
 from ortlaunch.run.goodput import Goodput
 from ortlaunch.run.state import FIRST_STEP
 
-PLAN = LaunchPlan(Path("/runs/x"), "abc123", "gpt2-[red]ort", workers=2, threads=2, command=["true"])
+PLAN = LaunchPlan(Path("/runs/x"), "abc123", "gpt2-[red]ort", workers=2)
+PART = NodePart(PLAN, rank=0, threads=2, start=Start(["true"]))
 STEP = Measured(
     0,
     3,
@@ -39,7 +40,7 @@ def plain(text: str) -> str:
 
 def shown(*, terminal: bool) -> str:
     output = io.StringIO()
-    display = Display(PLAN, 10, "cpu", Console(file=output, force_terminal=terminal, width=80))
+    display = Display(PART, 10, "cpu", Console(file=output, force_terminal=terminal, width=80))
     display.start()
     display.event(STEP)
     display.event(Tagged(0, {}))
@@ -78,8 +79,8 @@ def test_between_two_log_steps_the_bar_moves_by_the_workers_sign_of_life(
     tmp_path: Path, logged: list[Event], health: str | None, shown: str
 ) -> None:
     output = io.StringIO()
-    plan = dataclasses.replace(PLAN, run_dir=tmp_path)
-    display = Display(plan, 10, "cpu", Console(file=output, force_terminal=True, width=80))
+    part = dataclasses.replace(PART, plan=dataclasses.replace(PLAN, run_dir=tmp_path))
+    display = Display(part, 10, "cpu", Console(file=output, force_terminal=True, width=80))
     if health is not None:
         (tmp_path / "health").mkdir()
         (tmp_path / "health" / "rank-0.json").write_text(health)

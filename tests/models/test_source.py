@@ -13,7 +13,7 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.rules import check
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import ModelConfig
-from ortlaunch.launch.slurm.plan import settled
+from ortlaunch.launch.table import launcher_of
 from ortlaunch.models.source import check_source
 
 BOMB = "raise SystemExit('imported')\n"
@@ -144,6 +144,7 @@ def test_where_the_workers_have_another_python_only_the_folder_is_judged(here: P
     ],
 )
 def test_a_job_with_a_python_of_its_own_may_find_other_packages(here: Path, words: list[str], is_judged: bool) -> None:
-    config = settled(to_config(compose(["device=cpu", "model=factory", "model.target=net:Net", *words])))
+    config = to_config(compose(["device=cpu", "model=factory", "model.target=net:Net", *words]))
+    config = launcher_of(config).settle(config)
     with pytest.raises(RequestError, match="there is no module 'net'") if is_judged else nullcontext():
         check(config)

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import ortlaunch
-from ortlaunch.cli import _config
 from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.load import to_config
 from ortlaunch.launch.folder import journal_start, write_run_folder
+from ortlaunch.launch.plan import Start
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.run.journal import Journal
 from tests.support.runs import Recorded
@@ -80,9 +82,9 @@ class Pool:
         os.chdir(cwd)
         try:
             words = [*overrides, "device=cpu", f"launcher.workers_per_node={self._workers}"]
-            config = _config(compose(words))
+            config = prepared(to_config(compose(words)))
             plan = make_plan(config)
-            write_run_folder(plan, config, list(overrides))
+            write_run_folder(plan, config, list(overrides), Start(["torchrun"]))
         finally:
             os.chdir(here)
         assert plan.workers == self._workers

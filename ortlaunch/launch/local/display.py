@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.plan import NodePart
 from ortlaunch.run.events import Event, Measured
 from ortlaunch.run.goodput import Goodput
 from ortlaunch.run.state import RunState
@@ -25,9 +25,10 @@ _SPEED_SECONDS = 600.0
 class Display:
     """Shows the events of a journal; prints what rank 0 prints above the bar."""
 
-    def __init__(self, plan: LaunchPlan, steps: int, device: str, console: Console | None = None) -> None:
+    def __init__(self, part: NodePart, steps: int, device: str, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
-        self._plan = plan
+        self._plan = part.plan
+        self._threads = part.threads
         self._steps = steps
         self._device = device
         self._state = RunState()
@@ -48,7 +49,7 @@ class Display:
     def start(self) -> None:
         """Says what starts and, on a terminal, opens the progress bar."""
         plan = self._plan
-        workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''} x {plan.threads} threads"
+        workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''} x {self._threads} threads"
         machines = f"{plan.nodes} machines x " if plan.nodes > 1 else ""
         self._print(f"ortlaunch: {plan.name} on {self._device}, {machines}{workers}")
         self._print(f"run folder: {plan.run_dir}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shlex
 import socket
 import time
@@ -23,17 +22,12 @@ _OWN_KEYS = ("launcher.node_rank", "launcher.dry_run", "launcher.run", "run_root
 _MAY_DIFFER = ("launcher.node_rank", "launcher.run", "run_root", "tracking", "name")
 
 
-def new_run() -> str:
-    """What tells a run from all others: <date>-<time>-<id>."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-
-
 def lines_to_type(launcher: LocalConfig, run: str, run_root: Path, arguments: list[str]) -> list[str]:
     """The command for each machine, in the order of their ranks.
 
     Args:
         launcher: how many machines.
-        run: as `new_run` makes it.
+        run: what tells it from all others.
         run_root: the folder that holds the run folders, the same one on all machines.
         arguments: the command line that was typed on one of them.
     """
@@ -43,9 +37,9 @@ def lines_to_type(launcher: LocalConfig, run: str, run_root: Path, arguments: li
     return [shlex.join(["ortlaunch", *kept, *place, f"launcher.node_rank={rank}"]) for rank in range(launcher.nodes)]
 
 
-def dry_run(launcher: LocalConfig, run_root: Path, arguments: list[str]) -> str:
-    """What would be typed on each machine, as text."""
-    lines = lines_to_type(launcher, launcher.run or new_run(), run_root, arguments)
+def dry_run(launcher: LocalConfig, run: str, run_root: Path, arguments: list[str]) -> str:
+    """What would be typed on each machine, as text; the arguments are those of `lines_to_type`."""
+    lines = lines_to_type(launcher, run, run_root, arguments)
     return "\n".join(f"# machine {rank}\n{line}" for rank, line in enumerate(lines))
 
 
@@ -57,10 +51,9 @@ def rendezvous(launcher: LocalConfig, run_id: str) -> list[str]:
     """
     if launcher.nodes == 1:
         # Port 0 lets it take a free one. The address is named because a host's own name often does not resolve.
-        return ["--nnodes=1", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", f"--rdzv-id={run_id}"]
+        return ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", f"--rdzv-id={run_id}"]
     is_first = int(launcher.node_rank == 0)
     return [
-        f"--nnodes={launcher.nodes}",
         f"--rdzv-endpoint={launcher.master_addr}:{launcher.master_port}",
         # Said, for names are no help: a machine often takes its own one for a loopback address.
         f"--rdzv-conf=is_host={is_first},timeout={JOIN_SECONDS},join_timeout={JOIN_SECONDS}",

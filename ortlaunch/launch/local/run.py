@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig
@@ -20,7 +21,7 @@ from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.display import Display
 from ortlaunch.launch.local.workers import WorkerGroup
-from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.plan import LaunchPlan, NodePart
 from ortlaunch.run import claim, failure, sweep
 from ortlaunch.run.claim import Claim
 from ortlaunch.run.goodput import journal_goodput
@@ -32,14 +33,12 @@ from ortlaunch.tracking.relay import Relay, RelayResult
 _POLL_SECONDS = 0.1
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-EXIT_DONE, EXIT_FAILED, EXIT_REQUEST = 0, 1, 2
 
-
-def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
-    """Runs the plan to its end; on a machine that is not the first of several, its part of it.
+def run(part: NodePart, config: Config, arguments: list[str]) -> int:
+    """Runs this machine's part of a run to its end; the first of several machines keeps the record.
 
     Args:
-        plan: what to run.
+        part: what to run.
         config: the configuration, its tracking places made absolute.
         arguments: the command line after ``ortlaunch``, for the record.
 
@@ -48,36 +47,38 @@ def run(plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
         for SIGTERM and SIGHUP).
     """
     started = time.time()
-    if plan.node_rank > 0:
-        return _assist(plan, config, started)
+    if part.rank > 0:
+        return _assist(part, config, started)
+    plan = part.plan
     plan.run_dir.mkdir(parents=True, exist_ok=True)
     # `resume` has asked the scheduler about the job that the run had.
     mine = claim.take(plan.files, job_is_over=lambda _: True)
     try:
-        return _run_claimed(plan, config, arguments, started, mine)
+        return _run_claimed(part, config, arguments, started, mine)
     finally:
         mine.release()
 
 
-def _run_claimed(plan: LaunchPlan, config: Config, arguments: list[str], started: float, mine: Claim) -> int:
-    """Runs the plan; this process has claimed the run."""
-    write_run_folder(plan, config, arguments)
+def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: float, mine: Claim) -> int:
+    """Runs the part; this process has claimed the run."""
+    plan = part.plan
+    write_run_folder(plan, config, arguments, part.start)
     Run(plan.run_dir).note_launcher()
     journal = Journal(plan.journal)
     journal_start(journal, plan, config)
-    display = Display(plan, config.train.steps, resolve_device(config.device).value)
+    display = Display(part, config.train.steps, resolve_device(config.device).value)
     for line in _lines_for_others(plan, config, arguments):
         display.line(line)
     cfgs = trackers.chosen(config)
     relay = Relay(plan.run_dir, *cfgs)
-    outcome = _run_workers(plan, config, display, started, relay, mine)
+    outcome = _run_workers(part, config, display, started, relay, mine)
     if outcome.failure is not None and not outcome.failure.is_request:
         journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
     account = journal_goodput(journal)
     journal.end(outcome.status)
     sweep_over = sweep.note_end(plan.run_dir, outcome.status)
     sent, is_stopped = _send_the_rest(relay, sweep_over, cfgs)
-    code = outcome.exit_code or (128 + signal.SIGINT if is_stopped else 0)
+    code = outcome.exit_code or (exit_codes.INTERRUPTED if is_stopped else exit_codes.DONE)
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
     ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
@@ -106,11 +107,12 @@ def _send_the_rest(relay: Relay, sweep_over: Path | None, cfgs: list[Any]) -> tu
     return sent, False
 
 
-def _assist(plan: LaunchPlan, config: Config, started: float) -> int:
+def _assist(part: NodePart, config: Config, started: float) -> int:
     """Runs the workers of a machine that is not the first: the first one keeps the record and names the outcome."""
+    plan = part.plan
     machines.wait_for_first(plan.run_dir, config if plan.attempt == 0 else None)
-    display = Display(plan, config.train.steps, resolve_device(config.device).value)
-    outcome = _run_workers(plan, config, display, started, None, None)
+    display = Display(part, config.train.steps, resolve_device(config.device).value)
+    outcome = _run_workers(part, config, display, started, None, None)
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
     display.line("the workers of this machine have ended; the first machine keeps the record")
@@ -118,27 +120,28 @@ def _assist(plan: LaunchPlan, config: Config, started: float) -> int:
 
 
 def _run_workers(
-    plan: LaunchPlan, config: Config, display: Display, started: float, relay: Relay | None, mine: Claim | None
+    part: NodePart, config: Config, display: Display, started: float, relay: Relay | None, mine: Claim | None
 ) -> Outcome:
     """Runs this machine's workers to their end; what they journal is displayed and sent to the trackers."""
     with _StopFlag() as stop:
         # The workers start before any thread of this process, so that the fork copies none.
-        group = WorkerGroup(plan, started)
+        group = WorkerGroup(part.start, part.torchrun_log, started)
         try:
             display.start()
             if relay is not None:
                 relay.start()
-            code = _watch(group, stop, plan, display, config.launcher, mine)
+            code = _watch(group, stop, part.plan, display, config.launcher, mine)
         finally:
             group.kill()
             display.stop()
-    return _outcome(plan, code, stop.signal)
+    return _outcome(part, code, stop.signal)
 
 
 def _lines_for_others(plan: LaunchPlan, config: Config, arguments: list[str]) -> list[str]:
     """What to type on the other machines, where nobody has been told yet."""
     launcher = config.launcher
-    if not isinstance(launcher, LocalConfig) or launcher.nodes == 1 or (launcher.run is not None and not plan.attempt):
+    assert isinstance(launcher, LocalConfig)
+    if launcher.nodes == 1 or (launcher.run is not None and not plan.attempt):
         return []
     lines = machines.lines_to_type(launcher, plan.run, Path(config.run_root), arguments)
     return ["type on the other machines:", *(f"  {line}" for line in lines[1:])]
@@ -234,21 +237,22 @@ def _ask_to_stop(plan: LaunchPlan, display: Display, launcher: LauncherConfig) -
     return time.monotonic() + launcher.grace_seconds
 
 
-def _outcome(plan: LaunchPlan, code: int, stop_signal: int | None) -> Outcome:
+def _outcome(part: NodePart, code: int, stop_signal: int | None) -> Outcome:
+    plan = part.plan
     if plan.stopped.exists():
         # By the file, Ctrl-C's code; torchrun itself ends with another one when a signal has reached it.
         number = stop_signal or (signal.SIGTERM if code else signal.SIGINT)
-        return Outcome("KILLED", 128 + number)
+        return Outcome("KILLED", exit_codes.stopped_by(number))
     if stop_signal is not None:
         # The last step may have come before the request; a sweep ends all the same.
-        return Outcome("FINISHED" if code == 0 else "KILLED", 128 + stop_signal)
+        return Outcome("FINISHED" if code == 0 else "KILLED", exit_codes.stopped_by(stop_signal))
     if code == 0:
-        return Outcome("FINISHED", EXIT_DONE)
+        return Outcome("FINISHED", exit_codes.DONE)
     found = failure.first(plan.run_dir, *plan.files.torchrun_logs())
     if found is None:
-        tail = "\n".join(plan.torchrun_log.read_text(errors="replace").strip().splitlines()[-15:])
+        tail = "\n".join(part.torchrun_log.read_text(errors="replace").strip().splitlines()[-15:])
         found = failure.Failure(0, socket.gethostname(), f"torchrun ended with {code}:\n{tail}", False, 0.0)
-    return Outcome("FAILED", EXIT_REQUEST if found.is_request else EXIT_FAILED, found)
+    return Outcome("FAILED", exit_codes.REQUEST if found.is_request else exit_codes.FAILED, found)
 
 
 def _record(

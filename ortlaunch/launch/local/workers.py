@@ -8,11 +8,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
 from ortlaunch.base.processes import die_with_parent
-from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.plan import Start
 
 _TERMINATE_SECONDS = 10.0
 _REMEMBER_SECONDS = 1.0
@@ -21,21 +22,22 @@ _REMEMBER_SECONDS = 1.0
 class WorkerGroup:
     """torchrun and everything below it."""
 
-    def __init__(self, plan: LaunchPlan, started: float) -> None:
+    def __init__(self, start: Start, log_file: Path, started: float) -> None:
         """Starts torchrun.
 
         Args:
-            plan: the command, environment and log folder.
+            start: the command and its variables.
+            log_file: takes its standard error.
             started: when the run was started, in seconds since the epoch; start-up times count from it.
         """
-        variables = {**os.environ, **plan.environment, "ORTLAUNCH_STARTED": repr(started)}
+        variables = {**os.environ, **start.environment, "ORTLAUNCH_STARTED": repr(started)}
         self._seen: dict[int, psutil.Process] = {}
         self._remembered = 0.0
         self._lines: queue.Queue[str] = queue.Queue()
-        with open(plan.torchrun_log, "wb") as log:
+        with open(log_file, "wb") as log:
             # A session of its own: Ctrl-C reaches only the launcher, which then stops the workers in order.
             self._process = subprocess.Popen(
-                plan.command,
+                start.command,
                 env=variables,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -20,6 +20,7 @@ from pathlib import Path
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, Device, SlurmConfig
 from ortlaunch.launch.slurm.plan import workers_per_node
+from ortlaunch.launch.slurm.programs import hostnames
 from ortlaunch.run.run import Run
 
 FOLDER = "preflight"
@@ -111,8 +112,7 @@ def attempt_token(job: Mapping[str, str] = os.environ) -> str:
 def _silent(answered: set[int]) -> list[str]:
     """Names of the job's nodes that left no file."""
     node_list = os.environ.get("SLURM_JOB_NODELIST", "")
-    done = subprocess.run(["scontrol", "show", "hostnames", node_list], capture_output=True, text=True, check=False)
-    return [name for number, name in enumerate(done.stdout.split()) if number not in answered]
+    return [name for number, name in enumerate(hostnames(node_list)) if number not in answered]
 
 
 def _other_folder(run_dir: Path) -> list[str]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from ortlaunch.config.schema import Config, Device, GpuRequest, SlurmConfig
-from ortlaunch.config.trainers import trainer_of
-from ortlaunch.launch.plan import CPU_WORKERS, LaunchPlan
+from ortlaunch.launch import torchrun
+from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.slurm import programs
 from ortlaunch.launch.slurm.request import JobRequest
 from ortlaunch.launch.slurm.rules import names_gpus
-from ortlaunch.run.run import Run
 
 _CARRIED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HF_HOME", "XDG_CACHE_HOME")
 """Variables that a run must find on the nodes as they were at submission, written into the script. The others, secrets
@@ -27,7 +25,8 @@ _GPUS_PER_NODE_SINCE = (19, 5)
 def settled(config: Config) -> Config:
     """The configuration with its device decided: by what the job asks for, not by what the login node has."""
     cfg = config.launcher
-    if not isinstance(cfg, SlurmConfig) or config.device is not Device.auto:
+    assert isinstance(cfg, SlurmConfig)
+    if config.device is not Device.auto:
         return config
     asks = bool(cfg.gpus_per_node) or names_gpus(cfg.gres)
     return dataclasses.replace(config, device=Device.cuda if asks else Device.cpu)
@@ -37,28 +36,8 @@ def workers_per_node(config: Config) -> int:
     """Workers on each node: one per GPU, or two on a node without GPUs, unless told otherwise."""
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
-    if trainer_of(config.trainer).has_one_worker:
-        return 1
-    if cfg.workers_per_node is not None:
-        return cfg.workers_per_node
-    if config.device is Device.cuda:
-        return cfg.gpus_per_node or 1
-    return min(CPU_WORKERS, cfg.cpus_per_node or CPU_WORKERS)
-
-
-def plan_job(config: Config, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
-    """Plans a job; as `ortlaunch.launch.planning.plan_in`, whose arguments these are."""
-    return LaunchPlan(
-        run_dir=run_dir,
-        run_id=run_id,
-        name=name,
-        workers=workers_per_node(config),
-        # The node's own cores count, and only the node knows them where the job does not say.
-        threads=max(1, (config.launcher.cpus_per_node or 1) // workers_per_node(config)),  # type: ignore[attr-defined]
-        command=["sbatch", "--parsable", "--export=ALL", str(Run(run_dir).script_file)],
-        attempt=attempt,
-        nodes=config.launcher.nodes,
-    )
+    cores = cfg.cpus_per_node or torchrun.CPU_WORKERS
+    return torchrun.workers_per_node(config, config.device, cfg.gpus_per_node or 1, cores)
 
 
 def request_for(plan: LaunchPlan, config: Config, tasks: int | None = None, folder: Path | None = None) -> JobRequest:
@@ -87,9 +66,8 @@ def request_for(plan: LaunchPlan, config: Config, tasks: int | None = None, fold
 
 def known_gpu_request() -> GpuRequest:
     """How this cluster takes GPUs, by the version of its commands; the newer way where there are none."""
-    if shutil.which("sinfo") is None:
+    if not programs.is_here("sinfo"):
         return GpuRequest.gpus_per_node
-    done = subprocess.run(["sinfo", "--version"], capture_output=True, text=True, timeout=20, check=False)
-    version = re.search(r"(\d+)\.(\d+)", done.stdout)
+    version = re.search(r"(\d+)\.(\d+)", programs.call("sinfo", "--version").text)
     known = version is None or (int(version[1]), int(version[2])) >= _GPUS_PER_NODE_SINCE
     return GpuRequest.gpus_per_node if known else GpuRequest.gres

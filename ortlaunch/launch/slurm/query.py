@@ -12,20 +12,16 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ortlaunch.base.user import user_cache, user_name
+from ortlaunch.launch.jobs import FRESH_SECONDS
+from ortlaunch.launch.slurm import programs
 from ortlaunch.run.roots import keep
 
-FRESH_SECONDS = 5.0
-"""How long an answer is good for."""
-
-_TIMEOUT_SECONDS = 15
 _MOST_ASKED = 500
 _LONGEST_SECONDS = 200 * 86400.0
 """SLURM shows a job without a limit as one of 365 days."""
@@ -84,12 +80,12 @@ def queue(max_age: float = FRESH_SECONDS) -> Queue:
     Args:
         max_age: oldest answer to take from the cache, in seconds; 0 asks anew.
     """
-    if shutil.which("squeue") is None:
+    if not programs.is_here("squeue"):
         return Queue(problem="squeue is not installed on this machine")
     user = user_name()
     layout = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
-    command = ["squeue", "--noheader", "--array", "--user", user, "--states", "all", "--Format", layout]
-    return _cached(f"queue-{user}", max_age, lambda: _asked(command, _queued))
+    words = ["--noheader", "--array", "--user", user, "--states", "all", "--Format", layout]
+    return _cached(f"queue-{user}", max_age, lambda: _asked("squeue", words, _queued))
 
 
 def accounted(job_ids: Iterable[str], max_age: float = FRESH_SECONDS) -> Queue:
@@ -102,14 +98,14 @@ def accounted(job_ids: Iterable[str], max_age: float = FRESH_SECONDS) -> Queue:
     asked = sorted(set(job_ids))[:_MOST_ASKED]
     if not asked:
         return Queue()
-    if shutil.which("sacct") is None:
+    if not programs.is_here("sacct"):
         return Queue(problem="sacct is not installed on this machine")
     listed = ",".join(asked)
     # Without a start, sacct leaves out what ended before midnight.
-    command = ["sacct", "--noheader", "--parsable2", "--allocations", "--starttime=1970-01-01", "--jobs", listed]
-    command += ["--format", ",".join(_ACCOUNT_FIELDS)]
+    words = ["--noheader", "--parsable2", "--allocations", "--starttime=1970-01-01", "--jobs", listed]
+    words += ["--format", ",".join(_ACCOUNT_FIELDS)]
     key = hashlib.sha256(listed.encode()).hexdigest()[:16]
-    return _cached(f"accounted-{key}", max_age, lambda: _asked(command, _accounted))
+    return _cached(f"accounted-{key}", max_age, lambda: _asked("sacct", words, _accounted))
 
 
 def seconds_of(text: str) -> float | None:
@@ -121,21 +117,14 @@ def seconds_of(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def _asked(command: list[str], parse: Callable[[str], dict[str, Job]]) -> Queue:
-    # Other locales and formats of a user's own would change the answer's form.
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SACCT_", "SLURM_TIME_FORMAT"))}
-    try:
-        result = subprocess.run(
-            command, env=clean, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return Queue(problem=f"{command[0]} gave no answer within {_TIMEOUT_SECONDS} s")
-    except OSError as error:
-        return Queue(problem=f"{command[0]}: {error}")
-    if result.returncode:
-        said = next(reversed(result.stderr.strip().splitlines()), f"exit code {result.returncode}")
-        return Queue(problem=said if said.startswith(command[0]) else f"{command[0]}: {said}")
-    return Queue(parse(result.stdout))
+def _asked(program: str, words: list[str], parse: Callable[[str], dict[str, Job]]) -> Queue:
+    answer = programs.call(program, *words)
+    if answer.problem:
+        return Queue(problem=answer.problem)
+    if answer.code:
+        said = next(reversed(answer.said.strip().splitlines()), f"exit code {answer.code}")
+        return Queue(problem=said if said.startswith(program) else f"{program}: {said}")
+    return Queue(parse(answer.text))
 
 
 def _queued(text: str) -> dict[str, Job]:

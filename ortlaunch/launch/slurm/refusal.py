@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable
 
 from ortlaunch.config.schema import Config, SlurmConfig
+from ortlaunch.launch.slurm.programs import listed
 
 _BEFORE = r"^(?:sbatch: error: |sbatch: |allocation failure: |Batch job submission failed: )+"
 
@@ -17,7 +17,7 @@ def is_final(said: str) -> bool:
     It also refuses what merely has to wait for nodes that are down or drained, and says then what it says of nodes that
     do not exist. So where some nodes are out of service, sbatch itself has the word.
     """
-    return "Requested node configuration is not available" not in said or not _listed("%D", "down,drain,fail,maint")
+    return "Requested node configuration is not available" not in said or not listed("%D", "down,drain,fail,maint")
 
 
 def in_plain_words(said: str, config: Config) -> str:
@@ -108,16 +108,5 @@ _WORDS: tuple[tuple[str, Callable[[SlurmConfig], str]], ...] = (
 
 
 def _there_are(format: str, word: str = "there are ") -> str:
-    found = _listed(format)
+    found = listed(format)
     return f" ({word}{', '.join(found)})" if found else ""
-
-
-def _listed(format: str, states: str | None = None) -> list[str]:
-    """What sinfo lists, in one call; empty where it does not answer."""
-    command = ["sinfo", "--noheader", f"--format={format}", *([f"--states={states}"] if states else [])]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = {line.strip() for line in done.stdout.splitlines()} - {"", "(null)", "0"}
-    return sorted(lines)

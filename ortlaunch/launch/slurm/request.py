@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ortlaunch.config.paths import slurm_template
-from ortlaunch.config.schema import ContainerConfig, ContainerRuntime, GpuRequest, SlurmConfig
+from ortlaunch.config.schema import ContainerConfig, ContainerRuntime, GpuRequest, SlurmConfig, key_facts
 from ortlaunch.run.run import Run
 
 WARNING_SIGNAL = "USR2"
@@ -71,44 +71,33 @@ class JobRequest:
 
     def _directives(self) -> list[str]:
         cfg = self.resources
-        options: list[tuple[str, str | int | None]] = [
-            ("--job-name", _one_line(self.name)),
-            ("--output", self._output()),
-            ("--open-mode", "append"),
-            ("--nodes", cfg.nodes),
-            ("--ntasks-per-node", 1),
-            ("--cpus-per-task", cfg.cpus_per_node),
-            *self._gpus(),
-            ("--mem", cfg.memory),
-            ("--time", cfg.time),
-            ("--partition", cfg.partition),
-            ("--account", cfg.account),
-            ("--qos", cfg.qos),
-            ("--reservation", cfg.reservation),
-            ("--constraint", cfg.constraint),
-            ("--dependency", cfg.dependency),
-            ("--mail-user", cfg.mail_user),
-            ("--mail-type", cfg.mail_type),
-            ("--signal", f"B:{WARNING_SIGNAL}@{cfg.grace_seconds}"),
-        ]
-        lines = [f"{name}={_directive_value(str(value))}" for name, value in options if value is not None]
-        lines += ["--requeue"] + (["--exclusive"] if cfg.exclusive else [])
-        if cfg.dependency is not None:
+        options: dict[str, str | int | bool | None] = {
+            "--job-name": _one_line(self.name),
+            "--output": self._output(),
+            "--open-mode": "append",
+            "--nodes": cfg.nodes,
+            "--ntasks-per-node": 1,
+            **{facts.sbatch: getattr(cfg, key) for key, facts in key_facts(cfg).items() if facts.sbatch},
+            **self._gpus(),
+            "--signal": f"B:{WARNING_SIGNAL}@{cfg.grace_seconds}",
+            "--requeue": True,
             # Otherwise a job that waits for one that has failed waits for ever.
-            lines.append("--kill-on-invalid-dep=yes")
+            "--kill-on-invalid-dep": "yes" if cfg.dependency is not None else None,
+        }
         if self.tasks is not None:
             limit = f"%{cfg.array_limit}" if cfg.array_limit else ""
-            lines.append(f"--array=0-{self.tasks - 1}{limit}")
-        return [*lines, *cfg.extra]
+            options["--array"] = f"0-{self.tasks - 1}{limit}"
+        return [*(line for name, value in options.items() for line in _directive(name, value)), *cfg.extra]
 
-    def _gpus(self) -> list[tuple[str, str | None]]:
+    def _gpus(self) -> dict[str, str | None]:
+        """The GPUs and other resources in the way that this cluster takes them."""
         cfg = self.resources
         kind = f"{cfg.gpu_type}:" if cfg.gpu_type else ""
         gpus = f"{kind}{cfg.gpus_per_node}" if cfg.gpus_per_node else None
         if self.gpu_request is GpuRequest.gres:
             both = [part for part in (f"gpu:{gpus}" if gpus else None, cfg.gres) if part]
-            return [("--gres", ",".join(both) or None)]
-        return [("--gpus-per-node", gpus), ("--gres", cfg.gres)]
+            return {"--gpus-per-node": None, "--gres": ",".join(both) or None}
+        return {"--gpus-per-node": gpus, "--gres": cfg.gres}
 
     def _run_dir(self) -> str:
         if self.tasks is None:
@@ -117,7 +106,7 @@ class JobRequest:
 
     def _output(self) -> str:
         """Where the script's first words go; all that follow go to the run folder in any case."""
-        path = str(Run(self.run_dir).scheduler_log if self.tasks is None else self.run_dir / "slurm-%a.log")
+        path = str(Run(self.run_dir).scheduler_log("slurm") if self.tasks is None else self.run_dir / "slurm-%a.log")
         # SLURM has no way to write these in a file pattern.
         return "/dev/null" if re.search(r"[\n\r\\]|%(?!a\.log$)", path) else path
 
@@ -150,6 +139,13 @@ class JobRequest:
 
 def _export(name: str, value: str) -> str:
     return f"export {name}={shlex.quote(value)}"
+
+
+def _directive(option: str, value: str | int | bool | None) -> list[str]:
+    """The directive of an option; none where nothing is asked for."""
+    if value is None or value is False:
+        return []
+    return [option if value is True else f"{option}={_directive_value(str(value))}"]
 
 
 def _directive_value(value: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import is_secret
-from ortlaunch.config.schema import Config, Device, SlurmConfig
+from ortlaunch.config.schema import Config, Device, SlurmConfig, key_facts
 from ortlaunch.config.trainers import trainer_of
+from ortlaunch.launch.launcher import Rule
 
 _OURS = {
     "--array": "it is --multirun's; launcher.array_limit says how many may run at once",
@@ -51,8 +51,7 @@ _SHORT = {
 
 def _options(config: Config) -> None:
     cfg = config.launcher
-    if not isinstance(cfg, SlurmConfig):
-        return
+    assert isinstance(cfg, SlurmConfig)
     for key in ("extra", "srun_extra"):
         for option in getattr(cfg, key):
             if not re.fullmatch(r"--?[a-zA-Z][^\n\r]*", option):
@@ -60,10 +59,9 @@ def _options(config: Config) -> None:
             name = re.split(r"[= ]", option)[0] if option.startswith("--") else _SHORT.get(option[:2], option)
             if name in _OURS:
                 raise RequestError(f"launcher.{key}: {name} would be in ortlaunch's way: {_OURS[name]}")
-    keys = ("partition", "account", "qos", "reservation", "constraint", "gres", "memory", "dependency", "mail_user")
-    for key in (*keys, "mail_type", "gpu_type"):
+    for key in ("gpu_type", *(key for key, facts in key_facts(cfg).items() if facts.sbatch)):
         value = getattr(cfg, key)
-        if value is not None and (not value.strip() or re.search(r"[\x00-\x1f]", value)):
+        if isinstance(value, str) and (not value.strip() or re.search(r"[\x00-\x1f]", value)):
             raise RequestError(f"launcher.{key}={value!r}: must be one line and not empty; null leaves it out")
     for name in cfg.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -79,8 +77,7 @@ def _options(config: Config) -> None:
 
 def _numbers(config: Config) -> None:
     cfg = config.launcher
-    if not isinstance(cfg, SlurmConfig):
-        return
+    assert isinstance(cfg, SlurmConfig)
     least = {"preflight_seconds": 1, "requeue_limit": 1, "gpus_per_node": 0, "cpus_per_node": 1, "array_limit": 1}
     for key, minimum in least.items():
         value = getattr(cfg, key)
@@ -120,8 +117,7 @@ def names_gpus(gres: str | None) -> bool:
 
 def _gpus(config: Config) -> None:
     cfg = config.launcher
-    if not isinstance(cfg, SlurmConfig):
-        return
+    assert isinstance(cfg, SlurmConfig)
     if cfg.gpus_per_node and names_gpus(cfg.gres):
         raise RequestError(f"launcher.gres={cfg.gres} and launcher.gpus_per_node={cfg.gpus_per_node}: give only one")
     if config.device is not Device.cuda:
@@ -140,4 +136,4 @@ def _gpus(config: Config) -> None:
         )
 
 
-SLURM_RULES: tuple[Callable[[Config], None], ...] = (_options, _numbers, _gpus)
+SLURM_RULES: tuple[Rule, ...] = (_options, _numbers, _gpus)

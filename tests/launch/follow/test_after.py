@@ -8,8 +8,19 @@ import time
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.follow.after import dependency, split_after, wait_for
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.config.schema import SlurmConfig
+from ortlaunch.follow.after import after, split_after, wait_for
 from ortlaunch.run.journal import Journal
+
+
+def dependency(names: list[str], given: str | None) -> str | None:
+    """What the job of a run after these would wait for."""
+    made = to_config(compose(["launcher=slurm", *([f"launcher.dependency='{given}'"] if given else [])]))
+    launcher = after(made, names).launcher
+    assert isinstance(launcher, SlurmConfig)
+    return launcher.dependency
 
 
 def test_the_word_is_no_key_of_the_configuration() -> None:

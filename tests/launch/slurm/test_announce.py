@@ -11,10 +11,11 @@ import pytest
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
-from ortlaunch.launch.slurm import job
-from ortlaunch.launch.slurm.announce import destinations
+from ortlaunch.launch.queue.announce import destinations
+from ortlaunch.launch.queue.attempt import send_all
+from ortlaunch.launch.queue.submission import announce
 from ortlaunch.launch.slurm.plan import settled
-from ortlaunch.launch.slurm.submit import announce
+from ortlaunch.launch.slurm.submit import submission_environment
 from ortlaunch.run.journal import Journal
 from ortlaunch.tracking.trackers import public
 from tests.support.servers import free_port
@@ -36,7 +37,8 @@ def test_all_are_sent_and_the_firsts_id_is_said(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/mlruns.db"
     words = [f"tracking.uri={store}", f"tracking.artifacts={tmp_path}/artifacts"]
     folders = [submitted(tmp_path / name, *words) for name in ("sweep", "one", "two")]
-    said = announce(folders, to_config(compose(["launcher=slurm", *words])))
+    made = to_config(compose(["launcher=slurm", *words]))
+    said = announce(folders, made, submission_environment(made))
     runs = MlflowClient(store).search_runs(["1"])
     assert {run.info.run_name for run in runs} == {"sweep", "one", "two"}
     (first,) = (run.info.run_id for run in runs if run.info.run_name == "sweep")
@@ -46,13 +48,14 @@ def test_all_are_sent_and_the_firsts_id_is_said(tmp_path: Path) -> None:
 def test_what_is_not_sent_is_left_to_the_jobs(tmp_path: Path) -> None:
     words = [f"tracking.uri=http://127.0.0.1:{free_port()}", "tracking.timeout_seconds=1"]
     folders = [submitted(tmp_path / name, *words) for name in ("sweep", "one")]
-    assert announce(folders, to_config(compose(["launcher=slurm", *words]))) == "(2 not yet sent: the job will)"
+    made = to_config(compose(["launcher=slurm", *words]))
+    assert announce(folders, made, submission_environment(made)) == "(2 not yet sent: the job will)"
 
 
 def test_without_mlflow_there_is_nothing_to_say(tmp_path: Path) -> None:
     folder = submitted(tmp_path / "one", "tracking=none")
-    assert announce([folder], to_config(compose(["launcher=slurm", "tracking=none"]))) == ""
-    assert job.announce(folder) == 0
+    assert announce([folder], to_config(compose(["launcher=slurm", "tracking=none"])), {}) == ""
+    assert send_all(folder) == 0
 
 
 @pytest.mark.parametrize("uri", ["http://ann:hunter2@team:5000", "postgresql://ann:hunter2@db/mlflow"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortlaunch.launch.slurm import history
+from ortlaunch.launch.queue import history
 
 
 def test_it_survives_a_process(tmp_path):

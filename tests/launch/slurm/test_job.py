@@ -9,7 +9,8 @@ import pytest
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
-from ortlaunch.launch.slurm import history, job
+from ortlaunch.launch.queue import history
+from ortlaunch.launch.slurm import job
 from ortlaunch.launch.slurm.plan import settled
 from ortlaunch.run import failure
 from ortlaunch.tracking.journal import Journal, read_events

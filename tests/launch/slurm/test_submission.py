@@ -13,7 +13,8 @@ from ortlaunch.compose.rules import check
 from ortlaunch.config.load import load_config, save_config, to_config
 from ortlaunch.config.schema import Device, SlurmConfig
 from ortlaunch.launch.planning import make_plan
-from ortlaunch.launch.slurm.node import environment_of, torchrun, torchrun_source
+from ortlaunch.launch.queue.node import command_of, environment_of, torchrun_source
+from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.launch.slurm.plan import request_for, settled
 from ortlaunch.launch.slurm.refusal import in_plain_words
 from ortlaunch.launch.slurm.rules import slurm_seconds
@@ -206,14 +207,21 @@ def test_a_stored_configuration_is_read_back(tmp_path):
     assert load_config(tmp_path / "config.yaml") == made
 
 
-def test_torchrun_on_each_node(tmp_path):
+def test_torchrun_on_each_node(tmp_path, monkeypatch):
     made = config("launcher.nodes=3", "launcher.workers_per_node=2")
     job = {"SLURM_NODEID": "0", "SLURM_JOB_ID": "7", "ORTLAUNCH_ATTEMPT": "1", "SLURM_RESTART_COUNT": "2"}
     job |= {"ORTLAUNCH_HEAD": "n1", "ORTLAUNCH_PORT": "15007", "SLURMD_NODENAME": "localhost"}
-    words = torchrun(made, tmp_path, job)
+
+    def torchrun(variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        launcher = SlurmLauncher()
+        return command_of(launcher, made, tmp_path, launcher.place(made))
+
+    words = torchrun(job)
     expected = {"--nnodes=3", "--nproc-per-node=2", "--rdzv-endpoint=n1:15007", "--rdzv-id=7-2-1", "--max-restarts=0"}
     assert expected | {"--rdzv-conf=is_host=true", "--local-addr=localhost"} <= set(words)
-    assert "--rdzv-conf=is_host=false" in torchrun(made, tmp_path, job | {"SLURM_NODEID": "1"})
+    assert "--rdzv-conf=is_host=false" in torchrun(job | {"SLURM_NODEID": "1"})
 
 
 def test_torchruns_options_are_those_of_its_own_help():
@@ -225,10 +233,10 @@ def test_torchruns_options_are_those_of_its_own_help():
 
 
 def test_the_loopback_card_is_named_on_one_machine_only(tmp_path):
-    assert environment_of(config("launcher.nodes=1"), tmp_path)["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in environment_of(config("launcher.nodes=2"), tmp_path)
+    assert environment_of(SlurmLauncher(), config("launcher.nodes=1"), tmp_path)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in environment_of(SlurmLauncher(), config("launcher.nodes=2"), tmp_path)
     own = config("launcher.nodes=1", "+launcher.env.GLOO_SOCKET_IFNAME=ib0")
-    assert environment_of(own, tmp_path)["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert environment_of(SlurmLauncher(), own, tmp_path)["GLOO_SOCKET_IFNAME"] == "ib0"
 
 
 @pytest.mark.parametrize(
@@ -282,3 +290,19 @@ def test_a_password_travels_in_the_environment_alone():
     assert submission_environment(made)["ORTLAUNCH_TRACKING_URI"] == "https://ada:secret@example.org"
     assert "ORTLAUNCH_TRACKING_URI" not in submission_environment(config())
     assert "secret" not in request_for(make_plan(made), made).script()
+
+
+def test_the_check_looks_on_this_machine(tmp_path):
+    """What it asks for of the nodes does not matter there; what this machine lacks is one line."""
+    words = ("launcher=slurm", "launcher.gpus_per_node=4", "device=cuda", "model=mlp")
+    done = ortlaunch(tmp_path, "check", *words, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    first, last = done.stderr.splitlines()
+    assert first == "ortlaunch: launcher=slurm: the check looks on this machine, not on the nodes"
+    assert "device=cuda and this machine shows no GPU" in last
+
+
+def test_a_sweep_has_one_launcher(tmp_path):
+    done = ortlaunch(tmp_path, "launcher=slurm,local", "launcher.dry_run=true", "--multirun")
+    assert done.returncode == 2
+    assert "launcher=slurm,local: a sweep has one launcher" in done.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortlaunch.launch.slurm.verdict import Facts, judge
+from ortlaunch.launch.queue.verdict import Facts, judge
 
 WARNING, TERM = frozenset({"WARNING"}), frozenset({"TERM"})
 

@@ -4,9 +4,9 @@
 #SBATCH --open-mode=append
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node=4
-#SBATCH --time=1:00:00
 #SBATCH --partition=gpu
+#SBATCH --time=1:00:00
+#SBATCH --gpus-per-node=4
 #SBATCH --signal=B:USR2@120
 #SBATCH --requeue
 

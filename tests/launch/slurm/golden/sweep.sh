@@ -4,21 +4,21 @@
 #SBATCH --open-mode=append
 #SBATCH --nodes=16
 #SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=64
-#SBATCH --gres=gpu:a100:8,nvme:1
-#SBATCH --mem=0
-#SBATCH --time=2-12
 #SBATCH --partition=gpu,long
 #SBATCH --account=physics
 #SBATCH --qos=high
 #SBATCH --reservation="winter school"
 #SBATCH --constraint="a100&nvlink"
+#SBATCH --time=2-12
+#SBATCH --gres=gpu:a100:8,nvme:1
+#SBATCH --cpus-per-task=64
+#SBATCH --mem=0
+#SBATCH --exclusive
 #SBATCH --dependency=afterok:1:2
 #SBATCH --mail-user=ada@example.org
 #SBATCH --mail-type=END,FAIL
 #SBATCH --signal=B:USR2@300
 #SBATCH --requeue
-#SBATCH --exclusive
 #SBATCH --kill-on-invalid-dep=yes
 #SBATCH --array=0-19%4
 #SBATCH --nice=100

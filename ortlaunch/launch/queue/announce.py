@@ -1,4 +1,4 @@
-"""Sends what is in some journals to MLflow, once: ``python -m ortlaunch.launch.slurm.announce FOLDER ...``.
+"""Sends what is in some journals to MLflow, once: ``python -m ortlaunch.launch.queue.announce FOLDER ...``.
 
 That is how runs, and the sweep that they belong to, stand in MLflow while they are still in the queue.
 """

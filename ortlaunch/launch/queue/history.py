@@ -17,7 +17,7 @@ class Attempt:
 
     job_id: str
     restart: int
-    """How often SLURM had restarted the job."""
+    """How often the scheduler had restarted the job."""
     nodes: str
     began: float
     """Seconds since the epoch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ortlaunch.base import exit_codes
 from ortlaunch.run.events import Status
 
 REQUEUE_WORD = "requeue"
@@ -13,10 +14,10 @@ REQUEUE_WORD = "requeue"
 
 @dataclass(frozen=True)
 class Facts:
-    """What the batch script, the run folder and SLURM tell."""
+    """What the job's first process, the run folder and the scheduler tell."""
 
     code: int
-    """What srun ended with."""
+    """What the starter ended with."""
     signals: frozenset[str] = frozenset()
     """WARNING (the end is near), TERM, LATE (the workers used up their grace), UNFIT (the preflight found something),
     LOST (a node does not answer)."""
@@ -30,11 +31,11 @@ class Facts:
     asked_by: str | None = None
     """First word of a STOP file that is still there; None if there is none."""
     job_state: str | None = None
-    """SLURM's word for the job; None where it was not asked or does not answer."""
+    """The scheduler's word for the job, RUNNING while it runs; None where it was not asked or does not answer."""
     is_requeued: bool = False
-    """SLURM has queued the job again already."""
+    """The scheduler has queued the job again already."""
     is_preempted: bool = False
-    """SLURM has given the job notice."""
+    """The scheduler has given the job notice."""
     is_out_of_time: bool = False
     """Its time limit is near."""
     crashes: int = 0
@@ -43,6 +44,10 @@ class Facts:
     barren: int = 0
     """How often in a row, this end included, the run left the nodes without a new checkpoint."""
     requeue_limit: int = 3
+    scheduler: str = "SLURM"
+    """What messages call it."""
+    starter: str = "srun"
+    """The command that starts the workers."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,8 @@ class Verdict:
     """What to do."""
 
     action: Literal["end", "again", "requeue", "left"]
-    """`again`: start the workers again on these nodes. `requeue`: give the nodes back and queue again. `left`: SLURM
-    queues the job by itself."""
+    """`again`: start the workers again on these nodes. `requeue`: give the nodes back and queue again. `left`: the
+    scheduler queues the job by itself."""
     reason: str
     status: Status | None = None
     """How the run ended; None while it goes on."""
@@ -59,22 +64,19 @@ class Verdict:
     is_crash: bool = False
 
 
-_LEFT = Verdict("left", "SLURM took the job off its nodes (scontrol requeue, a preemption, or a lost node)")
-
-
 def judge(facts: Facts) -> Verdict:
     """Decides; what is done never runs again, and what a person ended stays ended."""
     if facts.is_done:
         return Verdict("end", "all steps are done", "FINISHED")
     if facts.is_requeued:
-        return _LEFT
+        return _left(facts)
     if "TERM" in facts.signals or facts.stopped_by == "signal":
         return _terminated(facts)
     word = facts.stopped_by if facts.stopped_by is not None else facts.asked_by
     if word is not None and word != REQUEUE_WORD:
-        return Verdict("end", "stopped on request", "KILLED", 130)
+        return Verdict("end", "stopped on request", "KILLED", exit_codes.INTERRUPTED)
     if facts.is_request:
-        return Verdict("end", "the request is wrong", "FAILED", 2)
+        return Verdict("end", "the request is wrong", "FAILED", exit_codes.REQUEST)
     if "WARNING" in facts.signals or word == REQUEUE_WORD:
         return _warned(facts)
     if "LOST" in facts.signals:
@@ -82,26 +84,34 @@ def judge(facts: Facts) -> Verdict:
     return _crashed(facts)
 
 
+def _left(facts: Facts) -> Verdict:
+    return Verdict("left", f"{facts.scheduler} took the job off its nodes (a requeue, a preemption, or a lost node)")
+
+
 def _terminated(facts: Facts) -> Verdict:
-    """The workers got SIGTERM, and with TERM this script too: SLURM, or a person by scancel, has decided something."""
+    """The workers got SIGTERM, and with TERM the job's first process too: a person or the scheduler has decided."""
     if facts.job_state is None:
-        return _LEFT
+        return _left(facts)
     if facts.job_state != "RUNNING":
-        return Verdict("end", "cancelled, or its time limit came before the warning", "KILLED", 130)
+        return Verdict("end", "cancelled, or its time limit came before the warning", "KILLED", exit_codes.INTERRUPTED)
     if facts.is_preempted:
         return _warned(facts)
     if "TERM" in facts.signals:
-        return Verdict("end", "stopped by SIGTERM", "KILLED", 143)
-    # After a node's failure SLURM may deliver what it meant for the step of the same number before the requeue.
+        return Verdict("end", "stopped by SIGTERM", "KILLED", exit_codes.TERMINATED)
+    # After a node's failure the scheduler may deliver what it meant for the step of the same number before the requeue.
     if facts.barren >= facts.requeue_limit:
-        return Verdict("end", f"the workers got SIGTERM {facts.barren} times without a new checkpoint", "FAILED", 1)
+        return Verdict(
+            "end", f"the workers got SIGTERM {facts.barren} times without a new checkpoint", "FAILED", exit_codes.FAILED
+        )
     return Verdict("again", "the workers got SIGTERM, and the job goes on")
 
 
 def _queued_again(facts: Facts, why: str) -> Verdict:
     if facts.barren >= facts.requeue_limit:
         text = f"{why}, for the {facts.barren}th time without a new checkpoint (launcher.requeue_limit)"
-        return Verdict("end", f"{text}: lower train.checkpoint_every, or raise launcher.time", "FAILED", 1)
+        return Verdict(
+            "end", f"{text}: lower train.checkpoint_every, or raise launcher.time", "FAILED", exit_codes.FAILED
+        )
     return Verdict("requeue", why)
 
 
@@ -114,7 +124,7 @@ def _warned(facts: Facts) -> Verdict:
 
 
 def _crashed(facts: Facts) -> Verdict:
-    what = "not fit to run" if "UNFIT" in facts.signals else f"crashed (srun ended with {facts.code})"
+    what = "not fit to run" if "UNFIT" in facts.signals else f"crashed ({facts.starter} ended with {facts.code})"
     if facts.crashes < facts.max_restarts:
         return Verdict("again", what, is_crash=True)
-    return Verdict("end", what, "FAILED", 1, is_crash=True)
+    return Verdict("end", what, "FAILED", exit_codes.FAILED, is_crash=True)

@@ -1,0 +1,71 @@
+"""Options of config groups that installed packages bring, found by their entry points."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.schema import GROUPS
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+LAUNCHERS = "ortlaunch.launchers"
+"""Group of entry points of launchers: NAME = "package.module:Class"."""
+
+_log = logging.getLogger(__name__)
+
+
+@functools.cache
+def announced_launchers() -> dict[str, EntryPoint]:
+    """The launchers of installed packages by name, none of them imported; a name of ours stays ours."""
+    from importlib.metadata import entry_points  # 11 ms, which a command that asks for none does not pay
+
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=LAUNCHERS):
+        if point.name in GROUPS["launcher"] or found.setdefault(point.name, point).value != point.value:
+            _log.warning("launcher '%s' (%s) is left out: the name is taken", point.name, point.value)
+    return found
+
+
+@functools.cache
+def load_launcher(name: str) -> Any:
+    """The launcher class that an installed package announces.
+
+    Raises:
+        RequestError: there is none of this name, or it cannot be imported.
+    """
+    point = announced_launchers().get(name)
+    if point is None:
+        known = ", ".join(sorted({*GROUPS["launcher"], *announced_launchers()}))
+        raise RequestError(f"launcher={name}: there is no such launcher (there are {known}): install its package")
+    try:
+        return point.load()
+    except Exception as error:
+        raise RequestError(
+            f"launcher={name}: {point.value} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def launcher_schema(name: str) -> type[Any]:
+    """The dataclass of a launcher's keys, ours or an installed package's.
+
+    Raises:
+        RequestError: as `load_launcher`.
+    """
+    own = GROUPS["launcher"].get(name)
+    found: type[Any] = own if own is not None else load_launcher(name).config
+    return found
+
+
+def launcher_schemas() -> dict[str, type[Any]]:
+    """The dataclasses of all launchers' keys by name, without those that cannot be imported."""
+    found = dict(GROUPS["launcher"])
+    for name in announced_launchers():
+        try:
+            found[name] = load_launcher(name).config
+        except RequestError as error:
+            _log.warning("%s", error)
+    return found

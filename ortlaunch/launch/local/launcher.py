@@ -1,0 +1,94 @@
+"""`launcher=local`: torchrun on this machine, or by hand on several that share the run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.exit_codes import DONE
+from ortlaunch.config.devices import resolve_device, usable_cores, visible_gpus
+from ortlaunch.config.schema import Config, LocalConfig
+from ortlaunch.launch.launcher import Launcher
+from ortlaunch.launch.local import machines
+from ortlaunch.launch.local.rules import LOCAL_RULES
+from ortlaunch.launch.plan import LaunchPlan, NodePart, Start, new_run
+from ortlaunch.launch.torchrun import torchrun, worker_environment, workers_per_node
+
+
+class LocalLauncher(Launcher):
+    """Runs a run to its end while the command waits."""
+
+    name = "local"
+    title = "this machine"
+    config = LocalConfig
+    rules = LOCAL_RULES
+
+    def workers_per_node(self, config: Config) -> int:
+        """Workers on this machine."""
+        return workers_per_node(config, resolve_device(config.device), visible_gpus(), usable_cores())
+
+    def new_run(self, config: Config) -> str:
+        """As the first of several machines has chosen it, where that is given."""
+        return _keys(config).run or new_run()
+
+    def plan(self, config: Config, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
+        """As `Launcher.plan`.
+
+        Raises:
+            RequestError: the run that ``launcher.run`` names is there already.
+        """
+        keys = _keys(config)
+        if attempt == 0 and keys.node_rank == 0 and not keys.dry_run and run_dir.exists():
+            raise RequestError(
+                f"launcher.run={keys.run}: {run_dir} is there already: go on with it by ortlaunch resume"
+            )
+        return super().plan(config, run_dir, run_id, name, attempt)
+
+    def submit(self, plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
+        """Runs it to its end; on a machine that is not the first of several, its part of it."""
+        keys = _keys(config)
+        if keys.dry_run and keys.nodes > 1:
+            print(machines.dry_run(keys, plan.run, Path(config.run_root), arguments))
+            return DONE
+        part = node_part(plan, config)
+        if keys.dry_run:
+            print(part.description())
+            return DONE
+        from ortlaunch.launch.local.run import run
+
+        return run(part, config, arguments)
+
+    def resumed(self, config: Config, run_dir: Path) -> Config:
+        """With what several machines know the run by: the one that was started first has chosen it."""
+        keys = _keys(config)
+        if keys.nodes == 1:
+            return config
+        parts = run_dir.name.split("-")
+        return dataclasses.replace(config, launcher=dataclasses.replace(keys, run="-".join([*parts[:2], parts[-1]])))
+
+    def keeps_record(self, config: Config) -> bool:
+        """The first machine does."""
+        return _keys(config).node_rank == 0
+
+
+def node_part(plan: LaunchPlan, config: Config) -> NodePart:
+    """This machine's part of a run.
+
+    Raises:
+        RequestError: the first machine cannot be reached from here.
+    """
+    keys = _keys(config)
+    device = resolve_device(config.device)
+    threads = max(1, usable_cores() // plan.workers)
+    options = [*machines.rendezvous(keys, plan.run_id), f"--max-restarts={keys.max_restarts}"]
+    start = Start(
+        torchrun(plan.run_dir, keys.nodes, plan.workers, options),
+        worker_environment(config, device, threads, plan.run_dir, machines.network_interface(keys)),
+    )
+    return NodePart(plan, keys.node_rank, threads, start)
+
+
+def _keys(config: Config) -> LocalConfig:
+    assert isinstance(config.launcher, LocalConfig)
+    return config.launcher

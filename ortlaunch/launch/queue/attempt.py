@@ -1,0 +1,210 @@
+"""The beginning and the end of an attempt of a run in a job: what is written, and what becomes of the job."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.load import load_config
+from ortlaunch.launch.queue import history
+from ortlaunch.launch.queue.announce import send
+from ortlaunch.launch.queue.launcher import BatchLauncher
+from ortlaunch.launch.queue.own import OwnJob
+from ortlaunch.launch.queue.verdict import REQUEUE_WORD, Facts, Verdict, judge
+from ortlaunch.run import claim, failure, sweep
+from ortlaunch.run.events import Status
+from ortlaunch.run.goodput import journal_goodput
+from ortlaunch.run.journal import Journal
+from ortlaunch.run.liveness import has_workers
+from ortlaunch.run.run import ARTIFACT_FOLDER, Run
+
+_STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}
+_MOST_LOGS = 16
+_CLOCK_SECONDS = 90
+"""Schedulers look at their clocks every 30 seconds or so, and may send the warning a minute early."""
+
+
+def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
+    """An attempt begins: says so in the journal.
+
+    Args:
+        launcher: that of the job.
+        run_dir: the run folder.
+        job: the job that starts it.
+
+    Returns:
+        How many attempts there were before; None if there is nothing to do.
+    """
+    run = Run(run_dir)
+    if run.is_done():
+        print(f"ortlaunch: {run_dir} is done", file=sys.stderr)
+        return None
+    try:
+        claim.take(run, job.key, lambda other: _is_over(launcher, other, run))
+    except RequestError as error:
+        print(f"ortlaunch: {error}", file=sys.stderr)
+        return None
+    journal = run.journal()
+    if run.stop_word() not in (None, REQUEUE_WORD):
+        journal.tags({"ortlaunch.state": "stopped"})
+        journal.end("KILLED")
+        send_all(run_dir)
+        _note_end(run_dir, "KILLED")
+        print("ortlaunch: the run was asked to stop while it was in the queue", file=sys.stderr)
+        return None
+    # What the attempt before has left about itself.
+    for file in (run.stop_file, run.stopped_file):
+        file.unlink(missing_ok=True)
+    for folder in (run.failures, run.preflight):
+        shutil.rmtree(folder, ignore_errors=True)
+    past = history.load(run_dir)
+    attempt = past.begin(job.job_id, job.restart, job.nodes)
+    history.save(run_dir, past)
+    # For the workers, which inherit them.
+    os.environ |= {"ORTLAUNCH_ATTEMPT": str(attempt), "ORTLAUNCH_JOB": job.job_id}
+    journal.tags(
+        {
+            "ortlaunch.state": "running",
+            "ortlaunch.attempt": str(attempt + 1),
+            f"{job.scheduler}.job_id": job.job_id,
+            f"{job.scheduler}.restart_count": str(job.restart),
+            f"{job.scheduler}.nodes": job.nodes,
+        }
+    )
+    own = run.scheduler_variables(attempt, job.scheduler)
+    own.write_text(json.dumps(job.variables, indent=2) + "\n")
+    journal.artifact(own, ARTIFACT_FOLDER)
+    return attempt
+
+
+def _is_over(launcher: BatchLauncher, job_id: str, run: Run) -> bool:
+    """Whether another job that has claimed the run is over; one that nobody knows is judged by its workers."""
+    known = launcher.is_over(job_id)
+    return not has_workers(run) if known is None else known
+
+
+def decide(facts: Facts, run_dir: Path, unfit: str = "") -> Verdict:
+    """The workers have ended: journals how, and says what the job does next.
+
+    Args:
+        facts: as `gather` finds them.
+        run_dir: the run folder.
+        unfit: what its nodes have found wrong with themselves; the cause of all that the workers say.
+    """
+    verdict = judge(facts)
+    journal = Run(run_dir).journal()
+    lost = verdict.action == "requeue" and "LOST" in facts.signals
+    if lost or verdict.is_crash or verdict.status == "FAILED":
+        verdict = _with_failure(run_dir, verdict, journal, unfit)
+    past = history.load(run_dir)
+    past.end(verdict.reason, is_crash=verdict.is_crash, checkpoint=Run(run_dir).newest_checkpoint())
+    history.save(run_dir, past)
+    if verdict.status is None:
+        journal.requeue(verdict.reason, len(past.attempts))
+        state = "running" if verdict.action == "again" else "queued"
+        journal.tags(
+            {
+                "ortlaunch.state": state,
+                "ortlaunch.requeue_reason": verdict.reason,
+                "ortlaunch.requeues": str(len(past.attempts)),
+            }
+        )
+    else:
+        journal.tags({"ortlaunch.state": _STATES[verdict.status]})
+        journal_goodput(journal)
+        journal.end(verdict.status)
+        _note_end(run_dir, verdict.status)
+    print(f"ortlaunch: {verdict.action}: {verdict.reason}", file=sys.stderr, flush=True)
+    return verdict
+
+
+def refused(run_dir: Path, command: str) -> None:
+    """The scheduler would not queue the job again: the run ends here, with its checkpoint.
+
+    Args:
+        run_dir: the run folder.
+        command: what was refused.
+    """
+    journal = Run(run_dir).journal()
+    text = f"{command} was refused: the cluster does not let jobs queue again; go on with ortlaunch resume"
+    journal.tags({"ortlaunch.state": "stopped", "ortlaunch.requeue_reason": text})
+    journal_goodput(journal)
+    journal.end("KILLED")
+    _note_end(run_dir, "KILLED")
+    print(f"ortlaunch: {text} {run_dir}", file=sys.stderr)
+    send_all(run_dir)
+
+
+def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: list[str]) -> Facts:
+    """The facts about a run whose workers have ended: from its folder and, where they leave it open, the scheduler.
+
+    Args:
+        launcher: that of the job.
+        run_dir: the run folder.
+        code: what the command that started the workers ended with.
+        signals: as in `Facts`.
+    """
+    run = Run(run_dir)
+    config = load_config(run.config_file)
+    job, past = launcher.own_job(), history.load(run_dir)
+    is_done, stopped = run.is_done(), run.stopped()
+    known = None if is_done else launcher.own_state()
+    return Facts(
+        code=code,
+        signals=frozenset(signals),
+        is_done=is_done,
+        is_request=failure.is_request(run_dir),
+        stopped_by=stopped.reason if stopped is not None else None,
+        asked_by=run.stop_word(),
+        job_state=known.state if known else None,
+        is_requeued=known is not None and known.restarts > job.restart,
+        is_out_of_time=known is not None and known.seconds_left < config.launcher.grace_seconds + _CLOCK_SECONDS,
+        is_preempted=known is not None and known.is_preempted,
+        crashes=past.crashes(job.job_id),
+        max_restarts=config.launcher.max_restarts,
+        barren=past.barren(job.job_id, Run(run_dir).newest_checkpoint()),
+        requeue_limit=launcher.requeue_limit(config),
+        scheduler=launcher.title,
+        starter=launcher.starter,
+    )
+
+
+def _with_failure(run_dir: Path, verdict: Verdict, journal: Journal, unfit: str) -> Verdict:
+    """The verdict with the first failure's words; of a run's end they are journalled as its failure."""
+    # What the workers of a lost node's peers say follows from the loss.
+    found = failure.Failure(0, "the cluster", unfit, False, 0.0) if unfit else _first_failure(run_dir)
+    if found is None:
+        return verdict
+    where = "" if unfit else f"rank {found.rank} on {found.host}: "
+    print(f"ortlaunch: {verdict.reason}: {where}{found.message}", file=sys.stderr, flush=True)
+    if verdict.status is not None:
+        journal.failure(found.rank, found.host, found.message)
+    return dataclasses.replace(verdict, reason=f"{verdict.reason}: {where}{found.gist}")
+
+
+def _first_failure(run_dir: Path) -> failure.Failure | None:
+    logs = sorted(Run(run_dir).logs.glob("torchrun-*.log"), key=lambda path: path.stat().st_mtime)
+    found = [one for log in logs[:_MOST_LOGS] if (one := failure.first(run_dir, log)) is not None]
+    return min(found, key=lambda one: one.time, default=None)
+
+
+def _note_end(run_dir: Path, status: Status) -> None:
+    """Of the last run of a sweep: the sweep has ended too."""
+    over = sweep.note_end(run_dir, status)
+    if over is not None:
+        send_all(over)
+
+
+def send_all(folder: Path) -> int:
+    """Sends what is in a journal, once; returns 1 where something is left."""
+    result = send(folder)
+    if result is None:
+        return 0
+    ids = [f"mlflow run {result.mlflow_run_id}"] if result.mlflow_run_id else []
+    print(result.message or ", ".join(ids) or "sent", file=sys.stderr, flush=True)
+    return 0 if result.sent else 1

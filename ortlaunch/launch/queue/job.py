@@ -1,0 +1,153 @@
+"""Runs a run folder inside a job: ``python -m ortlaunch.launch.queue.job RUN_DIR``, on the job's first node.
+
+It is what the script of a launcher starts. It begins an attempt, starts the workers on the job's nodes
+(`BatchLauncher.on_each_node`), sends the journal to MLflow beside them, and when they have ended decides whether they
+start again here, the job is queued again, or the run is over. The scheduler's warning and SIGTERM let the workers
+finish their step and write a checkpoint.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from ortlaunch.base import exit_codes, output
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.load import load_config
+from ortlaunch.config.schema import Config
+from ortlaunch.launch.local.workers import WorkerGroup
+from ortlaunch.launch.plan import Start
+from ortlaunch.launch.queue.announce import destinations
+from ortlaunch.launch.queue.attempt import begin, decide, gather, refused
+from ortlaunch.launch.queue.launcher import BatchLauncher
+from ortlaunch.launch.queue.verdict import REQUEUE_WORD
+from ortlaunch.launch.table import launcher_of
+from ortlaunch.run.run import Run
+from ortlaunch.tracking import trackers
+from ortlaunch.tracking.relay import Relay
+
+_POLL_SECONDS = 0.2
+_PATIENCE = 0.8
+"""Share of the grace after which the workers are ended whether or not they have written their checkpoint."""
+
+
+def main() -> int:
+    """Runs the command line; returns the exit code of the job."""
+    run_dir = Path(sys.argv[1]).absolute()
+    try:
+        launcher, config = launcher_and_config(run_dir)
+        return run_job(launcher, config, run_dir)
+    except RequestError as error:
+        print(f"ortlaunch: {error}", file=sys.stderr)
+        return exit_codes.REQUEST
+
+
+def launcher_and_config(run_dir: Path) -> tuple[BatchLauncher, Config]:
+    """The launcher of a run and its configuration.
+
+    Raises:
+        RequestError: the launcher is not installed here, or has no jobs.
+    """
+    config = load_config(Run(run_dir).config_file)
+    launcher = launcher_of(config)
+    if not isinstance(launcher, BatchLauncher):
+        raise RequestError(f"{run_dir}: launcher={launcher.name} does not run in jobs")
+    return launcher, config
+
+
+def run_job(launcher: BatchLauncher, config: Config, run_dir: Path) -> int:
+    """Runs the attempts of a run that this job can make.
+
+    Returns:
+        The exit code of the job.
+    """
+    output.append_to(Run(run_dir).scheduler_log(launcher.name))
+    signals = _Signals(launcher, run_dir)
+    while True:
+        job = launcher.own_job()
+        print(f"--- job {job.job_id}, restart {job.restart}, on {job.nodes}", flush=True)
+        before = begin(launcher, run_dir, job)
+        if before is None:
+            return exit_codes.DONE
+        code, relay = _workers(launcher, config, run_dir, signals)
+        verdict = decide(gather(launcher, run_dir, code, signals.seen), run_dir)
+        _finish(relay, config, run_dir)
+        if verdict.action != "again" or "WARNING" in signals.seen:
+            break
+    if verdict.action not in ("requeue", "again"):
+        return verdict.code
+    if launcher.requeue(job):
+        return exit_codes.DONE
+    refused(run_dir, f"the requeue by {launcher.title}")
+    return exit_codes.FAILED
+
+
+class _Signals:
+    """Remembers what the scheduler has sent, and passes it on to the workers of all nodes by the STOP file."""
+
+    def __init__(self, launcher: BatchLauncher, run_dir: Path) -> None:
+        self.seen: list[str] = []
+        """As in `Facts.signals`."""
+        self.since: float | None = None
+        """Time of the first on the monotonic clock."""
+        self._run_dir = run_dir
+        self._names = {launcher.warning: "WARNING", signal.SIGTERM: "TERM"}
+        for number in self._names:
+            signal.signal(number, self._take)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        self.seen.append(self._names[signal.Signals(number)])
+        self.since = self.since or time.monotonic()
+
+    def pass_on(self) -> None:
+        """Asks the workers to stop together after a checkpoint, unless somebody has asked them already."""
+        run = Run(self._run_dir)
+        if self.since is not None and run.stop_word() is None and run.stopped() is None:
+            run.ask_to_stop(REQUEUE_WORD)
+
+
+def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _Signals) -> tuple[int, Relay | None]:
+    """Runs the workers to their end, with what they journal on its way to MLflow.
+
+    Returns:
+        What the command ended with that started them, and the relay.
+    """
+    node = [sys.executable, "-m", "ortlaunch.launch.queue.node", str(run_dir)]
+    start = Start(launcher.on_each_node(config, node), launcher.variables(config))
+    # The workers start before any thread of this process, so that the fork copies none.
+    group = WorkerGroup(start, Run(run_dir).logs / f"{launcher.log}-nodes.log", time.time())
+    cfgs = destinations(run_dir)
+    relay = Relay(run_dir, *cfgs) if cfgs else None
+    try:
+        if relay is not None:
+            relay.start()
+        while (code := group.poll()) is None:
+            signals.pass_on()
+            for line in group.lines():
+                print(line, flush=True)
+            if (
+                signals.since is not None
+                and time.monotonic() > signals.since + _PATIENCE * config.launcher.grace_seconds
+            ):
+                signals.seen.append("LATE")
+                break
+            time.sleep(_POLL_SECONDS)
+    finally:
+        group.kill()
+    return (1 if code is None else code), relay
+
+
+def _finish(relay: Relay | None, config: Config, run_dir: Path) -> None:
+    """Sends what is left of the journal, for as long as the configuration says."""
+    if relay is None:
+        return
+    result = relay.finish(trackers.flush_seconds(trackers.chosen(config)))
+    if result.message:
+        print(f"ortlaunch: {result.message}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

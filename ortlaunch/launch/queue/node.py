@@ -1,0 +1,109 @@
+"""What each node of a job does: ``python -m ortlaunch.launch.queue.node RUN_DIR`` becomes torchrun for its workers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from ortlaunch.base import output
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.devices import resolve_device, usable_cores
+from ortlaunch.config.schema import Config
+from ortlaunch.launch.queue.launcher import BatchLauncher
+from ortlaunch.launch.queue.own import NodePlace
+from ortlaunch.launch.torchrun import torchrun, worker_environment
+from ortlaunch.run.attempt import header
+from ortlaunch.run.run import Run
+
+_LEFT_TO_WORKERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def train(launcher: BatchLauncher, config: Config, run_dir: Path) -> None:
+    """Becomes torchrun; does not return.
+
+    Args:
+        launcher: that of the job.
+        config: the run's configuration.
+        run_dir: its folder.
+
+    Raises:
+        RequestError: the launcher cannot say where this node stands.
+    """
+    place = launcher.place(config)
+    output.append_to(Run(run_dir).torchrun_log(place.rank))
+    print(header(), flush=True)
+    variables = environment_of(launcher, config, run_dir)
+    command = command_of(launcher, config, run_dir, place)
+    if "--signals-to-handle" in torchrun_source():
+        # A signal to the job reaches every process on the node. The workers take it as a request to stop and write
+        # their checkpoint; torchrun would end them after 30 seconds, whatever they are doing.
+        for number in _LEFT_TO_WORKERS:
+            signal.signal(number, signal.SIG_IGN)
+    os.execvpe(command[0], command, {**os.environ, **variables, "ORTLAUNCH_STARTED": repr(time.time())})
+
+
+def command_of(launcher: BatchLauncher, config: Config, run_dir: Path, place: NodePlace) -> list[str]:
+    """The command for one node's workers."""
+    source = torchrun_source()
+    shield = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"] if "--signals-to-handle" in source else []
+    if "--shutdown-timeout" in source:
+        shield.append(f"--shutdown-timeout={config.launcher.grace_seconds}")
+    options = [
+        f"--rdzv-endpoint={place.head}:{place.port}",
+        f"--rdzv-id={place.token}",
+        # By number and not, as torchrun would, by a comparison of host names, which have many forms.
+        f"--rdzv-conf=is_host={'true' if place.rank == 0 else 'false'}",
+        *_own_address(place.name),
+        "--max-restarts=0",
+        *shield,
+    ]
+    return torchrun(run_dir, config.launcher.nodes, launcher.workers_per_node(config), options)
+
+
+def environment_of(launcher: BatchLauncher, config: Config, run_dir: Path) -> dict[str, str]:
+    """Variables of the node's workers; those that the user sets stay as they are."""
+    threads = max(1, usable_cores() // launcher.workers_per_node(config))
+    interface = "lo" if config.launcher.nodes == 1 else None
+    ours = worker_environment(config, resolve_device(config.device), threads, run_dir, interface)
+    return ours | launcher.variables(config)
+
+
+def torchrun_source() -> str:
+    """torchrun's own text, which tells its options; ``torchrun --help`` would take seconds to import torch."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return ""
+    try:
+        return (Path(found.origin).parent / "distributed" / "run.py").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _own_address(name: str) -> list[str]:
+    """The name under which the scheduler knows this node, if it resolves: the other nodes look for workers there."""
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return []
+    return [f"--local-addr={name}"] if re.fullmatch(r"[\w.-]+", name) else []
+
+
+def main() -> None:
+    """Runs the command line."""
+    from ortlaunch.launch.queue.job import launcher_and_config
+
+    run_dir = Path(sys.argv[1])
+    try:
+        train(*launcher_and_config(run_dir), run_dir)
+    except RequestError as error:
+        sys.exit(f"ortlaunch: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The launchers by name: ours, and those of installed packages, which announce theirs by an entry point.
+
+::
+
+    [project.entry-points."ortlaunch.launchers"]
+    lsf = "mypackage.lsf:LsfLauncher"
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.plugins import announced_launchers, load_launcher
+from ortlaunch.config.schema import Config
+from ortlaunch.launch.launcher import Launcher, QueueLauncher
+
+LAUNCHERS = {
+    "local": "ortlaunch.launch.local.launcher:LocalLauncher",
+    "slurm": "ortlaunch.launch.slurm.launcher:SlurmLauncher",
+}
+"""The class of each launcher as MODULE:CLASS, imported when it is asked for."""
+
+
+def launcher_of(config: Config) -> Launcher:
+    """The launcher that a configuration has chosen.
+
+    Raises:
+        RequestError: it cannot be imported.
+    """
+    return launcher_named(config.launcher.name)
+
+
+@functools.cache
+def launcher_named(name: str) -> Launcher:
+    """The launcher of this name.
+
+    Raises:
+        RequestError: there is none, or it cannot be imported.
+    """
+    target = LAUNCHERS.get(name)
+    if target is None:
+        launcher = load_launcher(name)()
+    else:
+        module, _, attribute = target.partition(":")
+        launcher = getattr(importlib.import_module(module), attribute)()
+    if not isinstance(launcher, Launcher):
+        raise RequestError(f"launcher={name}: {type(launcher).__qualname__} is no ortlaunch.launch.launcher.Launcher")
+    return launcher
+
+
+def queue_names() -> list[str]:
+    """Names of the launchers that submit to a scheduler."""
+    return [name for name in (*LAUNCHERS, *announced_launchers()) if queue_named(name) is not None]
+
+
+def queue_named(name: str) -> QueueLauncher | None:
+    """The launcher whose scheduler has a job; None where it is not installed here (any more)."""
+    try:
+        launcher = launcher_named(name)
+    except RequestError:
+        return None
+    return launcher if isinstance(launcher, QueueLauncher) else None

@@ -1,0 +1,127 @@
+"""`ortlaunch [run]`: launches what the command line composes, once or for each combination of a sweep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ortlaunch
+from ortlaunch.base import exit_codes
+from ortlaunch.base.errors import RequestError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from ortlaunch.compose.hydra_tree import MultirunTask
+    from ortlaunch.config.schema import Config
+    from ortlaunch.verbs.multirun import Multirun
+
+
+def main(arguments: list[str]) -> int:
+    """Runs `ortlaunch run`, the verb that may be left out.
+
+    Args:
+        arguments: the command line after the verb.
+
+    Returns:
+        The exit code of the run, or of the sweep.
+
+    Raises:
+        RequestError: a combination does not compose, or was refused.
+    """
+    if {"-h", "--help"} & set(arguments):
+        from ortlaunch.verbs.help import help_text
+
+        print(help_text())
+        return exit_codes.DONE
+    if "--version" in arguments:
+        print(f"ortlaunch {ortlaunch.__version__}")
+        return exit_codes.DONE
+    from ortlaunch.compose.sweep_folder import discard, sweep_folder
+
+    words, after = _split_after(arguments)
+    try:
+        return _Launches(arguments, words, after).run()
+    finally:
+        discard(sweep_folder())
+
+
+class _Launches:
+    """Launches each combination that Hydra composes; one alone without ``--multirun``.
+
+    The first that fails ends the sweep: what failed once would mostly fail again, on machines that cost money. Errors
+    are kept for the caller, because Hydra would put words of its own before them.
+    """
+
+    def __init__(self, arguments: list[str], words: list[str], after: list[str]) -> None:
+        """
+        Args:
+            arguments: the command line after ``ortlaunch``.
+            words: what of it is Hydra's.
+            after: the runs that come first.
+        """
+        self._arguments = arguments
+        self._words = words
+        self._after = after
+        self._code = 0
+        self._error: RequestError | None = None
+        self._multirun: Multirun | None = None
+
+    def run(self) -> int:
+        """Composes and launches them all; returns the exit code of the whole.
+
+        Raises:
+            RequestError: a combination does not compose, or was refused.
+        """
+        from ortlaunch.compose.hydra_tree import run_with_hydra
+
+        try:
+            run_with_hydra(self._words, self)
+        except RequestError as error:
+            self._error = self._error or error
+        return self._close()
+
+    def __call__(self, tree: DictConfig) -> None:
+        from ortlaunch.compose.hydra_tree import multirun_task
+        from ortlaunch.compose.prepare import prepared
+        from ortlaunch.config.load import to_config
+
+        if self._code or self._error is not None:
+            return
+        task = multirun_task()
+        try:
+            config = prepared(to_config(tree))
+            if self._after:
+                from ortlaunch.follow.after import after
+
+                config = after(config, self._after)
+            self._code = self._launch(config) if task is None else self._next_of_sweep(config, task)
+        except RequestError as error:
+            self._error = error
+
+    def _close(self) -> int:
+        if self._multirun is not None and (self._error is None or self._multirun.has_run):
+            self._code = self._multirun.close(self._code or (exit_codes.REQUEST if self._error else exit_codes.DONE))
+        if self._error is not None:
+            raise self._error
+        return self._code
+
+    def _launch(self, config: Config) -> int:
+        from ortlaunch.launch.planning import make_plan
+        from ortlaunch.launch.table import launcher_of
+
+        return launcher_of(config).submit(make_plan(config), config, self._arguments)
+
+    def _next_of_sweep(self, config: Config, task: MultirunTask) -> int:
+        if self._multirun is None:
+            from ortlaunch.verbs.multirun import Multirun
+
+            self._multirun = Multirun(task.folder, self._arguments, [*self._words, *task.swept])
+        return self._multirun.take(config, task.overrides)
+
+
+def _split_after(arguments: list[str]) -> tuple[list[str], list[str]]:
+    if not any(argument.startswith("+after=") for argument in arguments):
+        return arguments, []
+    from ortlaunch.follow.after import split_after
+
+    return split_after(arguments)
