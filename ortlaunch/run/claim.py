@@ -76,7 +76,12 @@ class Claim:
         if now - self._renewed < RENEW_SECONDS:
             return True
         self._renewed = now
-        if self.is_lost:
+        numbers = _numbers(self._path.parent)
+        if not numbers:
+            # The file system does not answer; the next renewal asks again.
+            self._renewed = now - RENEW_SECONDS
+            return True
+        if numbers[-1] != int(self._path.name):
             return False
         with suppress(OSError):
             os.utime(self._path)
@@ -116,6 +121,13 @@ def take(run: Run, job: str | None = None, job_is_over: Callable[[str], bool] = 
     with open(descriptor, "w") as file:
         file.write(json.dumps(asdict(Process.this()) | ({"job": job} if job is not None else {})) + "\n")
     return Claim(path)
+
+
+def release_of(run: Run, job: str) -> None:
+    """Lets others take a run at once whose job has journalled its end; the job itself may take a while to end."""
+    numbers = _numbers(run.claims)
+    if numbers and _owner(newest := run.claims / str(numbers[-1])).job == job:
+        Claim(newest).release()
 
 
 def owner(run: Run) -> Owner | None:

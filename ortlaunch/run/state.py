@@ -29,7 +29,9 @@ class RunState:
     attempts: int = 0
     """How often the run was launched."""
     began: int | None = None
-    """When the latest attempt began, in milliseconds: its launch, or on a cluster the start of its job."""
+    """When the latest attempt began, in milliseconds: its launch, or the start of its job. None while a job waits."""
+    last_began: int | None = None
+    """When the last job began that has run; an attempt that waits does not take it back."""
     steps: int | None = None
     """Steps that the run is to make."""
     nodes: int = 1
@@ -50,6 +52,8 @@ class RunState:
     """How the run ended, where that is the journal's last word."""
     ended_at: int | None = None
     """When that was, in milliseconds: an export may add to the journal of a run that is over."""
+    last_end: int | None = None
+    """When the latest attempt that is over ended; a new attempt does not take it back."""
     is_wanted: bool = True
     """Whether the run is to go on: not while its job waits in a queue, nor after a stop or a finish. It is wanted after
     a failure, which somebody has to repair."""
@@ -77,7 +81,7 @@ class RunState:
                 said = [line.strip() for line in event.message.splitlines() if line.strip()]
                 self.failure = self.failure or f"rank {event.rank} on {event.host}: {said[-1] if said else ''}"
             case events.Ended():
-                self.ended, self.ended_at = event.status, event.t
+                self.ended, self.ended_at, self.last_end = event.status, event.t, event.t
                 self.is_wanted = event.status not in _UNWANTED_AFTER
 
     @property
@@ -113,7 +117,7 @@ class RunState:
         self.tags |= event.values
         said = event.values.get(STATE_TAG)
         if said == "running":
-            self.began = event.t
+            self.began = self.last_began = event.t
             self.is_wanted = True
         elif said == "queued":
             # The job only waits from here on.
