@@ -1,4 +1,4 @@
-"""SLURM's refusals in plain words: which key it is about, and what there is instead."""
+"""Explains SLURM's refusals: the key that caused one, and the values that the cluster has."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _BEFORE = r"^(?:sbatch: error: |sbatch: |allocation failure: |Batch job submissi
 
 
 def is_final(said: str) -> bool:
-    """Whether a refusal of ``sbatch --test-only`` would be one of sbatch too.
+    """Returns whether sbatch itself would refuse what ``sbatch --test-only`` has refused.
 
-    It also refuses what merely has to wait for nodes that are down or drained, and says then what it says of nodes that
-    do not exist. So where some nodes are out of service, sbatch itself has the word.
+    ``--test-only`` also refuses a job that only has to wait for nodes that are down or drained. Its message is then
+    the same as for nodes that do not exist. So while some nodes are out of service, only sbatch itself can tell.
     """
     return "Requested node configuration is not available" not in said or not listed("%D", "down,drain,fail,maint")
 
 
 def in_plain_words(said: str, config: Config) -> str:
-    """One message for what sbatch said.
+    """Returns one message that explains what sbatch has printed.
 
     Args:
-        said: its standard error.
+        said: sbatch's standard error.
         config: the configuration that asked for it.
     """
     cfg = config.launcher
