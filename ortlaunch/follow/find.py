@@ -1,4 +1,4 @@
-"""Which run a user means by RUN: a run folder, its short id, its name, a job id, or MLflow's id."""
+"""Finds the run that a user means by RUN: a run folder, its short id, its name, a job id, or MLflow's id."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ HELP = "run folder, its short id, its name, or a job id"
 
 _LISTED = 10
 _JOB_ID = re.compile(r"\d+([._\[][\w.\[\]-]*)?")
-"""``120``, ``120_3`` for a task of an array, and what other schedulers make of a number, such as ``120.server``."""
+"""A job id: ``120``, ``120_3`` for a task of an array, or the form of another scheduler, such as ``120.server``."""
 _MLFLOW_ID = re.compile(r"[0-9a-f]{8,32}")
-"""What `compare` shows is its beginning."""
+"""MLflow's id of a run, or its beginning, which `compare` shows."""
 _SHORT_ID = re.compile(r"[0-9a-f]{3,6}")
 
 
 def find_run(asked: str, roots: list[Path] | None = None) -> RunFolder:
-    """The run that a user names.
+    """Returns the run that a user names.
 
     Args:
-        asked: What was typed.
+        asked: The user's text.
         roots: Run roots to look in; None for the one of this folder and those where the user has started runs.
 
     Raises:
-        RequestError: No run is meant, or several are; they are then listed.
+        RequestError: No run or several match; the message lists them.
     """
     if "/" in asked or Path(asked).expanduser().is_dir():
         found = folder_at(Path(asked))
@@ -45,7 +45,7 @@ def find_run(asked: str, roots: list[Path] | None = None) -> RunFolder:
     folders = scan(roots)
     meant = _meant(asked, folders)
     here = RUN_ROOT.absolute()
-    # What lies where the user is comes before what they have elsewhere under the same name.
+    # Runs below the current folder come before runs with the same name elsewhere.
     meant = [folder for folder in meant if folder.path.is_relative_to(here)] or meant
     if len(meant) == 1:
         return meant[0]
@@ -57,7 +57,7 @@ def find_run(asked: str, roots: list[Path] | None = None) -> RunFolder:
 
 
 def run_or_folder(asked: str) -> Path:
-    """A folder that is there, as it is, since it may be a checkpoint in a run; anything else as `find_run` takes it.
+    """Returns an existing folder unchanged, because it may be a checkpoint; else the folder that `find_run` finds.
 
     Raises:
         RequestError: As `find_run`.
@@ -67,7 +67,7 @@ def run_or_folder(asked: str) -> Path:
 
 
 def find_runs(asked: str) -> list[RunFolder]:
-    """The runs that a user names: those of a sweep, where its folder, name, id or array is named, or the one run.
+    """Returns the runs that a user names: all of a sweep (by folder, name, id or array job), or a single run.
 
     Raises:
         RequestError: As `find_run`.
@@ -79,7 +79,7 @@ def find_runs(asked: str) -> list[RunFolder]:
 
 
 def _meant(asked: str, folders: list[RunFolder]) -> list[RunFolder]:
-    """The surest reading that fits some run: an id or a job, then a name, then the beginning of an id."""
+    """Returns the runs that match by id or job; if none do, by name; if none do, by the beginning of an id."""
     meant = {folder.path: folder for folder in folders if folder.run_id == asked}
     if _JOB_ID.fullmatch(asked):
         meant |= _of_job(asked, folders)
@@ -96,12 +96,12 @@ def _meant(asked: str, folders: list[RunFolder]) -> list[RunFolder]:
 
 
 def _of_job(asked: str, folders: list[RunFolder]) -> dict[Path, RunFolder]:
-    """Runs of a job; the number of an array means all of its tasks."""
+    """Returns the runs of a job; the id of an array means all of its tasks."""
     survey = Survey(folders)
     jobs = survey.job_ids()
     found = {f.path: f for f in folders if asked in (jobs.get(f.place), jobs.get(f.place, "").partition("_")[0])}
     if not found and jobs:
-        # The number that a task of an array was given when it started.
+        # The text may be the separate job number that a task of an array got when it started.
         tasks = {job.job_id for name in queue_names() if (job := survey.ask(name).find(asked)) is not None}
         found = {folder.path: folder for folder in folders if jobs.get(folder.place) in tasks}
     return found

@@ -240,8 +240,8 @@ def _ask_to_stop(plan: LaunchPlan, display: Display, launcher: LauncherConfig) -
 def _outcome(part: NodePart, code: int, stop_signal: int | None) -> Outcome:
     plan = part.plan
     if plan.stopped.exists():
-        # Without a signal here, torchrun fails if a signal has reached it: then the exit code is that of SIGTERM. A
-        # stop by the file alone has the exit code of Ctrl-C.
+        # A stop by the file alone has the exit code of Ctrl-C. If torchrun has failed, a signal has reached torchrun
+        # itself, and the exit code is that of SIGTERM.
         number = stop_signal or (signal.SIGTERM if code else signal.SIGINT)
         return Outcome("KILLED", exit_codes.stopped_by(number))
     if stop_signal is not None:

@@ -57,7 +57,7 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
         _note_end(run_dir, "KILLED")
         print("ortlaunch: the run was asked to stop while it was in the queue", file=sys.stderr)
         return None
-    # These files describe the previous attempt.
+    # Files of the previous attempt must not be taken for those of this one.
     for file in (run.stop_file, run.stopped_file):
         file.unlink(missing_ok=True)
     for folder in (run.failures, run.preflight):
