@@ -70,11 +70,11 @@ def wait_for(names: list[str]) -> None:
         RequestError: one of them has ended before it had finished.
     """
     folders = _folders(names)
-    said = False
+    has_printed = False
     while waiting := [row for row in _rows(folders) if not _has_finished(row)]:
-        if not said:
+        if not has_printed:
             print(f"waiting for {', '.join(_name(row) for row in waiting)}", flush=True)
-        said = True
+        has_printed = True
         time.sleep(_POLL_SECONDS)
 
 

@@ -52,17 +52,17 @@ def cancel(arguments: list[str]) -> int:
     looked = [look(folder) for asked in options.run for folder in find_runs(asked)]
     for row, _ in looked:
         if row.is_over:
-            print(f"{_name(row)} is over already: {_words(row)}", flush=True)
+            print(f"{_name(row)} is over already: {_state_text(row)}", flush=True)
     going = [(row, record) for row, record in looked if not row.is_over]
     # Waiting jobs are cancelled first, so that none of them starts on the nodes that the others leave.
     _cancel_jobs([row for row, _ in going if row.job_id and row.state in _WAITS])
-    steps = [_ask_to_end(row, record, now=options.now) for row, record in going]
+    end_checks = [_ask_to_end(row, record, now=options.now) for row, record in going]
     goes_on, unsent, begun = False, list[Path](), time.monotonic()
-    for (row, record), is_over in zip(going, steps, strict=True):
+    for (row, record), is_over in zip(going, end_checks, strict=True):
         seconds = options.wait if options.wait is not None else _grace(record.folder.path) + _PARTING_SECONDS
         over = _wait(is_over, begun + seconds, _QUEUE_POLL_SECONDS if row.job_id else _POLL_SECONDS)
         if over and row.job_id:
-            unsent += _see_to_the_end(record.folder)
+            unsent += _journal_missing_end(record.folder)
         print(_verdict(look(record.folder)[0], over=over), flush=True)
         goes_on |= not over
     _send(unsent)
@@ -108,7 +108,7 @@ def _has_ended(row: Row) -> bool:
     return row.is_over or row.state in (State.KILLED, State.UNKNOWN)
 
 
-def _see_to_the_end(folder: RunFolder) -> list[Path]:
+def _journal_missing_end(folder: RunFolder) -> list[Path]:
     """Journals the end of a run whose job could not journal it; returns the folders to send."""
     if read_record(folder).ended is not None:
         return []
@@ -177,8 +177,8 @@ def _grace(run_dir: Path) -> float:
 
 def _verdict(row: Row, *, over: bool) -> str:
     if not over:
-        harder = f"ortlaunch cancel {row.run_id} --now"
-        return f"{_name(row)} still goes on: {_words(row)}. At once, without a checkpoint: {harder}"
+        command = f"ortlaunch cancel {row.run_id} --now"
+        return f"{_name(row)} still goes on: {_state_text(row)}. At once, without a checkpoint: {command}"
     if row.state is State.FINISHED:
         return f"{_name(row)} had made its last step before it could be stopped: finished"
     if row.state is State.STOPPED:
@@ -193,7 +193,7 @@ def _name(row: Row) -> str:
     return f"{row.name} ({row.run_id}{f', job {row.job_id}' if row.job_id else ''})"
 
 
-def _words(row: Row) -> str:
+def _state_text(row: Row) -> str:
     return row.state.value + (f", {row.reason}" if row.reason else "")
 
 

@@ -39,21 +39,23 @@ def find_run(asked: str, roots: list[Path] | None = None) -> RunFolder:
     if "/" in asked or Path(asked).expanduser().is_dir():
         found = folder_at(Path(asked))
         if runs_of(found.path) is not None:
-            raise RequestError(_of_a_sweep(asked))
+            raise RequestError(_is_a_sweep_message(asked))
         return found
     roots = known_roots() if roots is None else roots
     folders = scan(roots)
-    meant = _meant(asked, folders)
+    matches = _matching(asked, folders)
     here = RUN_ROOT.absolute()
     # Runs below the current folder come before runs with the same name elsewhere.
-    meant = [folder for folder in meant if folder.path.is_relative_to(here)] or meant
-    if len(meant) == 1:
-        return meant[0]
-    if not meant:
-        raise RequestError(_nothing(asked, folders) if find_sweep(asked, roots) is None else _of_a_sweep(asked))
-    listed = "\n".join(f"  {folder.run_id}  {folder.time}  {folder.path}" for folder in meant[:_LISTED])
-    more = f"\n  and {len(meant) - _LISTED} older ones" if len(meant) > _LISTED else ""
-    raise RequestError(f"{asked} means {len(meant)} runs: name one by its id or its folder\n{listed}{more}")
+    matches = [folder for folder in matches if folder.path.is_relative_to(here)] or matches
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        raise RequestError(
+            _not_found_message(asked, folders) if find_sweep(asked, roots) is None else _is_a_sweep_message(asked)
+        )
+    listed = "\n".join(f"  {folder.run_id}  {folder.time}  {folder.path}" for folder in matches[:_LISTED])
+    more = f"\n  and {len(matches) - _LISTED} older ones" if len(matches) > _LISTED else ""
+    raise RequestError(f"{asked} means {len(matches)} runs: name one by its id or its folder\n{listed}{more}")
 
 
 def run_or_folder(asked: str) -> Path:
@@ -78,21 +80,21 @@ def find_runs(asked: str) -> list[RunFolder]:
     return [find_run(asked)]
 
 
-def _meant(asked: str, folders: list[RunFolder]) -> list[RunFolder]:
+def _matching(asked: str, folders: list[RunFolder]) -> list[RunFolder]:
     """Returns the runs that match by id or job; if none do, by name; if none do, by the beginning of an id."""
-    meant = {folder.path: folder for folder in folders if folder.run_id == asked}
+    matches = {folder.path: folder for folder in folders if folder.run_id == asked}
     if _JOB_ID.fullmatch(asked):
-        meant |= _of_job(asked, folders)
-    if not meant:
+        matches |= _of_job(asked, folders)
+    if not matches:
         words = (asked, folder_name(asked))
-        meant = {folder.path: folder for folder in folders if {folder.name, folder.path.name} & {*words}}
-    if not meant and _SHORT_ID.fullmatch(asked):
-        meant = {folder.path: folder for folder in folders if folder.run_id.startswith(asked)}
-    if not meant and _MLFLOW_ID.fullmatch(asked):
-        meant = {
+        matches = {folder.path: folder for folder in folders if {folder.name, folder.path.name} & {*words}}
+    if not matches and _SHORT_ID.fullmatch(asked):
+        matches = {folder.path: folder for folder in folders if folder.run_id.startswith(asked)}
+    if not matches and _MLFLOW_ID.fullmatch(asked):
+        matches = {
             folder.path: folder for folder in folders if (Run(folder.path).mlflow_run_id() or "").startswith(asked)
         }
-    return list(meant.values())
+    return list(matches.values())
 
 
 def _of_job(asked: str, folders: list[RunFolder]) -> dict[Path, RunFolder]:
@@ -107,11 +109,11 @@ def _of_job(asked: str, folders: list[RunFolder]) -> dict[Path, RunFolder]:
     return found
 
 
-def _of_a_sweep(asked: str) -> str:
+def _is_a_sweep_message(asked: str) -> str:
     return f"{asked} is a sweep: name one of its runs (ortlaunch jobs --sweep {shlex.quote(asked)})"
 
 
-def _nothing(asked: str, folders: list[RunFolder]) -> str:
+def _not_found_message(asked: str, folders: list[RunFolder]) -> str:
     if not folders:
         return f"there is no run {asked}, and no run folder is known: they lie below runs/; name one by its path"
     names = list(dict.fromkeys([*(f.run_id for f in folders), *(f.name for f in folders)]))

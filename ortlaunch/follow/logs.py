@@ -103,7 +103,7 @@ def logs(arguments: list[str]) -> int:
     if not options.follow:
         found = pick()
         if not found:
-            raise RequestError(_nothing(folder, options))
+            raise RequestError(_no_log_message(folder, options))
         for source in found:
             lines = (line for line in source.lines(final=True) if keep(line))
             for line in lines if options.lines is None else deque(lines, maxlen=options.lines):
@@ -187,7 +187,7 @@ def _filter(pattern: str | None) -> Callable[[str], bool]:
     return lambda line: expression.search(line) is not None
 
 
-def _nothing(folder: RunFolder, options: argparse.Namespace) -> str:
+def _no_log_message(folder: RunFolder, options: argparse.Namespace) -> str:
     row, _ = look(folder, max_age=_STATE_SECONDS)
     standing = row.state.value + (f": {row.reason}" if row.reason else "")
     ranks = _ranks(folder.path)

@@ -114,7 +114,7 @@ class Survey:
         """The answers of those schedulers that were asked, by the names of their launchers."""
         return self._answers
 
-    def _learn(self, job: dict[str, Any] | None) -> None:
+    def _refresh_if_older(self, job: dict[str, Any] | None) -> None:
         """Asks a scheduler anew if a job was submitted after its answer."""
         scheduler, submitted = scheduler_of(job), (job or {}).get("submitted")
         if scheduler and isinstance(submitted, float) and submitted >= self.ask(scheduler).asked > 0:
@@ -129,21 +129,21 @@ class Survey:
 
     def rows(self, folders: Iterable[RunFolder]) -> list[Row]:
         """Returns one row for each of these run folders, in their order."""
-        known: dict[str, Row] = {}
+        row_at: dict[str, Row] = {}
         records: list[Record] = []
         folders = list(folders)
         for folder in folders:
             entry = self._index(folder).get(folder)
             # Another version of ortlaunch may have written the index with other fields.
             if entry is not None and entry.row is not None and entry.row.keys() == _FIELDS:
-                known[folder.place] = _row_from(entry.row)
+                row_at[folder.place] = _row_from(entry.row)
             else:
                 records.append(read_record(folder))
         for record, standing, job in self._judged(records):
-            row = known[record.folder.place] = _row(record, standing, job)
+            row = row_at[record.folder.place] = _row(record, standing, job)
             if standing.is_over:
                 self._index(record.folder).put(record.folder, record.job_id, row.as_dict())
-        return [known[folder.place] for folder in folders]
+        return [row_at[folder.place] for folder in folders]
 
     def row_of(self, record: Record) -> Row:
         """Returns the row of a run whose folder was already read."""
@@ -176,7 +176,7 @@ class Survey:
             return False
         run = Run(folder.path)
         job = run.job()
-        self._learn(job)
+        self._refresh_if_older(job)
         if self._goes_on(run, job):
             return True
         self._index(folder).put(folder, job_key(job), None)
@@ -191,7 +191,7 @@ class Survey:
 
     def _judged(self, records: list[Record]) -> list[tuple[Record, Standing, Job | None]]:
         for record in records:
-            self._learn(record.job)
+            self._refresh_if_older(record.job)
         forgotten: dict[str, list[str]] = {}
         for record in records:
             key, scheduler = record.job_id, record.scheduler

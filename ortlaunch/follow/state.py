@@ -107,9 +107,9 @@ def _of_process(record: Record) -> Standing:
         return _in_submission(record)
     found = liveness(record.run, record.launcher)
     if found.alive is Alive.LAUNCHER:
-        return _going(record)
+        return _running_or_stopping(record)
     if found.launcher is not None and not found.launcher.is_here:
-        return _silent(record, found)
+        return _launched_elsewhere(record, found)
     return (
         Standing(State.KILLED, "its launcher is gone") if record.state.last else Standing(State.UNKNOWN, "never began")
     )
@@ -122,16 +122,16 @@ def _in_submission(record: Record) -> Standing:
     return Standing(State.KILLED, "its submission was broken off")
 
 
-def _silent(record: Record, found: Liveness) -> Standing:
+def _launched_elsewhere(record: Record, found: Liveness) -> Standing:
     """Judges a run whose launcher is on another machine, where its process cannot be seen."""
     assert found.launcher is not None
     if found.alive is Alive.MAYBE:
-        return _going(record)
+        return _running_or_stopping(record)
     quiet = f"no word from {found.launcher.host} for {found.quiet_seconds / 3600:.1f} h"
     return Standing(State.UNKNOWN, quiet, is_over=False)
 
 
-def _going(record: Record, reason: str = "") -> Standing:
+def _running_or_stopping(record: Record, reason: str = "") -> Standing:
     if record.stop is not None:
         why = "" if record.stop == "cancel" else record.stop
         return Standing(State.STOPPING, why or reason, is_over=False)
@@ -153,12 +153,12 @@ def _of_job(record: Record, view: SchedulerView) -> Standing:
     if job is not None and job.phase is Phase.WAITING:
         return _waiting(record, job)
     if job is not None and job.phase is Phase.RUNNING:
-        return _going(record, job.reason)
+        return _running_or_stopping(record, job.reason)
     if job is not None and job.phase is Phase.LEAVING:
-        return _ended(record) if record.ended is not None else _going(record, job.reason)
+        return _ended(record) if record.ended is not None else _running_or_stopping(record, job.reason)
     job = job or view.past
     if record.ended is not None:
-        return _refined(_ended(record), job)
+        return _with_scheduler_reason(_ended(record), job)
     if job is not None and not job.lives:
         return _by_scheduler(record, job, view)
     if record.done:
@@ -181,7 +181,7 @@ def _waiting(record: Record, job: Job) -> Standing:
     return Standing(state, "; ".join(part for part in (cause, job.reason) if part), is_over=False)
 
 
-def _refined(standing: Standing, job: Job | None) -> Standing:
+def _with_scheduler_reason(standing: Standing, job: Job | None) -> Standing:
     """Returns the state of a run, for a killed one with the scheduler's reason."""
     if standing.state is State.KILLED and job is not None and job.end in _ENDS:
         return Standing(_ENDS[job.end], job.reason)

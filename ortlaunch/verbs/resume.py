@@ -111,16 +111,16 @@ def _changed(config: Config, overrides: list[str], run_dir: Path) -> Config:
 
 def _check_ended(run_dir: Path, seconds: float) -> None:
     """Waits for workers that are still writing their last checkpoint; refuses a run whose launcher or job lives."""
-    owned = Run(run_dir)
-    if owned.job() is not None:
+    run = Run(run_dir)
+    if run.job() is not None:
         row, _ = look(folder_at(run_dir))
         # If the scheduler cannot tell, the workers' lock decides below.
         if not row.is_over and row.state is not State.UNKNOWN:
             raise RequestError(f"{run_dir} is {row.state.value} as job {row.job_id}: ortlaunch cancel {row.run_id}")
-    found = liveness(owned)
+    found = liveness(run)
     if found.alive is Alive.LAUNCHER and found.launcher is not None:
         raise RequestError(f"{run_dir} is still running{_where(found.launcher)}: stop it first")
-    if has_workers(owned, seconds):
+    if has_workers(run, seconds):
         raise RequestError(f"workers of {run_dir} are still running after {seconds:g} s: stop them first")
 
 

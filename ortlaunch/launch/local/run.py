@@ -48,18 +48,18 @@ def run(part: NodePart, config: Config, arguments: list[str]) -> int:
     """
     started = time.time()
     if part.rank > 0:
-        return _assist(part, config, started)
+        return _run_further_machine(part, config, started)
     plan = part.plan
     plan.run_dir.mkdir(parents=True, exist_ok=True)
     # `resume` has already asked the scheduler about an earlier job of the run.
-    mine = claim.take(plan.files, job_is_over=lambda _: True)
+    own_claim = claim.take(plan.files, job_is_over=lambda _: True)
     try:
-        return _run_claimed(part, config, arguments, started, mine)
+        return _run_claimed(part, config, arguments, started, own_claim)
     finally:
-        mine.release()
+        own_claim.release()
 
 
-def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: float, mine: Claim) -> int:
+def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: float, own_claim: Claim) -> int:
     """Runs this machine's part of a run that this process has claimed."""
     plan = part.plan
     write_run_folder(plan, config, arguments, part.start)
@@ -71,7 +71,7 @@ def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: 
         display.line(line)
     cfgs = trackers.chosen(config)
     relay = Relay(plan.run_dir, *cfgs)
-    outcome = _run_workers(part, config, display, started, relay, mine)
+    outcome = _run_workers(part, config, display, started, relay, own_claim)
     if outcome.failure is not None and not outcome.failure.is_request:
         journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
     account = journal_goodput(journal)
@@ -107,7 +107,7 @@ def _send_the_rest(relay: Relay, sweep_over: Path | None, cfgs: list[Any]) -> tu
     return sent, False
 
 
-def _assist(part: NodePart, config: Config, started: float) -> int:
+def _run_further_machine(part: NodePart, config: Config, started: float) -> int:
     """Runs the workers of a further machine. The first machine keeps the record and prints the outcome."""
     plan = part.plan
     machines.wait_for_first(plan.run_dir, config if plan.attempt == 0 else None)
@@ -120,7 +120,7 @@ def _assist(part: NodePart, config: Config, started: float) -> int:
 
 
 def _run_workers(
-    part: NodePart, config: Config, display: Display, started: float, relay: Relay | None, mine: Claim | None
+    part: NodePart, config: Config, display: Display, started: float, relay: Relay | None, own_claim: Claim | None
 ) -> Outcome:
     """Runs this machine's workers to their end. Shows what they journal, and sends it to the trackers."""
     with _StopFlag() as stop:
@@ -130,7 +130,7 @@ def _run_workers(
             display.start()
             if relay is not None:
                 relay.start()
-            code = _watch(group, stop, part.plan, display, config.launcher, mine)
+            code = _watch(group, stop, part.plan, display, config.launcher, own_claim)
         finally:
             group.kill()
             display.stop()
@@ -194,7 +194,7 @@ def _watch(
     plan: LaunchPlan,
     display: Display,
     launcher: LauncherConfig,
-    mine: Claim | None,
+    own_claim: Claim | None,
 ) -> int:
     """Shows the journal and rank 0's output until torchrun ends; passes on a request to stop.
 
@@ -209,7 +209,7 @@ def _watch(
         for event in events:
             display.event(event)
         display.look()
-        if mine is not None and not mine.keep():
+        if own_claim is not None and not own_claim.keep():
             group.kill()
             raise RequestError(f"{plan.run_dir}: another launcher has taken this run over; its workers here are ended")
         for line in group.lines():

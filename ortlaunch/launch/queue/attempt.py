@@ -84,8 +84,8 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
 
 def _is_over(launcher: BatchLauncher, job_id: str, run: Run) -> bool:
     """Returns whether a job that has claimed the run is over. If the launcher cannot tell, the workers' lock does."""
-    known = launcher.is_over(job_id)
-    return not has_workers(run) if known is None else known
+    answer = launcher.is_over(job_id)
+    return not has_workers(run) if answer is None else answer
 
 
 def decide(facts: Facts, run_dir: Path, unfit: str = "") -> Verdict:
@@ -153,7 +153,7 @@ def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: list[str]
     config = load_config(run.config_file)
     job, past = launcher.own_job(), history.load(run_dir)
     is_done, stopped = run.is_done(), run.stopped()
-    known = None if is_done else launcher.own_state()
+    answer = None if is_done else launcher.own_state()
     return Facts(
         code=code,
         signals=frozenset(signals),
@@ -161,10 +161,10 @@ def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: list[str]
         is_request=failure.is_request(run_dir),
         stopped_by=stopped.reason if stopped is not None else None,
         asked_by=run.stop_word(),
-        job_state=known.state if known else None,
-        is_requeued=known is not None and known.restarts > job.restart,
-        is_out_of_time=known is not None and known.seconds_left < config.launcher.grace_seconds + _CLOCK_SECONDS,
-        is_preempted=known is not None and known.is_preempted,
+        job_state=answer.state if answer else None,
+        is_requeued=answer is not None and answer.restarts > job.restart,
+        is_out_of_time=answer is not None and answer.seconds_left < config.launcher.grace_seconds + _CLOCK_SECONDS,
+        is_preempted=answer is not None and answer.is_preempted,
         crashes=past.crashes(job.job_id),
         max_restarts=config.launcher.max_restarts,
         barren=past.barren(job.job_id, Run(run_dir).newest_checkpoint()),

@@ -51,9 +51,9 @@ def train(launcher: BatchLauncher, config: Config, run_dir: Path) -> None:
 def command_of(launcher: BatchLauncher, config: Config, run_dir: Path, place: NodePlace) -> list[str]:
     """Returns the command for one node's workers."""
     source = torchrun_source()
-    shield = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"] if "--signals-to-handle" in source else []
+    signal_options = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"] if "--signals-to-handle" in source else []
     if "--shutdown-timeout" in source:
-        shield.append(f"--shutdown-timeout={config.launcher.grace_seconds}")
+        signal_options.append(f"--shutdown-timeout={config.launcher.grace_seconds}")
     options = [
         f"--rdzv-endpoint={place.head}:{place.port}",
         f"--rdzv-id={place.token}",
@@ -61,7 +61,7 @@ def command_of(launcher: BatchLauncher, config: Config, run_dir: Path, place: No
         f"--rdzv-conf=is_host={'true' if place.rank == 0 else 'false'}",
         *_own_address(place.name),
         "--max-restarts=0",
-        *shield,
+        *signal_options,
     ]
     return torchrun(run_dir, config.launcher.nodes, launcher.workers_per_node(config), options)
 
@@ -70,8 +70,8 @@ def environment_of(launcher: BatchLauncher, config: Config, run_dir: Path) -> di
     """Returns the variables of the node's workers. Those that the user sets come first."""
     threads = max(1, usable_cores() // launcher.workers_per_node(config))
     interface = "lo" if config.launcher.nodes == 1 else None
-    ours = worker_environment(config, resolve_device(config.device), threads, run_dir, interface)
-    return ours | launcher.variables(config)
+    defaults = worker_environment(config, resolve_device(config.device), threads, run_dir, interface)
+    return defaults | launcher.variables(config)
 
 
 def torchrun_source() -> str:

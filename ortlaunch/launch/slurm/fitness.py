@@ -93,11 +93,11 @@ def problems(run_dir: Path) -> str:
         for name in unfit[:_SHOWN]
         for line in (folder / name).read_text().splitlines()
     ]
-    silent = _silent({int(name[:6]) for name in names if re.match(r"\d{6}-", name)})
-    if silent:
-        more = f" and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else ""
+    missing = _nodes_without_file({int(name[:6]) for name in names if re.match(r"\d{6}-", name)})
+    if missing:
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         lines.append(
-            f"{', '.join(silent[:_SHOWN])}{more}: did not answer within launcher.preflight_seconds, or could not use "
+            f"{', '.join(missing[:_SHOWN])}{more}: did not answer within launcher.preflight_seconds, or could not use "
             "the run folder (logs/slurm.log)"
         )
     return "\n".join(lines)
@@ -109,7 +109,7 @@ def attempt_token(job: Mapping[str, str] = os.environ) -> str:
     return "-".join(job.get(name, default) for name, default in variables)
 
 
-def _silent(answered: set[int]) -> list[str]:
+def _nodes_without_file(answered: set[int]) -> list[str]:
     """Returns the names of the job's nodes that left no file."""
     node_list = os.environ.get("SLURM_JOB_NODELIST", "")
     return [name for number, name in enumerate(hostnames(node_list)) if number not in answered]

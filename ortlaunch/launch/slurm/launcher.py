@@ -152,8 +152,8 @@ class SlurmLauncher(BatchLauncher):
 
     def is_over(self, job_id: str) -> bool | None:
         """Asks scontrol whether a job is over."""
-        known = scheduler.job_state(job_id)
-        return None if known is None else known.state not in scheduler.ALIVE
+        found = scheduler.job_state(job_id)
+        return None if found is None else found.state not in scheduler.ALIVE
 
     def requeue_limit(self, config: Config) -> int:
         """Returns `launcher.requeue_limit`."""

@@ -69,5 +69,5 @@ def known_gpu_request() -> GpuRequest:
     if not programs.is_here("sinfo"):
         return GpuRequest.gpus_per_node
     version = re.search(r"(\d+)\.(\d+)", programs.call("sinfo", "--version").text)
-    known = version is None or (int(version[1]), int(version[2])) >= _GPUS_PER_NODE_SINCE
-    return GpuRequest.gpus_per_node if known else GpuRequest.gres
+    takes_gpus_per_node = version is None or (int(version[1]), int(version[2])) >= _GPUS_PER_NODE_SINCE
+    return GpuRequest.gpus_per_node if takes_gpus_per_node else GpuRequest.gres

@@ -122,19 +122,19 @@ class JobRequest:
         return shlex.join([*words, *cfg.srun_extra])
 
     def _node(self) -> str:
-        box = self.resources.container
-        ours = ["-m", "ortlaunch.launch.slurm.node"]
-        if box.image is None:
-            return shlex.join([self.python, *ours])
-        if box.runtime is ContainerRuntime.pyxis:
-            return shlex.join([box.python, *ours])
-        binds = ["--bind", ",".join(self._mounts(box)), "--pwd", str(self.working_dir)]
+        container = self.resources.container
+        module = ["-m", "ortlaunch.launch.slurm.node"]
+        if container.image is None:
+            return shlex.join([self.python, *module])
+        if container.runtime is ContainerRuntime.pyxis:
+            return shlex.join([container.python, *module])
+        binds = ["--bind", ",".join(self._mounts(container)), "--pwd", str(self.working_dir)]
         nv = ["--nv"] if self.resources.gpus_per_node else []
-        return shlex.join(["apptainer", "exec", *nv, *binds, box.image, box.python, *ours])
+        return shlex.join(["apptainer", "exec", *nv, *binds, container.image, container.python, *module])
 
-    def _mounts(self, box: ContainerConfig) -> list[str]:
+    def _mounts(self, container: ContainerConfig) -> list[str]:
         folders = dict.fromkeys(str(folder) for folder in (self.working_dir, self.run_dir))
-        return [*(f"{folder}:{folder}" for folder in folders), *box.mounts]
+        return [*(f"{folder}:{folder}" for folder in folders), *container.mounts]
 
 
 def _export(name: str, value: str) -> str:

@@ -63,7 +63,7 @@ def translated(answer: query.Queue) -> Jobs:
 
 
 def _job(job: query.Job) -> Job:
-    phase, end, reason = _standing(job)
+    phase, end, reason = _phase_end_and_reason(job)
     return Job(
         job_id=job.job_id,
         phase=phase,
@@ -79,7 +79,7 @@ def _job(job: query.Job) -> Job:
     )
 
 
-def _standing(job: query.Job) -> tuple[Phase, End | None, str]:
+def _phase_end_and_reason(job: query.Job) -> tuple[Phase, End | None, str]:
     if job.state in _WAITING:
         return Phase.WAITING, None, words_for(job.reason)
     if job.state in _RUNNING:
