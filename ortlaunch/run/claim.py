@@ -147,12 +147,19 @@ def _numbers(folder: Path) -> list[int]:
 
 def _owner(path: Path) -> Owner:
     content = read_json(path) or {}
-    try:
-        quiet = _now(path.parent) - path.stat().st_mtime
-    except OSError:  # A folder that may only be read: this machine's clock has to do.
-        quiet = time.time() - path.stat().st_mtime
     job = content.get("job")
-    return Owner(Process.stored(content), job if isinstance(job, str) else None, bool(content.get(_RELEASED)), quiet)
+    job = job if isinstance(job, str) else None
+    return Owner(Process.stored(content), job, bool(content.get(_RELEASED)), _quiet_seconds(path))
+
+
+def _quiet_seconds(path: Path) -> float:
+    """Since a claim was renewed. The file system is asked for its time only where this machine's leaves a doubt."""
+    renewed = path.stat().st_mtime
+    quiet = time.time() - renewed
+    if not 0 <= quiet <= LAPSE_SECONDS:
+        with suppress(OSError):  # A folder that may only be read.
+            quiet = _now(path.parent) - renewed
+    return quiet
 
 
 def _now(folder: Path) -> float:
