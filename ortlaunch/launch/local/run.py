@@ -124,7 +124,7 @@ def _run_workers(
 ) -> Outcome:
     """Runs this machine's workers to their end. Shows what they journal, and sends it to the trackers."""
     with _StopFlag() as stop:
-        # The workers start before any thread of this process: a fork beside other threads may copy a lock that is held.
+        # The workers start before any thread of this process, because a fork may copy a lock that a thread holds.
         group = WorkerGroup(part.start, part.torchrun_log, started)
         try:
             display.start()

@@ -117,7 +117,7 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
     """
     node = [sys.executable, "-m", "ortlaunch.launch.queue.node", str(run_dir)]
     start = Start(launcher.on_each_node(config, node), launcher.variables(config))
-    # The workers start before any thread of this process: a fork beside other threads may copy a lock that is held.
+    # The workers start before any thread of this process, because a fork may copy a lock that a thread holds.
     group = WorkerGroup(start, Run(run_dir).logs / f"{launcher.log}-nodes.log", time.time())
     cfgs = destinations(run_dir)
     relay = Relay(run_dir, *cfgs) if cfgs else None

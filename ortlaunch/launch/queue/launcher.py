@@ -1,8 +1,8 @@
 """The base class of launchers whose scheduler takes a script.
 
 A further launcher subclasses `BatchLauncher` and implements what differs between schedulers: how a script is
-submitted, how jobs are queried, and how a process finds its own job. Its script runs ``python -m
-ortlaunch.launch.queue.job RUN_DIR`` on the job's first node, which does the rest.
+submitted, how jobs are queried, and how a process finds its own job. Its script runs
+``python -m ortlaunch.launch.queue.job RUN_DIR`` on the job's first node, and that program does the rest.
 """
 
 from __future__ import annotations

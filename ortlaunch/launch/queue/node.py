@@ -67,7 +67,7 @@ def command_of(launcher: BatchLauncher, config: Config, run_dir: Path, place: No
 
 
 def environment_of(launcher: BatchLauncher, config: Config, run_dir: Path) -> dict[str, str]:
-    """Returns the variables of the node's workers. Those that the user sets come first."""
+    """Returns the variables of the node's workers. Those that the user sets take precedence."""
     threads = max(1, usable_cores() // launcher.workers_per_node(config))
     interface = "lo" if config.launcher.nodes == 1 else None
     defaults = worker_environment(config, resolve_device(config.device), threads, run_dir, interface)

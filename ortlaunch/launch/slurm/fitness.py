@@ -104,7 +104,7 @@ def problems(run_dir: Path) -> str:
 
 
 def attempt_token(job: Mapping[str, str] = os.environ) -> str:
-    """Returns the unique token of this attempt: the job, its restart, and the attempt within the restart."""
+    """Returns the unique token of this attempt: job id, restart count and attempt number."""
     variables = (("SLURM_JOB_ID", ""), ("SLURM_RESTART_COUNT", "0"), ("ORTLAUNCH_ATTEMPT", "0"))
     return "-".join(job.get(name, default) for name, default in variables)
 

@@ -24,6 +24,6 @@ def _would_interfere(name: str, config: Config) -> bool:
         return name not in _OWN_VARIABLES
     for key, facts in key_facts(config.launcher).items():
         if facts.variable == name:
-            # sbatch prefers the user's variable to the script, but a key that is set must come first.
+            # sbatch prefers the user's variable to the script, but a key that is set must take precedence.
             return getattr(config.launcher, key) is not None
     return name.startswith("SBATCH_")
