@@ -5,6 +5,7 @@ transformers' causal models use ``diff`` and ``cumsum`` without an attention mas
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ import torch
 from ortlaunch.ort.mends.attention import scaled_dot_product_attention
 
 _OPSET = 17
+_NO_REDUCTION, _MEAN = 0, 1
+"""How a loss is reduced, by ATen's numbers; 2 is a sum."""
 
 
 def register() -> None:
@@ -22,6 +25,12 @@ def register() -> None:
     register_custom_op_symbolic("aten::cumsum", _cumsum, _OPSET)
     register_custom_op_symbolic("aten::layer_norm", _layer_norm, _OPSET)
     register_custom_op_symbolic("aten::rms_norm", _rms_norm, _OPSET)
+    for operator, logical in (("__and__", "And"), ("__or__", "Or"), ("__xor__", "Xor")):
+        register_custom_op_symbolic(f"aten::{operator}", partial(_logical, logical), _OPSET)
+    register_custom_op_symbolic("aten::log_sigmoid", _log_sigmoid, _OPSET)
+    register_custom_op_symbolic("aten::binary_cross_entropy_with_logits", _binary_cross_entropy_with_logits, _OPSET)
+    register_custom_op_symbolic("aten::relu6", _relu6, _OPSET)
+    register_custom_op_symbolic("aten::hardtanh", _hardtanh, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
 
 
@@ -91,6 +100,84 @@ def _rms_norm(g: Any, values: Any, normalized_shape: Any, weight: Any, eps: Any)
     if is_half:
         normalized = g.op("Cast", normalized, to_i=scalar_type.onnx_type())
     return normalized if symbolic_helper._is_none(weight) else g.op("Mul", normalized, weight)
+
+
+def _logical(operator: str, g: Any, one: Any, other: Any) -> Any:
+    """Exports ``a & b``, ``a | b`` and ``a ^ b`` of booleans; this opset has no such operators for integers."""
+    from torch.onnx import errors
+
+    if any(value.type().scalarType() != "Bool" for value in (one, other)):
+        raise errors.SymbolicValueError(f"{operator} of integers is not in ONNX's opset {_OPSET}", one)
+    return g.op(operator, one, other)
+
+
+def _log_sigmoid(g: Any, values: Any) -> Any:
+    """Exports ``logsigmoid``; the exporter's own ``Log(Sigmoid(x))`` is inexact from x = 14 on, infinite for x < -88.
+
+    ``log(sigmoid(x))`` is the first element of ``log_softmax([x, 0])``, whose kernel and gradient are exact everywhere.
+    """
+    from torch.onnx import symbolic_helper
+
+    pair = [symbolic_helper._unsqueeze_helper(g, one, [-1]) for one in (values, _zeros_like(g, values))]
+    both = g.op("LogSoftmax", g.op("Concat", *pair, axis_i=-1), axis_i=-1)
+    first = symbolic_helper._slice_helper(g, both, axes=[-1], starts=[0], ends=[1])
+    result = symbolic_helper._squeeze_helper(g, first, [-1])
+    result.setType(values.type())
+    return result
+
+
+def _binary_cross_entropy_with_logits(
+    g: Any, logits: Any, target: Any, weight: Any, pos_weight: Any, reduction: Any
+) -> Any:
+    """Exports ``binary_cross_entropy_with_logits`` by way of `_log_sigmoid`; torch's formula, term by term."""
+    from torch.onnx import symbolic_helper
+
+    one = _constant(g, 1.0, logits)
+    log_sigmoid = _log_sigmoid(g, logits)
+    if not symbolic_helper._is_none(pos_weight):
+        factor = g.op("Add", one, g.op("Mul", g.op("Sub", pos_weight, one), target))
+        log_sigmoid = g.op("Mul", factor, log_sigmoid)
+    loss = g.op("Sub", g.op("Mul", g.op("Sub", one, target), logits), log_sigmoid)
+    if not symbolic_helper._is_none(weight):
+        loss = g.op("Mul", loss, weight)
+    how = symbolic_helper._get_const(reduction, "i", "reduction")
+    if how == _NO_REDUCTION:
+        return loss
+    return g.op("ReduceMean" if how == _MEAN else "ReduceSum", loss, keepdims_i=0)
+
+
+def _relu6(g: Any, values: Any) -> Any:
+    """Exports ``relu6``, which is ``hardtanh`` from 0 to 6."""
+    return _clipped(g, values, 0.0, 6.0)
+
+
+def _hardtanh(g: Any, values: Any, least: Any, most: Any) -> Any:
+    """Exports ``hardtanh``."""
+    from torch.onnx import symbolic_helper
+
+    least, most = (symbolic_helper._get_const(one, "f", "limit") for one in (least, most))
+    return _clipped(g, values, least, most)
+
+
+def _clipped(g: Any, values: Any, least: float, most: float) -> Any:
+    """Clips values with no gradient at the limits, as ``hardtanh`` has it; the gradient of ONNX's Clip passes there."""
+    low, high = _constant(g, least, values), _constant(g, most, values)
+    is_low, is_high = g.op("LessOrEqual", values, low), g.op("GreaterOrEqual", values, high)
+    result = g.op("Where", is_low, low, g.op("Where", is_high, high, values))
+    result.setType(values.type())
+    return result
+
+
+def _zeros_like(g: Any, values: Any) -> Any:
+    return g.op("Expand", _constant(g, 0.0, values), g.op("Shape", values))
+
+
+def _constant(g: Any, value: float, like: Any) -> Any:
+    """Makes a scalar of another value's dtype."""
+    from torch.onnx import _type_utils
+
+    dtype = _type_utils.JitScalarType.from_value(like).dtype()
+    return g.op("Constant", value_t=torch.tensor(float(value), dtype=dtype))
 
 
 def _onnx_type(torch_scalar_type: int) -> Any:

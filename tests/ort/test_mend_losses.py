@@ -1,0 +1,63 @@
+"""Losses and activations that the exporter writes inexactly, or whose gradients differ at their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+
+@pytest.fixture(params=[True, False], ids=["torch_kernels", "ort_kernels"])
+def torch_kernels(request: pytest.FixtureRequest) -> bool:
+    """Both, for the GPU has ONNX Runtime's alone."""
+    return request.param
+
+
+class Net(torch.nn.Module):
+    """Scales its input by a weight, so that outputs and gradients cover all of the input's range."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(6))
+        self.function = function
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
+        scaled = x * self.scale
+        return self.function(scaled) if target is None else self.function(scaled, target)
+
+
+def values() -> torch.Tensor:
+    """From far below to far above, with zero and the limits of relu6 among them."""
+    return torch.tensor([[-200.0, -30.0, -14.0, -1.0, 0.0, 1e-6], [6.0, 3.0, 14.0, 20.0, 30.0, 200.0]])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [functional.logsigmoid, functional.relu6, lambda x: functional.hardtanh(x, -1.0, 1.0)],
+    ids=["logsigmoid", "relu6", "hardtanh"],
+)
+def test_activations(assert_parity: Any, function: Callable[..., torch.Tensor]) -> None:
+    assert_parity(Net(function), {"x": values()}, {"x": values().flip(0)[:1]}, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weights", [{}, {"weight": torch.rand(6)}, {"pos_weight": torch.rand(6)}], ids=str)
+def test_binary_cross_entropy_with_logits(assert_parity: Any, reduction: str, weights: dict[str, torch.Tensor]) -> None:
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return functional.binary_cross_entropy_with_logits(x, target, reduction=reduction, **weights)
+
+    target = torch.tensor([[0.0, 1.0, 0.3, 1.0, 0.5, 0.0], [1.0, 0.0, 0.0, 1.0, 0.7, 1.0]])
+    assert_parity(Net(loss), {"x": values(), "target": target}, tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    "join", [torch.Tensor.__and__, torch.Tensor.__or__, torch.Tensor.__xor__], ids=lambda op: op.__name__
+)
+def test_masks_are_joined(assert_parity: Any, join: Callable[..., torch.Tensor]) -> None:
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(join(x > 0, x < 14), x, torch.zeros_like(x))
+
+    assert_parity(Net(masked), {"x": values()}, tolerance=1e-6)
