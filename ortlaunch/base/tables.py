@@ -10,7 +10,7 @@ _NO_LIMIT = 100_000
 
 
 def printable(text: str) -> str:
-    """Replaces control characters by '?'. Names come from a shared server and must not control the terminal."""
+    """Replaces unprintable characters by '?'. Names come from a shared server and must not control the terminal."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 

@@ -32,7 +32,8 @@ class Goodput:
     lost: float
     """The time of steps that were repeated because no checkpoint held them."""
     down: float
-    """The time between an attempt's last journalled work and the start of the next attempt."""
+    """The time between an attempt's last journalled work and the start of the next attempt: work that was not
+    journalled, a failure that nobody noticed yet, the restart."""
     other: float
     """The rest: logging, starts that led to no step, writing the weights at the end."""
 

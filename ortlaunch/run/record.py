@@ -1,7 +1,7 @@
 """Reads a summary of a run from its folder: the small files, and the beginning and the end of the journal.
 
 The journal of a long run has many megabytes. Its first lines describe the run and its last lines hold the present
-state, so at most 144 KB of it are read.
+state. Only these parts are read, which are some 150 KB at most.
 """
 
 from __future__ import annotations
