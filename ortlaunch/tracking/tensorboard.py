@@ -64,7 +64,7 @@ class TensorboardTracker(Tracker[TensorboardConfig]):
         return [] if cfg.folder is None else [Path(cfg.folder)]
 
     def where(self, cfg: TensorboardConfig, run_dir: Path, mark: str | None) -> str:
-        """The folder of this run."""
+        """The folder of the run's event file, as text."""
         return f"TensorBoard at {folder_of(cfg, run_dir)}"
 
     def lines(self, cfg: TensorboardConfig, run_dir: Path, experiment: str, mark: str | None) -> list[tuple[str, str]]:
@@ -73,7 +73,7 @@ class TensorboardTracker(Tracker[TensorboardConfig]):
         return [("tensorboard", f"tensorboard --logdir {shlex.quote(str(logdir))}")]
 
     def sink(self, cfg: TensorboardConfig, context: Context) -> TensorboardSink:
-        """The event file of a run."""
+        """The sink that writes the run's event file."""
         return TensorboardSink(folder_of(cfg, context.run_dir))
 
 
