@@ -19,6 +19,8 @@ _USERINFO = re.compile(r"(://)([^/\s@]+)@")
 _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN")
 _HOST_ONLY = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:@/?#]*)(:\d+)?$")
 _KNOWN = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{16}|dapi[0-9a-f]{32}\w*)\b")
+_TRACKER_KEY = re.compile(r"(\btrack(?:ing|ers)(?:\.\w+)*\.(\w+)=)([^\s'\"]+)")
+"""A key of a tracker with its value, as a word of the command line or in Hydra's record of it."""
 _LEAST_LENGTH = 8
 """The least length of a secret's value that is searched for. Shorter values, such as "1" or "true", occur anywhere."""
 
@@ -29,7 +31,7 @@ def is_secret(name: str) -> bool:
 
 
 def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """The text without credentials in URLs, words that look like tokens, and values of the environment's secrets.
+    """Removes credentials in URLs and in trackers' keys, words that look like tokens, and the environment's secrets.
 
     Args:
         text: the text to be written.
@@ -38,6 +40,7 @@ def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> 
     """
     for value in _secret_values(os.environ if environment is None else environment):
         text = text.replace(value, "***")
+    text = _TRACKER_KEY.sub(lambda found: f"{found[1]}***" if is_secret(found[2]) else found[0], text)
     text = _URL.sub(lambda found: redacted(found.group()), text)
     return _KNOWN.sub("***", _BEARER.sub(r"\1\2***", text))
 

@@ -25,13 +25,13 @@ def to_config(tree: DictConfig) -> Config:
         RequestError: a value that the user must give is missing, a key was added that the schema does not have
             (``+train.stpes=1``), or an interpolation cannot be resolved.
     """
-    if added := next(_added_keys(tree), None):
-        raise RequestError(unknown_key(added))
-    missing = OmegaConf.missing_keys(tree)
-    if missing:
-        key = sorted(missing)[0]
-        raise RequestError(f"{key} is not set: give it on the command line, {key}=VALUE")
     try:
+        if added := next(_added_keys(tree), None):
+            raise RequestError(unknown_key(added))
+        missing = OmegaConf.missing_keys(tree)
+        if missing:
+            key = sorted(missing)[0]
+            raise RequestError(f"{key} is not set: give it on the command line, {key}=VALUE")
         config = OmegaConf.to_object(_with_plain_trackers(tree))
     except (MissingMandatoryValue, OmegaConfBaseException) as error:
         raise RequestError(f"configuration: {first_line(error)}") from error

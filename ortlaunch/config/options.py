@@ -68,8 +68,8 @@ class Options(NamedModules[type[Any]]):
         where = f"{self.group}={point.name} ({point.value} of the package {package})"
         try:
             node = point.load()
-        except (ImportError, AttributeError, SyntaxError) as error:
-            raise RequestError(f"{where}: cannot be imported: {error}") from error
+        except Exception as error:
+            raise RequestError(f"{where}: cannot be imported: {type(error).__name__}: {error}") from error
         if not dataclasses.is_dataclass(node) or getattr(node, "name", None) != point.name:
             raise RequestError(f"{where}: is not a dataclass whose field name is '{point.name}'")
         return node if isinstance(node, type) else type(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from typing import TYPE_CHECKING, Any
@@ -42,11 +43,14 @@ def load_launcher(name: str) -> Any:
         known = ", ".join(sorted({*GROUPS["launcher"], *announced_launchers()}))
         raise RequestError(f"launcher={name}: there is no such launcher (there are {known}): install its package")
     try:
-        return point.load()
+        found = point.load()
     except Exception as error:
         raise RequestError(
             f"launcher={name}: {point.value} cannot be imported: {type(error).__name__}: {error}"
         ) from error
+    if not (isinstance(found, type) and dataclasses.is_dataclass(getattr(found, "config", None))):
+        raise RequestError(f"launcher={name}: {point.value} is no class with a dataclass `config`")
+    return found
 
 
 def launcher_schema(name: str) -> type[Any]:

@@ -607,6 +607,9 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         """Finds the dataclasses of options that have modules of their own, for imports from this module."""
         if name.endswith("Config"):
+            for trainer in TRAINERS.values():
+                if trainer.schema.__name__ == name:
+                    return trainer.schema
             for options in MODULE_GROUPS.values():
                 for option in options.shipped():
                     if options[option].__name__ == name:

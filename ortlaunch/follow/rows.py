@@ -274,10 +274,11 @@ def _elapsed(record: Record, job: Job | None, *, runs: bool, is_active: bool) ->
         return None
     if runs and job is not None:
         return job.elapsed
-    if record.began is None or record.state.last is None:
+    began = record.began or record.state.last_began
+    if began is None or record.state.last is None:
         return None
     end = time.time() * 1000 if runs else record.state.ended_at or record.state.last
-    return max(0.0, (end - record.began) / 1000)
+    return max(0.0, (end - began) / 1000)
 
 
 def _left(record: Record) -> float | None:

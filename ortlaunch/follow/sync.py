@@ -12,7 +12,7 @@ from ortlaunch.run.liveness import Alive, liveness
 from ortlaunch.run.record import scheduler_of
 from ortlaunch.run.roots import RUN_ROOT
 from ortlaunch.run.run import Run, runs_below
-from ortlaunch.run.sweep import note_end, task_of
+from ortlaunch.run.sweep import note_end, runs_of, task_of
 from ortlaunch.tracking.destination import destinations_of, is_without_trackers
 from ortlaunch.tracking.relay import SinkResult, sync
 from ortlaunch.tracking.state import unattended
@@ -108,4 +108,7 @@ def _may_live(run: Run) -> bool:
         launcher = queue_named(scheduler_of(job) or "")
         quiet = time.time() - run.journal_file.stat().st_mtime
         return launcher is None or launcher.may_live(str(job["job_id"])) or quiet < _QUIET_SECONDS
+    if (runs := runs_of(run.path)) is not None and run.launcher() is None:
+        # A sweep in a queue lives as long as one of its runs has not ended.
+        return any(Run(one).state().ended is None for one in runs)
     return liveness(run).alive is not Alive.NOTHING

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.plugins import announced_launchers, load_launcher
@@ -41,13 +42,26 @@ def launcher_named(name: str) -> Launcher:
     """
     target = LAUNCHERS.get(name)
     if target is None:
-        launcher = load_launcher(name)()
+        launcher = _made(name)
     else:
         module, _, attribute = target.partition(":")
         launcher = getattr(importlib.import_module(module), attribute)()
     if not isinstance(launcher, Launcher):
         raise RequestError(f"launcher={name}: {type(launcher).__qualname__} is no ortlaunch.launch.launcher.Launcher")
     return launcher
+
+
+def _made(name: str) -> Any:
+    """An installed package's launcher.
+
+    Raises:
+        RequestError: it cannot be imported or made.
+    """
+    made = load_launcher(name)
+    try:
+        return made()
+    except Exception as error:
+        raise RequestError(f"launcher={name}: {made.__qualname__}: {type(error).__name__}: {error}") from error
 
 
 def queue_names() -> list[str]:

@@ -77,7 +77,12 @@ class Claim:
         if now - self._renewed < RENEW_SECONDS:
             return True
         self._renewed = now
-        if self.is_lost:
+        numbers = _numbers(self._path.parent)
+        if not numbers:
+            # The file system does not answer; the next renewal asks again.
+            self._renewed = now - RENEW_SECONDS
+            return True
+        if numbers[-1] != int(self._path.name):
             return False
         with suppress(OSError):
             os.utime(self._path)
@@ -119,6 +124,13 @@ def take(run: Run, job: str | None = None, job_is_over: Callable[[str], bool] = 
     return Claim(path)
 
 
+def release_of(run: Run, job: str) -> None:
+    """Lets others take a run at once whose job has journalled its end; the job itself may take a while to end."""
+    numbers = _numbers(run.claims)
+    if numbers and _owner(newest := run.claims / str(numbers[-1])).job == job:
+        Claim(newest).release()
+
+
 def owner(run: Run) -> Owner | None:
     """The present or last owner of a run; None for a run without claims, such as a run of an older release."""
     numbers = _numbers(run.claims)
@@ -148,12 +160,19 @@ def _numbers(folder: Path) -> list[int]:
 
 def _owner(path: Path) -> Owner:
     content = read_json(path) or {}
-    try:
-        quiet = _now(path.parent) - path.stat().st_mtime
-    except OSError:  # The folder is read-only: this machine's clock is the only one to compare with.
-        quiet = time.time() - path.stat().st_mtime
     job = content.get("job")
-    return Owner(Process.stored(content), job if isinstance(job, str) else None, bool(content.get(_RELEASED)), quiet)
+    job = job if isinstance(job, str) else None
+    return Owner(Process.stored(content), job, bool(content.get(_RELEASED)), _quiet_seconds(path))
+
+
+def _quiet_seconds(path: Path) -> float:
+    """Since a claim was renewed. The file system is asked for its time only where this machine's leaves a doubt."""
+    renewed = path.stat().st_mtime
+    quiet = time.time() - renewed
+    if not 0 <= quiet <= LAPSE_SECONDS:
+        with suppress(OSError):  # A folder that may only be read.
+            quiet = _now(path.parent) - renewed
+    return quiet
 
 
 def _now(folder: Path) -> float:

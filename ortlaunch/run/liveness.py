@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from ortlaunch.base.locks import exclusive
 from ortlaunch.run import claim
@@ -59,7 +60,11 @@ def liveness(run: Run, launcher: Process | None = None) -> Liveness:
     holder = claim.owner(run)
     if holder is None or holder.process != launcher:
         return Liveness(Alive.MAYBE if quiet < SILENT_SECONDS else Alive.NOTHING, launcher, quiet)
-    alive = Alive.NOTHING if holder.is_gone() else Alive.LAUNCHER
+    if not holder.is_gone():
+        alive = Alive.LAUNCHER
+    else:
+        # It may be suspended, or cut off from the file system: its workers still give signs then.
+        alive = Alive.MAYBE if quiet < claim.LAPSE_SECONDS and not holder.is_released else Alive.NOTHING
     return Liveness(alive, launcher, min(quiet, holder.quiet_seconds))
 
 
@@ -115,8 +120,15 @@ def _gives_sign(run: Run, rank: int) -> bool:
     if process.is_here:
         return _is_worker_of(process.pid, run)
     with suppress(OSError):
-        return _age(run.beat_file(rank)) < claim.LAPSE_SECONDS and not run.state().ended
+        # A sign that is older than the run's last end is that of a worker that has ended in order.
+        return _age(run.beat_file(rank)) < claim.LAPSE_SECONDS and _time(beat) > (run.state().last_end or 0)
     return False
+
+
+def _time(beat: dict[str, Any]) -> float:
+    """When a worker gave its sign of life, in milliseconds."""
+    said = beat.get("time")
+    return 1000.0 * said if isinstance(said, float) else 0.0
 
 
 def _is_worker_of(pid: int, run: Run) -> bool:

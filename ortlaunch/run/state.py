@@ -29,7 +29,9 @@ class RunState:
     attempts: int = 0
     """How often the run was launched."""
     began: int | None = None
-    """When the latest attempt began, in milliseconds: its launch, or on a cluster the start of its job."""
+    """When the latest attempt began, in milliseconds: its launch, or the start of its job. None while a job waits."""
+    last_began: int | None = None
+    """When the last job began that has run; an attempt that waits does not take it back."""
     steps: int | None = None
     """The number of steps that the run is to make."""
     nodes: int = 1
@@ -50,6 +52,8 @@ class RunState:
     """How the run ended; None if another attempt has begun since, or the run has not ended."""
     ended_at: int | None = None
     """When the run ended, in milliseconds. Later events are possible: an export may add some."""
+    last_end: int | None = None
+    """When the latest attempt that is over ended; a new attempt does not take it back."""
     is_wanted: bool = True
     """Whether the run should be running. It is false while its job waits in a queue, and after a stop or a finish. It
     is true after a failure, which has to be repaired."""
@@ -77,7 +81,7 @@ class RunState:
                 said = [line.strip() for line in event.message.splitlines() if line.strip()]
                 self.failure = self.failure or f"rank {event.rank} on {event.host}: {said[-1] if said else ''}"
             case events.Ended():
-                self.ended, self.ended_at = event.status, event.t
+                self.ended, self.ended_at, self.last_end = event.status, event.t, event.t
                 self.is_wanted = event.status not in _UNWANTED_AFTER
 
     @property
@@ -113,7 +117,7 @@ class RunState:
         self.tags |= event.values
         said = event.values.get(STATE_TAG)
         if said == "running":
-            self.began = event.t
+            self.began = self.last_began = event.t
             self.is_wanted = True
         elif said == "queued":
             # From now on the job waits in the queue.

@@ -129,7 +129,7 @@ class Tracker(Generic[C]):
         """The configuration without credentials, as it may be written to the run folder."""
         assert dataclasses.is_dataclass(cfg) and not isinstance(cfg, type)
         values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
-        hidden = {key: _hidden(key, value) for key, value in values.items() if isinstance(value, str)}
+        hidden = {key: _hidden(key, value) for key, value in values.items()}
         return dataclasses.replace(cfg, **hidden)
 
     def environment(self, cfg: C) -> dict[str, str]:
@@ -174,5 +174,12 @@ class Tracker(Generic[C]):
         raise NotImplementedError
 
 
-def _hidden(key: str, value: str) -> str:
+def _hidden(key: str, value: Any) -> Any:
+    """The value without what is secret by its key, or looks like a secret; also within mappings and lists."""
+    if isinstance(value, Mapping):
+        return {name: _hidden(str(name), one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_hidden(key, one) for one in value]
+    if not isinstance(value, str):
+        return value
     return "***" if value and is_secret(key) else without_secrets(value)

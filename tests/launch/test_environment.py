@@ -97,6 +97,15 @@ def test_short_values_and_paths_are_no_secrets() -> None:
     assert without_secrets(text, values) == "1 step under /etc/ssl/private with ***"
 
 
+def test_secrets_of_trackers_on_the_command_line_are_not_written_down() -> None:
+    text = (
+        "ortlaunch +trackers.mine.api_key=abc123 tracking.password=def model.params.tokenizer=x trackers.mine.user=me"
+    )
+    assert without_secrets(text, {}) == (
+        "ortlaunch +trackers.mine.api_key=*** tracking.password=*** model.params.tokenizer=x trackers.mine.user=me"
+    )
+
+
 def test_every_package_is_listed_once_with_its_version() -> None:
     lines = environment.packages().splitlines()
     names = [line.partition("==")[0].lower() for line in lines]

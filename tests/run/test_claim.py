@@ -105,6 +105,25 @@ def test_an_owner_that_was_suspended_learns_that_it_has_lost_the_run(run: Run, m
     assert sorted(path.read_text() for path in run.claims.iterdir()) == before, "it released what was another's"
 
 
+def test_a_file_system_that_does_not_answer_takes_no_run_away(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim, "RENEW_SECONDS", 0.0)
+    mine = claim.take(run)
+    away = run.claims.with_name("away")
+    run.claims.rename(away)
+    assert mine.keep()
+    away.rename(run.claims)
+    assert mine.keep()
+
+
+def test_a_job_that_has_journalled_its_end_lets_the_next_one_begin(run: Run) -> None:
+    claim.take(run, job="7")
+    claim.release_of(run, "8")
+    with pytest.raises(RequestError, match="belongs to job 7"):
+        claim.take(run, job="8")
+    claim.release_of(run, "7")
+    claim.take(run, job="8")
+
+
 def test_renewing_shows_life(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim, "RENEW_SECONDS", 0.0)
     mine = claim.take(run)

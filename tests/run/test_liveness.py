@@ -60,7 +60,28 @@ def test_a_launcher_elsewhere_is_judged_by_its_claim(run: Run, age: float, alive
     claim.take(run)
     (run.claims / "1").write_text(json.dumps(THERE))
     aged(run.claims / "1", age)
+    aged(run.journal_file, 1000)
     assert liveness(run).alive is alive
+
+
+def test_a_suspended_launcher_elsewhere_is_not_gone_while_its_workers_give_signs(run: Run) -> None:
+    run.launcher_file.write_text(json.dumps(THERE))
+    claim.take(run)
+    (run.claims / "1").write_text(json.dumps(THERE))
+    aged(run.claims / "1", claim.LAPSE_SECONDS + 5)
+    assert liveness(run).alive is Alive.MAYBE, "the journal was written a moment ago"
+    aged(run.journal_file, claim.LAPSE_SECONDS + 5)
+    assert liveness(run).alive is Alive.NOTHING
+
+
+def test_a_worker_elsewhere_that_ended_in_order_is_no_worker_of_the_next_attempt(run: Run) -> None:
+    run.health.mkdir()
+    run.beat_file(0).write_text(json.dumps({"host": "elsewhere", "pid": 1, "time": time.time() - 1.0}))
+    assert has_workers(run)
+    with run.journal() as journal:
+        journal.end("KILLED")
+        journal.start("e", "n", "abc123")
+    assert not has_workers(run)
 
 
 def test_workers_are_found_without_a_lock_by_their_process(run: Run) -> None:

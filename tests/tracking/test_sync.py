@@ -18,10 +18,11 @@ import yaml
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.follow.sync import sync_main
+from ortlaunch.follow.sync import end_if_dead, sync_main
 from ortlaunch.run.identity import is_alive, start_ticks
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
+from ortlaunch.run.sweep import create
 from ortlaunch.tracking.destination import destinations_of
 
 NewRun = Callable[..., tuple[Path, Journal]]
@@ -156,6 +157,24 @@ def test_workers_that_outlive_their_launcher(store: MlflowConfig, new_run: NewRu
         assert sync_main([str(run_dir)]) == 0
     run = client(store.uri).get_run(json.loads((run_dir / "relay.json").read_text())["mlflow_run_id"])
     assert run.info.status == ("RUNNING" if held else "KILLED")
+
+
+def test_a_queued_sweep_lives_as_long_as_one_of_its_runs(new_run: NewRun, tmp_path: Path) -> None:
+    """Of a scheduler that knows no jobs of many tasks: the sweep's folder names no job."""
+    folder = tmp_path / "multirun-1"
+    made = create(folder, "sweep", "e", {"name": "none"}, ["ortlaunch"])
+    runs = [tmp_path / name for name in ("one", "two")]
+    for run in runs:
+        run.mkdir()
+        with Run(run).journal() as journal:
+            journal.start("e", run.name, "abc123")
+    made.write(runs, complete=True)
+    age(folder, 1000)
+    assert end_if_dead(folder).startswith("still running")
+    for run in runs:
+        with Run(run).journal() as journal:
+            journal.end("FINISHED")
+    assert end_if_dead(folder) == "was killed"
 
 
 def test_ended_run_is_not_ended_again(store: MlflowConfig, new_run: NewRun, client: Any) -> None:

@@ -19,7 +19,7 @@ JOIN_SECONDS = 900
 """How long machines wait for each other: somebody types the line on every one of them."""
 
 _OWN_KEYS = ("launcher.node_rank", "launcher.dry_run", "launcher.run", "run_root", "--multirun", "-m")
-_MAY_DIFFER = ("launcher.node_rank", "launcher.run", "run_root", "tracking", "name")
+_MAY_DIFFER = ("launcher.node_rank", "launcher.run", "run_root", "tracking", "trackers", "name")
 
 
 def lines_to_type(launcher: LocalConfig, run: str, run_root: Path, arguments: list[str]) -> list[str]:

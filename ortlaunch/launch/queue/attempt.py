@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
@@ -25,6 +26,9 @@ from ortlaunch.run.run import ARTIFACT_FOLDER, Run
 
 _STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}
 _MOST_LOGS = 16
+_LEAVING_SECONDS = 90.0
+"""A former job whose run has ended may take this long to leave its nodes."""
+_POLL_SECONDS = 2.0
 _CLOCK_SECONDS = 90
 """Schedulers look at their clocks every 30 seconds or so, and may send the warning a minute early."""
 
@@ -39,20 +43,20 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
 
     Returns:
         How many attempts there were before; None if there is nothing to do.
+
+    Raises:
+        RequestError: another launcher or job has the run.
     """
     run = Run(run_dir)
     if run.is_done():
         print(f"ortlaunch: {run_dir} is done", file=sys.stderr)
         return None
-    try:
-        claim.take(run, job.key, lambda other: _is_over(launcher, other, run))
-    except RequestError as error:
-        print(f"ortlaunch: {error}", file=sys.stderr)
-        return None
+    _claim(launcher, run, job)
     journal = run.journal()
     if run.stop_word() not in (None, REQUEUE_WORD):
         journal.tags({"ortlaunch.state": "stopped"})
         journal.end("KILLED")
+        claim.release_of(run, job.key)
         send_all(run_dir)
         _note_end(run_dir, "KILLED")
         print("ortlaunch: the run was asked to stop while it was in the queue", file=sys.stderr)
@@ -82,18 +86,37 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
     return attempt
 
 
+def _claim(launcher: BatchLauncher, run: Run, job: OwnJob) -> None:
+    """Claims the run; waits for a former job that is about to leave its nodes.
+
+    Raises:
+        RequestError: another launcher or job has the run.
+    """
+    deadline = time.monotonic() + _LEAVING_SECONDS
+    while True:
+        try:
+            claim.take(run, job.key, lambda other: _is_over(launcher, other, run))
+        except RequestError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
+
+
 def _is_over(launcher: BatchLauncher, job_id: str, run: Run) -> bool:
     """Whether another job that has claimed the run is over; one that nobody knows is judged by its workers."""
     known = launcher.is_over(job_id)
     return not has_workers(run) if known is None else known
 
 
-def decide(facts: Facts, run_dir: Path, unfit: str = "") -> Verdict:
+def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
     """The workers have ended: journals how, and says what the job does next.
 
     Args:
         facts: as `gather` finds them.
         run_dir: the run folder.
+        job: the job's id, as its claim has it.
         unfit: what its nodes have found wrong with themselves; the cause of all that the workers say.
     """
     verdict = judge(facts)
@@ -118,23 +141,26 @@ def decide(facts: Facts, run_dir: Path, unfit: str = "") -> Verdict:
         journal.tags({"ortlaunch.state": _STATES[verdict.status]})
         journal_goodput(journal)
         journal.end(verdict.status)
+        claim.release_of(Run(run_dir), job)
         _note_end(run_dir, verdict.status)
     print(f"ortlaunch: {verdict.action}: {verdict.reason}", file=sys.stderr, flush=True)
     return verdict
 
 
-def refused(run_dir: Path, command: str) -> None:
+def refused(run_dir: Path, command: str, job: str) -> None:
     """The scheduler would not queue the job again: the run ends here, with its checkpoint.
 
     Args:
         run_dir: the run folder.
         command: what was refused.
+        job: the job's id, as its claim has it.
     """
     journal = Run(run_dir).journal()
     text = f"{command} was refused: the cluster does not let jobs queue again; go on with ortlaunch resume"
     journal.tags({"ortlaunch.state": "stopped", "ortlaunch.requeue_reason": text})
     journal_goodput(journal)
     journal.end("KILLED")
+    claim.release_of(Run(run_dir), job)
     _note_end(run_dir, "KILLED")
     print(f"ortlaunch: {text} {run_dir}", file=sys.stderr)
     send_all(run_dir)

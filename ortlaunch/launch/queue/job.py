@@ -73,15 +73,15 @@ def run_job(launcher: BatchLauncher, config: Config, run_dir: Path) -> int:
         if before is None:
             return exit_codes.DONE
         code, relay = _workers(launcher, config, run_dir, signals)
-        verdict = decide(gather(launcher, run_dir, code, signals.seen), run_dir)
-        _finish(relay, config, run_dir)
+        verdict = decide(gather(launcher, run_dir, code, signals.seen), run_dir, job.key)
+        _finish(relay, run_dir)
         if verdict.action != "again" or "WARNING" in signals.seen:
             break
     if verdict.action not in ("requeue", "again"):
         return verdict.code
     if launcher.requeue(job):
         return exit_codes.DONE
-    refused(run_dir, f"the requeue by {launcher.title}")
+    refused(run_dir, f"the requeue by {launcher.title}", job.key)
     return exit_codes.FAILED
 
 
@@ -140,11 +140,11 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
     return (1 if code is None else code), relay
 
 
-def _finish(relay: Relay | None, config: Config, run_dir: Path) -> None:
+def _finish(relay: Relay | None, run_dir: Path) -> None:
     """Sends what is left of the journal, for as long as the configuration says."""
     if relay is None:
         return
-    result = relay.finish(trackers.flush_seconds(trackers.chosen(config)))
+    result = relay.finish(trackers.flush_seconds(destinations(run_dir)))
     if result.message:
         print(f"ortlaunch: {result.message}", flush=True)
 

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from ortlaunch.base import exit_codes
+from ortlaunch.base.errors import RequestError
 from ortlaunch.launch.queue import attempt
 from ortlaunch.launch.queue.announce import destinations
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
@@ -59,7 +61,9 @@ def decide(run_dir: Path, code: int, signals: list[str]) -> int:
     if "UNFIT" in signals and only_silence(run_dir, code):
         signals = [*signals, "LOST"]
     unfit = problems(run_dir) if {"UNFIT", "LOST"} & {*signals} else ""
-    verdict = attempt.decide(attempt.gather(SlurmLauncher(), run_dir, code, signals), run_dir, unfit)
+    launcher = SlurmLauncher()
+    facts = attempt.gather(launcher, run_dir, code, signals)
+    verdict = attempt.decide(facts, run_dir, launcher.own_job().key, unfit)
     # A job that SLURM has taken off its nodes already is queued by SLURM.
     print({"again": "again", "requeue": "requeue", "left": "end 0", "end": f"end {verdict.code}"}[verdict.action])
     return 0
@@ -67,7 +71,7 @@ def decide(run_dir: Path, code: int, signals: list[str]) -> int:
 
 def refused(run_dir: Path) -> int:
     """SLURM would not queue the job again."""
-    attempt.refused(run_dir, "scontrol requeue")
+    attempt.refused(run_dir, "scontrol requeue", SlurmLauncher().own_job().key)
     return 0
 
 
@@ -82,9 +86,13 @@ _VERBS: dict[str, Callable[[Path], int]] = {
 def main() -> int:
     """Runs the command line; returns the exit code."""
     verb, run_dir, *rest = sys.argv[1:]
-    if verb == "decide":
-        return decide(Path(run_dir), int(rest[0]), rest[1:])
-    return _VERBS[verb](Path(run_dir))
+    try:
+        if verb == "decide":
+            return decide(Path(run_dir), int(rest[0]), rest[1:])
+        return _VERBS[verb](Path(run_dir))
+    except RequestError as error:
+        print(f"ortlaunch: {error}", file=sys.stderr)
+        return exit_codes.REQUEST
 
 
 if __name__ == "__main__":

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 
 import pytest
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
-from ortlaunch.launch.queue import history
+from ortlaunch.launch.queue import attempt, history
 from ortlaunch.launch.slurm import job
+from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.launch.slurm.plan import settled
 from ortlaunch.run import failure
+from ortlaunch.run.run import Run, Stopped
 from ortlaunch.tracking.journal import Journal, read_events
 
 
@@ -84,6 +87,29 @@ def test_what_a_person_stopped_in_the_queue_does_not_begin(run_dir, text):
     (run_dir / "STOP").write_text(text)
     assert job.begin(run_dir) == 3
     assert ended(run_dir) == ["KILLED"]
+
+
+def test_a_resumed_job_begins_while_the_former_one_leaves_its_nodes(run_dir, monkeypatch):
+    """`ortlaunch cancel` says that a run has ended as soon as its journal does; SLURM takes its time."""
+    job.begin(run_dir)
+    Run(run_dir).note_stopped(Stopped(3, "step-00000003", "cancel"))
+    job.decide(run_dir, 0, [])
+    assert ended(run_dir) == ["KILLED"]
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    monkeypatch.setattr(SlurmLauncher, "is_over", lambda *_: False)
+    assert job.begin(run_dir) == 0
+
+
+def test_a_job_that_finds_another_one_at_its_run_fails(run_dir, monkeypatch, capsys):
+    """Not as one that has nothing to do: the runs that come after it would begin."""
+    job.begin(run_dir)
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    monkeypatch.setattr(SlurmLauncher, "is_over", lambda *_: False)
+    monkeypatch.setattr(attempt, "_LEAVING_SECONDS", 0.0)
+    monkeypatch.setattr(attempt, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "argv", ["job", "begin", str(run_dir)])
+    assert job.main() == 2
+    assert "belongs to job" in capsys.readouterr().err
 
 
 def test_crashes_are_counted_over_attempts(run_dir, capsys):
