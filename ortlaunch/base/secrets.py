@@ -20,7 +20,7 @@ _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATAB
 _HOST_ONLY = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:@/?#]*)(:\d+)?$")
 _KNOWN = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{16}|dapi[0-9a-f]{32}\w*)\b")
 _TRACKER_KEY = re.compile(r"(\btrack(?:ing|ers)(?:\.\w+)*\.(\w+)=)([^\s'\"]+)")
-"""A key of a tracker with its value, as a word of the command line or in Hydra's record of it."""
+"""A tracker's key with its value, as it appears on the command line or in Hydra's record of the command."""
 _LEAST_LENGTH = 8
 """The least length of a secret's value that is searched for. Shorter values, such as "1" or "true", occur anywhere."""
 

@@ -79,7 +79,7 @@ class Claim:
         self._renewed = now
         numbers = _numbers(self._path.parent)
         if not numbers:
-            # The file system does not answer; the next renewal asks again.
+            # The file system does not answer. The next call tries again.
             self._renewed = now - RENEW_SECONDS
             return True
         if numbers[-1] != int(self._path.name):
@@ -125,7 +125,7 @@ def take(run: Run, job: str | None = None, job_is_over: Callable[[str], bool] = 
 
 
 def release_of(run: Run, job: str) -> None:
-    """Lets others take a run at once whose job has journalled its end; the job itself may take a while to end."""
+    """Releases a job's claim after the job has journalled its end, because the job itself may take a while to end."""
     numbers = _numbers(run.claims)
     if numbers and _owner(newest := run.claims / str(numbers[-1])).job == job:
         Claim(newest).release()
@@ -166,11 +166,14 @@ def _owner(path: Path) -> Owner:
 
 
 def _quiet_seconds(path: Path) -> float:
-    """Since a claim was renewed. The file system is asked for its time only where this machine's leaves a doubt."""
+    """Seconds since a claim was renewed.
+
+    This machine's clock is used first. The file system's clock is read only if the first result is negative or too old.
+    """
     renewed = path.stat().st_mtime
     quiet = time.time() - renewed
     if not 0 <= quiet <= LAPSE_SECONDS:
-        with suppress(OSError):  # A folder that may only be read.
+        with suppress(OSError):  # The folder may be read-only.
             quiet = _now(path.parent) - renewed
     return quiet
 

@@ -63,7 +63,7 @@ def liveness(run: Run, launcher: Process | None = None) -> Liveness:
     if not holder.is_gone():
         alive = Alive.LAUNCHER
     else:
-        # It may be suspended, or cut off from the file system: its workers still give signs then.
+        # The launcher may be suspended, or cut off from the file system. Its workers still give signs of life then.
         alive = Alive.MAYBE if quiet < claim.LAPSE_SECONDS and not holder.is_released else Alive.NOTHING
     return Liveness(alive, launcher, min(quiet, holder.quiet_seconds))
 
@@ -120,13 +120,13 @@ def _gives_sign(run: Run, rank: int) -> bool:
     if process.is_here:
         return _is_worker_of(process.pid, run)
     with suppress(OSError):
-        # A sign that is older than the run's last end is that of a worker that has ended in order.
+        # A sign of life that is older than the run's last end is from a worker that has ended normally.
         return _age(run.beat_file(rank)) < claim.LAPSE_SECONDS and _time(beat) > (run.state().last_end or 0)
     return False
 
 
 def _time(beat: dict[str, Any]) -> float:
-    """When a worker gave its sign of life, in milliseconds."""
+    """The time of a worker's sign of life, in milliseconds since the epoch."""
     said = beat.get("time")
     return 1000.0 * said if isinstance(said, float) else 0.0
 

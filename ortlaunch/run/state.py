@@ -31,7 +31,7 @@ class RunState:
     began: int | None = None
     """When the latest attempt began, in milliseconds: its launch, or the start of its job. None while a job waits."""
     last_began: int | None = None
-    """When the last job began that has run; an attempt that waits does not take it back."""
+    """When the latest job that has run began, in milliseconds. An attempt that waits in the queue does not reset it."""
     steps: int | None = None
     """The number of steps that the run is to make."""
     nodes: int = 1
@@ -53,7 +53,7 @@ class RunState:
     ended_at: int | None = None
     """When the run ended, in milliseconds. Later events are possible: an export may add some."""
     last_end: int | None = None
-    """When the latest attempt that is over ended; a new attempt does not take it back."""
+    """When the latest finished attempt ended, in milliseconds. A new attempt does not reset it."""
     is_wanted: bool = True
     """Whether the run should be running. It is false while its job waits in a queue, and after a stop or a finish. It
     is true after a failure, which has to be repaired."""

@@ -175,7 +175,8 @@ class Tracker(Generic[C]):
 
 
 def _hidden(key: str, value: Any) -> Any:
-    """The value without what is secret by its key, or looks like a secret; also within mappings and lists."""
+    """The value without secrets: values of keys with a secret's name, and texts that look like one. It also searches
+    mappings and lists."""
     if isinstance(value, Mapping):
         return {name: _hidden(str(name), one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
