@@ -18,9 +18,9 @@ _Value = TypeVar("_Value")
 class NamedModules(Mapping[str, _Value]):
     """A table of values by name. Each module of a package registers one value under the module's own name.
 
-    The files of the package are the list of names. A module is imported when its name is asked for, so that a command
-    that lists names, or needs one of them, does not pay for the others. Modules whose names begin with an underscore
-    are not listed.
+    The package's files give the list of names. A module is imported only when its name is looked up, so a command that
+    lists names, or needs one of them, does not import the others. Modules whose names begin with an underscore are not
+    listed.
     """
 
     def __init__(self, package: str) -> None:

@@ -1,8 +1,9 @@
 """Other tools' names for our keys: the table of synonyms behind "Did you mean …?".
 
 The left column has our keys. The right column has the names that users of transformers' Trainer, Lightning,
-Accelerate, DeepSpeed, torchtitan, torchrun and sbatch type. A name needs no entry if it differs only by the order of
-its words, by a group in front, by an ending or by a word of `FILLERS`: `ortlaunch.config.meant` finds it by its words.
+Accelerate, DeepSpeed, torchtitan, torchrun and sbatch type. Some names need no entry, because `ortlaunch.config.meant`
+finds them by their words. They differ only by the order of the words, by a group in front, by an ending or by a word of
+`FILLERS`.
 """
 
 from __future__ import annotations

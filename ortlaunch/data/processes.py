@@ -17,7 +17,7 @@ NICENESS = 10
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Blocks these signals in this thread. Processes that are forked meanwhile have them blocked from their start."""
+    """Blocks these signals in this thread. Processes that are forked in the context start with them blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, MEANT_FOR_THE_WORKER)
     try:
         yield

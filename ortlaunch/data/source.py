@@ -39,8 +39,8 @@ class Source:
     """An opened data source.
 
     Attributes:
-        dataset: either a map-style dataset with the whole data, in which sample i is the same on every rank, or a
-            stream of this rank's part, in which an iteration is an epoch. Samples are dicts of tensors.
+        dataset: a map-style dataset or a stream. A map-style dataset has the whole data, and sample i is the same on
+            every rank. A stream has this rank's part, and each iteration is an epoch. Samples are dicts of tensors.
         kind: "tokens" or "images".
         origin: the data as the user typed it, for messages.
         fingerprint: a short hash that identifies the data.

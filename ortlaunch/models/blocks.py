@@ -18,9 +18,9 @@ def repeated_blocks(model: nn.Module, wanted: str | None, key: str) -> Blocks:
 
     Args:
         model: the plain model.
-        wanted: a class name, or a glob of module paths whose ``*`` does not match a dot. With None, the blocks are the
-            modules of the classes that transformers calls indivisible (``_no_split_modules``), if a class occurs more
-            than once, else the longest ``nn.ModuleList`` of modules of one class.
+        wanted: a class name, or a glob of module paths whose ``*`` does not match a dot. None finds the blocks: the
+            modules of classes that transformers calls indivisible (``_no_split_modules``) and that occur more than
+            once. If there are none, it takes the longest ``nn.ModuleList`` of modules of one class.
         key: the configuration key of `wanted`, for messages.
 
     Raises:

@@ -38,7 +38,7 @@ class Owner:
     """The scheduler's job that the owner belongs to. If it is set, the scheduler says whether the owner is gone."""
     is_released: bool
     quiet_seconds: float
-    """Seconds since the last renewal, by the file system's clock."""
+    """Seconds since the last renewal."""
 
     def is_gone(self, job_is_over: Callable[[str], bool] = lambda _: False) -> bool:
         """Whether another launcher may take the run.

@@ -113,7 +113,7 @@ class Ledger:
         return Goodput(wall, *named, max(0.0, wall - sum(named)))
 
     def _pass_time(self, at: float) -> None:
-        """Counts the time since the last event, unless the run was in a queue or nobody wanted it to go on."""
+        """Advances the clock. Time in which the run was queued, stopped or finished does not count as wall time."""
         last = at if self._now is None else self._now
         # An end event that is written late can have an earlier time than the event before it.
         self._now = max(at, last)

@@ -81,8 +81,8 @@ def _alive_here(run: Run, launcher: Process, quiet_seconds: float) -> Alive:
 def has_workers(run: Run, wait_seconds: float = 0.0) -> bool:
     """Whether workers of a run are alive.
 
-    Workers hold a lock while they live. For file systems whose locks do not work, it also reads their signs of life:
-    on this machine it looks for the process, on another machine it looks at the age of the file.
+    Workers hold a lock while they live. Their signs of life are read too, because locks do not work on every file
+    system. For a worker on this machine, the process counts. For one on another machine, the age of the file counts.
 
     Args:
         run: the run.

@@ -253,7 +253,7 @@ class Run:
         """The folder for temporary files while a checkpoint is loaded."""
         return self.path / ".universal"
 
-    # Reading and writing.
+    # What reads and writes these files.
 
     def check(self) -> None:
         """Checks that the folder holds a run.
