@@ -1,4 +1,4 @@
-"""The command line: which verb, and how its errors end. Everything else is imported by the verb that needs it."""
+"""The command line: calls a verb and turns its errors into exit codes. Each verb imports what it needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 
 _ALLOCATIONS_PER_COLLECTION = 50_000
-"""Python's 700 has a short command search its imports and its configuration for garbage a hundred times."""
+"""Allocations between two garbage collections. With Python's default of 700, a short command would make a hundred
+collections over its imports and its configuration."""
 
 VERBS = {
     "run": "ortlaunch.verbs.run:main",
@@ -32,8 +33,8 @@ VERBS = {
 
 
 def main() -> None:
-    """Entry point of the ``ortlaunch`` command."""
-    # The user's own choice to see Hydra's tracebacks is read before Hydra is told to raise.
+    """Runs the ``ortlaunch`` command and exits with its code."""
+    # The user sets this variable to see tracebacks. It is read first, because ortlaunch sets it too, for Hydra.
     debug = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0")
     gc.set_threshold(_ALLOCATIONS_PER_COLLECTION)
     try:
@@ -46,10 +47,10 @@ def main() -> None:
     except KeyboardInterrupt:
         code = exit_codes.INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe (head, less) has left: no error of ours, and nothing more to write.
+        # The reader of the pipe (head, less) has closed it. This is no error, and nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = exit_codes.DONE
-    # The interpreter's end would search everything once more.
+    # Without this, the interpreter would make another full collection when it exits.
     gc.freeze()
     sys.exit(code)
 

@@ -1,6 +1,7 @@
-"""What torchrun starts: one worker. ``python -m ortlaunch.worker RUN_DIR`` with torchrun's environment.
+"""One worker, which torchrun starts as ``python -m ortlaunch.worker RUN_DIR``.
 
-Reads the resolved configuration from the run folder; knows nothing of Hydra, and imports only what it asks for.
+A worker reads the resolved configuration from the run folder. It does not use Hydra, and it imports only the packages
+that the configuration needs.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ortlaunch.run.run import Run
 
 
 def main() -> None:
-    """Runs this worker to its end; a failure is left in the run folder before the exit code 1. Does not return."""
-    # On a cluster torchrun ignores it and its children inherit that; the training takes it over later.
+    """Runs this worker and ends the process. After a failure, the run folder holds the error and the exit code is 1."""
+    # On a cluster torchrun ignores SIGTERM, and its children inherit that. The training installs a handler later.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
     run_dir, rank = Path(sys.argv[1]), int(os.environ["RANK"])
@@ -34,7 +35,7 @@ def main() -> None:
         from ortlaunch.run.attempt import header
 
         print(header(), file=sys.stderr, flush=True)
-    # A user's model factory lies where the user is; `python -m` would have put it there before torchrun.
+    # The user's model factory may be a module in the current folder.
     sys.path.insert(0, os.getcwd())
     try:
         work(run_dir)
@@ -43,32 +44,32 @@ def main() -> None:
         failure.record(run_dir, rank, error)
         sys.stdout.flush()
         sys.stderr.flush()
-        # Peers wait in a collective that will not come; ordinary shutdown could wait with them.
+        # The other workers wait in a collective that this one does not join. A normal shutdown could wait for them.
         os._exit(1)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not through the interpreter's end: gloo's thread may just then drop the last reference to a tensor of ours, and
-    # a thread that Python ends in the middle of a destructor aborts the process (seen in 3 of 100 finished runs).
-    # Nor by taking gloo's groups down before: see ortlaunch.trainer.workers.leave_group.
+    # A normal exit of the interpreter can abort the process (seen in 3 of 100 finished runs): gloo's thread may drop
+    # the last reference to a tensor, and Python then ends this thread in the middle of the destructor. Destroying
+    # gloo's groups first is no solution either: see ortlaunch.trainer.workers.leave_group.
     os._exit(0)
 
 
 def _hold_lock(run_dir: Path) -> None:
-    """Shows that this worker lives, for as long as it does: whoever launches the run again waits for it."""
+    """Holds the workers' lock until this process ends. A launcher that starts the run again waits for this lock."""
     try:
         fcntl.flock(os.open(Run(run_dir).workers_lock, os.O_RDWR | os.O_CREAT, 0o644), fcntl.LOCK_SH)
     except OSError:
-        return  # A file system without locks.
+        return  # The file system has no locks.
 
 
 def work(run_dir: Path) -> None:
-    """Builds, wraps and trains what the run folder's configuration says."""
+    """Builds, wraps and trains the model that the run folder's configuration describes."""
     # Heavy imports come after the output is redirected, and are timed.
     from ortlaunch.config.devices import resolve_device
     from ortlaunch.config.load import load_config
     from ortlaunch.config.trainers import trainer_of
 
-    # Workers that torchrun starts again begin now and not when the run was launched.
+    # If torchrun has restarted this worker, its start-up time counts from now and not from the launch.
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     started = time.time() if restarted else float(os.environ["ORTLAUNCH_STARTED"])
     config = load_config(Run(run_dir).config_file)
@@ -92,7 +93,7 @@ def work(run_dir: Path) -> None:
 
 
 class _Stopwatch:
-    """Seconds between laps, by metric name."""
+    """Measures the seconds between laps, by metric name."""
 
     def __init__(self) -> None:
         self.laps: dict[str, float] = {}
@@ -108,7 +109,7 @@ def _import_stack(packages: tuple[str, ...], backend: str) -> None:
     import torch  # noqa: F401
 
     if packages:
-        add_to_path()  # DeepSpeed's own optimizers are compiled when they are first used.
+        add_to_path()  # DeepSpeed compiles its own optimizers when they are first used.
     for package in packages:
         importlib.import_module(package)
     if backend == "ort":

@@ -1,4 +1,4 @@
-"""The options of a run's command line, which are Hydra's: what it would answer with its usage is said in one line."""
+"""Checks the options of a run's command line, which are Hydra's, so that an error is one line and not Hydra's usage."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ALIKE = 0.8
 
 
 def hydra_words(arguments: list[str]) -> list[str]:
-    """The words of a command line in the order that Hydra takes them in.
+    """Returns the words of a command line in the order that Hydra needs.
 
     Raises:
-        RequestError: Hydra has no such option, or would not take what it is given with.
+        RequestError: Hydra has no such option, or does not take its value.
     """
     from hydra._internal.utils import get_args_parser
 
@@ -36,7 +36,7 @@ def hydra_words(arguments: list[str]) -> list[str]:
 
 
 def _keys_first(arguments: list[str]) -> list[str]:
-    """The same words with the options last: argparse, which Hydra uses, takes keys in one row only."""
+    """Returns the words with the keys first. Hydra's argparse does not take keys that options separate."""
     keys = [word for word in arguments if word.startswith("~") or ("=" in word and not word.startswith("-"))]
     return keys + [word for word in arguments if word not in keys]
 
@@ -63,13 +63,13 @@ def _unknown_option(option: str, arguments: list[str], parser: argparse.Argument
 
 
 def _value_behind(option: str, arguments: list[str]) -> str:
-    """The word that follows an option, where it can be its value."""
+    """Returns the word after an option, if it can be the option's value."""
     following = arguments[arguments.index(option) + 1 :][:1]
     return "".join(word for word in following if "=" not in word and not word.startswith("-"))
 
 
 def _check_together(options: argparse.Namespace) -> None:
-    """Hydra says by a traceback which of its options go together."""
+    """Refuses options that do not go together. Hydra itself would answer with a traceback."""
     names = ("run", "cfg", "multirun", "shell_completion", "info")
     given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
     if len(given) > 1:

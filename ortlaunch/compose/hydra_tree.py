@@ -1,4 +1,4 @@
-"""Hydra's part: composing a run's configuration from the command line, and its errors in plain words."""
+"""Composes a run's configuration from the command line by Hydra, and explains Hydra's errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     _register_options(arguments)
     SweepWatch.latest = None
     sys.argv = [sys.argv[0], *words]
-    # Otherwise Hydra would print what goes wrong in its own way and exit with 1.
+    # Without this, Hydra would print errors in its own way and exit with 1.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
@@ -62,7 +62,7 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
 
 
 def _check_optional_groups(arguments: list[str]) -> None:
-    """Says how a group is chosen that is not there by default; Hydra itself would fail in the midst of merging."""
+    """Says how to choose a group that has no default option. Hydra itself would fail while it merges."""
     for argument in arguments:
         if argument.startswith("jobs="):
             raise RequestError(f"{argument}: a ready job is laid over the defaults: write +{argument}")
@@ -82,13 +82,13 @@ class MultirunTask:
     folder: Path
     """The sweep's folder."""
     overrides: list[str]
-    """What makes this combination."""
+    """The overrides that make this combination."""
     swept: list[str]
-    """What a ready job sweeps, as KEY=VALUES; the command line is not among it."""
+    """The keys that a ready job sweeps, as KEY=VALUES; without those of the command line."""
 
 
 def multirun_task() -> MultirunTask | None:
-    """The combination that Hydra is composing now; None without ``--multirun``."""
+    """Returns the combination that Hydra is composing now; None without ``--multirun``."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
@@ -101,7 +101,7 @@ def multirun_task() -> MultirunTask | None:
 
 
 def compose(overrides: list[str]) -> DictConfig:
-    """The composed tree for some overrides, without Hydra's command line.
+    """Returns the composed tree for some overrides, without Hydra's command line.
 
     Raises:
         RequestError: the configuration does not compose.
@@ -119,15 +119,15 @@ def compose(overrides: list[str]) -> DictConfig:
 
 
 def _register_options(overrides: list[str]) -> None:
-    """Tells Hydra the schema, and the models and options of installed packages, which have no file under ``conf/``."""
+    """Registers the schema, and what has no file under ``conf/``, such as models and options of installed packages."""
     from hydra.core.config_store import ConfigStore
 
     register_schemas()
-    # MLflow's own variable gives way to whatever sets tracking.uri, as a default does.
+    # MLflow's own variable is a default, which any setting of tracking.uri overrides.
     ConfigStore.instance().store(group="schema/tracking", name="mlflow", node=MlflowConfig(uri=default_uri()))
     if _may_choose(overrides, "tracking", "trackers", "jobs"):
         _register_trackers()
-    # To ask all installed packages, and to read all of these files, takes a fifth of the time of what starts nothing.
+    # Asking all installed packages and reading all these files would take a fifth of the time of a short command.
     others = set(available()) - set(group_options("model")) if _may_choose(overrides, "model", "jobs") else ()
     for name in others:
         ConfigStore.instance().store(group="model", name=name, node=open_model(name))
@@ -144,11 +144,11 @@ def _register_options(overrides: list[str]) -> None:
 
 
 def _register_trackers() -> None:
-    """Trackers beside MLflow are options of `tracking` whose keys have a place of their own: several combine."""
+    """Registers trackers other than MLflow as options of `tracking`. Each has its own keys, so several can combine."""
     from hydra.core.config_store import ConfigStore
 
     for name in trackers.names():
-        # One that cannot be loaded must not stop a run that does not ask for it.
+        # A tracker that cannot be loaded must not stop a run that does not use it.
         with contextlib.suppress(RequestError):
             if name != trackers.MAIN:
                 node = trackers.node(name)
@@ -156,16 +156,16 @@ def _register_trackers() -> None:
 
 
 def _may_choose(words: list[str], *names: str) -> bool:
-    """Whether a group so named may be meant: by a word, by a configuration of the user's own, by completion."""
+    """Returns whether a group of this name may be used: by a word, by the user's own files, or by completion."""
     options = ("--config", "-c", "--shell", "-s")
     return any(word.startswith(options) or any(name in word for name in names) for word in words)
 
 
 def _register_launchers(overrides: list[str]) -> None:
-    """Launchers of installed packages are options of their group; the keys are those of their dataclasses.
+    """Registers the launchers of installed packages, with the keys of their dataclasses.
 
     Raises:
-        RequestError: the chosen one cannot be imported; another must not stop a run that does not ask for it.
+        RequestError: the chosen one cannot be imported. Others are skipped.
     """
     from hydra.core.config_store import ConfigStore
 
@@ -180,7 +180,7 @@ def _register_launchers(overrides: list[str]) -> None:
 
 
 def _may_choose_installed(overrides: list[str], group: str, options: Options) -> bool:
-    """Whether an option may be meant that is not ours: the command line names it, or what may name it is read."""
+    """Returns whether an option of an installed package may be used: the command line or a ready job may name it."""
     values = [word.partition("=")[2] for word in overrides if word.lstrip("+").startswith(f"{group}=")]
     return _may_choose(overrides, "jobs") or not {name for text in values for name in text.split(",")} <= {
         *options.shipped()
@@ -188,35 +188,35 @@ def _may_choose_installed(overrides: list[str], group: str, options: Options) ->
 
 
 def _register_installed(overrides: list[str], group: str, options: Options) -> None:
-    """Options of installed packages.
+    """Registers the options of installed packages.
 
     Raises:
-        RequestError: the chosen one cannot be imported; another must not stop a run that does not ask for it.
+        RequestError: the chosen one cannot be imported. An error in another must not stop the run.
     """
     from ortlaunch.config.option_nodes import store_option
 
     for name in options.installed():
         if {f"{group}={name}", f"+{group}={name}"} & set(overrides):
-            # Here, not while Hydra composes: what is wrong is then said without Hydra's words around it.
+            # An error is raised here, and not while Hydra composes, because Hydra would add its own text.
             options[name]
         store_option(group, name)
 
 
 def _register_profiles(overrides: list[str]) -> None:
-    """Cluster profiles are options of a group below the launcher, and their keys are the launcher's own.
+    """Registers the cluster profiles as options of a group below the launcher. Their keys are the launcher's.
 
     Raises:
-        RequestError: the chosen one cannot be read; another must not stop a run that does not ask for it.
+        RequestError: the chosen one cannot be read. Others are skipped.
     """
     for name, path in slurm_profiles().items():
         _register_file("launcher/slurm_profile", name, path, "launcher", overrides)
 
 
 def _register_jobs(overrides: list[str]) -> None:
-    """Ready jobs are options of a group whose keys are those of the whole configuration.
+    """Registers the ready jobs. Their keys are those of the whole configuration.
 
     Raises:
-        RequestError: the chosen one cannot be read; another must not stop a run that does not ask for it.
+        RequestError: the chosen one cannot be read. Others are skipped.
     """
     for name, path in ready_jobs().items():
         _register_file("jobs", name, path, "_global_", overrides)
@@ -240,7 +240,7 @@ def _register_file(group: str, name: str, path: Path, package: str, overrides: l
 
 
 def _times_without_quotes(path: Path) -> list[tuple[int, str]]:
-    """Lines with a time such as 24:00:00, which YAML reads as 86400: SLURM would take that for minutes."""
+    """Returns lines with a time such as 24:00:00, which YAML reads as 86400 and SLURM would take for minutes."""
     nodes: list[Any] = [yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)]
     found: list[tuple[int, str]] = []
     while nodes:
@@ -255,7 +255,7 @@ def _times_without_quotes(path: Path) -> list[tuple[int, str]]:
 
 
 def explain(error: Exception) -> str:
-    """One message for an error of Hydra or OmegaConf: the key or option, and the nearest right one."""
+    """Returns one message for an error of Hydra or OmegaConf: the key or option, and the nearest right one."""
     from hydra.errors import OverrideParseException
 
     text = str(error)

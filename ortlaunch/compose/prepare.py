@@ -1,4 +1,4 @@
-"""What every verb does with a configuration before it is used: it is settled, checked and resolved, in this order."""
+"""Settles, checks and resolves a configuration, in this order. Every verb does this before it uses one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ortlaunch.tracking import trackers
 
 
 def prepared(config: Config) -> Config:
-    """The configuration as it can be launched from this folder.
+    """Returns the configuration as it can be launched from this folder.
 
-    Its launcher decides what it leaves open, the rules hold, and its tracking places are absolute.
+    Its launcher has decided the values that were open, all checks have passed, and its tracking paths are absolute.
 
     Args:
-        config: as it was composed, or as a run folder has stored it.
+        config: the configuration as it was composed, or as a run folder has stored it.
 
     Raises:
         RequestError: the first rule that the configuration breaks.

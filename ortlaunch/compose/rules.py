@@ -1,6 +1,6 @@
-"""Rules between keys: what cannot work is refused before anything starts, with the key and the way out.
+"""Rules between keys: they refuse what cannot work before anything starts, and name the key and the remedy.
 
-Types and misspelt keys are Hydra's business while it composes; these rules see a well-formed `Config`.
+Hydra checks types and misspelt keys while it composes. These rules see a well-formed `Config`.
 """
 
 from __future__ import annotations

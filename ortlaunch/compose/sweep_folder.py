@@ -1,6 +1,6 @@
-"""Where a ``--multirun`` puts its folder.
+"""Finds the folder of a ``--multirun``.
 
-Hydra writes there before it composes the combinations, and tells only its callbacks where that is.
+Hydra writes to this folder before it composes the combinations, and it tells the path only to its callbacks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SweepFolder:
 
     path: Path
     new: list[Path]
-    """The folders that were not there before: it, and of those above it."""
+    """The folders that did not exist before, among this folder and its parents."""
 
 
 class SweepWatch(Callback):
@@ -30,13 +30,13 @@ class SweepWatch(Callback):
     latest: ClassVar[SweepFolder | None] = None
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Called before anything is written."""
+        """Notes the folder. Hydra calls this before it writes anything."""
         path = Path(config.hydra.sweep.dir).absolute()
         SweepWatch.latest = SweepFolder(path, [one for one in (path, *path.parents) if not one.exists()])
 
 
 def sweep_folder() -> SweepFolder | None:
-    """That of the ``--multirun`` that Hydra has taken last, whether or not it is there; None without one."""
+    """Returns the folder of the latest ``--multirun``, whether or not it exists; None without one."""
     return SweepWatch.latest
 
 
@@ -44,7 +44,7 @@ def discard(folder: SweepFolder | None) -> None:
     """Removes what Hydra wrote for a sweep that was not made after all, and the folders that it made for that.
 
     Args:
-        folder: the sweep's; None where none was asked for.
+        folder: the sweep's folder; None without a sweep.
     """
     if folder is None or (folder.path / SWEEP_FILE).exists():
         return

@@ -1,4 +1,4 @@
-"""What the command line of a sweep varies, and what its runs are called."""
+"""The keys that the command line of a sweep varies, and the names of its runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ortlaunch.compose.hydra_tree import explain
 
 
 def swept_name(overrides: list[str], name: str | None) -> str:
-    """A name for a sweep from what it varies, such as ``sweep-backend-optimizer.lr``."""
+    """Returns a name for a sweep from the keys that it varies, such as ``sweep-backend-optimizer.lr``."""
     return f"sweep-{name}" if name is not None else "-".join(["sweep", *swept_keys(overrides)])
 
 
 def swept_keys(overrides: list[str]) -> list[str]:
-    """The keys that the command line of a sweep gives several values; a list in brackets or quotes is one value.
+    """Returns the keys with several values on the command line; a list in brackets or quotes is one value.
 
     Raises:
         RequestError: Hydra does not understand the command line.
@@ -24,7 +24,7 @@ def swept_keys(overrides: list[str]) -> list[str]:
 
 @functools.lru_cache(maxsize=1)
 def _swept_keys(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Kept, since every run of a sweep asks for its name."""
+    """Returns the same keys from a cache, because every run of a sweep asks for them."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
 
@@ -36,12 +36,12 @@ def _swept_keys(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def run_name(name: str, keys: list[str], overrides: list[str]) -> str:
-    """A run's name with what tells it apart in its sweep: ``gpt2-ort-ddp-lr=0.001``.
+    """Returns a run's name with the values that distinguish it in its sweep: ``gpt2-ort-ddp-lr=0.001``.
 
     Args:
-        name: its name without.
-        keys: keys that the sweep varies and its name does not show.
-        overrides: those that make this run.
+        name: the name without these values.
+        keys: the keys that the sweep varies and the name does not show.
+        overrides: the overrides that make this run.
     """
     values = dict(override.lstrip("+~").split("=", 1) for override in overrides if "=" in override)
     return "-".join([name, *(f"{key.rpartition('.')[2]}={values[key]}" for key in keys if key in values)])

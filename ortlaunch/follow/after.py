@@ -1,6 +1,6 @@
-"""`+after=RUN[,RUN...]`: a run that begins only when other runs have finished.
+"""`+after=RUN[,RUN...]`: starts a run only after other runs have finished.
 
-In a queue the job depends on the other's and the scheduler waits; on this machine the command waits itself.
+In a queue, the run's job depends on the other jobs and the scheduler waits. On this machine the command itself waits.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _POLL_SECONDS = 2.0
 
 
 def split_after(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The command line without ``+after=``, which is no key of a run's configuration, and the runs that it names."""
+    """Returns the command line without ``+after=``, which is no key of the configuration, and the runs it names."""
     named = [argument.removeprefix(WORD) for argument in arguments if argument.startswith(WORD)]
     kept = [argument for argument in arguments if not argument.startswith(WORD)]
     return kept, [name for group in named for name in group.split(",") if name]
 
 
 def after(config: Config, names: list[str]) -> Config:
-    """Makes a run come after others: its job waits for theirs, or this command does.
+    """Delays a run until others have finished: its job waits for theirs, or this command waits.
 
     Args:
-        config: the run's.
-        names: the runs that come first, as the user names them.
+        config: the configuration of the run.
+        names: the runs that must finish first, as the user names them.
 
     Returns:
-        The configuration with what its launcher needs for that.
+        The configuration with the keys that its launcher needs to wait.
 
     Raises:
         RequestError: one of them cannot finish any more, or is no job that the run's scheduler can wait for.
@@ -51,7 +51,7 @@ def after(config: Config, names: list[str]) -> Config:
 
 
 def _jobs_of(launcher: QueueLauncher, names: list[str]) -> list[str]:
-    """The jobs of those runs that have not finished yet."""
+    """Returns the jobs of those runs that have not finished yet."""
     jobs = []
     for row in _rows(_folders(names)):
         if _has_finished(row):
@@ -67,14 +67,14 @@ def wait_for(names: list[str]) -> None:
     """Waits until runs have finished.
 
     Raises:
-        RequestError: one of them has ended without.
+        RequestError: one of them has ended before it had finished.
     """
     folders = _folders(names)
-    said = False
+    has_printed = False
     while waiting := [row for row in _rows(folders) if not _has_finished(row)]:
-        if not said:
+        if not has_printed:
             print(f"waiting for {', '.join(_name(row) for row in waiting)}", flush=True)
-        said = True
+        has_printed = True
         time.sleep(_POLL_SECONDS)
 
 
@@ -87,7 +87,7 @@ def _rows(folders: list[RunFolder]) -> list[Row]:
 
 
 def _has_finished(row: Row) -> bool:
-    """Whether the run has; raises for one that will not."""
+    """Returns whether the run has finished; raises a RequestError if it cannot finish any more."""
     if row.state is State.FINISHED:
         return True
     if row.is_over or row.state is State.UNKNOWN:

@@ -1,4 +1,4 @@
-"""`ortlaunch cancel RUN`: ends a run, with a checkpoint unless it is to end at once, and says what became of it."""
+"""`ortlaunch cancel RUN`: ends runs, with a checkpoint unless ``--now`` is given, and prints how they ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ortlaunch.tracking.destination import has_trackers
 _POLL_SECONDS = 0.3
 _QUEUE_POLL_SECONDS = 1.5
 _PARTING_SECONDS = 75.0
-"""Beyond the grace for the checkpoint: the record's way to MLflow at the end of a run."""
+"""Time after the grace period in which an ending run sends its record to MLflow."""
 _SEND_SECONDS = 60.0
 _WAITS = (State.QUEUED, State.PENDING, State.REQUEUED, State.PREEMPTED)
 
@@ -46,23 +46,23 @@ def cancel(arguments: list[str]) -> int:
         0 if no run goes on any more, 1 if one still does.
 
     Raises:
-        RequestError: no run is meant or several are, or it cannot be reached from here.
+        RequestError: no run or several match, or the run cannot be reached from here.
     """
     options = _parser().parse_args(arguments)
     looked = [look(folder) for asked in options.run for folder in find_runs(asked)]
     for row, _ in looked:
         if row.is_over:
-            print(f"{_name(row)} is over already: {_words(row)}", flush=True)
+            print(f"{_name(row)} is over already: {_state_text(row)}", flush=True)
     going = [(row, record) for row, record in looked if not row.is_over]
-    # First of all, so that none of them takes the nodes that the others leave.
+    # Waiting jobs are cancelled first, so that none of them starts on the nodes that the others leave.
     _cancel_jobs([row for row, _ in going if row.job_id and row.state in _WAITS])
-    steps = [_ask_to_end(row, record, now=options.now) for row, record in going]
+    end_checks = [_ask_to_end(row, record, now=options.now) for row, record in going]
     goes_on, unsent, begun = False, list[Path](), time.monotonic()
-    for (row, record), is_over in zip(going, steps, strict=True):
+    for (row, record), is_over in zip(going, end_checks, strict=True):
         seconds = options.wait if options.wait is not None else _grace(record.folder.path) + _PARTING_SECONDS
         over = _wait(is_over, begun + seconds, _QUEUE_POLL_SECONDS if row.job_id else _POLL_SECONDS)
         if over and row.job_id:
-            unsent += _see_to_the_end(record.folder)
+            unsent += _journal_missing_end(record.folder)
         print(_verdict(look(record.folder)[0], over=over), flush=True)
         goes_on |= not over
     _send(unsent)
@@ -70,12 +70,12 @@ def cancel(arguments: list[str]) -> int:
 
 
 def _ask_to_end(row: Row, record: Record, *, now: bool) -> Callable[[], bool]:
-    """Asks a run to end, or ends it; returns what tells whether it has."""
+    """Asks a run to end, or ends it; returns a function that tells whether it has ended."""
     return _end_job(row, record, now) if row.job_id else _end_here(record, now)
 
 
 def _end_here(record: Record, now: bool) -> Callable[[], bool]:
-    """A run that a launcher on some machine started."""
+    """Ends a run that was started without a scheduler, on this machine or another."""
     launcher = record.launcher
     if launcher is None or not launcher.is_here:
         if now:
@@ -84,7 +84,8 @@ def _end_here(record: Record, now: bool) -> Callable[[], bool]:
         _ask_to_stop(record.folder.path)
         return lambda: look(record.folder)[0].is_over
     _ask_to_stop(record.folder.path)
-    # The launcher does as on Ctrl-C: it ends at once what has made no step yet, and what takes longer than its grace.
+    # The launcher acts as on Ctrl-C: it ends workers that have made no step yet at once, and the others after the
+    # grace period at the latest.
     _signal(launcher)
     if now:
         time.sleep(1.0)
@@ -93,9 +94,9 @@ def _end_here(record: Record, now: bool) -> Callable[[], bool]:
 
 
 def _end_job(row: Row, record: Record, now: bool) -> Callable[[], bool]:
-    """A run in the hands of a scheduler."""
+    """Ends a run that is a job of a scheduler."""
     if row.state not in _WAITS:
-        # Also before the job is cancelled: its first process reads it and starts nothing again.
+        # The request is written even if the job is cancelled next: its first process then starts no workers again.
         _ask_to_stop(record.folder.path)
         if now or record.step is None:
             _cancel_jobs([row])
@@ -103,12 +104,12 @@ def _end_job(row: Row, record: Record, now: bool) -> Callable[[], bool]:
 
 
 def _has_ended(row: Row) -> bool:
-    """A scheduler may forget at once what is cancelled before it began, as SLURM does with a task of an array."""
+    """Returns whether a job has ended. SLURM at once forgets a task of an array that is cancelled before it began."""
     return row.is_over or row.state in (State.KILLED, State.UNKNOWN)
 
 
-def _see_to_the_end(folder: RunFolder) -> list[Path]:
-    """Says in the journal that a run is over whose job could not say so itself; returns the folders to send."""
+def _journal_missing_end(folder: RunFolder) -> list[Path]:
+    """Journals the end of a run whose job could not journal it; returns the folders to send."""
     if read_record(folder).ended is not None:
         return []
     run = Run(folder.path)
@@ -151,7 +152,7 @@ def _cancel_jobs(rows: list[Row]) -> None:
 
 
 def _send(folders: list[Path]) -> None:
-    """Tells MLflow, in a process of its own: this one does not import mlflow."""
+    """Sends journals to MLflow in a separate process, so that this one does not import mlflow."""
     if not folders:
         return
     command = [sys.executable, "-m", "ortlaunch", "sync", *map(str, folders)]
@@ -176,8 +177,8 @@ def _grace(run_dir: Path) -> float:
 
 def _verdict(row: Row, *, over: bool) -> str:
     if not over:
-        harder = f"ortlaunch cancel {row.run_id} --now"
-        return f"{_name(row)} still goes on: {_words(row)}. At once, without a checkpoint: {harder}"
+        command = f"ortlaunch cancel {row.run_id} --now"
+        return f"{_name(row)} still goes on: {_state_text(row)}. At once, without a checkpoint: {command}"
     if row.state is State.FINISHED:
         return f"{_name(row)} had made its last step before it could be stopped: finished"
     if row.state is State.STOPPED:
@@ -192,7 +193,7 @@ def _name(row: Row) -> str:
     return f"{row.name} ({row.run_id}{f', job {row.job_id}' if row.job_id else ''})"
 
 
-def _words(row: Row) -> str:
+def _state_text(row: Row) -> str:
     return row.state.value + (f", {row.reason}" if row.reason else "")
 
 

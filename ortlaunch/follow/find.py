@@ -1,4 +1,4 @@
-"""Which run a user means by RUN: a run folder, its short id, its name, a job id, or MLflow's id."""
+"""Finds the run that a user means by RUN: a run folder, its short id, its name, a job id, or MLflow's id."""
 
 from __future__ import annotations
 
@@ -20,44 +20,46 @@ HELP = "run folder, its short id, its name, or a job id"
 
 _LISTED = 10
 _JOB_ID = re.compile(r"\d+([._\[][\w.\[\]-]*)?")
-"""``120``, ``120_3`` for a task of an array, and what other schedulers make of a number, such as ``120.server``."""
+"""A job id: ``120``, ``120_3`` for a task of an array, or the form of another scheduler, such as ``120.server``."""
 _MLFLOW_ID = re.compile(r"[0-9a-f]{8,32}")
-"""What `compare` shows is its beginning."""
+"""MLflow's id of a run, or its beginning, which `compare` shows."""
 _SHORT_ID = re.compile(r"[0-9a-f]{3,6}")
 
 
 def find_run(asked: str, roots: list[Path] | None = None) -> RunFolder:
-    """The run that a user names.
+    """Returns the run that a user names.
 
     Args:
-        asked: What was typed.
+        asked: The user's text.
         roots: Run roots to look in; None for the one of this folder and those where the user has started runs.
 
     Raises:
-        RequestError: No run is meant, or several are; they are then listed.
+        RequestError: No run or several match; the message lists them.
     """
     if "/" in asked or Path(asked).expanduser().is_dir():
         found = folder_at(Path(asked))
         if runs_of(found.path) is not None:
-            raise RequestError(_of_a_sweep(asked))
+            raise RequestError(_is_a_sweep_message(asked))
         return found
     roots = known_roots() if roots is None else roots
     folders = scan(roots)
-    meant = _meant(asked, folders)
+    matches = _matching(asked, folders)
     here = RUN_ROOT.absolute()
-    # What lies where the user is comes before what they have elsewhere under the same name.
-    meant = [folder for folder in meant if folder.path.is_relative_to(here)] or meant
-    if len(meant) == 1:
-        return meant[0]
-    if not meant:
-        raise RequestError(_nothing(asked, folders) if find_sweep(asked, roots) is None else _of_a_sweep(asked))
-    listed = "\n".join(f"  {folder.run_id}  {folder.time}  {folder.path}" for folder in meant[:_LISTED])
-    more = f"\n  and {len(meant) - _LISTED} older ones" if len(meant) > _LISTED else ""
-    raise RequestError(f"{asked} means {len(meant)} runs: name one by its id or its folder\n{listed}{more}")
+    # Runs below the current folder come before runs with the same name elsewhere.
+    matches = [folder for folder in matches if folder.path.is_relative_to(here)] or matches
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        raise RequestError(
+            _not_found_message(asked, folders) if find_sweep(asked, roots) is None else _is_a_sweep_message(asked)
+        )
+    listed = "\n".join(f"  {folder.run_id}  {folder.time}  {folder.path}" for folder in matches[:_LISTED])
+    more = f"\n  and {len(matches) - _LISTED} older ones" if len(matches) > _LISTED else ""
+    raise RequestError(f"{asked} means {len(matches)} runs: name one by its id or its folder\n{listed}{more}")
 
 
 def run_or_folder(asked: str) -> Path:
-    """A folder that is there, as it is, since it may be a checkpoint in a run; anything else as `find_run` takes it.
+    """Returns an existing folder unchanged, because it may be a checkpoint; else the folder that `find_run` finds.
 
     Raises:
         RequestError: As `find_run`.
@@ -67,7 +69,7 @@ def run_or_folder(asked: str) -> Path:
 
 
 def find_runs(asked: str) -> list[RunFolder]:
-    """The runs that a user names: those of a sweep, where its folder, name, id or array is named, or the one run.
+    """Returns the runs that a user names: all of a sweep (by folder, name, id or array job), or a single run.
 
     Raises:
         RequestError: As `find_run`.
@@ -78,40 +80,40 @@ def find_runs(asked: str) -> list[RunFolder]:
     return [find_run(asked)]
 
 
-def _meant(asked: str, folders: list[RunFolder]) -> list[RunFolder]:
-    """The surest reading that fits some run: an id or a job, then a name, then the beginning of an id."""
-    meant = {folder.path: folder for folder in folders if folder.run_id == asked}
+def _matching(asked: str, folders: list[RunFolder]) -> list[RunFolder]:
+    """Returns the runs that match by id or job; if none do, by name; if none do, by the beginning of an id."""
+    matches = {folder.path: folder for folder in folders if folder.run_id == asked}
     if _JOB_ID.fullmatch(asked):
-        meant |= _of_job(asked, folders)
-    if not meant:
+        matches |= _of_job(asked, folders)
+    if not matches:
         words = (asked, folder_name(asked))
-        meant = {folder.path: folder for folder in folders if {folder.name, folder.path.name} & {*words}}
-    if not meant and _SHORT_ID.fullmatch(asked):
-        meant = {folder.path: folder for folder in folders if folder.run_id.startswith(asked)}
-    if not meant and _MLFLOW_ID.fullmatch(asked):
-        meant = {
+        matches = {folder.path: folder for folder in folders if {folder.name, folder.path.name} & {*words}}
+    if not matches and _SHORT_ID.fullmatch(asked):
+        matches = {folder.path: folder for folder in folders if folder.run_id.startswith(asked)}
+    if not matches and _MLFLOW_ID.fullmatch(asked):
+        matches = {
             folder.path: folder for folder in folders if (Run(folder.path).mlflow_run_id() or "").startswith(asked)
         }
-    return list(meant.values())
+    return list(matches.values())
 
 
 def _of_job(asked: str, folders: list[RunFolder]) -> dict[Path, RunFolder]:
-    """Runs of a job; the number of an array means all of its tasks."""
+    """Returns the runs of a job; the id of an array means all of its tasks."""
     survey = Survey(folders)
     jobs = survey.job_ids()
     found = {f.path: f for f in folders if asked in (jobs.get(f.place), jobs.get(f.place, "").partition("_")[0])}
     if not found and jobs:
-        # The number that a task of an array was given when it started.
+        # The text may be the separate job number that a task of an array got when it started.
         tasks = {job.job_id for name in queue_names() if (job := survey.ask(name).find(asked)) is not None}
         found = {folder.path: folder for folder in folders if jobs.get(folder.place) in tasks}
     return found
 
 
-def _of_a_sweep(asked: str) -> str:
+def _is_a_sweep_message(asked: str) -> str:
     return f"{asked} is a sweep: name one of its runs (ortlaunch jobs --sweep {shlex.quote(asked)})"
 
 
-def _nothing(asked: str, folders: list[RunFolder]) -> str:
+def _not_found_message(asked: str, folders: list[RunFolder]) -> str:
     if not folders:
         return f"there is no run {asked}, and no run folder is known: they lie below runs/; name one by its path"
     names = list(dict.fromkeys([*(f.run_id for f in folders), *(f.name for f in folders)]))

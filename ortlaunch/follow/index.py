@@ -1,9 +1,9 @@
-"""What need not be looked at again: runs that are over, as they were when they were last looked at.
+"""An index of runs that are over, so that their folders need not be read again.
 
-Whether a run goes on takes some files of its folder, and one who has ten thousand runs waits for that, on a parallel
-file system for minutes. A run that is over changes only by being launched again, which changes its folder's
-modification time, and that comes with the listing. The index lies in the user's cache; without it all is as true,
-and slower.
+To tell whether a run goes on, several files of its folder are read. With ten thousand runs on a parallel file system,
+this takes minutes. A run that is over changes only when it is launched again. That changes its folder's modification
+time, which the listing of folders contains. The index is in the user's cache. Without it, results are the same, but
+slower.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Entry:
     """One run that is over."""
 
     changed: int
-    """The folder's modification time for which this holds."""
+    """The folder's modification time for which this entry is valid."""
     job_id: str | None = None
     row: dict[str, Any] | None = None
-    """What there is to show of it, where it was read."""
+    """The run's row, from `Row.as_dict`; None if it was not read."""
 
 
 class Index:
@@ -40,17 +40,17 @@ class Index:
         self._changed = False
 
     def get(self, folder: RunFolder) -> Entry | None:
-        """What is known of a run that is over; None where it must be looked at."""
+        """Returns the entry of a run that is over; None if its folder must be read."""
         entry = self._entries.get(folder.place)
         return entry if entry is not None and entry.changed == folder.changed else None
 
     def put(self, folder: RunFolder, job_id: str | None, row: dict[str, Any] | None) -> None:
-        """Keeps what was found of a run that is over."""
+        """Stores the entry of a run that is over."""
         self._entries[folder.place] = Entry(folder.changed, job_id, row)
         self._changed = True
 
     def save(self, folders: list[RunFolder]) -> None:
-        """Writes the index, without runs that are there no more.
+        """Writes the index, without runs whose folders are gone.
 
         Args:
             folders: all run folders below the root.

@@ -1,4 +1,4 @@
-"""`ortlaunch jobs`: this user's runs, on this machine and in queues, the newest first."""
+"""`ortlaunch jobs`: lists this user's runs, on this machine and in queues, the newest first."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _show(rows: list[Row], known: int, survey: Survey) -> None:
 
 
 def _of_experiment(folders: list[RunFolder], experiment: str) -> list[RunFolder]:
-    # Run folders are known by their names alone, and a folder's name has no spaces.
+    # The experiment is known only as a folder's name, which has no spaces.
     chosen = [folder for folder in folders if folder.experiment in (experiment, folder_name(experiment))]
     if not chosen:
         known = ", ".join(sorted({folder.experiment for folder in folders})) or "none"

@@ -1,4 +1,4 @@
-"""`ortlaunch logs RUN`: what the workers of a run printed, over all its attempts, and on while it runs."""
+"""`ortlaunch logs RUN`: prints the output of a run's workers over all its attempts, and follows it while it runs."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _RANK = re.compile(r"rank-(\d+)\.log")
 
 @dataclass
 class Source:
-    """One log file, read piece by piece; never held open, for there may be thousands."""
+    """One log file, read in pieces. It is not kept open, because there may be thousands."""
 
     path: Path
     label: str = ""
-    """Put before each line; empty where one file is shown alone."""
+    """Prefix of each line; empty if only one file is shown."""
     offset: int = 0
     rest: bytes = field(default=b"", repr=False)
 
     def lines(self, *, final: bool = False) -> Iterator[str]:
-        """Complete lines that came since the last call.
+        """Yields the complete lines that came since the last call.
 
         Args:
-            final: nothing more will come, so a last line without its end is one too.
+            final: whether nothing more will come, so that a last line without a line break counts too.
         """
         try:
             with self.path.open("rb") as file:
-                if file.seek(0, 2) < self.offset:  # Written anew.
+                if file.seek(0, 2) < self.offset:  # The file was written anew.
                     self.offset, self.rest = 0, b""
                 file.seek(self.offset)
                 while piece := file.read(_CHUNK_BYTES):
@@ -62,16 +62,16 @@ class Source:
 
 
 class Steps(Source):
-    """The journal's log steps, in the words that a terminal shows while a run goes on."""
+    """The journal's log steps, as the text that a terminal shows while a run goes on."""
 
     def lines(self, *, final: bool = False) -> Iterator[str]:
-        """Log steps that came since the last call."""
+        """Yields the log steps that came since the last call."""
         events, self.offset = read_events(self.path, self.offset)
         yield from (line for event in events if (line := _described(event)))
 
 
 def _described(event: Event) -> str:
-    """An event in words; empty for one that is not shown."""
+    """Returns the text for an event; empty if it is not shown."""
     match event:
         case Measured(is_log_step=True):
             return f"step {event.step}  {describe_step(event.values)}"
@@ -93,7 +93,7 @@ def logs(arguments: list[str]) -> int:
         arguments: the command line after the verb.
 
     Raises:
-        RequestError: no run is meant or several are, it has no such log, or the pattern is none.
+        RequestError: no run or several match, the run has no such log, or the pattern is not valid.
     """
     options = _parser().parse_args(arguments)
     folder = find_run(options.run)
@@ -103,7 +103,7 @@ def logs(arguments: list[str]) -> int:
     if not options.follow:
         found = pick()
         if not found:
-            raise RequestError(_nothing(folder, options))
+            raise RequestError(_no_log_message(folder, options))
         for source in found:
             lines = (line for line in source.lines(final=True) if keep(line))
             for line in lines if options.lines is None else deque(lines, maxlen=options.lines):
@@ -125,7 +125,7 @@ def _follow(
     if not pick() and not row.is_over:
         print(f"{folder.run_id} is {row.state.value}{f' ({row.reason})' if row.reason else ''}", file=sys.stderr)
     while True:
-        # Looked at before reading: what came until then is read below.
+        # The state is read before the logs, so that all lines from before the run's end are printed below.
         if time.monotonic() - looked > _STATE_SECONDS:
             row, _ = look(folder, max_age=_STATE_SECONDS)
             looked, over = time.monotonic(), row.is_over or row.state is State.UNKNOWN
@@ -143,7 +143,7 @@ def _follow(
 
 
 def _picker(run_dir: Path, options: argparse.Namespace) -> Callable[[], list[Source]]:
-    """What finds the log files that were asked for; more may come while a run goes on."""
+    """Returns a function that finds the requested log files. More may come while a run goes on."""
     if options.log is not None:
         return lambda: _other_logs(run_dir, options.log)
     if options.rank == "all":
@@ -167,7 +167,7 @@ def _ranks(run_dir: Path) -> list[int]:
 
 
 def _other_logs(run_dir: Path, name: str) -> list[Source]:
-    """Those of earlier attempts were moved aside, the oldest first."""
+    """Returns the logs of this name: those of earlier attempts, the oldest first, then the current ones."""
     if name == "steps":
         journal = Run(run_dir).journal_file
         return [Steps(journal)] if journal.is_file() else []
@@ -187,7 +187,7 @@ def _filter(pattern: str | None) -> Callable[[str], bool]:
     return lambda line: expression.search(line) is not None
 
 
-def _nothing(folder: RunFolder, options: argparse.Namespace) -> str:
+def _no_log_message(folder: RunFolder, options: argparse.Namespace) -> str:
     row, _ = look(folder, max_age=_STATE_SECONDS)
     standing = row.state.value + (f": {row.reason}" if row.reason else "")
     ranks = _ranks(folder.path)

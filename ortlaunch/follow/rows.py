@@ -1,4 +1,4 @@
-"""Runs as rows: what `ortlaunch jobs` lists and `ortlaunch status` shows, read from as few files as it takes."""
+"""Runs as rows for `ortlaunch jobs` and `ortlaunch status`, read from as few files as possible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ortlaunch.run.run import Run, job_key
 
 @dataclass(frozen=True)
 class Row:
-    """One run. None stands for what is not known, or does not apply."""
+    """One run. None means that a value is not known or does not apply."""
 
     run_id: str
     name: str
@@ -32,27 +32,27 @@ class Row:
     state: State
     reason: str
     is_over: bool
-    """Whether nothing but a new launch changes it."""
+    """Whether only a new launch can change it."""
     nodes: int
     node_list: str
     step: int | None
     steps: int | None
     tokens_per_second: float | None
-    """At the latest log step."""
+    """Rate at the latest log step."""
     samples_per_second: float | None
     tokens_per_second_median: float | None
-    """Of the steady steps, as `compare` shows it; of a run that has come to its end."""
+    """Median over the steady steps, as `compare` shows it; only for a run that is over."""
     samples_per_second_median: float | None
     last_loss: float | None
     elapsed_seconds: float | None
-    """Of the latest attempt."""
+    """Duration of the latest attempt."""
     left_seconds: float | None
-    """To the last step, at the pace of the latest log step."""
+    """Time to the last step, at the pace of the latest log step."""
     limit_seconds: float | None
-    """To the scheduler's time limit."""
+    """Time to the scheduler's time limit."""
     restarts: int
     checkpoint: str
-    """Name of the newest complete checkpoint, of a run that has not finished."""
+    """Name of the newest complete checkpoint, for a run that has not finished."""
     run_dir: str
 
     @property
@@ -68,14 +68,14 @@ class Row:
         return self.tokens_per_second, self.samples_per_second
 
     def as_dict(self) -> dict[str, Any]:
-        """For programs: JSON knows neither NaN nor our states."""
+        """Returns the row for JSON. It has neither NaN nor `State`, so these become text."""
         values = asdict(self) | {"state": self.state.value}
         bad = {key for key, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
         return {key: str(value) if key in bad else value for key, value in values.items()}
 
 
 def _row_from(values: dict[str, Any]) -> Row:
-    """The row that `Row.as_dict` described."""
+    """Returns the row that `Row.as_dict` described."""
     rates = ("tokens_per_second", "samples_per_second", "tokens_per_second_median", "samples_per_second_median")
     floats = (*rates, "last_loss")
     numbers = {key: float(values[key]) for key in floats if isinstance(values[key], str)}
@@ -86,13 +86,13 @@ _FIELDS = {field.name for field in fields(Row)}
 
 
 class Survey:
-    """Looks at runs: asks each scheduler once for all of them, and no run that is over a second time."""
+    """Reads the rows of runs. It asks each scheduler once for all runs, and reads a run that is over only once."""
 
     def __init__(self, folders: list[RunFolder], max_age: float = FRESH_SECONDS) -> None:
         """
         Args:
             folders: all run folders that are known.
-            max_age: oldest answer of a scheduler to go by, in seconds.
+            max_age: greatest age of a scheduler's cached answer, in seconds.
         """
         self._folders = folders
         self._max_age = max_age
@@ -100,7 +100,7 @@ class Survey:
         self._indexes: dict[Path, Index] = {}
 
     def ask(self, scheduler: str) -> Jobs:
-        """A scheduler's answer; it is asked when the first of its jobs comes up.
+        """Returns a scheduler's answer. The scheduler is asked when the first of its jobs comes up.
 
         Args:
             scheduler: the name of its launcher.
@@ -114,44 +114,44 @@ class Survey:
         """The answers of those schedulers that were asked, by the names of their launchers."""
         return self._answers
 
-    def _learn(self, job: dict[str, Any] | None) -> None:
+    def _refresh_if_older(self, job: dict[str, Any] | None) -> None:
         """Asks a scheduler anew if a job was submitted after its answer."""
         scheduler, submitted = scheduler_of(job), (job or {}).get("submitted")
         if scheduler and isinstance(submitted, float) and submitted >= self.ask(scheduler).asked > 0:
             self._answers[scheduler] = _asked(scheduler, 0.0)
 
     def newest(self, folders: list[RunFolder], last: int) -> list[Row]:
-        """Of these, all runs that are not over and the newest of the others: `last` rows, or more where more go on."""
+        """Returns all runs that are not over, and the newest of the others to fill `last` rows."""
         active = {folder.place for folder in folders if self._may_be_active(folder)}
         others = [folder for folder in folders if folder.place not in active]
         chosen = active | {folder.place for folder in others[: max(0, last - len(active))]}
         return self.rows(folder for folder in folders if folder.place in chosen)
 
     def rows(self, folders: Iterable[RunFolder]) -> list[Row]:
-        """One row for each of these run folders, in their order."""
-        known: dict[str, Row] = {}
+        """Returns one row for each of these run folders, in their order."""
+        row_at: dict[str, Row] = {}
         records: list[Record] = []
         folders = list(folders)
         for folder in folders:
             entry = self._index(folder).get(folder)
-            # An index that another version has written knows other things.
+            # Another version of ortlaunch may have written the index with other fields.
             if entry is not None and entry.row is not None and entry.row.keys() == _FIELDS:
-                known[folder.place] = _row_from(entry.row)
+                row_at[folder.place] = _row_from(entry.row)
             else:
                 records.append(read_record(folder))
         for record, standing, job in self._judged(records):
-            row = known[record.folder.place] = _row(record, standing, job)
+            row = row_at[record.folder.place] = _row(record, standing, job)
             if standing.is_over:
                 self._index(record.folder).put(record.folder, record.job_id, row.as_dict())
-        return [known[folder.place] for folder in folders]
+        return [row_at[folder.place] for folder in folders]
 
     def row_of(self, record: Record) -> Row:
-        """The row of a run whose folder was read already."""
+        """Returns the row of a run whose folder was already read."""
         ((_, standing, job),) = self._judged([record])
         return _row(record, standing, job)
 
     def job_ids(self) -> dict[str, str]:
-        """The job of each run folder that has one."""
+        """Returns the job id of each run folder that has a job, by `RunFolder.place`."""
         found = {}
         for folder in self._folders:
             entry = self._index(folder).get(folder)
@@ -161,7 +161,7 @@ class Survey:
         return found
 
     def close(self) -> None:
-        """Keeps what was found for the next time."""
+        """Saves the index for the next command."""
         for root, index in self._indexes.items():
             index.save([folder for folder in self._folders if folder.root == root])
 
@@ -176,7 +176,7 @@ class Survey:
             return False
         run = Run(folder.path)
         job = run.job()
-        self._learn(job)
+        self._refresh_if_older(job)
         if self._goes_on(run, job):
             return True
         self._index(folder).put(folder, job_key(job), None)
@@ -191,7 +191,7 @@ class Survey:
 
     def _judged(self, records: list[Record]) -> list[tuple[Record, Standing, Job | None]]:
         for record in records:
-            self._learn(record.job)
+            self._refresh_if_older(record.job)
         forgotten: dict[str, list[str]] = {}
         for record in records:
             key, scheduler = record.job_id, record.scheduler
@@ -218,7 +218,7 @@ class Survey:
 
 
 def title_of(scheduler: str) -> str:
-    """What messages call the scheduler of a launcher."""
+    """Returns the name in messages of a launcher's scheduler."""
     launcher = queue_named(scheduler)
     return launcher.title if launcher is not None else scheduler
 

@@ -1,4 +1,4 @@
-"""In which state a run is, in words for people: from its folder, its process on this machine, and its scheduler."""
+"""Tells in which state a run is, from its folder, its process on this machine, and its scheduler."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class State(Enum):
     """What a run is doing."""
 
     QUEUED = "queued"
-    """Submitted, and its scheduler does not say more."""
+    """It was submitted, and its scheduler says no more."""
     PENDING = "pending"
-    """Waits for its first start; the reason says for what."""
+    """It waits for its first start; the reason says for what."""
     REQUEUED = "requeued"
-    """Waits to go on, after a time limit, a lost node or a failure that is tried again."""
+    """It waits to go on, after a time limit, a lost node or a failure that is retried."""
     PREEMPTED = "preempted"
-    """Had to make room for another job; goes on when it is its turn, or can be resumed."""
+    """It had to leave its nodes to another job. It goes on when it is its turn, or can be resumed."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """Was asked to stop and writes its checkpoint."""
+    """It was asked to stop and writes its checkpoint."""
     STOPPED = "stopped"
-    """Ended by request with a checkpoint: `ortlaunch resume` goes on."""
+    """It ended on request with a checkpoint. `ortlaunch resume` goes on."""
     FINISHED = "finished"
     FAILED = "failed"
     KILLED = "killed"
-    """Ended from outside, with no checkpoint of its last step."""
+    """It was ended from outside, without a checkpoint of its last step."""
     UNKNOWN = "unknown"
 
 
@@ -46,9 +46,9 @@ class Standing:
 
     state: State
     reason: str = ""
-    """In a few words; empty where the state says all."""
+    """A short text; empty if the state says all."""
     is_over: bool = True
-    """Whether nothing but a new launch can change it."""
+    """Whether only a new launch can change it."""
 
 
 _SUBMISSION_SECONDS = 600.0
@@ -58,26 +58,26 @@ _ENDS = {End.KILLED: State.KILLED, End.FAILED: State.FAILED, End.PREEMPTED: Stat
 
 @dataclass(frozen=True)
 class SchedulerView:
-    """What a run's scheduler says."""
+    """A run's job, as its scheduler sees it."""
 
     title: str
-    """What messages call it."""
+    """The scheduler's name in messages."""
     log: str
-    """Name, without ``.log``, of the file in ``logs/`` that takes what the job's first process says."""
+    """Name, without ``.log``, of the file in ``logs/`` that takes the output of the job's first process."""
     job: Job | None = None
-    """The run's job; None where the scheduler does not know it."""
+    """The run's job; None if the scheduler does not know it."""
     past: Job | None = None
-    """The job as the scheduler's accounting has it; asked only where it does not know it otherwise."""
+    """The job in the scheduler's accounting, which is asked only if `job` is None."""
     problem: str = ""
-    """Why the scheduler could not be asked; empty where it was."""
+    """Why the scheduler could not be asked; empty if it has answered."""
 
 
 def judge(record: Record, view: SchedulerView | None) -> Standing:
-    """The state of a run.
+    """Returns the state of a run.
 
     Args:
-        record: what its folder says.
-        view: what its scheduler says; None for a run that is no job.
+        record: the record from its folder.
+        view: its job as the scheduler sees it; None for a run that is no job.
     """
     if view is not None:
         return _of_job(record, view)
@@ -85,17 +85,17 @@ def judge(record: Record, view: SchedulerView | None) -> Standing:
 
 
 def may_be_active(job: Job | None, problem: str) -> bool:
-    """Whether the run of a job may go on, from what is quickest to know; only the rest of its folder tells for sure.
+    """Returns whether the run of a job may go on, by a quick check. Only the rest of its folder tells for sure.
 
     Args:
-        job: the job; None where its scheduler does not know it.
+        job: the job; None if its scheduler does not know it.
         problem: why the scheduler could not be asked.
     """
     return bool(problem) if job is None else job.lives
 
 
 def launcher_may_live(run: Run) -> bool:
-    """Whether a run that is no job may go on, from what is quickest to know."""
+    """Returns whether a run that is no job may go on, by a quick check."""
     launcher = run.launcher()
     return launcher is not None and (not launcher.is_here or launcher.lives)
 
@@ -107,31 +107,31 @@ def _of_process(record: Record) -> Standing:
         return _in_submission(record)
     found = liveness(record.run, record.launcher)
     if found.alive is Alive.LAUNCHER:
-        return _going(record)
+        return _running_or_stopping(record)
     if found.launcher is not None and not found.launcher.is_here:
-        return _silent(record, found)
+        return _launched_elsewhere(record, found)
     return (
         Standing(State.KILLED, "its launcher is gone") if record.state.last else Standing(State.UNKNOWN, "never began")
     )
 
 
 def _in_submission(record: Record) -> Standing:
-    """A run for a queue that has no job yet: MLflow is told of it first, which may take a slow server some time."""
+    """Judges a run that has no job yet. It is sent to MLflow before the submission, which a slow server may delay."""
     if time.time() - (record.state.last or 0) / 1000 < _SUBMISSION_SECONDS:
         return Standing(State.QUEUED, "is being submitted", is_over=False)
     return Standing(State.KILLED, "its submission was broken off")
 
 
-def _silent(record: Record, found: Liveness) -> Standing:
-    """A launcher on another machine that gives no sign of life."""
+def _launched_elsewhere(record: Record, found: Liveness) -> Standing:
+    """Judges a run whose launcher is on another machine, where its process cannot be seen."""
     assert found.launcher is not None
     if found.alive is Alive.MAYBE:
-        return _going(record)
+        return _running_or_stopping(record)
     quiet = f"no word from {found.launcher.host} for {found.quiet_seconds / 3600:.1f} h"
     return Standing(State.UNKNOWN, quiet, is_over=False)
 
 
-def _going(record: Record, reason: str = "") -> Standing:
+def _running_or_stopping(record: Record, reason: str = "") -> Standing:
     if record.stop is not None:
         why = "" if record.stop == "cancel" else record.stop
         return Standing(State.STOPPING, why or reason, is_over=False)
@@ -153,12 +153,12 @@ def _of_job(record: Record, view: SchedulerView) -> Standing:
     if job is not None and job.phase is Phase.WAITING:
         return _waiting(record, job)
     if job is not None and job.phase is Phase.RUNNING:
-        return _going(record, job.reason)
+        return _running_or_stopping(record, job.reason)
     if job is not None and job.phase is Phase.LEAVING:
-        return _ended(record) if record.ended is not None else _going(record, job.reason)
+        return _ended(record) if record.ended is not None else _running_or_stopping(record, job.reason)
     job = job or view.past
     if record.ended is not None:
-        return _refined(_ended(record), job)
+        return _with_scheduler_reason(_ended(record), job)
     if job is not None and not job.lives:
         return _by_scheduler(record, job, view)
     if record.done:
@@ -168,7 +168,7 @@ def _of_job(record: Record, view: SchedulerView) -> Standing:
     if record.stopped_step is not None:
         return Standing(State.STOPPED, f"at step {record.stopped_step}")
     gone = f"{view.title} no longer knows job {record.job_id}"
-    # Its job would have said that it began.
+    # A job that has begun has changed this tag.
     began = STATE_TAG not in record.tags or record.tags[STATE_TAG] != "queued"
     return Standing(State.UNKNOWN, gone, is_over=False) if began else Standing(State.KILLED, gone, is_over=False)
 
@@ -181,15 +181,15 @@ def _waiting(record: Record, job: Job) -> Standing:
     return Standing(state, "; ".join(part for part in (cause, job.reason) if part), is_over=False)
 
 
-def _refined(standing: Standing, job: Job | None) -> Standing:
-    """A run that was killed, with the scheduler's reason for it."""
+def _with_scheduler_reason(standing: Standing, job: Job | None) -> Standing:
+    """Returns the state of a run, for a killed one with the scheduler's reason."""
     if standing.state is State.KILLED and job is not None and job.end in _ENDS:
         return Standing(_ENDS[job.end], job.reason)
     return standing
 
 
 def _by_scheduler(record: Record, job: Job, view: SchedulerView) -> Standing:
-    """The run could not say itself how it ended."""
+    """Judges a run that could not journal its end, by the end of its job."""
     if record.done:
         return Standing(State.FINISHED)
     if record.stopped_step is not None:

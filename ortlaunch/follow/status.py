@@ -1,4 +1,4 @@
-"""`ortlaunch status RUN`: everything there is to know about one run."""
+"""`ortlaunch status RUN`: prints everything that is known about one run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def status(arguments: list[str]) -> int:
         arguments: the command line after the verb.
 
     Raises:
-        RequestError: no run is meant, or several are.
+        RequestError: no run or several match.
     """
     options = _parser().parse_args(arguments)
     folder = find_run(options.run)
@@ -39,11 +39,11 @@ def status(arguments: list[str]) -> int:
 
 
 def look(folder: RunFolder, max_age: float = 0.0) -> tuple[Row, Record]:
-    """One run as it is now.
+    """Returns the row and the record of one run as it is now.
 
     Args:
         folder: its run folder.
-        max_age: oldest answer of a scheduler to go by, in seconds.
+        max_age: greatest age of a scheduler's cached answer, in seconds.
     """
     record = read_record(folder)
     return Survey([folder], max_age).row_of(record), record
@@ -98,7 +98,7 @@ def _steps(row: Row) -> str:
 
 
 def _figures(row: Row) -> str:
-    """In the words of a run's last line where it has come to its end, else those of its latest log step."""
+    """Returns the run's figures as text: the medians if it has ended with some, else those of its latest log step."""
     last, median = ("last ", " (median)") if row.has_median else ("", "")
     parts = [f"{last}loss {row.last_loss:.4g}"] if row.last_loss is not None else []
     tokens, samples = row.rates

@@ -1,4 +1,4 @@
-"""`ortlaunch sync`: sends run folders that MLflow does not have, or not to their end."""
+"""`ortlaunch sync`: sends run folders that MLflow does not have, or has only in part."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
         for one in result.sinks:
             print(_line(run_dir, one, note), flush=True)
     for run_dir, cfgs in plans:
-        # The end of its last run has ended a sweep.
+        # A sweep ends with its last run, so its own journal may have changed.
         if (task := task_of(run_dir)) is not None and task.folder.is_dir() and task.folder not in run_dirs:
             complete &= sync(task.folder, *cfgs).sent
             run_dirs.append(task.folder)
@@ -81,13 +81,13 @@ def _line(run_dir: Path, result: SinkResult, note: str) -> str:
 
 
 def end_if_dead(run_dir: Path) -> str:
-    """Journals the end KILLED for a run that was killed before it could say so.
+    """Journals the end KILLED for a run that was killed before it could journal its end.
 
     Returns:
         What was found, in a few words; empty for a run that has its end.
     """
     run = Run(run_dir)
-    # A relay at work means a launcher at work; it also keeps two of these from ending a run twice.
+    # A relay that works means that the launcher works too. The lock also prevents two commands from ending a run twice.
     with unattended(run_dir) as free:
         state = run.state()
         if state.last is None or state.ended is not None:

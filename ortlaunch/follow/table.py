@@ -49,7 +49,7 @@ def render(rows: list[Row], console: Console) -> None:
 
 
 def _columns(rows: list[Row]) -> dict[str, list[str]]:
-    """The columns that some run has something for."""
+    """Returns the columns for which some run has a value."""
     rates = [row.rates for row in rows]
     columns = {
         "id": [row.run_id for row in rows],
@@ -84,20 +84,20 @@ def _shortened(text: str) -> str:
 
 
 def rate_note(rows: list[Row]) -> str:
-    """Which rates are medians; empty where all of them are, or none."""
+    """Returns a note on which rates are medians; empty if all of them are, or none."""
     kinds = {row.has_median for row in rows if any(rate is not None for rate in row.rates)}
     return "" if len(kinds) < 2 else _RATES
 
 
 def number(value: float | None) -> str:
-    """A rate with as many digits as say something."""
+    """Returns a rate as text with its significant digits."""
     if value is None or math.isnan(value):
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def span(seconds: float | None) -> str:
-    """A length of time in its two largest units: ``3d04h``, ``2h07m``, ``4m05s``, ``12s``."""
+    """Returns a length of time in its two largest units: ``3d04h``, ``2h07m``, ``4m05s``, ``12s``."""
     if seconds is None or not math.isfinite(seconds):
         return ""
     whole = round(seconds)

@@ -1,4 +1,4 @@
-"""What surrounded a run: written to ``env.json`` in the run folder and, in part, to its tags."""
+"""The environment of a run, as ``env.json`` in the run folder and some of the run's tags record it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _SLURM = (
 
 
 def describe(arguments: list[str], repository: Repository | None = None) -> dict[str, Any]:
-    """The command, versions, host, commit and the variables that matter; never the whole environment.
+    """Returns the command, versions, host, commit and selected variables; never the whole environment.
 
     Args:
         arguments: the command line after ``ortlaunch``.
@@ -81,10 +81,10 @@ def describe(arguments: list[str], repository: Repository | None = None) -> dict
 
 
 def variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What is recorded of an environment: variables that change how a run computes or where, and no secrets.
+    """Returns the variables to record: those that change how or where a run computes, without secrets.
 
     Args:
-        environment: by default this process's own.
+        environment: the variables to select from; by default those of this process.
     """
     environment = os.environ if environment is None else environment
     return {
@@ -95,12 +95,12 @@ def variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def slurm_variables() -> dict[str, str]:
-    """What a job knows of itself; nothing outside of one."""
+    """Returns the variables that SLURM has set for this job; none outside of a job."""
     return {name: value for name, value in variables().items() if name in _SLURM}
 
 
 def packages() -> str:
-    """Every installed package as ``name==version``, one a line; with where it came from if not from an index."""
+    """Returns each installed package as ``name==version``, one per line, with its origin if it is not from an index."""
     return "".join(f"{line}\n" for line in _package_lines(importlib.metadata.distributions()))
 
 
@@ -110,15 +110,15 @@ def _package_lines(distributions: Iterable[importlib.metadata.Distribution]) -> 
         try:
             name, version = distribution.name, distribution.version
         except Exception:
-            continue  # A folder that an interrupted installation has left.
-        # The first one is the one that is imported.
+            continue  # An interrupted installation has left this folder.
+        # Python imports the first distribution of a name.
         if name and name.lower() not in found:
             found[name.lower()] = f"{name}=={version}{_origin(distribution)}"
     return [found[name] for name in sorted(found)]
 
 
 def _origin(distribution: importlib.metadata.Distribution) -> str:
-    """Of a package that was installed from a folder or repository: which."""
+    """Returns the folder or repository that a package was installed from; empty for a package from an index."""
     try:
         origin = json.loads(distribution.read_text("direct_url.json") or "")
         commit = origin.get("vcs_info", {}).get("commit_id")

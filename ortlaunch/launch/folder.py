@@ -1,4 +1,4 @@
-"""A run's folder: what is written there, and journalled, before the run starts."""
+"""Writes a run's folder and the first events of its journal, before the run starts."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ortlaunch.run.run import ARTIFACT_FOLDER
 from ortlaunch.tracking import trackers
 
 _REPOSITORY_SECONDS = 30
-"""A sweep of many runs is written within this; nobody commits meanwhile."""
+"""How long the state of the repository is reused, so that git is asked once for all runs of a sweep."""
 
 
 def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
-    """Writes what a run is, before it starts; what an earlier attempt wrote under these names is kept aside.
+    """Writes the files that describe a run, before it starts. Files of an earlier attempt are moved aside first.
 
     Args:
         plan: the run.
         config: its configuration.
         arguments: the command line after ``ortlaunch``, for the record.
-        start: what starts it, for the record.
+        start: the command and the variables that start it, for the record.
     """
     plan.log_dir.mkdir(parents=True, exist_ok=plan.attempt > 0)
     if plan.attempt:
@@ -58,7 +58,7 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
 
 
 def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
-    """Journals what the run is; its folder has been written."""
+    """Journals the run's parameters, tags and files. The run folder must have been written before."""
     journal.start(config.experiment, plan.name, plan.run_id)
     params = to_dict(trackers.public(config))
     journal.params({key: value for key, value in params.items() if key != "trackers" or value})
@@ -69,7 +69,7 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
         "ortlaunch.world_size": str(plan.world_size),
         "ortlaunch.device": resolve_device(config.device).value,
         "ortlaunch.run_dir": str(plan.run_dir),
-        # Quoted, so that it can be typed again as it is.
+        # The command is quoted, so that a user can paste it into a shell.
         "ortlaunch.command": shlex.join(record["command"]),
     }
     if (git := record["git"]) is not None:
@@ -83,7 +83,7 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
 
 
 def _keep_attempt(plan: LaunchPlan) -> None:
-    """Moves what the earlier attempt left about itself, so that nothing of it is taken for this one's."""
+    """Moves the files of the earlier attempt aside, so that they are not taken for those of this one."""
     kept = plan.files.earlier_attempt(plan.attempt)
     kept.mkdir(parents=True, exist_ok=True)
     files = plan.files
@@ -96,7 +96,7 @@ def _keep_attempt(plan: LaunchPlan) -> None:
 
 
 def _repository_of(plan: LaunchPlan, config: Config) -> Repository | None:
-    """The repository that ortlaunch was started in; what ortlaunch writes there is not taken for the user's."""
+    """Returns the repository that ortlaunch was started in. Files that ortlaunch writes do not count as changes."""
     ours = [plan.run_dir.parents[1], *trackers.files(config)]
     return _repository_at(Path.cwd(), tuple(ours), int(time.monotonic() / _REPOSITORY_SECONDS))
 

@@ -1,4 +1,4 @@
-"""What a scheduler says about jobs, in words that are no scheduler's own."""
+"""The states of jobs, in terms that are the same for all schedulers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 FRESH_SECONDS = 5.0
-"""How long an answer is good for."""
+"""How long an answer of a scheduler is reused."""
 
 
 class Phase(Enum):
-    """Where a job is on its way."""
+    """The phases of a job, from the queue to its end."""
 
     WAITING = "waiting"
     RUNNING = "running"
     LEAVING = "leaving"
-    """It has ended or is being ended, and its processes still leave their nodes."""
+    """It has ended or is being ended, and some of its processes are still on their nodes."""
     ENDED = "ended"
 
 
@@ -24,7 +24,7 @@ class End(Enum):
 
     CANCELLED = "cancelled"
     KILLED = "killed"
-    """By its time limit, a lost node and the like."""
+    """Its time limit, a lost node or a similar cause ended it."""
     FAILED = "failed"
     PREEMPTED = "preempted"
 
@@ -34,43 +34,43 @@ class Job:
     """One job, or one task of an array, as its scheduler sees it."""
 
     job_id: str
-    """As in job.json; ``120_3`` for a task of an array."""
+    """The id as in job.json; ``120_3`` for a task of an array."""
     phase: Phase
     reason: str = ""
-    """In words for people: why it waits, what holds it up, or why it ended; empty where there is nothing to say."""
+    """Text for the user: why it waits, what delays it, or why it ended; empty if there is nothing to say."""
     waits_again: bool = False
-    """It has run before and is queued again."""
+    """Whether it has run before and is queued again."""
     end: End | None = None
-    """How it ended, where the scheduler ended it; None while it goes on, and where its own processes ended."""
+    """How the scheduler ended it; None while it goes on, and if its processes ended by themselves."""
     nodes: int = 0
     node_list: str = ""
     restarts: int = 0
     """How often the scheduler has started it again."""
     elapsed: float | None = None
-    """Seconds since this start."""
+    """Seconds since its latest start."""
     left: float | None = None
     """Seconds to the time limit; None without one."""
     own_id: str = ""
-    """The number that an array's task has of its own once it has started."""
+    """The separate job number that a task of an array gets when it starts."""
 
     @property
     def lives(self) -> bool:
-        """Whether it waits or runs."""
+        """Whether it has not ended yet."""
         return self.phase is not Phase.ENDED
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """An answer: jobs by their id."""
+    """An answer of a scheduler: jobs by their id."""
 
     jobs: dict[str, Job] = field(default_factory=dict)
     problem: str = ""
-    """Why the scheduler could not be asked; empty where it was."""
+    """Why the scheduler could not be asked; empty if it has answered."""
     asked: float = 0.0
-    """When, in seconds since the epoch."""
+    """Time of the query, in seconds since the epoch."""
 
     def find(self, job_id: str) -> Job | None:
-        """The job with this id; an array's task also by its own number."""
+        """Returns the job with this id. A task of an array is also found by its own number."""
         if job_id in self.jobs:
             return self.jobs[job_id]
         return next((job for job in self.jobs.values() if job_id and job.own_id == job_id), None)

@@ -1,8 +1,7 @@
-"""The seam of the launchers: what each of them does, so that nothing else asks which one it is.
+"""The interface of the launchers. Other code uses it and does not ask which launcher a run has.
 
-`Launcher` is what every launcher does; `QueueLauncher` what one does whose runs wait in a scheduler's queue. An
-installed package announces one of its own by an entry point of the group ``ortlaunch.launchers``
-(`ortlaunch.launch.table`).
+Every launcher implements `Launcher`. A launcher whose runs wait in a scheduler's queue implements `QueueLauncher`. An
+installed package adds a launcher by an entry point of the group ``ortlaunch.launchers`` (`ortlaunch.launch.table`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ortlaunch.launch.plan import LaunchPlan, new_run
 from ortlaunch.run.sweep import Sweep
 
 Rule = Callable[[Config], None]
-"""Raises a RequestError for a configuration that cannot work."""
+"""A check that raises a RequestError for a configuration that cannot work."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class PlannedRun:
     plan: LaunchPlan
     config: Config
     overrides: list[str]
-    """Those that make it, for the record."""
+    """The overrides that make this run, for the record."""
 
 
 @dataclass(frozen=True)
@@ -47,34 +46,34 @@ class Launcher(ABC):
     """Starts runs. It has no state: one object serves all runs."""
 
     name: ClassVar[str]
-    """As in ``launcher=NAME``."""
+    """The name, as in ``launcher=NAME``."""
     title: ClassVar[str]
-    """What messages call it."""
+    """Its name in messages."""
     config: ClassVar[type[LauncherConfig]]
     """The dataclass of its keys; the default of its field `name` is the launcher's name."""
     rules: ClassVar[tuple[Rule, ...]] = ()
-    """What it refuses before anything starts."""
+    """Checks of the configuration that are made before anything starts."""
 
     def settle(self, config: Config) -> Config:
-        """The configuration with what only the launcher can decide: the device, where it is left open."""
+        """Returns the configuration with values that only the launcher can decide, such as that of ``device=auto``."""
         return config
 
     @abstractmethod
     def workers_per_node(self, config: Config) -> int:
-        """Workers on each machine."""
+        """Returns the number of workers on each machine."""
 
     def new_run(self, config: Config) -> str:
-        """What will tell a new run from all others, ``<date>-<time>-<id>``."""
+        """Returns the unique identifier of a new run, ``<date>-<time>-<id>``."""
         return new_run()
 
     def plan(self, config: Config, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
         """Plans a run in a given folder; writes nothing.
 
         Args:
-            config: the configuration, whose rules hold.
+            config: the configuration, which has passed all checks.
             run_dir: the run folder.
             run_id: ortlaunch's own short id of the run.
-            name: what the run is called.
+            name: the run's name.
             attempt: how often it was launched before.
         """
         workers = self.workers_per_node(config)
@@ -82,7 +81,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def submit(self, plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
-        """Runs a planned run to its end or puts it into the queue; with ``launcher.dry_run=true`` shows what it would.
+        """Runs a planned run to its end, or submits it. With ``launcher.dry_run=true`` it only shows what it would do.
 
         Args:
             plan: the plan.
@@ -97,47 +96,47 @@ class Launcher(ABC):
         """
 
     def resumed(self, config: Config, run_dir: Path) -> Config:
-        """The configuration of a run that is launched again in its folder."""
+        """Returns the configuration of a run that is launched again in its folder."""
         return config
 
     def keeps_record(self, config: Config) -> bool:
-        """Whether this process keeps the run's record; one that only helps on another machine does not."""
+        """Returns whether this process keeps the run's record. On the further machines of a run it does not."""
         return True
 
     def finds_same_packages(self, config: Config) -> bool:
-        """Whether the workers' Python finds the packages that this one finds."""
+        """Returns whether the workers' Python finds the same packages as this one."""
         return True
 
 
 class QueueLauncher(Launcher):
-    """Puts runs into the queue of a scheduler, which starts them later on machines of its own.
+    """Submits runs to a scheduler, which starts them later on its own machines.
 
-    A run folder's ``job.json`` says by the launcher's name who is to be asked about it. Its parts for the commands that
-    follow a run are here; `ortlaunch.launch.queue.launcher.BatchLauncher` has the whole of submitting, and what a job
-    does on its node.
+    A run folder's ``job.json`` holds the launcher's name, so that later commands know which scheduler to ask. This
+    class declares what these commands need. `ortlaunch.launch.queue.launcher.BatchLauncher` adds the submission of a
+    run, and what its job does on each node.
     """
 
     log: ClassVar[str] = "job"
-    """Name, without ``.log``, of the file in ``logs/`` that takes what the job's first process says."""
+    """Name, without ``.log``, of the file in ``logs/`` that takes the output of the job's first process."""
 
     @abstractmethod
     def submit_many(self, sweep: SweepPlan) -> int:
-        """Puts all runs of a sweep into the queue; otherwise as `submit`."""
+        """Submits all runs of a sweep; otherwise like `submit`."""
 
     @abstractmethod
     def states(self, max_age: float = FRESH_SECONDS) -> Jobs:
-        """What the scheduler knows of all of this user's jobs, by one question.
+        """Returns the states of all jobs of this user, by one query.
 
         Args:
-            max_age: oldest answer to take from a cache, in seconds; 0 asks anew.
+            max_age: greatest age of a cached answer, in seconds; 0 always asks the scheduler.
         """
 
     def past_states(self, job_ids: Iterable[str], max_age: float = FRESH_SECONDS) -> Jobs:
-        """What its accounting knows of jobs that `states` has forgotten; nothing where it keeps none."""
+        """Returns the states of jobs that `states` no longer lists, from the accounting; empty without accounting."""
         return Jobs()
 
     def may_live(self, job_id: str) -> bool:
-        """Whether a job, or any task of a sweep's, waits or runs; one that cannot be asked about may."""
+        """Returns whether a job, or any task of an array, may not have ended; true if the scheduler does not answer."""
         found = self.states(0)
         if found.problem:
             return True
@@ -145,7 +144,7 @@ class QueueLauncher(Launcher):
 
     @abstractmethod
     def cancel(self, job_ids: list[str]) -> None:
-        """Takes jobs out of the queue, or ends them.
+        """Removes jobs from the queue, or ends those that run.
 
         Raises:
             RequestError: the scheduler cannot be asked, or refuses.
@@ -153,9 +152,9 @@ class QueueLauncher(Launcher):
 
     @abstractmethod
     def after(self, config: Config, job_ids: list[str]) -> Config:
-        """The configuration of a run whose job begins only when other jobs have ended well.
+        """Returns the configuration of a run whose job starts only after other jobs have succeeded.
 
         Args:
-            config: the run's.
-            job_ids: those that come first; not empty.
+            config: the run's configuration.
+            job_ids: the jobs that must succeed first; not empty.
         """

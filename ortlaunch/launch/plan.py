@@ -1,4 +1,4 @@
-"""What a run will be, and what one machine's part of it is."""
+"""The plan of a run, and the part of it that one machine runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LaunchPlan:
     nodes: int = 1
     """Machines that the run is spread over."""
     sweep: SweepTask | None = None
-    """Its place in a sweep."""
+    """Its place in a sweep; None for a single run."""
 
     @property
     def files(self) -> Run:
@@ -39,7 +39,7 @@ class LaunchPlan:
 
     @property
     def run(self) -> str:
-        """What tells this run from all others: <date>-<time>-<id>."""
+        """The unique identifier of this run: <date>-<time>-<id>."""
         return "-".join([*self.run_dir.name.split("-")[:2], self.run_id])
 
     @property
@@ -54,12 +54,12 @@ class LaunchPlan:
 
     @property
     def stop_file(self) -> Path:
-        """The workers finish their step, write a checkpoint and end when this file is there."""
+        """The file that asks the workers to finish their step, write a checkpoint and end."""
         return self.files.stop_file
 
     @property
     def stopped(self) -> Path:
-        """The file in which the workers say that they have stopped because they were asked to."""
+        """The file that the workers write after they have stopped on request."""
         return self.files.stopped_file
 
     @property
@@ -70,45 +70,45 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class Start:
-    """What starts a run, for its record: a command, and the variables that it sets for the workers."""
+    """The command that starts a run, and the variables that it sets for the workers."""
 
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
 
     def shell_line(self) -> str:
-        """The command as it would be typed in a shell."""
+        """Returns the command as it would be typed in a shell."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
         return " ".join([*variables, shlex.join(self.command)])
 
 
 @dataclass(frozen=True)
 class NodePart:
-    """What one machine does of a run: torchrun for the workers on it."""
+    """One machine's part of a run: torchrun and the workers on this machine."""
 
     plan: LaunchPlan
     rank: int
-    """Which of the run's machines this one is, counted from 0."""
+    """Index of this machine among the run's machines, from 0."""
     threads: int
     """Threads of each worker: its share of the machine's cores."""
     start: Start
-    """torchrun's command, and variables on top of this process's own."""
+    """torchrun's command, and the variables that it gets in addition to those of this process."""
 
     @property
     def torchrun_log(self) -> Path:
-        """What this machine's torchrun says."""
+        """The log file of this machine's torchrun."""
         return self.plan.files.torchrun_log(self.rank if self.plan.nodes > 1 else None)
 
     def description(self) -> str:
-        """What a dry run prints."""
+        """Returns the text that a dry run prints."""
         plan = self.plan
         return f"# {plan.workers} workers; the run folder would be\n# {plan.run_dir}\n{self.start.shell_line()}"
 
 
 def new_run() -> str:
-    """What tells a run from all others: <date>-<time>-<id>."""
+    """Returns the unique identifier of a new run: <date>-<time>-<id>."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def folder_name(name: str) -> str:
-    """A name as a part of a folder's name."""
+    """Returns a name in the form that it has in a folder's name."""
     return re.sub(r"[^\w.+=-]+", "_", name)

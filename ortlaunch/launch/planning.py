@@ -11,7 +11,7 @@ from ortlaunch.launch.table import launcher_of
 
 
 def make_plan(config: Config) -> LaunchPlan:
-    """Plans a run of `config`, whose rules hold. Decides only; writes nothing."""
+    """Plans a run of `config`, which has passed all checks. Writes nothing."""
     launcher = launcher_of(config)
     when, _, run_id = launcher.new_run(config).rpartition("-")
     name = config.name or default_name(config)
@@ -26,6 +26,6 @@ def plan_in(config: Config, run_dir: Path, run_id: str, name: str, attempt: int 
 
 
 def default_name(config: Config) -> str:
-    """A name made of what distinguishes most runs: model, backend, trainer and ZeRO stage."""
+    """Returns a name made of model, backend, trainer and ZeRO stage, which distinguish most runs."""
     trainer = trainer_of(config.trainer).run_suffix(config.trainer)
     return f"{config.model.name}-{config.backend.name}-{trainer}"

@@ -1,4 +1,4 @@
-"""The state of the git repository that ortlaunch was started in: commit, changes, and what would make them again."""
+"""The state of the git repository that ortlaunch was started in: its commit, its changes and a patch of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PATCH_LIMIT = 1024 * 1024
-"""Bytes of a patch that are kept."""
+"""Greatest size of a patch that is kept, in bytes."""
 _UNTRACKED_LIMIT = 200
 _SECONDS = 10.0
-# A user's settings must change neither what is compared nor how it is written.
+# The user's settings of git must not change the output of these commands.
 _SETTINGS = ("-c", "core.quotepath=false", "-c", "core.fsmonitor=false", "-c", "color.ui=false")
 _DIFF = (
     *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short"),
@@ -32,19 +32,19 @@ class Repository:
     branch: str | None = None
     """None where HEAD is detached."""
     untracked: list[str] = field(default_factory=list)
-    """Files and folders that git knows nothing of, by their names only."""
+    """Names of the files and folders that git does not track."""
     excluded: tuple[str, ...] = ()
-    """Pathspecs of what is left out."""
+    """Pathspecs of the files that ortlaunch writes, which are left out."""
 
     def facts(self) -> dict[str, object]:
-        """For the record."""
+        """Returns what the run's record holds about the repository."""
         return {"commit": self.commit, "dirty": self.dirty, "branch": self.branch, "root": str(self.root)}
 
     def patch(self) -> bytes:
-        """What makes the changes again by ``git apply``, below lines that begin with '#' and say what is missing.
+        """Returns a patch for ``git apply``. Lines at its top begin with '#' and say what is missing.
 
-        Untracked files are listed and not contained. With more than `PATCH_LIMIT` bytes the contents of binary files
-        are left out, and what is then still too long is cut off.
+        The patch names untracked files but does not contain them. If it is longer than `PATCH_LIMIT` bytes, the
+        contents of binary files are left out. If it is then still too long, it is cut off.
         """
         notes = [f"changes of tracked files against {self.commit}, staged ones included"]
         diff, whole = self._diff("--binary")
@@ -61,16 +61,16 @@ class Repository:
         return head.encode("utf-8", "surrogateescape") + diff
 
     def _diff(self, *options: str) -> tuple[bytes, bool]:
-        """The diff, and whether that is all of it."""
+        """Returns the diff, and whether it is complete."""
         return _limited([*_DIFF, *options, self.commit, "--", ".", *self.excluded], self.root, PATCH_LIMIT)
 
 
 def repository(folder: Path, ours: Sequence[Path] = ()) -> Repository | None:
-    """The repository that a folder is in; None outside of one, before its first commit, and without git.
+    """Returns the repository that a folder is in; None outside of one, before its first commit, or without git.
 
     Args:
         folder: any folder of its working tree.
-        ours: files and folders that ortlaunch itself writes, which are no changes of the user's.
+        ours: files and folders that ortlaunch writes; they do not count as the user's changes.
     """
     found = _lines("rev-parse", "--show-toplevel", "HEAD", folder=folder)
     if found is None or len(found) != 2:
@@ -82,7 +82,7 @@ def repository(folder: Path, ours: Sequence[Path] = ()) -> Repository | None:
     excluded = tuple(f":(exclude,top,literal){path}" for path in inside if path.parts)
     listed = _status(root, "normal", excluded)
     if listed is None:
-        # Untracked files may be more than can be looked through in time.
+        # git may need too long to find all untracked files. The second call does not look for them.
         listed = _status(root, "no", excluded)
     if listed is None:
         return None
@@ -98,13 +98,13 @@ def repository(folder: Path, ours: Sequence[Path] = ()) -> Repository | None:
 
 
 def _status(root: Path, untracked: str, excluded: tuple[str, ...]) -> list[str] | None:
-    """One entry for each file that differs; None where git does not tell in time."""
+    """Returns one entry for each file that differs; None if git fails or takes too long."""
     options = ("--porcelain", "-z", f"--untracked-files={untracked}", "--ignore-submodules=none")
     return _lines("status", *options, "--", ".", *excluded, folder=root, end="\0")
 
 
 def _lines(*arguments: str, folder: Path, end: str = "\n") -> list[str] | None:
-    """What git prints; None where it fails."""
+    """Returns the lines that git prints; None if it fails or takes too long."""
     try:
         done = subprocess.run(
             ["git", *_SETTINGS, *arguments],
@@ -121,7 +121,7 @@ def _lines(*arguments: str, folder: Path, end: str = "\n") -> list[str] | None:
 
 
 def _limited(arguments: list[str], folder: Path, limit: int) -> tuple[bytes, bool]:
-    """The first bytes of what git prints, however much it is, and whether that is all."""
+    """Returns the first `limit` bytes of git's output, and whether that is all of it."""
     try:
         process = subprocess.Popen(
             ["git", *_SETTINGS, *arguments],
@@ -150,5 +150,5 @@ def _limited(arguments: list[str], folder: Path, limit: int) -> tuple[bytes, boo
 
 
 def _environment() -> dict[str, str]:
-    # Looking must not take the lock that a commit at the same moment needs, nor wait for a pager or a password.
+    # These commands must not take the lock that a commit may need meanwhile, nor wait for a pager or a password.
     return {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}

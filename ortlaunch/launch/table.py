@@ -1,4 +1,4 @@
-"""The launchers by name: ours, and those of installed packages, which announce theirs by an entry point.
+"""The launchers by name: the built-in ones, and those that installed packages add by an entry point.
 
 ::
 
@@ -21,11 +21,11 @@ LAUNCHERS = {
     "local": "ortlaunch.launch.local.launcher:LocalLauncher",
     "slurm": "ortlaunch.launch.slurm.launcher:SlurmLauncher",
 }
-"""The class of each launcher as MODULE:CLASS, imported when it is asked for."""
+"""The class of each built-in launcher as MODULE:CLASS, imported when it is needed."""
 
 
 def launcher_of(config: Config) -> Launcher:
-    """The launcher that a configuration has chosen.
+    """Returns the launcher that a configuration chooses.
 
     Raises:
         RequestError: it cannot be imported.
@@ -35,7 +35,7 @@ def launcher_of(config: Config) -> Launcher:
 
 @functools.cache
 def launcher_named(name: str) -> Launcher:
-    """The launcher of this name.
+    """Returns the launcher of this name.
 
     Raises:
         RequestError: there is none, or it cannot be imported.
@@ -65,12 +65,12 @@ def _made(name: str) -> Any:
 
 
 def queue_names() -> list[str]:
-    """Names of the launchers that submit to a scheduler."""
+    """Returns the names of the launchers that submit to a scheduler."""
     return [name for name in (*LAUNCHERS, *announced_launchers()) if queue_named(name) is not None]
 
 
 def queue_named(name: str) -> QueueLauncher | None:
-    """The launcher whose scheduler has a job; None where it is not installed here (any more)."""
+    """Returns the queue launcher of this name; None if it is not installed here or has no queue."""
     try:
         launcher = launcher_named(name)
     except RequestError:

@@ -11,17 +11,17 @@ from ortlaunch.config.trainers import trainer_of
 from ortlaunch.run.run import Run
 
 CPU_WORKERS = 2
-"""Workers on a machine without GPU unless told otherwise: the fewest that make a run distributed."""
+"""Default number of workers on a machine without GPU: the smallest that makes a run distributed."""
 
 
 def workers_per_node(config: Config, device: Device, gpus: int, cores: int) -> int:
-    """Workers on each machine: as many as are asked for, else one per GPU, or two on a machine without GPU.
+    """Returns the number of workers on each machine: the requested one, else one per GPU, or two without a GPU.
 
     Args:
         config: the configuration.
         device: what the workers compute on.
-        gpus: of each machine.
-        cores: of each machine.
+        gpus: GPUs of each machine.
+        cores: CPU cores of each machine.
     """
     if trainer_of(config.trainer).has_one_worker:
         return 1
@@ -31,13 +31,13 @@ def workers_per_node(config: Config, device: Device, gpus: int, cores: int) -> i
 
 
 def torchrun(run_dir: Path, nodes: int, workers: int, options: list[str]) -> list[str]:
-    """The command for one machine's workers.
+    """Returns the command that starts one machine's workers.
 
     Args:
         run_dir: the run folder.
-        nodes: machines of the run.
-        workers: on each of them.
-        options: further options of torchrun: how the machines find each other, and what becomes of a crash.
+        nodes: number of machines of the run.
+        workers: number of workers on each machine.
+        options: further options of torchrun, such as those for the rendezvous and for restarts.
     """
     return [
         sys.executable,
@@ -54,14 +54,14 @@ def torchrun(run_dir: Path, nodes: int, workers: int, options: list[str]) -> lis
 def worker_environment(
     config: Config, device: Device, threads: int, run_dir: Path, interface: str | None
 ) -> dict[str, str]:
-    """Variables that every worker has, on top of those of its surroundings.
+    """Returns the variables that every worker gets in addition to those it inherits.
 
     Args:
         config: the configuration.
         device: what the workers compute on.
-        threads: of each worker.
+        threads: threads of each worker.
         run_dir: the run folder.
-        interface: the network interface that they talk over; None leaves it to them.
+        interface: the network interface between the workers; None lets gloo choose.
     """
     variables = {
         "OMP_NUM_THREADS": str(threads),
@@ -70,18 +70,18 @@ def worker_environment(
         "TOKENIZERS_PARALLELISM": "false",
     }
     if config.backend.name != "compile":
-        # DeepSpeed decorates a function of its own with torch.compile. Older torch then starts a process for each core
-        # beside every worker, for whatever may be compiled; this way it does so once something is.
+        # DeepSpeed decorates one of its functions with torch.compile. Older versions of torch then start a pool of
+        # compile processes for every worker, one per core. With 0 the pool starts only when something is compiled.
         variables["TORCH_WARM_POOL"] = os.environ.get("TORCH_WARM_POOL", "0")
     if interface is not None:
-        # It looks for a network card by the host's own name, which often does not resolve.
+        # By default gloo finds its network card by the host's name, which often does not resolve.
         variables["GLOO_SOCKET_IFNAME"] = interface
     if device is Device.cpu:
-        # DeepSpeed looks for an accelerator of its own where nobody says which.
+        # Without DS_ACCELERATOR, DeepSpeed chooses an accelerator by itself.
         variables |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     else:
-        # NCCL's flight recorder keeps the last collectives of each worker and leaves them behind at a time-out. Each
-        # under the name that older torch has for it, too.
+        # NCCL's flight recorder keeps the last collectives of each worker and writes them to a file at a time-out.
+        # Each variable is also set under the name that older versions of torch use.
         trace = str(Run(run_dir).stacks / "nccl-rank-")
         variables |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}
         variables |= {"TORCH_FR_DUMP_TEMP_FILE": trace, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": trace}

@@ -1,7 +1,7 @@
-"""`ortlaunch bench`: a grid of runs on this machine, repeated in rounds, that ends in their comparison.
+"""`ortlaunch bench`: runs a grid on this machine, repeated in rounds, and compares the runs.
 
-All cells run once before any runs again, so that what changes on the machine in the meantime meets all alike. Every
-round has a seed of its own.
+All cells run once before any of them runs again, so that changes of the machine over time affect all cells alike.
+Every round has its own seed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 REPEAT = 3
 _COMMON = ("experiment", "run_root", "tracking", "trackers")
-"""What all runs of a bench have the same of."""
+"""Keys that have the same value in all runs of a bench."""
 _KEEPS_WEIGHTS = "train.save_weights"
 _EPILOG = """\
 example:
@@ -146,10 +146,10 @@ def _composed(words: list[str]) -> Grid:
 
 
 def _check(grid: Grid) -> None:
-    """What only a bench refuses, and a grid of which nothing can work.
+    """Refuses what a bench cannot run, and a grid in which no combination can work.
 
     Raises:
-        RequestError: with the key and what to do.
+        RequestError: the message names the key and the remedy.
     """
     if grid.refused and not grid.cells:
         raise grid.refused[0][1]
@@ -177,7 +177,7 @@ def _listed(grid: Grid, repeat: int) -> str:
 
 
 def _with_seed(overrides: list[str], seed: int) -> list[str]:
-    """What makes one run: the overrides of its cell, with the seed of its round."""
+    """Returns the overrides of one run: those of its cell, with the seed of its round."""
     others = [word for word in overrides if not word.lstrip("+").startswith(("seed=", "launcher.dry_run="))]
     return [*others, f"seed={seed}"]
 
@@ -227,7 +227,7 @@ class _Bench:
                 if code >= FIRST_STOPPED:
                     return code
                 if code:
-                    # What failed once would mostly fail again, and take its time for it.
+                    # A cell that has failed once would most likely fail again, which costs time.
                     cells.remove(cell)
                     total = number + len(cells) * (self._repeat - turn - 1) + self._left_in_round(cell)
         return FAILED if self._failed else DONE
@@ -255,7 +255,7 @@ class _Bench:
         end_sweep(self._grid.folder, self._grid.cells[0].config, {"KILLED"} if stopped else set())
 
     def _compare(self, options: argparse.Namespace, tracking: MlflowConfig, again: str) -> None:
-        """The comparison of the sweep, as `ortlaunch compare` makes it later."""
+        """Compares the runs of the sweep, as `ortlaunch compare` does."""
         from ortlaunch.compare import command
 
         experiment = self._grid.cells[0].config.experiment

@@ -78,7 +78,7 @@ List the models that model=NAME takes, those of installed packages among them: n
 
 
 def help_text() -> str:
-    """The page that ``--help`` prints."""
+    """Returns the page that ``--help`` prints."""
     groups = "\n".join(f"  {group:<10} {', '.join(_options(group))}" for group in _GROUPS)
     jobs = textwrap.fill(", ".join(ready_jobs()), 110, initial_indent="  ", subsequent_indent="  ")
     return _TEMPLATE.format(groups=groups, jobs=jobs)
@@ -103,7 +103,7 @@ def models(arguments: list[str]) -> int:
 
 
 def models_text() -> str:
-    """One line per model that ``model=NAME`` takes."""
+    """Returns one line per model that ``model=NAME`` takes."""
     entries = available()
     width = max(len(name) for name in entries)
     return "\n".join(f"{name:<{width}}  {entry.inputs:<7} {entry.summary}" for name, entry in sorted(entries.items()))

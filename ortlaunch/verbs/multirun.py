@@ -1,4 +1,4 @@
-"""`--multirun`: every combination as a run, on this machine one after the other, in a queue all of them at once."""
+"""`--multirun`: runs every combination, one after the other on this machine, or all at once in a queue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay
 
 _IN_NAME = ("name", "model", "backend", "trainer", *keys_in_names())
-"""Keys that a run's own name shows already."""
+"""Keys that a run's own name already shows."""
 
 
 class Multirun:
@@ -31,7 +31,7 @@ class Multirun:
         Args:
             folder: the sweep's folder.
             arguments: the command line after ``ortlaunch``, for the record.
-            varied: what of it is Hydra's, with what a ready job sweeps, as KEY=VALUES.
+            varied: Hydra's part of the command line, and the keys that a ready job sweeps, as KEY=VALUES.
         """
         self._folder = folder
         self._arguments = arguments
@@ -46,11 +46,11 @@ class Multirun:
         return self._sweep is not None
 
     def take(self, config: Config, overrides: list[str]) -> int:
-        """The next combination: runs it here to its end, or keeps it for the queue.
+        """Takes the next combination: runs it here to its end, or keeps it for the queue.
 
         Args:
             config: its configuration.
-            overrides: those that make it, for the record.
+            overrides: the overrides that make it, for the record.
 
         Returns:
             The exit code of the run; 0 for one that is kept.
@@ -75,13 +75,13 @@ class Multirun:
         return launcher.submit(plan, config, overrides)
 
     def close(self, code: int) -> int:
-        """No further combination comes: submits them all, or ends the sweep.
+        """Submits all combinations, or ends the sweep. No further combination may come.
 
         Args:
             code: exit code of the last run.
 
         Returns:
-            The exit code of the whole.
+            The exit code of the sweep.
         """
         if not self._planned:
             return code
@@ -102,12 +102,12 @@ class Multirun:
 
 
 def combination_name(config: Config, varied: list[str], overrides: list[str]) -> str:
-    """The name of one run of a grid: the run's own, with the values that this does not show.
+    """Returns the name of one run of a grid: the run's own name, with the varied values that it does not show.
 
     Args:
         config: its configuration.
-        varied: the command line of the grid, with what a ready job sweeps.
-        overrides: those that make this run.
+        varied: the command line of the grid, and the keys that a ready job sweeps.
+        overrides: the overrides that make this run.
     """
     shown = _IN_NAME if config.name is None else ("name",)
     keys = [key for key in swept_keys(varied) if key not in shown]
@@ -115,12 +115,12 @@ def combination_name(config: Config, varied: list[str], overrides: list[str]) ->
 
 
 def create_sweep(folder: Path, name: str, config: Config, arguments: list[str]) -> Sweep:
-    """Makes a sweep's folder, without credentials in it.
+    """Makes a sweep's folder, which holds no credentials.
 
     Args:
-        folder: where.
-        name: what the sweep is called.
-        config: that of its first run.
+        folder: the folder to make.
+        name: the name of the sweep.
+        config: the configuration of its first run.
         arguments: the command line after ``ortlaunch``.
     """
     public = to_dict(trackers.public(config))
@@ -129,12 +129,12 @@ def create_sweep(folder: Path, name: str, config: Config, arguments: list[str]) 
 
 
 def end_sweep(folder: Path, config: Config, statuses: set[str]) -> None:
-    """Ends a sweep as its runs ended, and sends this for no longer than the configuration says.
+    """Ends a sweep according to the ends of its runs, and sends this for at most the configured time.
 
     Args:
-        folder: the sweep's.
-        config: that of its first run.
-        statuses: further ends, of what has left no mark.
+        folder: the sweep's folder.
+        config: the configuration of its first run.
+        statuses: ends of runs that have left no mark of their end.
     """
     end(folder, marks_of(folder) | statuses)
     cfgs = trackers.chosen(config)

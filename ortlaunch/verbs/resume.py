@@ -63,11 +63,11 @@ def resume(arguments: list[str]) -> int:
     if launcher.keeps_record(config):
         _check_ended(run_dir, config.launcher.grace_seconds)
     if state.ended == "FINISHED" and config.train.steps <= (done := stored.train.steps):
-        # Its last steps would be trained again.
+        # Otherwise the run would train its last steps again.
         raise RequestError(
             f"{run_dir} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
         )
-    # Killed before it could say what it is: the folder is <timestamp>-<name>-<id>.
+    # A run that was killed early has journalled neither id nor name. Its folder is <timestamp>-<name>-<id>.
     run_id, name = state.run_id or run_dir.name.rpartition("-")[2], state.name or run_dir.name
     plan = plan_in(config, run_dir, run_id, name, attempt=max(1, state.attempts))
     return launcher.submit(plan, config, ["resume", *arguments])
@@ -84,7 +84,7 @@ def _stored_config(run_dir: Path) -> Config:
 
 
 def _changed(config: Config, overrides: list[str], run_dir: Path) -> Config:
-    """The configuration with keys changed; goes on from the newest checkpoint unless told otherwise."""
+    """Returns the configuration with keys changed. By default it resumes from the newest checkpoint."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
 
@@ -99,7 +99,7 @@ def _changed(config: Config, overrides: list[str], run_dir: Path) -> Config:
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, resume="auto"))
     tree = OmegaConf.structured(config)
     try:
-        # By Hydra's grammar, as for a run: YAML's takes launcher.time=4:00:00 for the number 14400.
+        # Hydra's grammar is used, as for a run. YAML would read launcher.time=4:00:00 as the number 14400.
         for change in OverridesParser.create().parse_overrides(overrides):
             if change.is_sweep_override():
                 raise RequestError(f"resume: {change.input_line}: a run has one value of a key")
@@ -111,16 +111,16 @@ def _changed(config: Config, overrides: list[str], run_dir: Path) -> Config:
 
 def _check_ended(run_dir: Path, seconds: float) -> None:
     """Waits for workers that are still writing their last checkpoint; refuses a run whose launcher or job lives."""
-    owned = Run(run_dir)
-    if owned.job() is not None:
+    run = Run(run_dir)
+    if run.job() is not None:
         row, _ = look(folder_at(run_dir))
-        # What SLURM cannot be asked about is left to the workers' lock.
+        # If the scheduler cannot tell, the workers' lock decides below.
         if not row.is_over and row.state is not State.UNKNOWN:
             raise RequestError(f"{run_dir} is {row.state.value} as job {row.job_id}: ortlaunch cancel {row.run_id}")
-    found = liveness(owned)
+    found = liveness(run)
     if found.alive is Alive.LAUNCHER and found.launcher is not None:
         raise RequestError(f"{run_dir} is still running{_where(found.launcher)}: stop it first")
-    if has_workers(owned, seconds):
+    if has_workers(run, seconds):
         raise RequestError(f"workers of {run_dir} are still running after {seconds:g} s: stop them first")
 
 

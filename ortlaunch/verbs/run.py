@@ -46,18 +46,18 @@ def main(arguments: list[str]) -> int:
 
 
 class _Launches:
-    """Launches each combination that Hydra composes; one alone without ``--multirun``.
+    """Launches each combination that Hydra composes; without ``--multirun`` there is only one.
 
-    The first that fails ends the sweep: what failed once would mostly fail again, on machines that cost money. Errors
-    are kept for the caller, because Hydra would put words of its own before them.
+    The first failure ends the sweep, because the next combinations would most likely fail too, on machines that cost
+    money. An error is kept and raised later, because Hydra would put its own text before it.
     """
 
     def __init__(self, arguments: list[str], words: list[str], after: list[str]) -> None:
         """
         Args:
             arguments: the command line after ``ortlaunch``.
-            words: what of it is Hydra's.
-            after: the runs that come first.
+            words: Hydra's part of it.
+            after: the runs that must finish first.
         """
         self._arguments = arguments
         self._words = words
@@ -67,7 +67,7 @@ class _Launches:
         self._multirun: Multirun | None = None
 
     def run(self) -> int:
-        """Composes and launches them all; returns the exit code of the whole.
+        """Composes and launches all combinations; returns the exit code of the command.
 
         Raises:
             RequestError: a combination does not compose, or was refused.

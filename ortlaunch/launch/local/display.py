@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a progress bar on a terminal, one line per log step elsewhere."""
+"""Shows a run while it goes on: a progress bar on a terminal, one line per log step elsewhere."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ortlaunch.run.state import RunState
 
 _GOOD_PERCENT = 90.0
 _SHORT_SECONDS = 600.0
-"""In shorter runs start-up is most of the time, which nobody needs to be told."""
+"""In shorter runs start-up takes most of the time, so their goodput is not printed."""
 _LOOK_SECONDS = 1.0
 _SPEED_SECONDS = 600.0
-"""The time left is told from the steps of this long; rich's own 30 seconds may pass without one."""
+"""Period over which the time left is estimated. rich's default of 30 seconds may pass without a step."""
 
 
 class Display:
@@ -47,7 +47,7 @@ class Display:
         return self._state.trains
 
     def start(self) -> None:
-        """Says what starts and, on a terminal, opens the progress bar."""
+        """Prints what starts and, on a terminal, opens the progress bar."""
         plan = self._plan
         workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''} x {self._threads} threads"
         machines = f"{plan.nodes} machines x " if plan.nodes > 1 else ""
@@ -56,7 +56,7 @@ class Display:
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("step {task.completed:.0f}/{task.total:.0f}  {task.description}"),
-                # It takes what figures and time left leave: on a terminal of 80 columns that is little.
+                # The bar takes the width that the figures and the time left do not use: little on 80 columns.
                 BarColumn(bar_width=None, table_column=Column(ratio=1)),
                 TimeRemainingColumn(),
                 console=self._console,
@@ -67,7 +67,7 @@ class Display:
             self._progress.start()
 
     def event(self, event: Event) -> None:
-        """Takes one event of the journal."""
+        """Shows one event of the journal."""
         self._state.take(event)
         if not isinstance(event, Measured):
             return
@@ -82,19 +82,19 @@ class Display:
             self._print(f"step {step}/{self._steps}  {describe_step(values)}")
 
     def look(self) -> None:
-        """Moves the bar between two log steps, by the first worker's sign of life; that costs the worker nothing."""
+        """Moves the bar between two log steps, by the step in the first worker's heartbeat file."""
         now = time.monotonic()
-        # Before the first step the file may be an earlier attempt's.
+        # Before the first step the heartbeat file may still be that of an earlier attempt.
         if self._progress is None or self._task is None or not self.trains or now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
         step = self._plan.files.beat().get("step")
-        # It is written every other second, and so may lie behind the journal.
+        # The file is written every other second, so the journal may be newer.
         if isinstance(step, int) and step > (self._state.step or 0):
             self._progress.update(self._task, completed=step)
 
     def line(self, text: str) -> None:
-        """Shows a line that rank 0 printed, as it is."""
+        """Prints a line of rank 0's output unchanged."""
         self._print(text)
 
     def stop(self) -> None:
@@ -106,10 +106,10 @@ class Display:
     def summary(
         self, ending: str, seconds: float, record: list[tuple[str, str]], account: Goodput | None = None
     ) -> None:
-        """Says how the run ended, its figures, and where everything is.
+        """Prints how the run ended, its figures, and where everything is.
 
         Args:
-            ending: finished, failed, killed, or stopped where it was asked to and has left a checkpoint.
+            ending: finished, failed, killed, or stopped (on request and with a checkpoint).
             seconds: wall time of the run.
             record: label and place of each thing that the run left.
             account: where its wall time went.
@@ -125,7 +125,7 @@ class Display:
 
 
 def describe_step(values: dict[str, float]) -> str:
-    """One log step in words."""
+    """Returns the text for one log step."""
     parts = [f"loss {values['train/loss']:.4f}"]
     speed = values.get("throughput/tokens_per_second")
     if speed is not None:
@@ -141,7 +141,7 @@ def describe_step(values: dict[str, float]) -> str:
 
 
 def describe_account(account: Goodput) -> str:
-    """What kept a run from training; empty of one that is too short to tell, or has lost little."""
+    """Returns the text on what kept a run from training; empty if the run is short or has lost little."""
     if account.percent >= _GOOD_PERCENT or (account.wall < _SHORT_SECONDS and not account.lost + account.down):
         return ""
     parts = ("startup", "evaluation", "checkpoint", "lost", "down", "other")
@@ -152,7 +152,7 @@ def describe_account(account: Goodput) -> str:
 
 
 def describe_summary(latest: dict[str, float]) -> str:
-    """The figures of the steady part of a run in words; empty where there was none."""
+    """Returns the text with the figures of a run's steady part; empty if there is none."""
     parts = []
     if "train/loss" in latest:
         parts.append(f"last loss {latest['train/loss']:.4f}")

@@ -1,4 +1,4 @@
-"""`launcher=local`: torchrun on this machine, or by hand on several that share the run folder."""
+"""`launcher=local`: runs on this machine, or on several that share the run folder and are started by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortlaunch.launch.torchrun import torchrun, worker_environment, workers_per_
 
 
 class LocalLauncher(Launcher):
-    """Runs a run to its end while the command waits."""
+    """Runs the workers on this machine while the command waits."""
 
     name = "local"
     title = "this machine"
@@ -25,15 +25,15 @@ class LocalLauncher(Launcher):
     rules = LOCAL_RULES
 
     def workers_per_node(self, config: Config) -> int:
-        """Workers on this machine."""
+        """Returns the number of workers on this machine."""
         return workers_per_node(config, resolve_device(config.device), visible_gpus(), usable_cores())
 
     def new_run(self, config: Config) -> str:
-        """As the first of several machines has chosen it, where that is given."""
+        """Returns ``launcher.run``, which the first of several machines has chosen; without it a new identifier."""
         return _keys(config).run or new_run()
 
     def plan(self, config: Config, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:
-        """As `Launcher.plan`.
+        """Plans a run like `Launcher.plan`.
 
         Raises:
             RequestError: the run that ``launcher.run`` names is there already.
@@ -46,7 +46,7 @@ class LocalLauncher(Launcher):
         return super().plan(config, run_dir, run_id, name, attempt)
 
     def submit(self, plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
-        """Runs it to its end; on a machine that is not the first of several, its part of it."""
+        """Runs this machine's part of the run to its end, or shows it for a dry run."""
         keys = _keys(config)
         if keys.dry_run and keys.nodes > 1:
             print(machines.dry_run(keys, plan.run, Path(config.run_root), arguments))
@@ -60,7 +60,7 @@ class LocalLauncher(Launcher):
         return run(part, config, arguments)
 
     def resumed(self, config: Config, run_dir: Path) -> Config:
-        """With what several machines know the run by: the one that was started first has chosen it."""
+        """Returns the configuration with ``launcher.run`` set, by which several machines identify the run."""
         keys = _keys(config)
         if keys.nodes == 1:
             return config
@@ -68,12 +68,12 @@ class LocalLauncher(Launcher):
         return dataclasses.replace(config, launcher=dataclasses.replace(keys, run="-".join([*parts[:2], parts[-1]])))
 
     def keeps_record(self, config: Config) -> bool:
-        """The first machine does."""
+        """Returns whether this is the run's first machine."""
         return _keys(config).node_rank == 0
 
 
 def node_part(plan: LaunchPlan, config: Config) -> NodePart:
-    """This machine's part of a run.
+    """Returns this machine's part of a run.
 
     Raises:
         RequestError: the first machine cannot be reached from here.

@@ -1,4 +1,4 @@
-"""Several machines by hand: what each is told, and how they find each other. Their run folder is a shared one."""
+"""Runs on several machines that share a run folder and are started by hand: their commands and their rendezvous."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ortlaunch.config.schema import Config, LocalConfig
 from ortlaunch.run.run import Run
 
 JOIN_SECONDS = 900
-"""How long machines wait for each other: somebody types the line on every one of them."""
+"""How long the machines wait for each other. A user types the command on each of them, which takes time."""
 
 _OWN_KEYS = ("launcher.node_rank", "launcher.dry_run", "launcher.run", "run_root", "--multirun", "-m")
 _MAY_DIFFER = ("launcher.node_rank", "launcher.run", "run_root", "tracking", "trackers", "name")
 
 
 def lines_to_type(launcher: LocalConfig, run: str, run_root: Path, arguments: list[str]) -> list[str]:
-    """The command for each machine, in the order of their ranks.
+    """Returns the command for each machine, in the order of their ranks.
 
     Args:
-        launcher: how many machines.
-        run: what tells it from all others.
+        launcher: the keys of the launcher.
+        run: the unique identifier of the run.
         run_root: the folder that holds the run folders, the same one on all machines.
         arguments: the command line that was typed on one of them.
     """
@@ -38,24 +38,24 @@ def lines_to_type(launcher: LocalConfig, run: str, run_root: Path, arguments: li
 
 
 def dry_run(launcher: LocalConfig, run: str, run_root: Path, arguments: list[str]) -> str:
-    """What would be typed on each machine, as text; the arguments are those of `lines_to_type`."""
+    """Returns the commands of all machines as one text; the arguments are those of `lines_to_type`."""
     lines = lines_to_type(launcher, run, run_root, arguments)
     return "\n".join(f"# machine {rank}\n{line}" for rank, line in enumerate(lines))
 
 
 def rendezvous(launcher: LocalConfig, run_id: str) -> list[str]:
-    """torchrun's options by which the workers of all machines find each other.
+    """Returns torchrun's options by which the workers of all machines find each other.
 
     Raises:
         RequestError: ``launcher.master_addr`` is not known here or cannot be reached.
     """
     if launcher.nodes == 1:
-        # Port 0 lets it take a free one. The address is named because a host's own name often does not resolve.
+        # Port 0 selects a free port. The address is given because a host's own name often does not resolve.
         return ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", f"--rdzv-id={run_id}"]
     is_first = int(launcher.node_rank == 0)
     return [
         f"--rdzv-endpoint={launcher.master_addr}:{launcher.master_port}",
-        # Said, for names are no help: a machine often takes its own one for a loopback address.
+        # torchrun would compare host names, but a machine's own name often resolves to a loopback address.
         f"--rdzv-conf=is_host={is_first},timeout={JOIN_SECONDS},join_timeout={JOIN_SECONDS}",
         f"--local-addr={local_address(launcher)}",
         f"--rdzv-id={run_id}",
@@ -63,7 +63,7 @@ def rendezvous(launcher: LocalConfig, run_id: str) -> list[str]:
 
 
 def network_interface(launcher: LocalConfig) -> str | None:
-    """The network interface that workers talk over; None leaves it to them."""
+    """Returns the network interface between the workers; None lets gloo choose."""
     if launcher.nodes == 1:
         return "lo"
     address = local_address(launcher)
@@ -74,10 +74,10 @@ def network_interface(launcher: LocalConfig) -> str | None:
 
 
 def local_address(launcher: LocalConfig) -> str:
-    """This machine's address on the way to the first one.
+    """Returns the address of this machine from which it reaches the first one.
 
     Raises:
-        RequestError: the first machine's name is not known, or there is no way to it.
+        RequestError: the first machine's name is not known, or there is no route to it.
     """
     assert launcher.master_addr is not None
     try:
@@ -85,7 +85,7 @@ def local_address(launcher: LocalConfig) -> str:
             launcher.master_addr, launcher.master_port, type=socket.SOCK_DGRAM
         )[0]
         with socket.socket(family, kind) as probe:
-            # Sends nothing: the kernel only looks up the route.
+            # For UDP, connect sends nothing: the kernel only looks up the route.
             probe.connect(address)
             return str(probe.getsockname()[0])
     except OSError as error:
@@ -96,15 +96,15 @@ def local_address(launcher: LocalConfig) -> str:
 
 
 def wait_for_first(run_dir: Path, config: Config | None, seconds: float = JOIN_SECONDS) -> None:
-    """Waits, on a machine that is not the first, until the first has written the run folder.
+    """Waits on a further machine until the first one has written the run folder.
 
     Args:
         run_dir: the run folder.
-        config: what was typed here, to be compared with the first machine's; None compares nothing.
-        seconds: how long.
+        config: the configuration of this machine, to compare with the first machine's; None skips the comparison.
+        seconds: longest wait.
 
     Raises:
-        RequestError: it does not appear, or it is of a run that is configured otherwise.
+        RequestError: the folder does not appear, or its configuration differs.
     """
     first = Run(run_dir)
     deadline = time.monotonic() + seconds
@@ -124,7 +124,7 @@ def wait_for_first(run_dir: Path, config: Config | None, seconds: float = JOIN_S
 
 
 def differing(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted keys whose values differ, but for those that are a machine's own."""
+    """Returns the dotted keys whose values differ, except those that may differ between machines."""
     keys = []
     for name in sorted({*one, *other}):
         key = f"{prefix}{name}"

@@ -1,4 +1,4 @@
-"""Runs a plan on this machine: writes the run folder, starts torchrun, watches it, and says how it ended."""
+"""Runs a plan on this machine: writes the run folder, starts torchrun, watches it, and prints how it ended."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def run(part: NodePart, config: Config, arguments: list[str]) -> int:
     """
     started = time.time()
     if part.rank > 0:
-        return _assist(part, config, started)
+        return _run_further_machine(part, config, started)
     plan = part.plan
     plan.run_dir.mkdir(parents=True, exist_ok=True)
-    # `resume` has asked the scheduler about the job that the run had.
-    mine = claim.take(plan.files, job_is_over=lambda _: True)
+    # `resume` has already asked the scheduler about an earlier job of the run.
+    own_claim = claim.take(plan.files, job_is_over=lambda _: True)
     try:
-        return _run_claimed(part, config, arguments, started, mine)
+        return _run_claimed(part, config, arguments, started, own_claim)
     finally:
-        mine.release()
+        own_claim.release()
 
 
-def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: float, mine: Claim) -> int:
-    """Runs the part; this process has claimed the run."""
+def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: float, own_claim: Claim) -> int:
+    """Runs this machine's part of a run that this process has claimed."""
     plan = part.plan
     write_run_folder(plan, config, arguments, part.start)
     Run(plan.run_dir).note_launcher()
@@ -71,7 +71,7 @@ def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: 
         display.line(line)
     cfgs = trackers.chosen(config)
     relay = Relay(plan.run_dir, *cfgs)
-    outcome = _run_workers(part, config, display, started, relay, mine)
+    outcome = _run_workers(part, config, display, started, relay, own_claim)
     if outcome.failure is not None and not outcome.failure.is_request:
         journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
     account = journal_goodput(journal)
@@ -88,15 +88,15 @@ def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: 
 
 
 def _send_the_rest(relay: Relay, sweep_over: Path | None, cfgs: list[Any]) -> tuple[RelayResult, bool]:
-    """Gives the trackers their time; a user who stops the command meanwhile is still told how the run ended.
+    """Sends the rest of the journal to the trackers. If the user interrupts this, the command still prints a summary.
 
     Args:
-        relay: the run's.
-        sweep_over: folder of the sweep that has ended with the run; None for none.
+        relay: the run's relay.
+        sweep_over: folder of the sweep that has ended with the run; None if none has.
         cfgs: the trackers' configurations.
 
     Returns:
-        How far the run's journal got, and whether the command was stopped.
+        What was sent of the run's journal, and whether the user has interrupted the command.
     """
     try:
         sent = relay.finish(trackers.flush_seconds(cfgs))
@@ -107,8 +107,8 @@ def _send_the_rest(relay: Relay, sweep_over: Path | None, cfgs: list[Any]) -> tu
     return sent, False
 
 
-def _assist(part: NodePart, config: Config, started: float) -> int:
-    """Runs the workers of a machine that is not the first: the first one keeps the record and names the outcome."""
+def _run_further_machine(part: NodePart, config: Config, started: float) -> int:
+    """Runs the workers of a further machine. The first machine keeps the record and prints the outcome."""
     plan = part.plan
     machines.wait_for_first(plan.run_dir, config if plan.attempt == 0 else None)
     display = Display(part, config.train.steps, resolve_device(config.device).value)
@@ -120,17 +120,17 @@ def _assist(part: NodePart, config: Config, started: float) -> int:
 
 
 def _run_workers(
-    part: NodePart, config: Config, display: Display, started: float, relay: Relay | None, mine: Claim | None
+    part: NodePart, config: Config, display: Display, started: float, relay: Relay | None, own_claim: Claim | None
 ) -> Outcome:
-    """Runs this machine's workers to their end; what they journal is displayed and sent to the trackers."""
+    """Runs this machine's workers to their end. Shows what they journal, and sends it to the trackers."""
     with _StopFlag() as stop:
-        # The workers start before any thread of this process, so that the fork copies none.
+        # The workers start before any thread of this process, because a fork may copy a lock that a thread holds.
         group = WorkerGroup(part.start, part.torchrun_log, started)
         try:
             display.start()
             if relay is not None:
                 relay.start()
-            code = _watch(group, stop, part.plan, display, config.launcher, mine)
+            code = _watch(group, stop, part.plan, display, config.launcher, own_claim)
         finally:
             group.kill()
             display.stop()
@@ -138,7 +138,7 @@ def _run_workers(
 
 
 def _lines_for_others(plan: LaunchPlan, config: Config, arguments: list[str]) -> list[str]:
-    """What to type on the other machines, where nobody has been told yet."""
+    """Returns the commands for the other machines, if the user has not seen them yet."""
     launcher = config.launcher
     assert isinstance(launcher, LocalConfig)
     if launcher.nodes == 1 or (launcher.run is not None and not plan.attempt):
@@ -157,7 +157,7 @@ class Outcome:
 
 
 def describe_failure(found: failure.Failure, plan: LaunchPlan) -> str:
-    """The failure as the user sees it: rank, host, what happened, and the file with the rest."""
+    """Returns the failure as text for the user: rank, host, message and log file."""
     if found.is_request:
         return f"ortlaunch: {found.message}"
     return (
@@ -194,7 +194,7 @@ def _watch(
     plan: LaunchPlan,
     display: Display,
     launcher: LauncherConfig,
-    mine: Claim | None,
+    own_claim: Claim | None,
 ) -> int:
     """Shows the journal and rank 0's output until torchrun ends; passes on a request to stop.
 
@@ -209,7 +209,7 @@ def _watch(
         for event in events:
             display.event(event)
         display.look()
-        if mine is not None and not mine.keep():
+        if own_claim is not None and not own_claim.keep():
             group.kill()
             raise RequestError(f"{plan.run_dir}: another launcher has taken this run over; its workers here are ended")
         for line in group.lines():
@@ -227,11 +227,11 @@ def _watch(
 
 
 def _ask_to_stop(plan: LaunchPlan, display: Display, launcher: LauncherConfig) -> float:
-    """Passes on the first request to stop; returns the time on the monotonic clock at which patience ends."""
+    """Passes on the first request to stop; returns the time on the monotonic clock at which the workers are ended."""
     if not display.trains:
         display.line("stopping the workers (again to stop them at once)")
         return 0.0
-    # Not by a signal: torchrun would pass it on and then end the workers in the midst of their checkpoint.
+    # torchrun would pass a signal on and then end the workers while they write their checkpoint.
     plan.stop_file.touch()
     display.line("finishing the step and writing a checkpoint (again to stop at once)")
     return time.monotonic() + launcher.grace_seconds
@@ -240,11 +240,12 @@ def _ask_to_stop(plan: LaunchPlan, display: Display, launcher: LauncherConfig) -
 def _outcome(part: NodePart, code: int, stop_signal: int | None) -> Outcome:
     plan = part.plan
     if plan.stopped.exists():
-        # By the file, Ctrl-C's code; torchrun itself ends with another one when a signal has reached it.
+        # A stop by the file alone has the exit code of Ctrl-C. If torchrun has failed, a signal has reached torchrun
+        # itself, and the exit code is that of SIGTERM.
         number = stop_signal or (signal.SIGTERM if code else signal.SIGINT)
         return Outcome("KILLED", exit_codes.stopped_by(number))
     if stop_signal is not None:
-        # The last step may have come before the request; a sweep ends all the same.
+        # The run may have finished before the request, but this exit code must still end a sweep.
         return Outcome("FINISHED" if code == 0 else "KILLED", exit_codes.stopped_by(stop_signal))
     if code == 0:
         return Outcome("FINISHED", exit_codes.DONE)

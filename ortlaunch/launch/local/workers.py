@@ -1,4 +1,4 @@
-"""torchrun and its workers as one group of processes that is started, read and, whatever happens, ended."""
+"""Starts torchrun and its workers as one group of processes, reads their output, and ends them in any case."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REMEMBER_SECONDS = 1.0
 
 
 class WorkerGroup:
-    """torchrun and everything below it."""
+    """torchrun and all processes below it."""
 
     def __init__(self, start: Start, log_file: Path, started: float) -> None:
         """Starts torchrun.
@@ -35,7 +35,7 @@ class WorkerGroup:
         self._remembered = 0.0
         self._lines: queue.Queue[str] = queue.Queue()
         with open(log_file, "wb") as log:
-            # A session of its own: Ctrl-C reaches only the launcher, which then stops the workers in order.
+            # The group has its own session, so Ctrl-C reaches only the launcher, which then stops the workers in order.
             self._process = subprocess.Popen(
                 start.command,
                 env=variables,
@@ -50,18 +50,18 @@ class WorkerGroup:
         self._reader.start()
 
     def poll(self) -> int | None:
-        """torchrun's exit code once it has ended and all its output was read; None before."""
+        """Returns torchrun's exit code once it has ended and its output was read; None before."""
         # Walking the process table costs milliseconds of a core that the workers need.
         if time.monotonic() - self._remembered > _REMEMBER_SECONDS:
             self._remember()
         code = self._process.poll()
         if code is not None:
-            # A killed torchrun may leave workers that hold the pipe open: bounded, and `kill` ends them.
+            # A killed torchrun may leave workers that hold the pipe open, so the wait is limited. `kill` ends them.
             self._reader.join(timeout=2.0)
         return code
 
     def lines(self) -> Iterator[str]:
-        """Lines that rank 0 printed since the last call."""
+        """Yields the lines that rank 0 printed since the last call."""
         while True:
             try:
                 yield self._lines.get_nowait()
@@ -69,7 +69,7 @@ class WorkerGroup:
                 return
 
     def terminate(self) -> None:
-        """Asks torchrun to stop its workers, and ends what has not stopped in some seconds."""
+        """Asks torchrun to stop its workers, and ends those that have not stopped after `_TERMINATE_SECONDS`."""
         self._remember()
         if self._process.poll() is None:
             self._process.terminate()
@@ -81,10 +81,10 @@ class WorkerGroup:
     def kill(self) -> None:
         """Ends every process of the group that is still there."""
         self._remember()
-        # torchrun first, so that it does not take the death of a worker for a failure to report.
+        # torchrun is killed first, so that it does not report the end of a worker as a failure.
         for process in [self._root, *self._seen.values()]:
             try:
-                # is_running compares the start time too: a number that was given out again is left alone.
+                # is_running also compares the start time, so that a new process with the same number is not killed.
                 if process.is_running():
                     process.kill()
             except psutil.Error:

@@ -1,1 +1,1 @@
-"""What all schedulers have in common: submitting a run, and what goes on in its job."""
+"""Code that all schedulers share: submitting a run, and running it inside its job."""

@@ -1,6 +1,6 @@
-"""Sends what is in some journals to MLflow, once: ``python -m ortlaunch.launch.queue.announce FOLDER ...``.
+"""Sends journals to MLflow once: ``python -m ortlaunch.launch.queue.announce FOLDER ...``.
 
-That is how runs, and the sweep that they belong to, stand in MLflow while they are still in the queue.
+This makes runs and their sweep visible in MLflow while they are still in the queue.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from ortlaunch.tracking.trackers import MAIN
 
 
 def destinations(folder: Path) -> list[Any]:
-    """Where a run's or a sweep's journal goes, with the passwords that its folder does not hold; empty for nowhere."""
+    """Returns the trackers of a run's or a sweep's journal, with passwords from the environment; empty for none."""
     try:
         return destinations_of(folder, environment=os.environ)
     except RequestError:
-        return []  # Without MLflow.
+        return []  # The folder has no journal or no tracker.
 
 
 def send(folder: Path) -> RelayResult | None:
-    """Sends a run's or a sweep's journal; None where it goes nowhere."""
+    """Sends a run's or a sweep's journal; returns None if it has no tracker."""
     cfgs = destinations(folder)
     return send_journal(folder, *cfgs) if cfgs else None
 
 
 def _announce(folder: Path) -> RelayResult | None:
-    """The same to those alone that list runs: what others take can wait for the job."""
+    """Sends a journal only to trackers that list runs. The job sends it to the others."""
     cfgs = [cfg for cfg in destinations(folder) if destination(folder, cfg).tracker.lists_runs]
     return send_journal(folder, *cfgs) if cfgs else None
 
 
 def _name(result: RelayResult) -> str:
-    """What the first tracker calls the run."""
+    """Returns the run's name in its first tracker."""
     first = result.sinks[0]
     return f"mlflow run {first.mark}" if first.name == MAIN else first.where
 
 
 def main() -> None:
-    """Runs the command line; prints MLflow's id of the first and how many of all are not there yet."""
+    """Runs the command line. Prints MLflow's id of the first folder and how many folders were not sent."""
     results = [result for name in sys.argv[1:] if (result := _announce(Path(name))) is not None]
     for result in results:
         if result.message:

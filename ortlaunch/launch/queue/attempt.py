@@ -1,4 +1,4 @@
-"""The beginning and the end of an attempt of a run in a job: what is written, and what becomes of the job."""
+"""Begins and ends an attempt of a run in a job: writes its record, and decides what the job does next."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _LEAVING_SECONDS = 90.0
 """A former job whose run has ended may take this long to leave its nodes."""
 _POLL_SECONDS = 2.0
 _CLOCK_SECONDS = 90
-"""Schedulers look at their clocks every 30 seconds or so, and may send the warning a minute early."""
+"""Tolerance for the time limit: schedulers check it about every 30 seconds and may warn a minute early."""
 
 
 def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
-    """An attempt begins: says so in the journal.
+    """Begins an attempt and writes this to the history and the journal.
 
     Args:
-        launcher: that of the job.
+        launcher: the launcher of the job.
         run_dir: the run folder.
         job: the job that starts it.
 
@@ -61,7 +61,7 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
         _note_end(run_dir, "KILLED")
         print("ortlaunch: the run was asked to stop while it was in the queue", file=sys.stderr)
         return None
-    # What the attempt before has left about itself.
+    # Files of the previous attempt must not be taken for those of this one.
     for file in (run.stop_file, run.stopped_file):
         file.unlink(missing_ok=True)
     for folder in (run.failures, run.preflight):
@@ -69,7 +69,7 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
     past = history.load(run_dir)
     attempt = past.begin(job.job_id, job.restart, job.nodes)
     history.save(run_dir, past)
-    # For the workers, which inherit them.
+    # The workers inherit these variables.
     os.environ |= {"ORTLAUNCH_ATTEMPT": str(attempt), "ORTLAUNCH_JOB": job.job_id}
     journal.tags(
         {
@@ -105,19 +105,19 @@ def _claim(launcher: BatchLauncher, run: Run, job: OwnJob) -> None:
 
 
 def _is_over(launcher: BatchLauncher, job_id: str, run: Run) -> bool:
-    """Whether another job that has claimed the run is over; one that nobody knows is judged by its workers."""
-    known = launcher.is_over(job_id)
-    return not has_workers(run) if known is None else known
+    """Returns whether a job that has claimed the run is over. If the launcher cannot tell, the workers' lock does."""
+    answer = launcher.is_over(job_id)
+    return not has_workers(run) if answer is None else answer
 
 
 def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
-    """The workers have ended: journals how, and says what the job does next.
+    """Journals how the workers have ended, and returns what the job does next.
 
     Args:
         facts: as `gather` finds them.
         run_dir: the run folder.
         job: the job's id, as its claim has it.
-        unfit: what its nodes have found wrong with themselves; the cause of all that the workers say.
+        unfit: why the job's nodes are unfit, which is then the cause of the workers' errors; empty if they are fit.
     """
     verdict = judge(facts)
     journal = Run(run_dir).journal()
@@ -148,11 +148,11 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
 
 
 def refused(run_dir: Path, command: str, job: str) -> None:
-    """The scheduler would not queue the job again: the run ends here, with its checkpoint.
+    """Ends a run whose job the scheduler has refused to queue again. The run keeps its checkpoint.
 
     Args:
         run_dir: the run folder.
-        command: what was refused.
+        command: the refused command.
         job: the job's id, as its claim has it.
     """
     journal = Run(run_dir).journal()
@@ -167,19 +167,19 @@ def refused(run_dir: Path, command: str, job: str) -> None:
 
 
 def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: list[str]) -> Facts:
-    """The facts about a run whose workers have ended: from its folder and, where they leave it open, the scheduler.
+    """Collects the facts about a run whose workers have ended, from its folder and, if it is not done, the scheduler.
 
     Args:
-        launcher: that of the job.
+        launcher: the launcher of the job.
         run_dir: the run folder.
-        code: what the command that started the workers ended with.
+        code: exit code of the command that started the workers.
         signals: as in `Facts`.
     """
     run = Run(run_dir)
     config = load_config(run.config_file)
     job, past = launcher.own_job(), history.load(run_dir)
     is_done, stopped = run.is_done(), run.stopped()
-    known = None if is_done else launcher.own_state()
+    answer = None if is_done else launcher.own_state()
     return Facts(
         code=code,
         signals=frozenset(signals),
@@ -187,10 +187,10 @@ def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: list[str]
         is_request=failure.is_request(run_dir),
         stopped_by=stopped.reason if stopped is not None else None,
         asked_by=run.stop_word(),
-        job_state=known.state if known else None,
-        is_requeued=known is not None and known.restarts > job.restart,
-        is_out_of_time=known is not None and known.seconds_left < config.launcher.grace_seconds + _CLOCK_SECONDS,
-        is_preempted=known is not None and known.is_preempted,
+        job_state=answer.state if answer else None,
+        is_requeued=answer is not None and answer.restarts > job.restart,
+        is_out_of_time=answer is not None and answer.seconds_left < config.launcher.grace_seconds + _CLOCK_SECONDS,
+        is_preempted=answer is not None and answer.is_preempted,
         crashes=past.crashes(job.job_id),
         max_restarts=config.launcher.max_restarts,
         barren=past.barren(job.job_id, Run(run_dir).newest_checkpoint()),
@@ -201,8 +201,8 @@ def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: list[str]
 
 
 def _with_failure(run_dir: Path, verdict: Verdict, journal: Journal, unfit: str) -> Verdict:
-    """The verdict with the first failure's words; of a run's end they are journalled as its failure."""
-    # What the workers of a lost node's peers say follows from the loss.
+    """Returns the verdict with the first failure's message, and journals the failure if the run has ended."""
+    # If a node is unfit or lost, the errors of the other nodes' workers only follow from that.
     found = failure.Failure(0, "the cluster", unfit, False, 0.0) if unfit else _first_failure(run_dir)
     if found is None:
         return verdict
@@ -220,14 +220,14 @@ def _first_failure(run_dir: Path) -> failure.Failure | None:
 
 
 def _note_end(run_dir: Path, status: Status) -> None:
-    """Of the last run of a sweep: the sweep has ended too."""
+    """Notes the run's end in its sweep. If it was the last run, the end of the sweep is sent too."""
     over = sweep.note_end(run_dir, status)
     if over is not None:
         send_all(over)
 
 
 def send_all(folder: Path) -> int:
-    """Sends what is in a journal, once; returns 1 where something is left."""
+    """Sends a journal once; returns 1 if some of it could not be sent."""
     result = send(folder)
     if result is None:
         return 0

@@ -1,4 +1,4 @@
-"""The attempts of a run on the cluster, ``history.json`` in its folder: how often, where, and why each ended."""
+"""The attempts of a run in jobs, ``history.json`` in its folder: where each of them ran and why it ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ortlaunch.run.run import Run
 
 @dataclass
 class Attempt:
-    """One time that the workers were started."""
+    """One start of the workers."""
 
     job_id: str
     restart: int
@@ -22,7 +22,7 @@ class Attempt:
     began: float
     """Seconds since the epoch."""
     ended: float | None = None
-    """None while it runs, and for one that died with its node."""
+    """Seconds since the epoch; None while it runs, and if it died with its node."""
     why: str = ""
     """Why it ended."""
     is_crash: bool = False
@@ -42,27 +42,32 @@ class History:
         return len(self.attempts) - 1
 
     def end(self, why: str, *, is_crash: bool, checkpoint: str) -> None:
-        """The newest attempt is over."""
+        """Ends the newest attempt."""
         last = self.attempts[-1]
         last.ended, last.why, last.is_crash, last.checkpoint = time.time(), why, is_crash, checkpoint
 
     def crashes(self, job_id: str) -> int:
-        """Crashes of a job."""
+        """Returns the number of crashes of a job."""
         return sum(attempt.is_crash for attempt in self.attempts if attempt.job_id == job_id)
 
     def barren(self, job_id: str, checkpoint: str) -> int:
-        """Attempts of a job, up to the newest, that left nothing new behind, if the newest leaves `checkpoint`."""
+        """Returns how many attempts of a job in a row, up to the newest, have left no new checkpoint.
+
+        Args:
+            job_id: the job.
+            checkpoint: the newest checkpoint now; empty if there is none.
+        """
         count, after = 0, checkpoint
         for attempt in reversed([one for one in self.attempts if one.job_id == job_id][:-1]):
             if attempt.checkpoint != after:
                 return count
             count += 1
-        # The job's first attempt: it began with nothing, or with what was there when it was submitted.
+        # Only the job's first attempt is left. Any checkpoint counts as its own, though it may be from before the job.
         return count + (after == "")
 
 
 def load(run_dir: Path) -> History:
-    """Reads it; empty where there is none."""
+    """Reads the history of a run; empty if there is none."""
     try:
         stored = json.loads(Run(run_dir).history_file.read_text())
         return History([Attempt(**one) for one in stored["attempts"]])
@@ -71,5 +76,5 @@ def load(run_dir: Path) -> History:
 
 
 def save(run_dir: Path, history: History) -> None:
-    """Replaces it in one step."""
+    """Replaces the history of a run atomically."""
     replace_text(Run(run_dir).history_file, json.dumps(asdict(history), indent=1) + "\n")

@@ -1,9 +1,9 @@
-"""Runs a run folder inside a job: ``python -m ortlaunch.launch.queue.job RUN_DIR``, on the job's first node.
+"""Runs a run inside its job: ``python -m ortlaunch.launch.queue.job RUN_DIR``, on the job's first node.
 
-It is what the script of a launcher starts. It begins an attempt, starts the workers on the job's nodes
-(`BatchLauncher.on_each_node`), sends the journal to MLflow beside them, and when they have ended decides whether they
-start again here, the job is queued again, or the run is over. The scheduler's warning and SIGTERM let the workers
-finish their step and write a checkpoint.
+A launcher's script starts this program. It begins an attempt, starts the workers on the job's nodes
+(`BatchLauncher.on_each_node`) and sends the journal to MLflow meanwhile. After the workers have ended, it decides
+whether they start again here, the job is queued again, or the run is over. At the scheduler's warning or SIGTERM, the
+workers finish their step and write a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ortlaunch.tracking.relay import Relay
 
 _POLL_SECONDS = 0.2
 _PATIENCE = 0.8
-"""Share of the grace after which the workers are ended whether or not they have written their checkpoint."""
+"""Share of the grace period after which the workers are ended, even if their checkpoint is not complete."""
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def launcher_and_config(run_dir: Path) -> tuple[BatchLauncher, Config]:
-    """The launcher of a run and its configuration.
+    """Returns the launcher of a run and its configuration.
 
     Raises:
         RequestError: the launcher is not installed here, or has no jobs.
@@ -86,13 +86,13 @@ def run_job(launcher: BatchLauncher, config: Config, run_dir: Path) -> int:
 
 
 class _Signals:
-    """Remembers what the scheduler has sent, and passes it on to the workers of all nodes by the STOP file."""
+    """Remembers the scheduler's signals, and passes them on to the workers of all nodes by the STOP file."""
 
     def __init__(self, launcher: BatchLauncher, run_dir: Path) -> None:
         self.seen: list[str] = []
-        """As in `Facts.signals`."""
+        """Names of the signals, as in `Facts.signals`."""
         self.since: float | None = None
-        """Time of the first on the monotonic clock."""
+        """Time of the first signal on the monotonic clock."""
         self._run_dir = run_dir
         self._names = {launcher.warning: "WARNING", signal.SIGTERM: "TERM"}
         for number in self._names:
@@ -103,21 +103,21 @@ class _Signals:
         self.since = self.since or time.monotonic()
 
     def pass_on(self) -> None:
-        """Asks the workers to stop together after a checkpoint, unless somebody has asked them already."""
+        """Asks the workers to stop together after a checkpoint, unless they were already asked."""
         run = Run(self._run_dir)
         if self.since is not None and run.stop_word() is None and run.stopped() is None:
             run.ask_to_stop(REQUEUE_WORD)
 
 
 def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _Signals) -> tuple[int, Relay | None]:
-    """Runs the workers to their end, with what they journal on its way to MLflow.
+    """Runs the workers to their end, and sends what they journal to the trackers.
 
     Returns:
-        What the command ended with that started them, and the relay.
+        The exit code of the command that started them, and the relay.
     """
     node = [sys.executable, "-m", "ortlaunch.launch.queue.node", str(run_dir)]
     start = Start(launcher.on_each_node(config, node), launcher.variables(config))
-    # The workers start before any thread of this process, so that the fork copies none.
+    # The workers start before any thread of this process, because a fork may copy a lock that a thread holds.
     group = WorkerGroup(start, Run(run_dir).logs / f"{launcher.log}-nodes.log", time.time())
     cfgs = destinations(run_dir)
     relay = Relay(run_dir, *cfgs) if cfgs else None
@@ -141,7 +141,7 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
 
 
 def _finish(relay: Relay | None, run_dir: Path) -> None:
-    """Sends what is left of the journal, for as long as the configuration says."""
+    """Sends the rest of the journal, for at most the configured time."""
     if relay is None:
         return
     result = relay.finish(trackers.flush_seconds(destinations(run_dir)))

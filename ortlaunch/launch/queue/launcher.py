@@ -1,8 +1,8 @@
-"""A launcher for a scheduler that is given a script: all of it but what only the scheduler knows.
+"""The base class of launchers whose scheduler takes a script.
 
-A further launcher subclasses `BatchLauncher` and says how its scheduler takes a script, what it knows of jobs, and how
-a job knows itself. Its script runs ``python -m ortlaunch.launch.queue.job RUN_DIR`` on the job's first node, which
-does the rest (`ortlaunch.launch.queue.job`).
+A further launcher subclasses `BatchLauncher` and implements what differs between schedulers: how a script is
+submitted, how jobs are queried, and how a process finds its own job. Its script runs
+``python -m ortlaunch.launch.queue.job RUN_DIR`` on the job's first node, and that program does the rest.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from ortlaunch.tracking import trackers
 
 
 class BatchLauncher(QueueLauncher):
-    """Submits scripts, and runs what they start."""
+    """Submits runs as scripts, and runs them inside their jobs."""
 
     submit_command: ClassVar[str]
     """The scheduler's program that takes a script."""
     starter: ClassVar[str] = "torchrun"
-    """What starts the workers, as messages call it."""
+    """Name of the program that starts the workers, for messages."""
     warning: ClassVar[signal.Signals] = signal.SIGUSR2
-    """What the scheduler sends to the job before it ends it; not SIGUSR1, which NCCL takes for itself."""
+    """Signal that the scheduler sends before it ends the job. SIGUSR1 is not free, because NCCL uses it."""
 
-    # What the command does that submits.
+    # These methods run in the command that submits.
 
     @abstractmethod
     def script(self, plan: LaunchPlan, config: Config) -> str:
-        """The text that the scheduler gets for one run."""
+        """Returns the script for one run."""
 
     @abstractmethod
     def enqueue(self, path: Path, config: Config) -> Ticket:
-        """Puts a script into the queue.
+        """Submits a script.
 
         Raises:
-            RequestError: the scheduler does not take it; with its reason in plain words.
+            RequestError: the scheduler refuses it; the message gives the reason in plain words.
         """
 
     def ask(self, script: str, config: Config) -> None:
@@ -62,15 +62,15 @@ class BatchLauncher(QueueLauncher):
         return
 
     def request(self, config: Config) -> list[tuple[str, str]]:
-        """What a dry run says below the script that the job asks for: labels and texts."""
+        """Returns what the job asks for, as labels and texts that a dry run prints."""
         return []
 
     def environment(self, config: Config) -> dict[str, str]:
-        """The environment that is given to the scheduler's program, and by it to the job."""
+        """Returns the environment of the scheduler's program, which passes it on to the job."""
         return dict(os.environ) | trackers.environment(config)
 
     def submit(self, plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
-        """Puts a run into the queue, or shows its script."""
+        """Submits a run, or shows its script for a dry run."""
         script = self.script(plan, config)
         if config.launcher.dry_run:
             self.show(script, plan, config, [("run folder", str(plan.run_dir))])
@@ -94,7 +94,7 @@ class BatchLauncher(QueueLauncher):
         return DONE
 
     def submit_many(self, sweep: SweepPlan) -> int:
-        """Puts each run of a sweep into the queue as a job of its own."""
+        """Submits each run of a sweep as a separate job."""
         check_alike([one.config for one in sweep.runs])
         first = sweep.runs[0]
         scripts = [self.script(one.plan, one.config) for one in sweep.runs]
@@ -128,7 +128,7 @@ class BatchLauncher(QueueLauncher):
 
         Args:
             script: the script.
-            plan: what it runs; of a sweep its first run under the sweep's name.
+            plan: the plan of the run; for a sweep that of its first run, under the sweep's name.
             config: its configuration.
             places: label and place of what would be made.
         """
@@ -146,7 +146,7 @@ class BatchLauncher(QueueLauncher):
             print(f"{label + ':':<11} {text}", file=sys.stderr)
 
     def prepare(self, run: PlannedRun) -> None:
-        """Writes a run's folder, and journals that it waits."""
+        """Writes a run's folder, and journals that the run is queued."""
         script = str(self.script_file(run.plan.run_dir))
         write_run_folder(run.plan, run.config, run.overrides, Start([self.submit_command, script]))
         journal = Journal(run.plan.journal)
@@ -155,18 +155,18 @@ class BatchLauncher(QueueLauncher):
         journal.close()
 
     def script_file(self, folder: Path) -> Path:
-        """What was submitted, in a run's or a sweep's folder."""
+        """Returns the path of the submitted script in a run's or a sweep's folder."""
         return Run(folder).script_file(self.name)
 
     def write_script(self, folder: Path, script: str) -> Path:
-        """Leaves the script in a folder as what was submitted."""
+        """Writes the script to be submitted into a folder; returns its path."""
         path = self.script_file(folder)
         path.write_text(script, encoding="utf-8")
         path.chmod(0o755)
         return path
 
     def give_up(self, runs: list[Path], config: Config) -> None:
-        """Journals that runs have failed whose jobs were not taken, and their sweep with the last of them."""
+        """Journals the failure of runs whose jobs were refused; the last of them also ends their sweep."""
         over = []
         for run_dir in runs:
             journal = Run(run_dir).journal()
@@ -182,10 +182,10 @@ class BatchLauncher(QueueLauncher):
 
         Args:
             sweep: the sweep.
-            queued: as which job.
-            short: what names it in a command.
-            said: what `announce` has returned.
-            at_once: how many of its runs may go on at once, where that is limited.
+            queued: text that names the sweep and its jobs.
+            short: the id that names the sweep in a command.
+            said: the text that `announce` has returned.
+            at_once: text with the number of runs that may go on at once; empty without such a limit.
         """
         config = sweep.runs[0].config
         print(f"ortlaunch: {queued}: {len(sweep.runs)} runs of {config.launcher.nodes} node(s){at_once}")
@@ -195,35 +195,35 @@ class BatchLauncher(QueueLauncher):
             print(f"compare:    {command}")
         say_announced(said, config)
 
-    # What the job does on its nodes.
+    # These methods run in the job, on its nodes.
 
     @abstractmethod
     def own_job(self) -> OwnJob:
-        """The job that this process runs in."""
+        """Returns the job that this process runs in."""
 
     def own_state(self) -> OwnState | None:
-        """What the scheduler says of that job; None if it does not answer or does not know it."""
+        """Returns the scheduler's state of that job; None if it does not answer or does not know the job."""
         return None
 
     def is_over(self, job_id: str) -> bool | None:
-        """Whether a job is over; None if the scheduler does not answer or does not know it."""
+        """Returns whether a job is over; None if the scheduler does not answer or does not know it."""
         job = self.states(0).find(job_id)
         return None if job is None else not job.lives
 
     def requeue(self, job: OwnJob) -> bool:
-        """Asks the scheduler to queue the job again, with its folder and under its id; False if it does not."""
+        """Asks the scheduler to queue the job again with the same folder and id; returns False if it refuses."""
         return False
 
     def requeue_limit(self, config: Config) -> int:
-        """How often in a row a run may come back from the queue without a new checkpoint."""
+        """Returns how often in a row a run may come back from the queue without a new checkpoint."""
         return 3
 
     def on_each_node(self, config: Config, command: list[str]) -> list[str]:
-        """The command that runs another one once on each of the job's nodes; the job's own node alone by default."""
+        """Returns a command that runs the given one on each of the job's nodes; by default on this node only."""
         return command
 
     def place(self, config: Config) -> NodePlace:
-        """Where this node stands among the job's; by default it is the only one.
+        """Returns this node's place among the job's nodes; by default it is the only one.
 
         Raises:
             RequestError: the run has several nodes.
@@ -237,5 +237,5 @@ class BatchLauncher(QueueLauncher):
         return NodePlace(rank=0, head="127.0.0.1", port=0, token=token, name="127.0.0.1")
 
     def variables(self, config: Config) -> dict[str, str]:
-        """Variables that the user sets for the workers; they come before ours."""
+        """Returns the variables that the user sets for the workers; they override those of ortlaunch."""
         return {}

@@ -1,4 +1,4 @@
-"""What each node of a job does: ``python -m ortlaunch.launch.queue.node RUN_DIR`` becomes torchrun for its workers."""
+"""The program for each node of a job: ``python -m ortlaunch.launch.queue.node RUN_DIR`` becomes torchrun."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _LEFT_TO_WORKERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def train(launcher: BatchLauncher, config: Config, run_dir: Path) -> None:
-    """Becomes torchrun; does not return.
+    """Replaces this process by torchrun; does not return.
 
     Args:
-        launcher: that of the job.
+        launcher: the launcher of the job.
         config: the run's configuration.
         run_dir: its folder.
 
     Raises:
-        RequestError: the launcher cannot say where this node stands.
+        RequestError: the launcher cannot tell this node's place.
     """
     place = launcher.place(config)
     output.append_to(Run(run_dir).torchrun_log(place.rank))
@@ -49,33 +49,33 @@ def train(launcher: BatchLauncher, config: Config, run_dir: Path) -> None:
 
 
 def command_of(launcher: BatchLauncher, config: Config, run_dir: Path, place: NodePlace) -> list[str]:
-    """The command for one node's workers."""
+    """Returns the command for one node's workers."""
     source = torchrun_source()
-    shield = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"] if "--signals-to-handle" in source else []
+    signal_options = ["--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"] if "--signals-to-handle" in source else []
     if "--shutdown-timeout" in source:
-        shield.append(f"--shutdown-timeout={config.launcher.grace_seconds}")
+        signal_options.append(f"--shutdown-timeout={config.launcher.grace_seconds}")
     options = [
         f"--rdzv-endpoint={place.head}:{place.port}",
         f"--rdzv-id={place.token}",
-        # By number and not, as torchrun would, by a comparison of host names, which have many forms.
+        # Without is_host, torchrun would compare host names, which have many forms.
         f"--rdzv-conf=is_host={'true' if place.rank == 0 else 'false'}",
         *_own_address(place.name),
         "--max-restarts=0",
-        *shield,
+        *signal_options,
     ]
     return torchrun(run_dir, config.launcher.nodes, launcher.workers_per_node(config), options)
 
 
 def environment_of(launcher: BatchLauncher, config: Config, run_dir: Path) -> dict[str, str]:
-    """Variables of the node's workers; those that the user sets stay as they are."""
+    """Returns the variables of the node's workers. Those that the user sets take precedence."""
     threads = max(1, usable_cores() // launcher.workers_per_node(config))
     interface = "lo" if config.launcher.nodes == 1 else None
-    ours = worker_environment(config, resolve_device(config.device), threads, run_dir, interface)
-    return ours | launcher.variables(config)
+    defaults = worker_environment(config, resolve_device(config.device), threads, run_dir, interface)
+    return defaults | launcher.variables(config)
 
 
 def torchrun_source() -> str:
-    """torchrun's own text, which tells its options; ``torchrun --help`` would take seconds to import torch."""
+    """Returns torchrun's source, which shows its options. ``torchrun --help`` would import torch for seconds."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return ""
@@ -86,7 +86,7 @@ def torchrun_source() -> str:
 
 
 def _own_address(name: str) -> list[str]:
-    """The name under which the scheduler knows this node, if it resolves: the other nodes look for workers there."""
+    """Returns the option with the scheduler's name for this node, if it resolves. Other nodes connect to this name."""
     try:
         socket.getaddrinfo(name, None)
     except OSError:

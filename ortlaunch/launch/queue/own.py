@@ -1,4 +1,4 @@
-"""What a job's processes know of the job that they run in."""
+"""The job that a process runs in: its ids, its state and the place of each node."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ class OwnJob:
     scheduler: str
     """The launcher's name: tags and files of the job begin with it."""
     job_id: str
-    """As `Job.job_id`."""
+    """The id as in `Job.job_id`."""
     nodes: str
-    """Names of its nodes, in the scheduler's way of writing them."""
+    """Names of its nodes, in the scheduler's notation."""
     restart: int = 0
     """How often the scheduler has started the job again."""
     task_id: str = ""
-    """Of a task of an array: its id as job.json has it."""
+    """The id as in job.json, for a task of an array; empty for a single job."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Those that say what the job was given, for the record; no secrets."""
+    """Variables that describe the job's resources, for the record; no secrets."""
 
     @property
     def key(self) -> str:
-        """The id by which the scheduler's commands mean this job and no other."""
+        """The id that names only this job in the scheduler's commands."""
         return self.task_id or self.job_id
 
 
 @dataclass(frozen=True)
 class OwnState:
-    """What the scheduler says of the job that this process runs in."""
+    """The scheduler's state of the job that this process runs in."""
 
     state: str
     """RUNNING, or the scheduler's own word."""
     restarts: int = 0
-    """How often it was queued again; counted from the moment that this is decided."""
+    """How often it was queued again. The count rises as soon as the scheduler decides this."""
     is_preempted: bool = False
-    """It has notice to leave its nodes."""
+    """Whether the scheduler has told it to leave its nodes."""
     seconds_left: float = float("inf")
-    """Until its time limit."""
+    """Seconds until its time limit."""
 
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Where one node stands among the nodes of its job."""
+    """The place of one node among the nodes of its job."""
 
     rank: int
-    """Counted from 0; the workers of all nodes meet on the first."""
+    """Index of the node, from 0. The rendezvous of all workers is on the first node."""
     head: str
     """Name or address of the first node, as the others reach it."""
     port: int
-    """A port of the first node that nothing else uses; 0 takes a free one, where there is one node."""
+    """An unused port of the first node. With a single node, 0 selects a free port."""
     token: str
-    """What tells this attempt from all others."""
+    """The unique identifier of this attempt."""
     name: str = ""
-    """Name under which the other nodes know this one; empty leaves it to torchrun."""
+    """Name by which the other nodes reach this one; empty lets torchrun choose."""

@@ -1,4 +1,4 @@
-"""What submitting a run takes whichever scheduler it goes to: its job's file, its entry in MLflow, its environment."""
+"""The steps of a submission that all schedulers share: job.json, the entry in MLflow, and the check of a sweep."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _ANNOUNCE_SECONDS = 90
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a scheduler answers to a script that it takes."""
+    """The scheduler's answer to a script that it has accepted."""
 
     job_id: str
     cluster: str | None = None
-    """The cluster's name, where the scheduler has several."""
+    """The cluster's name, if the scheduler has several."""
 
 
 def write_job(
     run_dir: Path, scheduler: str, ticket: Ticket, array_job_id: str | None = None, array_task_id: int | None = None
 ) -> None:
-    """Leaves in a run folder which job the run is.
+    """Writes to a run folder which job the run is.
 
     Args:
         run_dir: the run folder.
         scheduler: the launcher's name.
         ticket: the scheduler's answer.
-        array_job_id: of a task of an array: the array's id.
-        array_task_id: its number there.
+        array_job_id: for a task of an array, the id of the array.
+        array_task_id: for a task of an array, its number in the array.
     """
     job = {
         "scheduler": scheduler,
@@ -54,17 +54,17 @@ def write_job(
 
 
 def announce(folders: list[Path], config: Config, environment: dict[str, str]) -> str:
-    """Lets runs, and the sweep before them, stand in MLflow while they are queued, for a while and no longer.
+    """Sends queued runs, and their sweep before them, to the trackers that list runs, for at most `_ANNOUNCE_SECONDS`.
 
-    In one process of its own for all of them, which alone imports mlflow. What it does not get to, the jobs send.
+    A separate process does this for all of them, so that this one does not import mlflow. The jobs send the rest.
 
     Args:
-        folders: their folders.
-        config: of the first run.
-        environment: that of the job, which holds the password of a tracking URI.
+        folders: folders of the sweep and the runs.
+        config: the configuration of the first run.
+        environment: the environment of the job, which holds the password of a tracking URI.
 
     Returns:
-        What there is to say about it; empty if no tracker lists queued runs.
+        A text about the result for the user; empty if no tracker lists queued runs.
     """
     if not trackers.listing(config):
         return ""
@@ -80,7 +80,10 @@ def announce(folders: list[Path], config: Config, environment: dict[str, str]) -
     except subprocess.TimeoutExpired:
         return "(answers slowly: the job will send what is missing)"
     lines = done.stdout.strip().splitlines()
-    return lines[-1] if lines else f"(could not be told: {done.stderr.strip().splitlines()[-1:]})"
+    if lines:
+        return lines[-1]
+    said = done.stderr.strip().splitlines()
+    return f"(could not be told: {said[-1] if said else f'ended with {done.returncode}'})"
 
 
 def say_announced(said: str, config: Config) -> None:
@@ -90,14 +93,14 @@ def say_announced(said: str, config: Config) -> None:
 
 
 def check_alike(configs: list[Config], *, resources: bool = False) -> None:
-    """Refuses a sweep whose runs cannot be one.
+    """Refuses a sweep whose runs differ in a key that must be the same.
 
     Args:
-        configs: those of its runs.
-        resources: they are tasks of one array, which all get the same resources.
+        configs: the configurations of its runs.
+        resources: whether the runs are tasks of one array, which all get the same resources.
 
     Raises:
-        RequestError: with the first key that differs.
+        RequestError: a key differs; the message names the first one.
     """
     first, *others = (to_dict(config) for config in configs)
     for other in others:

@@ -1,4 +1,4 @@
-"""What becomes of a job whose workers have ended: decided from what is known, in one place and without side effects."""
+"""Decides what a job does after its workers have ended, in one place and without side effects."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from ortlaunch.base import exit_codes
 from ortlaunch.run.events import Status
 
 REQUEUE_WORD = "requeue"
-"""First word of a STOP file that the scheduler's warning has made; any other one is a person's."""
+"""First word of a STOP file that was written after the scheduler's warning. A user's request has another word."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the job's first process, the run folder and the scheduler tell."""
+    """The facts from the job's first process, the run folder and the scheduler."""
 
     code: int
-    """What the starter ended with."""
+    """Exit code of the starter."""
     signals: frozenset[str] = frozenset()
-    """WARNING (the end is near), TERM, LATE (the workers used up their grace), UNFIT (the preflight found something),
-    LOST (a node does not answer)."""
+    """Any of WARNING (the end is near), TERM (SIGTERM came), LATE (the workers used up their grace period), UNFIT (the
+    preflight found something) and LOST (a node does not answer)."""
     is_done: bool = False
-    """All steps are done and everything is written."""
+    """Whether all steps are done and everything is written."""
     is_request: bool = False
-    """A worker found the request wrong."""
+    """Whether a worker found the request wrong."""
     stopped_by: str | None = None
-    """Why the workers stopped together after a checkpoint: the STOP file's first word, or `signal`; None: they did
+    """Why the workers stopped together after a checkpoint: the STOP file's first word, or `signal`. None if they did
     not."""
     asked_by: str | None = None
     """First word of a STOP file that is still there; None if there is none."""
     job_state: str | None = None
-    """The scheduler's word for the job, RUNNING while it runs; None where it was not asked or does not answer."""
+    """The scheduler's state of the job, RUNNING while it runs; None if it was not asked or does not answer."""
     is_requeued: bool = False
-    """The scheduler has queued the job again already."""
+    """Whether the scheduler has already queued the job again."""
     is_preempted: bool = False
-    """The scheduler has given the job notice."""
+    """Whether the scheduler has told the job to leave its nodes."""
     is_out_of_time: bool = False
-    """Its time limit is near."""
+    """Whether its time limit is near."""
     crashes: int = 0
-    """Crashes of this job so far, without this end."""
+    """Crashes of this job before this end of the workers."""
     max_restarts: int = 0
     barren: int = 0
     """How often in a row, this end included, the run left the nodes without a new checkpoint."""
     requeue_limit: int = 3
     scheduler: str = "SLURM"
-    """What messages call it."""
+    """The scheduler's name in messages."""
     starter: str = "srun"
     """The command that starts the workers."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do."""
+    """What the job does next, and how the run has ended."""
 
     action: Literal["end", "again", "requeue", "left"]
     """`again`: start the workers again on these nodes. `requeue`: give the nodes back and queue again. `left`: the
@@ -65,7 +65,7 @@ class Verdict:
 
 
 def judge(facts: Facts) -> Verdict:
-    """Decides; what is done never runs again, and what a person ended stays ended."""
+    """Decides what the job does next. A run that is done, or that a user has ended, never starts again."""
     if facts.is_done:
         return Verdict("end", "all steps are done", "FINISHED")
     if facts.is_requeued:
@@ -89,7 +89,7 @@ def _left(facts: Facts) -> Verdict:
 
 
 def _terminated(facts: Facts) -> Verdict:
-    """The workers got SIGTERM, and with TERM the job's first process too: a person or the scheduler has decided."""
+    """Decides after SIGTERM from a user or the scheduler to the workers, and with TERM to the job's first process."""
     if facts.job_state is None:
         return _left(facts)
     if facts.job_state != "RUNNING":
@@ -98,7 +98,8 @@ def _terminated(facts: Facts) -> Verdict:
         return _warned(facts)
     if "TERM" in facts.signals:
         return Verdict("end", "stopped by SIGTERM", "KILLED", exit_codes.TERMINATED)
-    # After a node's failure the scheduler may deliver what it meant for the step of the same number before the requeue.
+    # After a node has failed and the job was requeued, the scheduler may deliver a SIGTERM that it meant for the step
+    # with the same number before the requeue.
     if facts.barren >= facts.requeue_limit:
         return Verdict(
             "end", f"the workers got SIGTERM {facts.barren} times without a new checkpoint", "FAILED", exit_codes.FAILED

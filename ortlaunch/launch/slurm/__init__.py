@@ -1,1 +1,1 @@
-"""Runs as SLURM jobs: the script, its submission, and what goes on beside it on the nodes."""
+"""Runs as SLURM jobs: the batch script, its submission, and the programs that it starts on the nodes."""

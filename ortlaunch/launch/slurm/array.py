@@ -1,7 +1,7 @@
-"""Submits a sweep: all its runs as the tasks of one array job.
+"""Submits all runs of a sweep as the tasks of one array job.
 
-Every run gets its folder, its run id and its place in MLflow at submission, as a single one does. The array's script
-is that of a single run; each task finds its run folder in the sweep's ``tasks/N``.
+Like a single run, each of them gets its folder, its run id and its entry in MLflow at submission. The array's script
+is that of a single run. Each task reads the path of its run folder from the sweep's ``tasks/N``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def submit_array(launcher: BatchLauncher, sweep: SweepPlan) -> int:
     """Submits planned runs as one array, or shows its script where ``launcher.dry_run=true``.
 
     Args:
-        launcher: that of SLURM.
-        sweep: the runs; their launchers' keys are the same.
+        launcher: the launcher for SLURM.
+        sweep: the planned runs, which must have the same keys of the launcher.
 
     Returns:
         0: the array is in the queue, or its script was printed.

@@ -1,7 +1,7 @@
-"""Whether a node is fit for the run: looked at by each node for itself, within seconds, before anything heavy starts.
+"""The preflight: each node checks itself for the run, within seconds and before anything heavy starts.
 
-Each node leaves one file, ``preflight/NUMBER-HOST.fit`` or ``.unfit``. Where all is well nobody reads them: srun's exit
-code says so. Otherwise their names tell which nodes did not answer, and only those of unfit nodes are opened.
+Each node writes one file, ``preflight/NUMBER-HOST.fit`` or ``.unfit``. If srun ends with 0, all nodes are fit and the
+files are not read. Otherwise their names show which nodes did not answer, and only those of unfit nodes are opened.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHOWN = 16
 
 
 def report(run_dir: Path) -> int:
-    """Examines this node and leaves its file.
+    """Examines this node and writes its file.
 
     Returns:
         0 if it is fit, 1 if it is not, `NO_FOLDER` if it cannot use the run folder and so leaves no file.
@@ -54,10 +54,10 @@ def report(run_dir: Path) -> int:
 
 
 def examine(run_dir: Path) -> list[str]:
-    """What makes this node unfit, one line each.
+    """Returns the reasons why this node is unfit, one line each.
 
     Raises:
-        OSError: the run folder is not here.
+        OSError: the run folder cannot be read here.
     """
     config = load_config(Run(run_dir).config_file)
     recorded = json.loads(Run(run_dir).environment_file.read_text())
@@ -74,7 +74,7 @@ def examine(run_dir: Path) -> list[str]:
 
 
 def only_silence(run_dir: Path, code: int) -> bool:
-    """Whether what failed is that nodes did not answer: others may do in their place.
+    """Returns whether the preflight failed only because nodes did not answer. Other nodes may then replace them.
 
     Args:
         run_dir: the run folder.
@@ -84,7 +84,7 @@ def only_silence(run_dir: Path, code: int) -> bool:
 
 
 def problems(run_dir: Path) -> str:
-    """What the nodes have found in a preflight that failed, for a person."""
+    """Returns the findings of a failed preflight as text for the user."""
     folder = Run(run_dir).preflight
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     unfit = [name for name in names if name.endswith(".unfit")]
@@ -93,30 +93,30 @@ def problems(run_dir: Path) -> str:
         for name in unfit[:_SHOWN]
         for line in (folder / name).read_text().splitlines()
     ]
-    silent = _silent({int(name[:6]) for name in names if re.match(r"\d{6}-", name)})
-    if silent:
-        more = f" and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else ""
+    missing = _nodes_without_file({int(name[:6]) for name in names if re.match(r"\d{6}-", name)})
+    if missing:
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         lines.append(
-            f"{', '.join(silent[:_SHOWN])}{more}: did not answer within launcher.preflight_seconds, or could not use "
+            f"{', '.join(missing[:_SHOWN])}{more}: did not answer within launcher.preflight_seconds, or could not use "
             "the run folder (logs/slurm.log)"
         )
     return "\n".join(lines)
 
 
 def attempt_token(job: Mapping[str, str] = os.environ) -> str:
-    """What tells this attempt from all others: of the job, of its restarts, and within them."""
+    """Returns the unique token of this attempt: job id, restart count and attempt number."""
     variables = (("SLURM_JOB_ID", ""), ("SLURM_RESTART_COUNT", "0"), ("ORTLAUNCH_ATTEMPT", "0"))
     return "-".join(job.get(name, default) for name, default in variables)
 
 
-def _silent(answered: set[int]) -> list[str]:
-    """Names of the job's nodes that left no file."""
+def _nodes_without_file(answered: set[int]) -> list[str]:
+    """Returns the names of the job's nodes that left no file."""
     node_list = os.environ.get("SLURM_JOB_NODELIST", "")
     return [name for number, name in enumerate(hostnames(node_list)) if number not in answered]
 
 
 def _other_folder(run_dir: Path) -> list[str]:
-    """The batch script's node has written this attempt's token; a folder of the same name elsewhere lacks it."""
+    """Checks the token that the first node has written. A folder that this node does not share with it has no token."""
     token = Run(run_dir).preflight_token
     if token.is_file() and token.read_text() == attempt_token():
         return []
@@ -183,7 +183,7 @@ def _addresses(name: str) -> set[str]:
 
 
 def gpu_orphans() -> list[str]:
-    """Processes of this user that hold memory of this job's GPUs before the run has begun: an earlier run's, mostly."""
+    """Returns the user's processes that hold memory of this job's GPUs already, mostly those of an earlier run."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if not visible or shutil.which("nvidia-smi") is None:
         return []

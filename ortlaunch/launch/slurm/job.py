@@ -1,10 +1,10 @@
-"""What a job's batch script does beside its workers: ``python -m ortlaunch.launch.slurm.job VERB RUN_DIR ...``.
+"""The commands that a job's batch script calls: ``python -m ortlaunch.launch.slurm.job VERB RUN_DIR ...``.
 
-begin     an attempt begins: says so in the journal and prints how many there were before; 3 if there is nothing to do
+begin     begins an attempt and prints how many there were before; exits with 3 if there is nothing to do
 relay     sends the journal to MLflow until SIGUSR1
-decide    CODE [SIGNAL ...]: the workers have ended; journals how, and prints what is to be done
-refused   the job could not be queued again
-announce  sends what is in the journal, once: what a relay that failed has left
+decide    CODE [SIGNAL ...]: journals how the workers have ended, and prints the next step
+refused   journals that the job could not be queued again
+announce  sends the journal once, if a relay has failed
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOTHING_TO_DO = 3
 
 
 def begin(run_dir: Path) -> int:
-    """An attempt begins."""
+    """Begins an attempt and prints how many there were before; returns 3 if there is nothing to do."""
     launcher = SlurmLauncher()
     before = attempt.begin(launcher, run_dir, launcher.own_job())
     if before is None:
@@ -57,20 +57,20 @@ def relay(run_dir: Path) -> int:
 
 
 def decide(run_dir: Path, code: int, signals: list[str]) -> int:
-    """The workers have ended: journals how and prints the batch script's next step."""
+    """Journals how the workers have ended, and prints the batch script's next step."""
     if "UNFIT" in signals and only_silence(run_dir, code):
         signals = [*signals, "LOST"]
     unfit = problems(run_dir) if {"UNFIT", "LOST"} & {*signals} else ""
     launcher = SlurmLauncher()
     facts = attempt.gather(launcher, run_dir, code, signals)
     verdict = attempt.decide(facts, run_dir, launcher.own_job().key, unfit)
-    # A job that SLURM has taken off its nodes already is queued by SLURM.
+    # If SLURM has already taken the job off its nodes, it also queues the job again.
     print({"again": "again", "requeue": "requeue", "left": "end 0", "end": f"end {verdict.code}"}[verdict.action])
     return 0
 
 
 def refused(run_dir: Path) -> int:
-    """SLURM would not queue the job again."""
+    """Journals that SLURM has refused to queue the job again."""
     attempt.refused(run_dir, "scontrol requeue", SlurmLauncher().own_job().key)
     return 0
 

@@ -1,4 +1,4 @@
-"""`launcher=slurm`: a run is a job of SLURM, a sweep one array."""
+"""`launcher=slurm`: submits a run as a job of SLURM, and a sweep as one array job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_AT_ONCE = 500
 
 
 class SlurmLauncher(BatchLauncher):
-    """Submits by sbatch; in the job, ``slurm/job.sh`` does what other schedulers leave to Python."""
+    """Submits by sbatch. In the job, ``slurm/job.sh`` takes the place of `ortlaunch.launch.queue.job`."""
 
     name = "slurm"
     title = "SLURM"
@@ -40,24 +40,24 @@ class SlurmLauncher(BatchLauncher):
     log = "slurm"
 
     def settle(self, config: Config) -> Config:
-        """The device is what the job asks for."""
+        """Returns the configuration with the device that the job asks for."""
         return planning.settled(config)
 
     def workers_per_node(self, config: Config) -> int:
-        """Workers on each node."""
+        """Returns the number of workers on each node."""
         return planning.workers_per_node(config)
 
     def finds_same_packages(self, config: Config) -> bool:
-        """Not in a container, nor by another Python, nor behind lines that change the paths."""
+        """Returns false for a container, another Python, or settings that may change Python's path."""
         cfg = _keys(config)
         return cfg.python is None and cfg.container.image is None and not cfg.setup and "PYTHONPATH" not in cfg.env
 
     def script(self, plan: LaunchPlan, config: Config) -> str:
-        """The batch script of one run."""
+        """Returns the batch script of one run."""
         return planning.request_for(plan, config).script()
 
     def request(self, config: Config) -> list[tuple[str, str]]:
-        """Time and partition."""
+        """Returns the time limit and the partition."""
         cfg = _keys(config)
         time_limit = f"{cfg.time} minutes" if (cfg.time or "").isdecimal() else cfg.time
         return [
@@ -72,11 +72,11 @@ class SlurmLauncher(BatchLauncher):
             return
         if is_final(answer.said):
             raise RequestError(in_plain_words(answer.said, config))
-        # Nodes that are down at the moment are no reason not to wait for them.
+        # The job may wait for nodes that are down now, so this is only a warning.
         print(f"ortlaunch: warning: {in_plain_words(answer.said, config)}", file=sys.stderr)
 
     def enqueue(self, path: Path, config: Config) -> Ticket:
-        """Puts a script into the queue."""
+        """Submits a script."""
         answer = self._sbatch(["--parsable", "--export=ALL", str(path)], config)
         if answer.code:
             raise RequestError(in_plain_words(answer.said, config))
@@ -87,27 +87,27 @@ class SlurmLauncher(BatchLauncher):
         return Ticket(job_id, cluster or None)
 
     def submit_many(self, sweep: SweepPlan) -> int:
-        """Puts a sweep into the queue as one array."""
+        """Submits a sweep as one array job."""
         return array.submit_array(self, sweep)
 
     def environment(self, config: Config) -> dict[str, str]:
-        """This one, without what would change the job."""
+        """Returns the environment of this process, without variables that would change the job."""
         return submission_environment(config)
 
     def states(self, max_age: float = FRESH_SECONDS) -> Jobs:
-        """By squeue."""
+        """Returns the jobs that squeue lists."""
         return translated(query.queue(max_age))
 
     def past_states(self, job_ids: Iterable[str], max_age: float = FRESH_SECONDS) -> Jobs:
-        """By sacct, where the cluster has slurmdbd."""
+        """Returns the jobs that sacct lists, if the cluster has slurmdbd."""
         return translated(query.accounted(job_ids, max_age))
 
     def may_live(self, job_id: str) -> bool:
-        """By scontrol, which knows a job of which squeue shows nothing yet."""
+        """Asks scontrol, which knows a new job before squeue lists it."""
         return scheduler.is_alive(job_id)
 
     def cancel(self, job_ids: list[str]) -> None:
-        """By scancel."""
+        """Cancels jobs by scancel."""
         if not programs.is_here("scancel"):
             raise RequestError(f"scancel is not installed here: cancel job {job_ids[0]} from where it was submitted")
         for start in range(0, len(job_ids), _MOST_AT_ONCE):
@@ -119,13 +119,13 @@ class SlurmLauncher(BatchLauncher):
                 raise RequestError(f"scancel {part[0]}: {' '.join(answer.said.split())}")
 
     def after(self, config: Config, job_ids: list[str]) -> Config:
-        """By ``launcher.dependency``, beside what is given there."""
+        """Adds the jobs to ``launcher.dependency``."""
         cfg = _keys(config)
         waits = ",".join(part for part in (cfg.dependency, ":".join(["afterok", *job_ids])) if part)
         return dataclasses.replace(config, launcher=dataclasses.replace(cfg, dependency=waits))
 
     def own_job(self) -> OwnJob:
-        """By SLURM's variables."""
+        """Reads the job from SLURM's variables."""
         return OwnJob(
             self.name,
             os.environ["SLURM_JOB_ID"],
@@ -136,11 +136,11 @@ class SlurmLauncher(BatchLauncher):
         )
 
     def own_state(self) -> OwnState | None:
-        """By scontrol."""
+        """Asks scontrol for the job's state."""
         return scheduler.job_state(scheduler.own_job())
 
     def place(self, config: Config) -> NodePlace:
-        """By SLURM's variables, and those that the batch script has set."""
+        """Reads the place from SLURM's variables and those of the batch script."""
         job = os.environ
         return NodePlace(
             rank=int(job["SLURM_NODEID"]),
@@ -151,16 +151,16 @@ class SlurmLauncher(BatchLauncher):
         )
 
     def is_over(self, job_id: str) -> bool | None:
-        """By scontrol."""
-        known = scheduler.job_state(job_id)
-        return None if known is None else known.state not in scheduler.ALIVE
+        """Asks scontrol whether a job is over."""
+        found = scheduler.job_state(job_id)
+        return None if found is None else found.state not in scheduler.ALIVE
 
     def requeue_limit(self, config: Config) -> int:
-        """`launcher.requeue_limit`."""
+        """Returns `launcher.requeue_limit`."""
         return _keys(config).requeue_limit
 
     def variables(self, config: Config) -> dict[str, str]:
-        """`launcher.env`."""
+        """Returns `launcher.env`."""
         return _keys(config).env
 
     def _sbatch(self, words: list[str], config: Config, text: str | None = None) -> programs.Answer:

@@ -1,6 +1,6 @@
-"""What srun starts on each node: ``python -m ortlaunch.launch.slurm.node preflight|train RUN_DIR``.
+"""The program that srun starts on each node: ``python -m ortlaunch.launch.slurm.node preflight|train RUN_DIR``.
 
-`preflight` says whether the node is fit; `train` becomes torchrun for the node's workers.
+`preflight` checks whether the node is fit. `train` replaces this process by torchrun for the node's workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a SLURM job will be: its workers, and the request for it."""
+"""Plans a SLURM job: its device, its workers and its request."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ortlaunch.launch.slurm.request import JobRequest
 from ortlaunch.launch.slurm.rules import names_gpus
 
 _CARRIED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HF_HOME", "XDG_CACHE_HOME")
-"""Variables that a run must find on the nodes as they were at submission, written into the script. The others, secrets
-among them, travel with the job and stand in no file."""
+"""Variables that are written into the script, so that they have the same values on the nodes as at submission. SLURM
+passes on the other variables, so secrets are in no file."""
 
 _GPUS_PER_NODE_SINCE = (19, 5)
 
 
 def settled(config: Config) -> Config:
-    """The configuration with its device decided: by what the job asks for, not by what the login node has."""
+    """Returns the configuration with the device that the job asks for, which the login node need not have."""
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     if config.device is not Device.auto:
@@ -33,7 +33,7 @@ def settled(config: Config) -> Config:
 
 
 def workers_per_node(config: Config) -> int:
-    """Workers on each node: one per GPU, or two on a node without GPUs, unless told otherwise."""
+    """Returns the number of workers on each node: the requested one, else one per GPU, or two without a GPU."""
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     cores = cfg.cpus_per_node or torchrun.CPU_WORKERS
@@ -41,12 +41,12 @@ def workers_per_node(config: Config) -> int:
 
 
 def request_for(plan: LaunchPlan, config: Config, tasks: int | None = None, folder: Path | None = None) -> JobRequest:
-    """The request for a planned job.
+    """Returns the request for a planned job.
 
     Args:
-        plan: the plan; of a sweep that of its first run.
-        config: the configuration, its device settled.
-        tasks: number of runs of a sweep, which must differ in nothing that the job asks for; None for one run.
+        plan: the plan; for a sweep that of its first run.
+        config: the configuration with its device decided.
+        tasks: number of runs of a sweep, which must all ask for the same resources; None for one run.
         folder: the sweep's folder.
     """
     cfg = config.launcher
@@ -65,9 +65,9 @@ def request_for(plan: LaunchPlan, config: Config, tasks: int | None = None, fold
 
 
 def known_gpu_request() -> GpuRequest:
-    """How this cluster takes GPUs, by the version of its commands; the newer way where there are none."""
+    """Returns how this cluster takes requests for GPUs, by the version of sinfo; without sinfo the newer way."""
     if not programs.is_here("sinfo"):
         return GpuRequest.gpus_per_node
     version = re.search(r"(\d+)\.(\d+)", programs.call("sinfo", "--version").text)
-    known = version is None or (int(version[1]), int(version[2])) >= _GPUS_PER_NODE_SINCE
-    return GpuRequest.gpus_per_node if known else GpuRequest.gres
+    takes_gpus_per_node = version is None or (int(version[1]), int(version[2])) >= _GPUS_PER_NODE_SINCE
+    return GpuRequest.gpus_per_node if takes_gpus_per_node else GpuRequest.gres

@@ -1,4 +1,4 @@
-"""SLURM's programs: sbatch, scancel, squeue, sacct, scontrol and sinfo are called from here and from job.sh alone."""
+"""Calls SLURM's programs: sbatch, scancel, squeue, sacct, scontrol and sinfo. Only job.sh calls them elsewhere."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _SECONDS = {"sbatch": 120, "scancel": 15, "squeue": 15, "sacct": 15, "scontrol": 20, "sinfo": 30}
-"""Longest wait for an answer of each."""
+"""Longest wait for the answer of each program, in seconds."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program has answered."""
+    """The answer of a program."""
 
     code: int = 0
     text: str = ""
@@ -22,27 +22,28 @@ class Answer:
     said: str = ""
     """Its standard error."""
     problem: str = ""
-    """Why it could not be asked, in words; empty where it has answered, be it with an error."""
+    """Why the program could not be called; empty if it has answered, even with an error."""
 
     @property
     def is_good(self) -> bool:
-        """Whether it has done what it was asked."""
+        """Whether the program has succeeded."""
         return not self.problem and self.code == 0
 
 
 def is_here(program: str) -> bool:
-    """Whether a program is installed on this machine."""
+    """Returns whether a program is installed on this machine."""
     return shutil.which(program) is not None
 
 
 def call(program: str, *words: str, text: str | None = None, environment: Mapping[str, str] | None = None) -> Answer:
-    """Asks a program of SLURM's, for as long as `_SECONDS` says; raises nothing.
+    """Calls a program of SLURM and waits at most `_SECONDS` for its answer; raises nothing.
 
     Args:
-        program: which.
+        program: its name.
         words: its arguments.
         text: its standard input.
-        environment: its whole environment; by default this process's own, without what would change the answer's form.
+        environment: its whole environment; by default that of this process, without variables that would change the
+            format of the answer.
     """
     if environment is None:
         changes = ("SQUEUE_", "SACCT_", "SINFO_", "SLURM_TIME_FORMAT")
@@ -66,22 +67,22 @@ def call(program: str, *words: str, text: str | None = None, environment: Mappin
 
 
 def hostnames(node_list: str) -> list[str]:
-    """The names that a list such as ``n[1-3]`` stands for; empty where scontrol does not answer."""
+    """Returns the names of a list such as ``n[1-3]``; empty if scontrol does not answer."""
     return call("scontrol", "show", "hostnames", node_list).text.split()
 
 
 def shown(job_id: str) -> list[str]:
-    """What the controller shows of a job, a line for each task; empty if it does not answer or know it."""
+    """Returns the controller's lines about a job, one per task; empty if it does not answer or know the job."""
     answer = call("scontrol", "show", "job", "--oneliner", job_id)
     return [line for line in answer.text.splitlines() if "JobState=" in line] if answer.is_good else []
 
 
 def listed(layout: str, states: str | None = None) -> list[str]:
-    """What sinfo lists of the cluster, each line once; empty where it does not answer.
+    """Returns what sinfo lists of the cluster, each line once; empty if it does not answer.
 
     Args:
         layout: sinfo's ``--format``.
-        states: of which nodes alone, as sinfo's ``--states``.
+        states: states of the nodes to list, as for sinfo's ``--states``; None lists all nodes.
     """
     words = ["--noheader", f"--format={layout}", *([f"--states={states}"] if states else [])]
     lines = {line.strip() for line in call("sinfo", *words).text.splitlines()} - {"", "(null)", "0"}

@@ -1,8 +1,7 @@
-"""What SLURM knows of this user's jobs: one squeue for all of them, one sacct for those that squeue has forgotten.
+"""Asks SLURM about this user's jobs: one squeue for all of them, one sacct for those that squeue no longer lists.
 
-Both answers are kept for some seconds in the user's cache, so that a person who asks every second, or a hundred
-terminals, cost the controller no more than one who asks once. Without slurmdbd there is no sacct; what it would have
-said is then unknown, and the rest works.
+Both answers are kept for some seconds in the user's cache. So frequent queries from many terminals do not load the
+controller. A cluster without slurmdbd has no sacct. The jobs that only sacct knows are then unknown.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from ortlaunch.run.roots import keep
 
 _MOST_ASKED = 500
 _LONGEST_SECONDS = 200 * 86400.0
-"""SLURM shows a job without a limit as one of 365 days."""
+"""Longer limits count as none, because SLURM shows a job without a limit as one of 365 days."""
 
-# The path comes last: it alone may hold the separator.
+# The path (Command) comes last, because only it may contain the separator.
 _QUEUE_FIELDS = (
     *("JobID", "ArrayJobID", "ArrayTaskID", "State", "RestartCnt", "NumNodes", "TimeUsed", "TimeLeft", "StartTime"),
     *("NodeList", "Reason", "Command"),
@@ -47,38 +46,38 @@ class Job:
     node_list: str = ""
     restarts: int = 0
     elapsed: float | None = None
-    """Seconds since this start."""
+    """Seconds since its latest start."""
     left: float | None = None
     """Seconds to the time limit; None without one."""
     starts: str = ""
-    """When SLURM expects a pending job to start, as it writes times; empty where it does not say."""
+    """When SLURM expects a pending job to start, in SLURM's format; empty if unknown."""
     command: str = ""
     own_id: str = ""
-    """The number that an array's task has of its own once it has started."""
+    """The separate job number that a task of an array gets when it starts."""
 
 
 @dataclass(frozen=True)
 class Queue:
-    """An answer: jobs by their id."""
+    """An answer of SLURM: jobs by their id."""
 
     jobs: dict[str, Job] = field(default_factory=dict)
     problem: str = ""
-    """Why SLURM could not be asked; empty where it was."""
+    """Why SLURM could not be asked; empty if it has answered."""
     asked: float = 0.0
-    """When, in seconds since the epoch."""
+    """Time of the query, in seconds since the epoch."""
 
     def find(self, job_id: str) -> Job | None:
-        """The job with this id; an array's task also by its own number."""
+        """Returns the job with this id. A task of an array is also found by its own number."""
         if job_id in self.jobs:
             return self.jobs[job_id]
         return next((job for job in self.jobs.values() if job.own_id == job_id), None)
 
 
 def queue(max_age: float = FRESH_SECONDS) -> Queue:
-    """This user's jobs in every state that the controller still remembers.
+    """Returns this user's jobs in every state that the controller still remembers.
 
     Args:
-        max_age: oldest answer to take from the cache, in seconds; 0 asks anew.
+        max_age: greatest age of a cached answer, in seconds; 0 always asks SLURM.
     """
     if not programs.is_here("squeue"):
         return Queue(problem="squeue is not installed on this machine")
@@ -89,10 +88,10 @@ def queue(max_age: float = FRESH_SECONDS) -> Queue:
 
 
 def accounted(job_ids: Iterable[str], max_age: float = FRESH_SECONDS) -> Queue:
-    """What the accounting database says about jobs that the controller has forgotten.
+    """Returns jobs that the controller has forgotten, as the accounting database has them.
 
     Args:
-        job_ids: ids as `Job.job_id` has them.
+        job_ids: ids in the form of `Job.job_id`.
         max_age: as for `queue`.
     """
     asked = sorted(set(job_ids))[:_MOST_ASKED]
@@ -101,7 +100,7 @@ def accounted(job_ids: Iterable[str], max_age: float = FRESH_SECONDS) -> Queue:
     if not programs.is_here("sacct"):
         return Queue(problem="sacct is not installed on this machine")
     listed = ",".join(asked)
-    # Without a start, sacct leaves out what ended before midnight.
+    # Without a start time, sacct leaves out jobs that ended before midnight.
     words = ["--noheader", "--parsable2", "--allocations", "--starttime=1970-01-01", "--jobs", listed]
     words += ["--format", ",".join(_ACCOUNT_FIELDS)]
     key = hashlib.sha256(listed.encode()).hexdigest()[:16]
@@ -109,7 +108,7 @@ def accounted(job_ids: Iterable[str], max_age: float = FRESH_SECONDS) -> Queue:
 
 
 def seconds_of(text: str) -> float | None:
-    """Seconds of a time span as SLURM writes it, ``[D-][HH:]MM:SS``; None for one without end or unknown."""
+    """Returns the seconds of SLURM's time span ``[D-][HH:]MM:SS``; None if it is unlimited or unknown."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     if match is None:
         return None
@@ -156,7 +155,7 @@ def _accounted(text: str) -> dict[str, Job]:
     jobs = {}
     for line in text.splitlines():
         job_id, state, nodes, elapsed, node_list = [*line.split("|"), "", "", "", ""][:5]
-        # "CANCELLED by 1000"; a job that was requeued keeps its id, and its last row comes last.
+        # The state may be "CANCELLED by 1000". A requeued job has several rows with one id, and the latest comes last.
         jobs[job_id] = Job(
             job_id=job_id,
             state=state.partition(" ")[0],
@@ -172,7 +171,7 @@ def _number(text: str) -> int:
 
 
 def _cached(name: str, max_age: float, ask: Callable[[], Queue]) -> Queue:
-    # Another configuration file is another cluster.
+    # Another configuration file means another cluster, which has its own cache file.
     cluster = hashlib.sha256(os.environ.get("SLURM_CONF", "").encode()).hexdigest()[:8]
     path = user_cache() / "slurm" / f"{name}-{cluster}.json"
     if max_age > 0 and (kept := _read(path, max_age)) is not None:

@@ -1,4 +1,4 @@
-"""SLURM's refusals in plain words: which key it is about, and what there is instead."""
+"""Explains SLURM's refusals: the key that caused one, and the values that the cluster has."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _BEFORE = r"^(?:sbatch: error: |sbatch: |allocation failure: |Batch job submissi
 
 
 def is_final(said: str) -> bool:
-    """Whether a refusal of ``sbatch --test-only`` would be one of sbatch too.
+    """Returns whether sbatch itself would refuse what ``sbatch --test-only`` has refused.
 
-    It also refuses what merely has to wait for nodes that are down or drained, and says then what it says of nodes that
-    do not exist. So where some nodes are out of service, sbatch itself has the word.
+    ``--test-only`` also refuses a job that only has to wait for nodes that are down or drained. Its message is then
+    the same as for nodes that do not exist. So while some nodes are out of service, only sbatch itself can tell.
     """
     return "Requested node configuration is not available" not in said or not listed("%D", "down,drain,fail,maint")
 
 
 def in_plain_words(said: str, config: Config) -> str:
-    """One message for what sbatch said.
+    """Returns one message that explains what sbatch has printed.
 
     Args:
-        said: its standard error.
+        said: sbatch's standard error.
         config: the configuration that asked for it.
     """
     cfg = config.launcher
@@ -39,7 +39,7 @@ def in_plain_words(said: str, config: Config) -> str:
 
 
 def _partition(cfg: SlurmConfig) -> str:
-    return f"launcher.partition={cfg.partition}: the cluster has no such partition{_there_are('%R')}"
+    return f"launcher.partition={cfg.partition}: the cluster has no such partition{_available('%R')}"
 
 
 def _account(cfg: SlurmConfig) -> str:
@@ -64,16 +64,16 @@ def _nodes(cfg: SlurmConfig) -> str:
 
 
 def _time(cfg: SlurmConfig) -> str:
-    return f"launcher.time={cfg.time}: more than the partition allows{_there_are('%R %l', 'limits: ')}"
+    return f"launcher.time={cfg.time}: more than the partition allows{_available('%R %l', 'limits: ')}"
 
 
 def _feature(cfg: SlurmConfig) -> str:
-    return f"launcher.constraint={cfg.constraint}: no node has these features{_there_are('%f')}"
+    return f"launcher.constraint={cfg.constraint}: no node has these features{_available('%f')}"
 
 
 def _gres(cfg: SlurmConfig) -> str:
     text = f"launcher.gpus_per_node={cfg.gpus_per_node} launcher.gpu_type={cfg.gpu_type} launcher.gres={cfg.gres}"
-    return f"{text}: the cluster has no such resource{_there_are('%G')}; or it wants launcher.gpu_request=gres"
+    return f"{text}: the cluster has no such resource{_available('%G')}; or it wants launcher.gpu_request=gres"
 
 
 def _dependency(cfg: SlurmConfig) -> str:
@@ -107,6 +107,6 @@ _WORDS: tuple[tuple[str, Callable[[SlurmConfig], str]], ...] = (
 )
 
 
-def _there_are(format: str, word: str = "there are ") -> str:
+def _available(format: str, word: str = "there are ") -> str:
     found = listed(format)
     return f" ({word}{', '.join(found)})" if found else ""

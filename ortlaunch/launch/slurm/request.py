@@ -1,7 +1,7 @@
-"""A SLURM job as a typed request, and the script that it becomes.
+"""A SLURM job as a typed request, and the batch script made from it.
 
-Nothing is asked of the cluster or the file system here: the same request gives the same text, which is what
-``launcher.dry_run=true`` shows and what is submitted. Its size does not depend on the number of nodes.
+The script depends only on the request, so ``launcher.dry_run=true`` shows exactly what is submitted. Its size does not
+depend on the number of nodes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ortlaunch.config.schema import ContainerConfig, ContainerRuntime, GpuReques
 from ortlaunch.run.run import Run
 
 WARNING_SIGNAL = "USR2"
-"""What SLURM sends to the batch shell before it ends the job; not USR1, which NCCL takes for itself."""
+"""Signal that SLURM sends to the batch shell before it ends the job. USR1 is not free, because NCCL uses it."""
 
 _PATIENCE = 0.8
-"""Share of the grace after which the job is queued again whether or not the workers have written their checkpoint."""
+"""Share of the grace period after which the job is queued again, even if the checkpoint is not complete."""
 
 _PREFLIGHT = '    roll_call\n    [ "$code" = 0 ] || signals+=" UNFIT"'
 
@@ -33,21 +33,21 @@ class JobRequest:
 
     name: str
     run_dir: Path
-    """The run folder; of a sweep the folder whose ``tasks/N`` names the run folder of task N."""
+    """The run folder; for a sweep its folder, where ``tasks/N`` names the run folder of task N."""
     working_dir: Path
-    """Where the user's own modules are found."""
+    """The folder where Python finds the user's own modules."""
     python: str
     """The interpreter on the nodes, outside of any container."""
     resources: SlurmConfig
     gpu_request: GpuRequest
-    """How this cluster takes GPUs; not `auto`."""
+    """How this cluster takes requests for GPUs; not `auto`."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for the whole job, by name."""
     tasks: int | None = None
     """Number of runs of a sweep; None for one run."""
 
     def script(self) -> str:
-        """The text that sbatch gets."""
+        """Returns the script for sbatch."""
         cfg = self.resources
         values = {
             "DIRECTIVES": "\n".join(f"#SBATCH {line}" for line in self._directives()),
@@ -62,11 +62,11 @@ class JobRequest:
             "SIGNAL": WARNING_SIGNAL,
             "PREFLIGHT": _PREFLIGHT if cfg.preflight else "",
             "ROLL_CALL_SECONDS": str(cfg.preflight_seconds),
-            # One node may take longer than the others to write what a run leaves, but not for ever.
+            # srun waits this long for the other nodes after the first has ended, because one may take longer to write.
             "WAIT": str(cfg.timeout_seconds),
         }
         text = _PLACEHOLDER.sub(lambda found: values[found[1]], slurm_template().read_text(encoding="utf-8"))
-        # Lines that had nothing to say.
+        # Placeholders without a value leave empty lines.
         return re.sub(r"\n{3,}", "\n\n", text)
 
     def _directives(self) -> list[str]:
@@ -81,7 +81,7 @@ class JobRequest:
             **self._gpus(),
             "--signal": f"B:{WARNING_SIGNAL}@{cfg.grace_seconds}",
             "--requeue": True,
-            # Otherwise a job that waits for one that has failed waits for ever.
+            # Without this, a job waits for ever if a job that it depends on has failed.
             "--kill-on-invalid-dep": "yes" if cfg.dependency is not None else None,
         }
         if self.tasks is not None:
@@ -90,7 +90,7 @@ class JobRequest:
         return [*(line for name, value in options.items() for line in _directive(name, value)), *cfg.extra]
 
     def _gpus(self) -> dict[str, str | None]:
-        """The GPUs and other resources in the way that this cluster takes them."""
+        """Returns the options for GPUs and other resources, in the form that this cluster takes."""
         cfg = self.resources
         kind = f"{cfg.gpu_type}:" if cfg.gpu_type else ""
         gpus = f"{kind}{cfg.gpus_per_node}" if cfg.gpus_per_node else None
@@ -105,14 +105,14 @@ class JobRequest:
         return f'$(cat {shlex.quote(str(self.run_dir / "tasks"))}/"$SLURM_ARRAY_TASK_ID")'
 
     def _output(self) -> str:
-        """Where the script's first words go; all that follow go to the run folder in any case."""
+        """Returns the file for the script's first output. All later output goes to the run folder."""
         path = str(Run(self.run_dir).scheduler_log("slurm") if self.tasks is None else self.run_dir / "slurm-%a.log")
-        # SLURM has no way to write these in a file pattern.
+        # SLURM cannot express these characters in a file pattern.
         return "/dev/null" if re.search(r"[\n\r\\]|%(?!a\.log$)", path) else path
 
     def _srun(self) -> str:
         cfg = self.resources
-        # srun takes none of these from the job: without the cores, each task would have a single one.
+        # srun takes none of these from the job. Without --cpus-per-task, each task would have a single core.
         words = [f"--nodes={cfg.nodes}", f"--ntasks={cfg.nodes}", "--ntasks-per-node=1"]
         words += [f"--cpus-per-task={cfg.cpus_per_node}"] if cfg.cpus_per_node else []
         words += ["--cpu-bind=none", "--mpi=none", "--export=ALL"]
@@ -122,19 +122,19 @@ class JobRequest:
         return shlex.join([*words, *cfg.srun_extra])
 
     def _node(self) -> str:
-        box = self.resources.container
-        ours = ["-m", "ortlaunch.launch.slurm.node"]
-        if box.image is None:
-            return shlex.join([self.python, *ours])
-        if box.runtime is ContainerRuntime.pyxis:
-            return shlex.join([box.python, *ours])
-        binds = ["--bind", ",".join(self._mounts(box)), "--pwd", str(self.working_dir)]
+        container = self.resources.container
+        module = ["-m", "ortlaunch.launch.slurm.node"]
+        if container.image is None:
+            return shlex.join([self.python, *module])
+        if container.runtime is ContainerRuntime.pyxis:
+            return shlex.join([container.python, *module])
+        binds = ["--bind", ",".join(self._mounts(container)), "--pwd", str(self.working_dir)]
         nv = ["--nv"] if self.resources.gpus_per_node else []
-        return shlex.join(["apptainer", "exec", *nv, *binds, box.image, box.python, *ours])
+        return shlex.join(["apptainer", "exec", *nv, *binds, container.image, container.python, *module])
 
-    def _mounts(self, box: ContainerConfig) -> list[str]:
+    def _mounts(self, container: ContainerConfig) -> list[str]:
         folders = dict.fromkeys(str(folder) for folder in (self.working_dir, self.run_dir))
-        return [*(f"{folder}:{folder}" for folder in folders), *box.mounts]
+        return [*(f"{folder}:{folder}" for folder in folders), *container.mounts]
 
 
 def _export(name: str, value: str) -> str:
@@ -142,19 +142,19 @@ def _export(name: str, value: str) -> str:
 
 
 def _directive(option: str, value: str | int | bool | None) -> list[str]:
-    """The directive of an option; none where nothing is asked for."""
+    """Returns the directive of an option; none if the option is not set."""
     if value is None or value is False:
         return []
     return [option if value is True else f"{option}={_directive_value(str(value))}"]
 
 
 def _directive_value(value: str) -> str:
-    """A value as sbatch reads it in an ``#SBATCH`` line: between double quotes, with backslashes before these."""
+    """Returns a value as sbatch reads it in an ``#SBATCH`` line: in double quotes, with inner ones escaped."""
     if _PLAIN.fullmatch(value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _one_line(text: str) -> str:
-    """A job's name is for the eye; a directive ends with its line."""
+    """Returns a text on one line, because a directive ends with its line."""
     return re.sub(r"[\x00-\x1f\x7f]+", " ", text)

@@ -1,4 +1,4 @@
-"""Rules between the keys of ``launcher=slurm``: what sbatch would refuse, or take in another sense than meant."""
+"""Rules between the keys of ``launcher=slurm``: they refuse what sbatch would refuse or misunderstand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OURS = {
     "--gpus": "set launcher.gpus_per_node",
     "--nodes": "set launcher.nodes",
 }
-"""Options of sbatch that a user may not give by `launcher.extra`, and why or what instead."""
+"""Options of sbatch that a user may not give by `launcher.extra`, with the reason or the key to set instead."""
 _SHORT = {
     "-D": "--chdir",
     "-G": "--gpus",
@@ -46,7 +46,7 @@ _SHORT = {
     "-n": "--ntasks",
     "-o": "--output",
 }
-"""The same by their letters, behind which a value may follow at once."""
+"""Short forms of these options. A value may follow the letter without a space."""
 
 
 def _options(config: Config) -> None:
@@ -97,7 +97,7 @@ def _numbers(config: Config) -> None:
 
 
 def slurm_seconds(text: str) -> int | None:
-    """Seconds of a time limit as SLURM writes it; None if it is not one."""
+    """Returns the seconds of a time limit in SLURM's format; None if it is not one."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
     if found is None:
         return None
@@ -111,7 +111,7 @@ def slurm_seconds(text: str) -> int | None:
 
 
 def names_gpus(gres: str | None) -> bool:
-    """Whether `launcher.gres` asks for GPUs: gpu:a100:4, or gres/gpu=4 as newer versions write it."""
+    """Returns whether `launcher.gres` asks for GPUs: gpu:a100:4, or gres/gpu=4 as newer versions write it."""
     return re.search(r"(?:^|,)(?:gres[:/])?gpu\b", gres or "") is not None
 
 

@@ -1,4 +1,4 @@
-"""Questions to SLURM about one job, each a single call; never one per node."""
+"""Asks SLURM about one job. Each question is a single call for all nodes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ ALIVE = ("PENDING", "RUNNING", "REQUEUED", "COMPLETING", "CONFIGURING", "SUSPEND
 
 
 def own_job() -> str:
-    """The job that this process runs in, as SLURM's commands want it: the bare id of a sweep's last task means all."""
+    """Returns the id of the job that this process runs in, as SLURM's commands take it.
+
+    A task of an array is named ARRAY_TASK, because the job id of the last task is also that of the whole array.
+    """
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ["SLURM_JOB_ID"]
 
 
 def job_state(job_id: str) -> OwnState | None:
-    """Asks the controller; None if it does not answer or does not know the job (any more)."""
+    """Asks the controller for a job's state; returns None if it does not answer or does not know the job."""
     lines = shown(job_id)
     if not lines:
         return None
-    # A sweep's number shows all its tasks, and is that of its last one too.
+    # The id of an array shows all its tasks, and it is also the job id of the last one.
     text = next((line for line in lines if line.startswith(f"JobId={job_id} ")), lines[0])
     restarts = re.search(r"\bRestarts=(\d+)", text)
     preempted = re.search(r"\bPreemptTime=(\S+)", text)
@@ -33,7 +36,7 @@ def job_state(job_id: str) -> OwnState | None:
 
 
 def is_alive(job_id: str) -> bool:
-    """Whether a job, or any task of a sweep, waits or runs; one that SLURM cannot be asked about may."""
+    """Returns whether a job, or any task of an array, waits or runs; true if SLURM does not answer."""
     lines = shown(job_id)
     return not lines or any(_state(text) in ALIVE for text in lines)
 

@@ -1,4 +1,4 @@
-"""SLURM's words for the states of jobs, in those that all launchers have in common."""
+"""Translates SLURM's states of jobs into those that all launchers share."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _REMARKS = {
 
 
 def words_for(reason: str) -> str:
-    """SLURM's reason why a job waits, in plain words; its own where we have none."""
+    """Returns SLURM's reason why a job waits, in plain words if there are some."""
     head = reason.partition(",")[0].strip("()")
     if head in _REASONS:
         return _REASONS[head]
@@ -58,12 +58,12 @@ def words_for(reason: str) -> str:
 
 
 def translated(answer: query.Queue) -> Jobs:
-    """An answer of SLURM's."""
+    """Translates an answer of SLURM."""
     return Jobs({key: _job(job) for key, job in answer.jobs.items()}, answer.problem, answer.asked)
 
 
 def _job(job: query.Job) -> Job:
-    phase, end, reason = _standing(job)
+    phase, end, reason = _phase_end_and_reason(job)
     return Job(
         job_id=job.job_id,
         phase=phase,
@@ -79,7 +79,7 @@ def _job(job: query.Job) -> Job:
     )
 
 
-def _standing(job: query.Job) -> tuple[Phase, End | None, str]:
+def _phase_end_and_reason(job: query.Job) -> tuple[Phase, End | None, str]:
     if job.state in _WAITING:
         return Phase.WAITING, None, words_for(job.reason)
     if job.state in _RUNNING:

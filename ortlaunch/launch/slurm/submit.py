@@ -1,4 +1,4 @@
-"""The environment that sbatch, and by it a job, is given."""
+"""The environment that sbatch gets and passes on to the job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ortlaunch.tracking import trackers
 
 
 def submission_environment(config: Config) -> dict[str, str]:
-    """The environment that the job is given: this one, and the tracking URI where it holds a password."""
+    """Returns the job's environment: that of this process, and the tracking URI if it holds a password."""
     kept = {name: value for name, value in os.environ.items() if not _would_interfere(name, config)}
     return kept | trackers.environment(config)
 
@@ -18,12 +18,12 @@ _OWN_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMA
 
 
 def _would_interfere(name: str, config: Config) -> bool:
-    """Whether a variable of this shell would change what the script asks for."""
+    """Returns whether a variable of this shell would change what the script asks for."""
     if name.startswith(("SLURM_", "SRUN_")):
-        # A shell inside another job has that job's.
+        # In a shell inside another job, these variables describe that job.
         return name not in _OWN_VARIABLES
     for key, facts in key_facts(config.launcher).items():
         if facts.variable == name:
-            # A person's default for sbatch comes before what a script says, and a key is to come before it.
+            # sbatch prefers the user's variable to the script, but a key that is set must take precedence.
             return getattr(config.launcher, key) is not None
     return name.startswith("SBATCH_")
