@@ -1,4 +1,4 @@
-"""Types of the options of a command line: each says what it takes to who gives it something else."""
+"""Argument types for argparse. A type that refuses a value says which values it accepts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on."""
+    """Parses a whole number that is 1 or more."""
     return _at_least(1, text)
 
 
 def count(text: str) -> int:
-    """A whole number from 0 on."""
+    """Parses a whole number that is 0 or more."""
     return _at_least(0, text)
 
 

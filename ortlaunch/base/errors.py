@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class RequestError(Exception):
-    """The request is wrong: usage, configuration or missing input. Ends with exit code 2 and this one message."""
+    """The request is wrong: usage, configuration or missing input. The command exits with code 2 and this message."""
 
 
 class TrainingError(Exception):
-    """The training itself failed. Ends with exit code 1 and this message."""
+    """The training itself failed. The command exits with code 1 and this message."""

@@ -6,15 +6,15 @@ import signal
 
 DONE = 0
 FAILED = 1
-"""The training failed, or what was looked at is not as it should be."""
+"""The training failed, or a check found something wrong."""
 REQUEST = 2
 """The request is wrong: usage, configuration, missing input."""
 FIRST_STOPPED = 128
-"""Codes from here on mean that somebody asked to stop."""
+"""Codes from this one on mean that a signal stopped the command."""
 
 
 def stopped_by(number: int) -> int:
-    """The code of a command that a signal has stopped, as shells give it."""
+    """The exit code that a shell reports for a command that a signal stopped."""
     return FIRST_STOPPED + number
 
 

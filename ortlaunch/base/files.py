@@ -1,4 +1,4 @@
-"""Small files that others may read at any moment."""
+"""Small files that other processes may read at any moment."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Writes a file in one step: whoever reads it sees the old one or the new one, whole.
+    """Replaces a file atomically: a reader sees either the whole old file or the whole new one.
 
     Raises:
-        OSError: it cannot be written; the old one is there as it was, and nothing else.
+        OSError: the file cannot be written. The old file is unchanged, and no partial file remains.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -22,5 +22,5 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """The same for text."""
+    """Replaces a file atomically with this text."""
     replace(path, text.encode())

@@ -1,4 +1,4 @@
-"""Lock files, which end with the process that holds them."""
+"""Lock files. The kernel releases a lock when the process that holds it ends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 @contextmanager
 def exclusive(path: Path, wait_seconds: float = 0) -> Iterator[bool]:
-    """Holds a lock file; yields whether it is held, after `wait_seconds` at most.
+    """Takes the lock on a file, waits `wait_seconds` at most, and yields whether this process holds it.
 
-    Where the folder cannot be written or its file system knows no locks, there is nobody to lock out: yields True.
+    It also yields True where no lock is possible: the folder cannot be written, or its file system has no locks.
     """
     handle = _opened(path)
     try:
@@ -25,7 +25,8 @@ def exclusive(path: Path, wait_seconds: float = 0) -> Iterator[bool]:
 
 
 def _opened(path: Path) -> int | None:
-    for mode in (os.O_RDWR, os.O_RDONLY):  # NFS locks only what is open for writing; another user may only read it.
+    # NFS locks only files that are open for writing. A user who may not write the file opens it for reading.
+    for mode in (os.O_RDWR, os.O_RDONLY):
         try:
             return os.open(path, mode | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError:

@@ -1,4 +1,4 @@
-"""What is found by name: modules of a package of ours, and what installed packages announce."""
+"""Finds modules of our packages by name, and entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _Value = TypeVar("_Value")
 
 
 class NamedModules(Mapping[str, _Value]):
-    """What each module of a package registers under the module's own name.
+    """A table of values by name. Each module of a package registers one value under the module's own name.
 
-    The files of the package are the list of names. A module is imported when its name is asked for, so that a command
-    that lists names, or needs one of them, does not pay for the others. Modules whose names begin with an underscore
-    are not listed.
+    The package's files give the list of names. A module is imported only when its name is looked up, so a command that
+    lists names, or needs one of them, does not import the others. Modules whose names begin with an underscore are not
+    listed.
     """
 
     def __init__(self, package: str) -> None:
         """
         Args:
-            package: its full name; it is imported when the first name is asked for.
+            package: the package's full name. It is imported when the first name is looked up.
         """
         self.package = package
         self._names: list[str] | None = None
         self._registered: dict[str, _Value] = {}
 
     def register(self, name: str, value: _Value) -> None:
-        """Keeps the value of a name; a module that is imported again replaces its own."""
+        """Stores the value of a name. A module that is imported again replaces its value."""
         self._registered[name] = value
 
     def __getitem__(self, name: str) -> _Value:
@@ -63,9 +63,9 @@ class NamedModules(Mapping[str, _Value]):
 
 
 def announced(group: str) -> list[EntryPoint]:
-    """What installed packages announce in a group of entry points.
+    """The entry points of one group in all installed packages.
 
-    All packages are read once, which takes 11 ms, and again when ``sys.path`` has changed.
+    The packages' metadata is read once, which takes 11 ms, and again after ``sys.path`` changes.
     """
     return list(_entry_points(tuple(sys.path)).select(group=group))
 

@@ -1,7 +1,7 @@
-"""Sends a worker's output where it belongs: all of it to the rank's log file, what rank 0 prints also to the terminal.
+"""Redirects a worker's output. All of it goes to the rank's log file; what rank 0 prints also goes to the terminal.
 
-Only what Python code prints to standard output reaches the terminal. Warnings, log records and the banners of the
-libraries go to standard error or straight to the file descriptors, and so to the log file alone.
+Only what Python code prints to standard output reaches the terminal. Warnings, log records and the banners of
+libraries go to standard error or directly to the file descriptors. These reach only the log file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TextIO
 
 
 class _Tee(io.TextIOBase):
-    """Writes to two streams; everything else is asked of the first."""
+    """A stream that writes to the log and to the terminal. Every other call goes to the log."""
 
     def __init__(self, log: TextIO, terminal: TextIO) -> None:
         self._log = log
@@ -43,11 +43,11 @@ class _Tee(io.TextIOBase):
 
 
 def redirect(log_file: Path, *, to_terminal: bool) -> None:
-    """Points standard output and error of this process to `log_file`, appending.
+    """Appends this process's standard output and standard error to `log_file`.
 
     Args:
         log_file: the rank's log.
-        to_terminal: also pass on what is printed to standard output.
+        to_terminal: also write what Python prints to standard output to the terminal.
     """
     terminal = os.dup(1)
     descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -62,7 +62,7 @@ def redirect(log_file: Path, *, to_terminal: bool) -> None:
 
 
 def quiet_library_logs() -> None:
-    """Moves the handlers of libraries that log to standard output over to standard error."""
+    """Moves the log handlers that libraries attached to standard output to standard error."""
     loggers = [logging.getLogger(), *(logging.getLogger(name) for name in logging.root.manager.loggerDict)]
     for logger in loggers:
         for handler in logger.handlers:
@@ -71,7 +71,7 @@ def quiet_library_logs() -> None:
 
 
 def append_to(path: Path) -> None:
-    """Points this process's standard output and error to a file, behind what earlier attempts wrote there."""
+    """Appends this process's standard output and standard error to a file, after the output of earlier attempts."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

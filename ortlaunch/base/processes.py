@@ -1,4 +1,4 @@
-"""What this process asks of the kernel about other processes."""
+"""Calls to the kernel that concern other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that came with packages of this Python environment."""
+"""Programs that packages installed into this Python environment."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sysconfig
 
 
 def add_to_path() -> None:
-    """Lets this process and its children find them, after the user's own.
+    """Appends this environment's folder of programs to PATH, for this process and its children.
 
-    torch and DeepSpeed compile by calling ninja, whose package puts it beside this environment's Python: a folder that
-    is in PATH only where the environment was activated.
+    torch and DeepSpeed compile with ninja. Its package installs it beside this environment's Python. That folder is in
+    PATH only where the environment was activated.
     """
     own = sysconfig.get_path("scripts")
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)

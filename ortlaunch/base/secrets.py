@@ -1,4 +1,4 @@
-"""What must not be written down: variables with a secret's name, credentials in URLs, and values of secrets."""
+"""Removes secrets from what is written: variables with a secret's name, credentials in URLs, and secret values."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATAB
 _HOST_ONLY = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:@/?#]*)(:\d+)?$")
 _KNOWN = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{16}|dapi[0-9a-f]{32}\w*)\b")
 _TRACKER_KEY = re.compile(r"(\btrack(?:ing|ers)(?:\.\w+)*\.(\w+)=)([^\s'\"]+)")
-"""A key of a tracker with its value, as a word of the command line or in Hydra's record of it."""
+"""A tracker's key with its value, as it appears on the command line or in Hydra's record of the command."""
 _LEAST_LENGTH = 8
-"""Of a secret's value that is looked for in other texts: shorter ones, such as "1" or "true", are everywhere."""
+"""The least length of a secret's value that is searched for. Shorter values, such as "1" or "true", occur anywhere."""
 
 
 def is_secret(name: str) -> bool:
@@ -34,9 +34,9 @@ def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> 
     """Removes credentials in URLs and in trackers' keys, words that look like tokens, and the environment's secrets.
 
     Args:
-        text: what is to be written down.
-        environment: variables whose values are left out where their names say that they are secrets; by default this
-            process's own.
+        text: the text to be written.
+        environment: the variables to check; this process's own by default. The values of those that have a secret's
+            name are removed from the text.
     """
     for value in _secret_values(os.environ if environment is None else environment):
         text = text.replace(value, "***")
@@ -46,18 +46,18 @@ def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> 
 
 
 def _secret_values(environment: Mapping[str, str]) -> list[str]:
-    """Longest first, so that a secret that contains another one goes as a whole."""
+    """The values of the secret variables, longest first, so that a secret that contains another is removed whole."""
     values = {
         value
         for name, value in environment.items()
-        # The path of a key file or socket is no secret, and may be the beginning of other paths.
+        # The path of a key file or socket is no secret, and other paths may begin with it.
         if is_secret(name) and len(value) >= _LEAST_LENGTH and not value.startswith("/")
     }
     return sorted(values, key=len, reverse=True)
 
 
 def redacted(uri: str) -> str:
-    """The URI with its password, or a token in a user's or a query's place, replaced by ``***``."""
+    """The URI with its secret replaced by ``***``: a password, or a token given as the user or in the query."""
     before, credentials, after = _parts(uri)
     if credentials:
         user, colon, _ = credentials.partition(":")
@@ -66,7 +66,7 @@ def redacted(uri: str) -> str:
 
 
 def _parts(uri: str) -> tuple[str, str, str]:
-    """A URI as what comes before the credentials, the credentials, and what comes after their '@'."""
+    """Splits a URI into the part before the credentials, the credentials, and the part after their '@'."""
     scheme, separator, rest = uri.partition("://")
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if not separator or scheme.startswith(("sqlite", "file")) or "@" not in rest or _HOST_ONLY.match(authority):
@@ -77,7 +77,7 @@ def _parts(uri: str) -> tuple[str, str, str]:
 
 
 def scrubbed(text: str, uri: str) -> str:
-    """An error text of a library without the URI's credentials and without those of MLflow's environment variables."""
+    """A library's error text without the credentials in the URI and in MLflow's environment variables."""
     text = text.replace(uri, redacted(uri))
     for secret in _secrets(uri):
         text = text.replace(secret, "***")
@@ -85,7 +85,7 @@ def scrubbed(text: str, uri: str) -> str:
 
 
 def _secrets(uri: str) -> list[str]:
-    """Longest first, so that a secret that contains another one goes as a whole."""
+    """The secrets of the URI and of MLflow's variables, longest first, so that none is removed only in part."""
     user, colon, password = _parts(uri)[1].partition(":")
     secret = password if colon else user
     secrets = {secret, unquote(secret), quote(unquote(secret), safe="")}

@@ -1,4 +1,4 @@
-"""What all tables on the terminal have in common: no name in them steers the terminal, no line ends early in a pipe."""
+"""Printing tables: no text in a table can send control characters, and a pipe gets every line in full width."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _NO_LIMIT = 100_000
 
 
 def printable(text: str) -> str:
-    """Names come from a shared server: none may steer the terminal."""
+    """Replaces unprintable characters by '?'. Names come from a shared server and must not control the terminal."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def print_in_full_width(table: Table, console: Console) -> None:
-    """Lets no line end early: what reads a pipe has no width, and a narrow terminal wraps by itself."""
+    """Prints a table without cutting its lines: a pipe has no width, and a narrow terminal wraps lines itself."""
     unlimited = console.options.update(width=_NO_LIMIT)
     width = Measurement.get(console, unlimited, table).maximum
     for segments in console.render_lines(table, unlimited.update(width=width), pad=False):

@@ -1,4 +1,4 @@
-"""Who uses this machine, and where their cache lies."""
+"""The user's name and the user's cache folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def user_name() -> str:
-    """The user's login; the number of one that has none, as in a container."""
+    """The user's login name, or the user id where there is no name, for example in a container."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -16,9 +16,9 @@ def user_name() -> str:
 
 
 def user_cache() -> Path:
-    """The user's folder for what can be made again.
+    """The user's cache folder, which holds only what can be made again.
 
-    ``$ORTLAUNCH_CACHE``, else ``$XDG_CACHE_HOME/ortlaunch``, else ``~/.cache/ortlaunch``.
+    It is ``$ORTLAUNCH_CACHE``, else ``$XDG_CACHE_HOME/ortlaunch``, else ``~/.cache/ortlaunch``.
     """
     named = os.environ.get("ORTLAUNCH_CACHE")
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ortlaunch"

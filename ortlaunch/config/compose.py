@@ -1,4 +1,4 @@
-"""Public name of composing a configuration, for programs: see `ortlaunch.compose.hydra_tree`."""
+"""The public name of the function that composes a configuration; see `ortlaunch.compose.hydra_tree`."""
 
 from ortlaunch.compose.hydra_tree import (
     compose,

@@ -1,4 +1,4 @@
-"""What this machine offers to compute on, found without importing torch."""
+"""The devices and cores of this machine, found without importing torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ortlaunch.config.schema import Device
 
 
 def visible_gpus() -> int:
-    """Number of NVIDIA GPUs that a process started here may use; honours ``CUDA_VISIBLE_DEVICES``."""
+    """The number of NVIDIA GPUs that a process on this machine may use. ``CUDA_VISIBLE_DEVICES`` limits it."""
     present = _present_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or present == 0:
         return present
-    # CUDA stops at the first entry that names no device.
+    # CUDA ignores the list from the first entry that names no device.
     count = 0
     for entry in visible.split(","):
         if entry.strip() in ("", "-1"):
@@ -26,14 +26,14 @@ def visible_gpus() -> int:
 
 
 def resolve_device(device: Device) -> Device:
-    """Turns `auto` into what this machine has."""
+    """Resolves `auto` to CUDA if this machine has a GPU, else to the CPU."""
     if device is Device.auto:
         return Device.cuda if visible_gpus() > 0 else Device.cpu
     return device
 
 
 def usable_cores() -> int:
-    """Number of CPU cores that this process may run on; a SLURM or container limit counts."""
+    """The number of CPU cores that this process may run on. It respects the limits of SLURM and containers."""
     return len(os.sched_getaffinity(0))
 
 

@@ -11,12 +11,12 @@ from ortlaunch.config.schema import GROUPS, Config, ModelConfig
 
 
 def known_keys() -> list[str]:
-    """Every dotted key of the schema, over all options of all groups."""
+    """Every dotted key of the schema, in all options of all groups."""
     return sorted(_types())
 
 
 def has_key(node: type[Any], key: str, prefix: str) -> bool:
-    """Whether one option of a group has a key.
+    """Whether an option of a group has a key.
 
     Args:
         node: the option's schema.
@@ -27,12 +27,12 @@ def has_key(node: type[Any], key: str, prefix: str) -> bool:
 
 
 def is_switch(key: str) -> bool:
-    """Whether a key is true or false."""
+    """Whether a key is a boolean."""
     return _types()[key] == "bool"
 
 
 def schemas_of(group: str) -> Mapping[str, type[Any]]:
-    """The schema of each option of a group, those of installed packages included."""
+    """The schema of each option of a group, with the options of installed packages."""
     return launcher_schemas() if group == "launcher" else GROUPS.get(group, {})
 
 

@@ -1,4 +1,4 @@
-"""Between Hydra's composed tree, the run folder's ``config.yaml`` and the dataclasses of the schema."""
+"""Converts between Hydra's composed tree, the run folder's ``config.yaml`` and the dataclasses of the schema."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ortlaunch.run.settings import read_settings
 
 
 def to_config(tree: DictConfig) -> Config:
-    """Turns a composed tree into the schema's dataclasses.
+    """Converts a composed tree into the schema's dataclasses.
 
     Raises:
-        RequestError: a value that the user must give is missing, a key was added (``+train.stpes=1``) that nothing
-            reads, or an interpolation does not resolve.
+        RequestError: a value that the user must give is missing, a key was added that the schema does not have
+            (``+train.stpes=1``), or an interpolation cannot be resolved.
     """
     try:
         if added := next(_added_keys(tree), None):
@@ -40,7 +40,7 @@ def to_config(tree: DictConfig) -> Config:
 
 
 def _with_plain_trackers(tree: DictConfig) -> DictConfig:
-    """The keys of trackers without their dataclasses, which may be a user's that workers cannot import."""
+    """Replaces the trackers' dataclasses by plain values: workers may be unable to import a user's dataclass."""
     plain = OmegaConf.to_container(tree.trackers, resolve=True, enum_to_str=True)
     tree = copy.deepcopy(tree)
     with open_dict(tree):
@@ -62,15 +62,16 @@ def _added_keys(tree: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Writes a resolved configuration that `load_config` reads back."""
+    """Writes a resolved configuration, which `load_config` can read."""
     OmegaConf.save(OmegaConf.structured(config), path)
 
 
 def load_config(path: Path) -> Config:
-    """Reads the configuration that a launcher wrote; used by the workers, which know nothing of Hydra.
+    """Reads the configuration that a launcher wrote. Workers use it, so it does without Hydra.
 
     Raises:
-        RequestError: its launcher is of a package that is not installed here.
+        FileNotFoundError: there is no file.
+        RequestError: the launcher belongs to a package that is not installed here.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there")
@@ -89,13 +90,13 @@ def load_config(path: Path) -> Config:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """The configuration as plain nested dictionaries; enums by their names."""
+    """The configuration as nested dictionaries of plain values. An enum becomes its name."""
     plain = OmegaConf.to_container(OmegaConf.structured(config), resolve=True, enum_to_str=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an exception's message."""
+    """The first line of an exception's message, or the exception's type if it has no message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""The key that a user means who types another one: by what other tools call it, by its words, by its spelling."""
+"""Guesses which key a user meant by an unknown one: by other tools' names, by its words and by its spelling."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ortlaunch.config.schema import GROUPS
 from ortlaunch.config.synonyms import FILLERS, KEYS, WORDS
 
 _ALIKE = 0.75
-"""How alike two names must be for one to be the other misspelt: below, a guess is wrong more often than it helps."""
+"""The least similarity of a misspelt name to the right one. Below it, a guess is wrong more often than it helps."""
 _ALIKE_GROUPS = 0.6
 _LONGER = 2
-"""Letters by which a misspelt name differs in length at most: ``memory`` is not ``pin_memory`` misspelt."""
+"""The largest difference in length of a misspelt name: ``memory`` is not a misspelt ``pin_memory``."""
 _MANY = 2
-"""More keys than this that fit equally well are no guess."""
+"""If more keys than this fit equally well, there is no guess."""
 
 
 def unknown_key(key: str) -> str:
-    """What is said of a key that the configuration does not have, with the key or the option that helps."""
+    """The message for a key that the configuration does not have. It suggests a key, or the option that has the key."""
     group = key.partition(".")[0]
     if owners := _owners(key):
         return f"{key}: the chosen {group} has no such key; it belongs to {group}={', '.join(owners)}"
@@ -29,23 +29,23 @@ def unknown_key(key: str) -> str:
 
 
 def _owners(key: str) -> list[str]:
-    """The options of a key's group that have it."""
+    """The options of a key's group that have the key."""
     group = key.partition(".")[0]
     return [name for name, node in schemas_of(group).items() if has_key(node, key, f"{group}.")]
 
 
 def _with_options(key: str) -> str:
-    """A key with the options that it belongs to, where most options of its group do not have it."""
+    """The key as text. If at most half of its group's options have it, their names follow."""
     group = key.partition(".")[0]
     owners = _owners(key)
     return f"{key} ({group}={', '.join(owners)})" if 0 < len(owners) <= len(schemas_of(group)) / 2 else key
 
 
 def meant_keys(name: str) -> list[str]:
-    """The keys that a name may stand for, the likeliest first; none rather than a wrong one.
+    """The keys that a name may stand for, the likeliest first; empty if no guess is good enough.
 
     Args:
-        name: an unknown key as it was typed, such as ``launcher.workers``, ``learning-rate`` or ``train.stpes``.
+        name: an unknown key as the user typed it, such as ``launcher.workers``, ``learning-rate`` or ``train.stpes``.
 
     Returns:
         At most two, each a key of the schema, a group, ``model.params.NAME`` or ``KEY=VALUE``.
@@ -55,7 +55,7 @@ def meant_keys(name: str) -> list[str]:
         return [plain]
     group = _group_of(plain)
     leaf = plain.partition(".")[2] if group else plain
-    # A model's own parameters are not in the schema, so there is always one more key that can be meant.
+    # A model's own parameters are not in the schema, so the user may always mean one of them.
     anywhere = (_a_model_parameter,) if group == "model" else (_by_leaf, _by_words, _by_spelling)
     for guess in (_in_its_group, _by_table, *anywhere):
         if found := guess(plain, group, leaf):
@@ -69,13 +69,13 @@ def meant_key(name: str) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """``--maxSteps`` and ``max-steps`` as ``max_steps``."""
+    """The name in the schema's style: ``--maxSteps`` and ``max-steps`` become ``max_steps``."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-+"))
     return snake.replace("-", "_").lower()
 
 
 def _group_of(plain: str) -> str:
-    """The group or node that a dotted name begins with, also misspelt; empty without one."""
+    """The group or node that a dotted name begins with, which may be misspelt; empty without one."""
     first, dot, _ = plain.partition(".")
     if not dot:
         return ""
@@ -92,17 +92,17 @@ def _groups() -> list[str]:
 
 
 def _in_its_group(plain: str, group: str, leaf: str) -> list[str]:
-    """The group was misspelt, or another sign follows it: ``trian.steps``, ``train_steps``."""
+    """Finds a key whose group is misspelt or is not followed by a dot: ``trian.steps``, ``train_steps``."""
     keys = known_keys()
     if group and f"{group}.{leaf}" in keys:
         return [f"{group}.{leaf}"]
     found = [key for key in keys if "." in key and key.replace(".", "_") == plain.replace(".", "_")]
-    # An option is chosen of its group: optimizer=sgd, not optimizer.name=sgd.
+    # A user chooses an option by its group: optimizer=sgd, not optimizer.name=sgd.
     return [key.removesuffix(".name") if key.removesuffix(".name") in GROUPS else key for key in found]
 
 
 def _by_table(plain: str, group: str, leaf: str) -> list[str]:
-    """What another tool calls so; the words of a key in the same group come first."""
+    """Finds the keys that another tool calls by this name. A key of the same group that has its words comes first."""
     found = KEYS.get(plain) or KEYS.get(leaf) or ()
     inside = [key for key in found if group and key.startswith(f"{group}.")]
     if group and not inside and _with_words(leaf, group):
@@ -111,12 +111,12 @@ def _by_table(plain: str, group: str, leaf: str) -> list[str]:
 
 
 def _a_model_parameter(plain: str, group: str, leaf: str) -> list[str]:
-    """A misspelt key of the group, else a parameter that stands one level too high: ``model.n_layer``."""
+    """Finds a misspelt key of the group, else takes a parameter one level too high: ``model.n_layer``."""
     return _spelt_in(group, leaf) or [f"model.params.{leaf}"]
 
 
 def _by_leaf(plain: str, group: str, leaf: str) -> list[str]:
-    """The same name in another group; one word behind a group of another tool says too little: ``amp.mode``."""
+    """Finds the same name in another group. A single word after another tool's group is too vague: ``amp.mode``."""
     last = leaf.rpartition(".")[2]
     if not group and "." in plain and "_" not in last:
         return []
@@ -125,14 +125,14 @@ def _by_leaf(plain: str, group: str, leaf: str) -> list[str]:
 
 
 def _by_words(plain: str, group: str, leaf: str) -> list[str]:
-    """Keys that hold all words of the name, or their beginnings: of its group, else of any."""
+    """Finds keys that have all words of the name, or words that begin with them: in its group, else in any."""
     inside = _with_words(leaf, group) if group else []
     last = leaf.rpartition(".")[2]
     return inside or _nearest_group_first(_with_words(last if "_" in last else leaf, ""), group)
 
 
 def _by_spelling(plain: str, group: str, leaf: str) -> list[str]:
-    """Keys, and the names of the table, that are spelt almost so: in the group first, then anywhere."""
+    """Finds keys, and other tools' names for keys, with a similar spelling: in the group first, then anywhere."""
     if found := _spelt_in(group, leaf):
         return found
     names: dict[str, tuple[str, ...]] = {key: (key,) for key in known_keys() if "." not in key}
@@ -144,14 +144,14 @@ def _by_spelling(plain: str, group: str, leaf: str) -> list[str]:
 
 
 def _spelt_in(group: str, leaf: str) -> list[str]:
-    """The key of a group that is spelt almost as `leaf`."""
+    """The key of a group whose spelling is similar to `leaf`."""
     leaves = [key.partition(".")[2] for key in known_keys() if group and key.startswith(f"{group}.")]
     closest = _closest(leaf, leaves, _ALIKE)
     return [f"{group}.{closest}"] if closest else []
 
 
 def _with_words(leaf: str, group: str) -> list[str]:
-    """The keys of a group, or of all, that hold all words of a name and fewest others."""
+    """The keys of a group, or of all groups, that have all words of a name and the fewest other words."""
     words = _words(leaf)
     held: dict[str, int] = {}
     for key in known_keys():
@@ -165,17 +165,17 @@ def _with_words(leaf: str, group: str) -> list[str]:
 
 
 def _words(name: str) -> set[str]:
-    """What a name says: its words without fillers, one word for each idea."""
+    """The words of a name without fillers, with one word for each group of synonyms."""
     return {WORDS.get(word, word) for word in re.split(r"[._]", name)} - FILLERS - {""}
 
 
 def _begins(word: str, other: str) -> bool:
-    """Whether a word is another one's plural or its beginning."""
+    """Whether the first word is the other one's beginning, or the two differ only by a plural s."""
     return word.removesuffix("s") == other.removesuffix("s") or (len(word) >= 3 and other.startswith(word))
 
 
 def _nearest_group_first(keys: list[str], group: str) -> list[str]:
-    """Keys in the order in which they can be meant: the most alike group's, then the run's own, then the least deep."""
+    """Sorts keys by likelihood: by the similarity of their group, then those of `train`, then the least nested."""
 
     def rank(key: str) -> tuple[float, bool, int, str]:
         alike = difflib.SequenceMatcher(None, group, key.partition(".")[0]).ratio() if group else 0.0
@@ -185,7 +185,7 @@ def _nearest_group_first(keys: list[str], group: str) -> list[str]:
 
 
 def _closest(name: str, names: list[str], cutoff: float) -> str | None:
-    """The name that is spelt most alike; two letters that changed places count as one."""
+    """The name with the most similar spelling. A name that only differs by two swapped letters comes first."""
     near = [other for other in names if abs(len(other) - len(name)) <= _LONGER]
     swapped = [other for other in near if _is_swap(name, other)]
     return next(iter(swapped or difflib.get_close_matches(name, near, n=1, cutoff=cutoff)), None)

@@ -11,10 +11,10 @@ from ortlaunch.config.options import MODULE_GROUPS
 
 
 class OptionNode(ConfigNode):
-    """An option's node, made of its dataclass when it is loaded.
+    """A node of Hydra's store that is built from the option's dataclass when Hydra loads it.
 
-    Hydra asks for one option of a group and needs no more than the names of the others: to import all modules and to
-    make all nodes takes 16 ms, a twentieth of a short command.
+    Hydra loads one option of a group and needs only the names of the others. To import all modules and build all nodes
+    would take 16 ms, a twentieth of a short command.
     """
 
     def __init__(self, group: str, name: str) -> None:
@@ -22,7 +22,7 @@ class OptionNode(ConfigNode):
         self.group = group
         self.package = None
         self.provider = None
-        # Names, not the options themselves: Hydra makes deep copies of its store.
+        # The node keeps names instead of the options, because Hydra makes deep copies of its store.
         self._key = (group, name)
         self._node: DictConfig | None = None
 
@@ -39,7 +39,7 @@ class OptionNode(ConfigNode):
 
 
 def store_option(group: str, name: str) -> None:
-    """Makes an option known to Hydra, as ``<group>=<name>`` and, for files that build on it, as its schema."""
+    """Registers an option in Hydra's store: as ``<group>=<name>``, and as a schema for files that build on it."""
     repository: dict[str, Any] = ConfigStore.instance().repo
     node = OptionNode(group, name)
     for groups in (repository, repository.setdefault("schema", {})):

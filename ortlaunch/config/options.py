@@ -1,4 +1,4 @@
-"""The config groups whose options are modules: each one holds an option's dataclass and what it does."""
+"""The config groups whose options are modules. Each module has an option's dataclass and its implementation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _Node = TypeVar("_Node", bound=type[Any])
 
 
 class Options(NamedModules[type[Any]]):
-    """The dataclasses of one config group by option: those of our modules, then those of installed packages.
+    """The dataclasses of one config group by option name: those of our modules and of installed packages.
 
-    Configuration is read where torch is not installed or must not be imported, so these modules import it in functions.
+    Configuration is read where torch is not installed or must not be imported. These modules therefore import torch
+    only inside functions.
     """
 
     def __init__(self, group: str, package: str, entry_points: str) -> None:
@@ -26,7 +27,7 @@ class Options(NamedModules[type[Any]]):
         Args:
             group: the config group.
             package: the package whose modules are the group's options.
-            entry_points: the entry-point group in which installed packages announce dataclasses as further options.
+            entry_points: the entry-point group in which installed packages announce the dataclasses of their options.
         """
         super().__init__(package)
         self.group = group
@@ -43,7 +44,7 @@ class Options(NamedModules[type[Any]]):
         return super().__contains__(name) or name in self.installed()
 
     def __iter__(self) -> Iterator[str]:
-        """Our options, and those of installed packages that have been asked for: others may be broken."""
+        """Our options, and the loaded options of installed packages. Others are left out: they may be broken."""
         ours = self.shipped()
         return iter([*ours, *(name for name in self._registered if name not in ours)])
 
@@ -51,11 +52,14 @@ class Options(NamedModules[type[Any]]):
         return len(list(iter(self)))
 
     def shipped(self) -> list[str]:
-        """Names of our own options."""
+        """The names of our own options."""
         return list(super().__iter__())
 
     def installed(self) -> dict[str, EntryPoint]:
-        """What installed packages announce, without the names that are ours; the first call takes 11 ms."""
+        """The options that installed packages announce, without those that have a name of ours.
+
+        The first call takes 11 ms.
+        """
         ours = set(self.shipped())
         return {point.name: point for point in announced(self.entry_points) if point.name not in ours}
 
@@ -79,15 +83,17 @@ MODULE_GROUPS = {
         Options("scheduler", "ortlaunch.trainer.schedules", "ortlaunch.schedulers"),
     )
 }
-"""Those groups by name."""
+"""The groups whose options are modules, by name."""
 
 
 TRAPS = NamedModules[Any]("ortlaunch.ort.verify.traps")
-"""The traps of ONNX Runtime that are looked for at a run's start, by the names that ``backend.allow`` takes."""
+"""The traps of ONNX Runtime that the start of a run checks for, by the names that ``backend.allow`` takes."""
 
 
 def option(group: str) -> Callable[[_Node], _Node]:
-    """Makes a dataclass the option of a config group that its field `name` says, as its module is called.
+    """Registers a dataclass as an option of a config group.
+
+    The default of its field `name` is the option's name. For our own options it is also the module's name.
 
     Args:
         group: data, optimizer or scheduler.

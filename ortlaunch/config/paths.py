@@ -1,4 +1,4 @@
-"""Where the files lie that come with the package: beside it in a checkout, inside it in an installed wheel."""
+"""Finds the files that come with the package. They are beside it in a checkout and inside it in an installed wheel."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def conf_dir() -> Path:
     """The folder with ``config.yaml`` and the config groups.
 
     Raises:
-        FileNotFoundError: the installation carries no configuration tree.
+        FileNotFoundError: the installation has no configuration tree.
     """
     return _shipped("conf", "config.yaml")
 
 
 def group_options(group: str) -> list[str]:
-    """Names that ``group=NAME`` takes, from the files of that config group."""
+    """The names that ``group=NAME`` takes, from the files of that config group."""
     return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
 
 
@@ -26,38 +26,38 @@ def slurm_template() -> Path:
     """The template of the script that SLURM runs.
 
     Raises:
-        FileNotFoundError: the installation does not carry it.
+        FileNotFoundError: the installation does not have it.
     """
     return _slurm_dir() / "job.sh"
 
 
 def slurm_profiles() -> dict[str, Path]:
-    """Files of cluster profiles by name: a user's own before the machine's, and those before ours.
+    """The files of cluster profiles by name. A user's file hides the machine's of the same name, and both hide ours.
 
-    They are looked for in the folders that ``ORTLAUNCH_SLURM_PROFILES`` names (separated by colons), in
-    ``~/.config/ortlaunch/slurm/profiles`` and in ``/etc/ortlaunch/slurm/profiles``.
+    The function searches the folders in ``ORTLAUNCH_SLURM_PROFILES`` (separated by colons), then
+    ``~/.config/ortlaunch/slurm/profiles``, then ``/etc/ortlaunch/slurm/profiles``.
     """
     return _by_name("ORTLAUNCH_SLURM_PROFILES", "slurm/profiles", _slurm_dir() / "profiles")
 
 
 def ready_jobs() -> dict[str, Path]:
-    """Files of ready jobs by name: a user's own before the machine's, and those before ours.
+    """The files of ready jobs by name. A user's file hides the machine's of the same name, and both hide ours.
 
-    They are looked for in the folders that ``ORTLAUNCH_JOBS`` names (separated by colons), in
-    ``~/.config/ortlaunch/jobs`` and in ``/etc/ortlaunch/jobs``.
+    The function searches the folders in ``ORTLAUNCH_JOBS`` (separated by colons), then ``~/.config/ortlaunch/jobs``,
+    then ``/etc/ortlaunch/jobs``.
     """
     return _by_name("ORTLAUNCH_JOBS", "jobs", _shipped("jobs", "gpt2_ort.yaml"))
 
 
 def headline(path: Path) -> str:
-    """What a configuration file says of itself: its first line, a comment."""
+    """The description of a configuration file: its first line, if that is a comment."""
     with path.open() as file:
         first = file.readline().strip()
     return first.lstrip("# ") if first.startswith("#") else ""
 
 
 def jobs_text() -> str:
-    """One line per ready job that ``+jobs=NAME`` takes."""
+    """A text with one line for each ready job that ``+jobs=NAME`` takes."""
     jobs = ready_jobs()
     width = max(len(name) for name in jobs)
     return "\n".join(f"{name:<{width}}  {headline(path)}" for name, path in sorted(jobs.items()))

@@ -1,4 +1,4 @@
-"""Options of config groups that installed packages bring, found by their entry points."""
+"""Launchers that installed packages add, found by their entry points."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 LAUNCHERS = "ortlaunch.launchers"
-"""Group of entry points of launchers: NAME = "package.module:Class"."""
+"""The entry-point group of launchers: NAME = "package.module:Class"."""
 
 _log = logging.getLogger(__name__)
 
 
 @functools.cache
 def announced_launchers() -> dict[str, EntryPoint]:
-    """The launchers of installed packages by name, none of them imported; a name of ours stays ours."""
-    from importlib.metadata import entry_points  # 11 ms, which a command that asks for none does not pay
+    """The launchers of installed packages by name, without importing them. One that has a name of ours is left out."""
+    from importlib.metadata import entry_points  # This takes 11 ms, which only commands that call this function spend.
 
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=LAUNCHERS):
@@ -36,7 +36,7 @@ def load_launcher(name: str) -> Any:
     """The launcher class that an installed package announces.
 
     Raises:
-        RequestError: there is none of this name, or it cannot be imported.
+        RequestError: there is no launcher of this name, or it cannot be imported.
     """
     point = announced_launchers().get(name)
     if point is None:
@@ -54,7 +54,7 @@ def load_launcher(name: str) -> Any:
 
 
 def launcher_schema(name: str) -> type[Any]:
-    """The dataclass of a launcher's keys, ours or an installed package's.
+    """The dataclass of a launcher's keys. The launcher is ours or an installed package's.
 
     Raises:
         RequestError: as `load_launcher`.
@@ -65,7 +65,7 @@ def launcher_schema(name: str) -> type[Any]:
 
 
 def launcher_schemas() -> dict[str, type[Any]]:
-    """The dataclasses of all launchers' keys by name, without those that cannot be imported."""
+    """The dataclasses of all launchers' keys by name. Launchers that cannot be imported are left out."""
     found = dict(GROUPS["launcher"])
     for name in announced_launchers():
         try:

@@ -1,4 +1,4 @@
-"""Which precision goes with which backend, trainer and device: the rules, and the table that is made of them."""
+"""Which precisions a backend, trainer and device support: the rules, and the table that is made from them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ TRAINERS = tuple(
     for name, trainer in trainers.TRAINERS.items()
     for value in (trainer.variants.values if trainer.variants else (0,))
 )
-"""Every trainer by name; DeepSpeed with each stage behind it."""
+"""The names of all trainers. DeepSpeed appears once for each ZeRO stage, as ``deepspeed 1``."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One way to run."""
+    """One combination of backend, trainer, precision and device."""
 
     backend: str
     trainer: str
-    """Name of the trainer; for DeepSpeed with the stage behind it."""
+    """The trainer's name; for DeepSpeed the ZeRO stage follows it."""
     precision: Precision
     device: Device
     """`cpu` or `cuda`."""
 
     @property
     def refusal(self) -> str | None:
-        """Why it cannot be run and what can be instead, None where it can."""
+        """Why the combination cannot run and what to use instead; None if it can run."""
         name, _, variant = self.trainer.partition(" ")
         of_trainer = trainers.TRAINERS[name].refusal(self.backend, self.precision, int(variant) if variant else None)
         if of_trainer is not None:
@@ -44,13 +44,13 @@ class Cell:
 
 
 def cell_name(cfg: TrainerConfig) -> str:
-    """What a configured trainer is called in a cell."""
+    """The name of a configured trainer, as `Cell.trainer` has it."""
     variant = trainers.trainer_of(cfg).variant(cfg)
     return cfg.name if variant is None else f"{cfg.name} {variant}"
 
 
 def cells(device: Device) -> list[Cell]:
-    """Every combination on a device."""
+    """All combinations on a device."""
     return [
         Cell(backend, trainer, precision, device)
         for backend in BACKENDS

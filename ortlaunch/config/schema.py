@@ -1,9 +1,10 @@
 """The typed shape of a run's configuration.
 
-Each class is one node of the tree that Hydra composes; `register_schemas` puts them into Hydra's ConfigStore so
-that a misspelt key or a value of the wrong type fails while composing. Workers load the same classes from the run
-folder's ``config.yaml``. Data sources, optimizers and schedules are modules of their own (`ortlaunch.config.options`);
-here is what all of a group have. Defaults live in these dataclasses; the YAML files under ``conf/`` only choose.
+Each class is one node of the tree that Hydra composes. `register_schemas` puts them into Hydra's ConfigStore, so that
+a misspelt key or a value of the wrong type fails while Hydra composes. Workers load the same classes from the run
+folder's ``config.yaml``. Each data source, optimizer and schedule has a module of its own (`ortlaunch.config.options`);
+this module has only the keys that all options of such a group share. The defaults are in these dataclasses; the YAML
+files under ``conf/`` only choose options.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Device(Enum):
-    """Where workers compute: `auto` takes CUDA where this machine shows a GPU and the CPU elsewhere."""
+    """The device that workers compute on. `auto` means CUDA if this machine has a GPU, else the CPU."""
 
     auto = "auto"
     cuda = "cuda"
@@ -36,7 +37,7 @@ class Device(Enum):
 
 
 class Precision(Enum):
-    """Number format of forward and backward; the weights that the optimizer updates, and its state, are in fp32."""
+    """The number format of forward and backward. The weights that the optimizer updates, and its state, are fp32."""
 
     fp32 = "fp32"
     bf16 = "bf16"
@@ -44,14 +45,14 @@ class Precision(Enum):
 
 
 class Fallback(Enum):
-    """What happens when ONNX Runtime cannot run the model: stop the run, or go on in PyTorch and say so."""
+    """What to do when ONNX Runtime cannot run the model: stop the run, or warn and continue in PyTorch."""
 
     error = "error"
     warn = "warn"
 
 
 class OrtZero3(Enum):
-    """How ONNX Runtime's backward gets parameters that ZeRO 3 frees after the forward: see `OrtConfig.zero3`."""
+    """How ONNX Runtime's backward gets the parameters that ZeRO 3 frees after the forward; see `OrtConfig.zero3`."""
 
     recompute = "recompute"
     hold = "hold"
@@ -60,9 +61,9 @@ class OrtZero3(Enum):
 if TYPE_CHECKING:
 
     class Allow(Enum):
-        """Ways in which a model computes something else under ONNX Runtime, that stop a run unless they are allowed."""
+        """Findings that stop a run unless they are allowed: the model computes something else under ONNX Runtime."""
 else:
-    # A member for each module of `ort/verify/traps/`.
+    # There is a member for each module of `ort/verify/traps/`.
     Allow = Enum("Allow", {name: name for name in TRAPS}, module=__name__)
 
 
@@ -81,57 +82,60 @@ class TrainConfig:
     """The training loop."""
 
     steps: int = 100
-    """Optimizer steps to run."""
+    """Number of optimizer steps of the run."""
     batch_size: int = 4
     """Samples per worker and micro-batch."""
     grad_accumulation: int = 1
     """Micro-batches per optimizer step; gradients are averaged over them."""
     precision: Precision = Precision.fp32
     clip_grad_norm: float | None = 1.0
-    """Largest total gradient norm; larger ones are scaled down to it. null switches clipping off."""
+    """Largest total gradient norm. Gradients with a larger norm are scaled down to it; null switches clipping off."""
     log_every: int = 10
     """Steps between two log steps. The first, the last and the `steady_after` step are always logged."""
     steady_after: int = 3
-    """Steps not counted in the throughput summary: export, compilation and cold caches end within them."""
+    """Number of first steps that the throughput summary leaves out, because export, compilation and cold caches slow
+    them down."""
     eval_every: int | None = None
-    """Steps between two evaluations on the held-out samples, the last step included; null evaluates never."""
+    """Steps between two evaluations on the held-out samples. The last step is evaluated too; null never evaluates."""
     eval_samples: int = 256
-    """Samples of an evaluation over all workers, at most; always the same ones."""
+    """Largest number of samples in an evaluation, over all workers. Every evaluation uses the same samples."""
     activation_checkpointing: bool = False
-    """Compute activations again in the backward instead of keeping them: less memory, a slower step."""
+    """Compute activations again in the backward instead of keeping them. This needs less memory and makes steps
+    slower."""
     deterministic: bool = False
-    """Only algorithms that give the same bits each time; two runs of one configuration are then equal."""
+    """Use only deterministic algorithms, so that two runs of one configuration give the same bits."""
     tf32: bool = False
-    """On CUDA, let fp32 matrix products round their factors to TF32: faster, about three decimal digits."""
+    """On CUDA, let fp32 matrix products round their factors to TF32, which is faster and keeps about three decimal
+    digits."""
     gc_every: int = 100
-    """Steps between two of Python's garbage collections, which every worker then makes at the same time instead of
-    at random; 0 leaves it to Python."""
+    """Steps between two of Python's garbage collections, which all workers run at the same step; 0 leaves the time to
+    Python, which differs between workers."""
     checkpoint_every: int | None = 1000
-    """Steps between two checkpoints, with one of the last step; null writes one only when the run is asked to stop."""
+    """Steps between two checkpoints. The last step gets one too; null writes one only when the run is asked to stop."""
     keep_checkpoints: int = 2
-    """How many of the newest complete checkpoints stay in the run folder, beside the best one; at least 2."""
+    """How many of the newest complete checkpoints the run folder keeps, beside the best one; at least 2."""
     checkpoint_async: bool = True
-    """Train on while a checkpoint is written; false waits for it."""
+    """Continue training while a checkpoint is written; false waits until it is written."""
     resume: str = "auto"
-    """auto goes on from the newest complete checkpoint of the run folder, never begins anew, and a path goes on from
-    that checkpoint, or from the newest one in that run folder."""
+    """`auto` resumes from the newest complete checkpoint of the run folder, and `never` starts from the beginning. A
+    path resumes from that checkpoint, or from the newest one in that run folder."""
     save_weights: bool = True
-    """Leave the trained weights in the run folder under weights/ at the end."""
+    """Write the trained weights to weights/ in the run folder at the end."""
 
 
 @dataclass
 class ModelConfig:
-    """Which model to build; `params` go to its builder by name."""
+    """The model to build. Its builder gets `params` as keyword arguments."""
 
     name: str = MISSING
     target: str | None = None
     """`package.module:callable` of a model class or function of your own (model=factory)."""
     imports: list[str] = field(default_factory=list)
-    """Python modules to import before the registry is asked, for models registered by a decorator."""
+    """Python modules to import before the model is looked up, for models that a decorator registers."""
     params: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the builder by name; an unknown one is refused with the nearest right one."""
+    """Arguments of the builder by name. An unknown name is refused, and the nearest known one is suggested."""
     weights: str | None = None
-    """Folder of safetensors files, or one file, with the weights to start from, by the model's own names."""
+    """Folder of safetensors files, or one such file, with initial weights by the model's own names."""
 
 
 @dataclass
@@ -142,23 +146,23 @@ class DataConfig:
     workers: int = 0
     """Loader processes per worker; 0 reads in the worker itself."""
     eval_fraction: float = 0.02
-    """Share of the samples that is held out for evaluation and never trained on, whether a run evaluates or not."""
+    """Share of the samples that is held out for evaluation. It is never trained on, even if the run never evaluates."""
 
     def check(self) -> None:
-        """Checks what can be known before a run begins, without torch and without reading the data.
+        """Checks this source's keys before a run begins, without torch and without reading the data.
 
         Raises:
-            RequestError: a key of this source has a value that cannot work.
+            RequestError: a key has a value that cannot work.
         """
 
     def open(self, share: Share) -> Source:
         """Opens the source on a worker.
 
         Args:
-            share: which part of the data this worker reads.
+            share: the part of the data that this worker reads.
 
         Raises:
-            RequestError: the data is not there, or is not what the keys say.
+            RequestError: the data is missing, or is not what the keys say.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how it is opened")
 
@@ -201,10 +205,10 @@ class OrtDebugConfig:
     """ORTModule's DebugOptions."""
 
     save_onnx: bool = False
-    """Leave the exported and optimized graphs in the run folder under onnx/."""
+    """Write the exported and optimized graphs to onnx/ in the run folder."""
     log_level: OrtLogLevel = OrtLogLevel.warning
     onnx_prefix: str = "model"
-    """Begins the names of these files."""
+    """Prefix of the names of these files."""
 
 
 @dataclass
@@ -214,21 +218,22 @@ class OrtConfig(BackendConfig):
     name: str = "ort"
     fallback: Fallback = Fallback.error
     threads: int | None = None
-    """Threads of ONNX Runtime's pool in each worker; null takes the worker's share of the cores."""
+    """Threads of ONNX Runtime's pool in each worker; null uses the worker's share of the cores."""
     spinning: bool = False
     """Let idle threads of the pool spin instead of sleep."""
     torch_kernels: bool = True
-    """On the CPU, let kernels of PyTorch and our own execute the nodes for which ONNX Runtime's are slow."""
+    """On the CPU, use kernels of PyTorch and of ortlaunch for the nodes whose kernels in ONNX Runtime are slow."""
     blocks: str | None = None
-    """With trainer.zero_stage=3: class name, or glob of module paths (model.layers.*), of the blocks that run on ONNX
-    Runtime, the rest of the model in PyTorch; null finds the repeated blocks of transformers and similar models."""
+    """With trainer.zero_stage=3: the blocks that run on ONNX Runtime, as a class name or a glob of module paths
+    (model.layers.*). The rest of the model runs in PyTorch; null finds the repeated blocks of transformers and similar
+    models."""
     zero3: OrtZero3 = OrtZero3.recompute
-    """With trainer.zero_stage=3: recompute each block's forward in the backward (least memory), or hold the gathered
-    parameters from forward to backward (no second forward)."""
+    """With trainer.zero_stage=3: recompute each block's forward in the backward, which needs the least memory, or hold
+    the gathered parameters from forward to backward, which avoids the second forward."""
     export_cache: bool = True
     """Keep exported graphs in the user's cache, so that the same run starts faster the second time."""
     allow: list[Allow] = field(default_factory=list)
-    """Findings of the check at start that do not stop the run; it then carries them as the tag ortlaunch.allowed."""
+    """Findings of the check at the start that do not stop the run. The tag ortlaunch.allowed lists them."""
     debug: OrtDebugConfig = field(default_factory=OrtDebugConfig)
 
 
@@ -238,14 +243,14 @@ ParameterGroups = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class DeviceOptimizer:
-    """An optimizer of ONNX Runtime's training on a device."""
+    """An optimizer of ONNX Runtime's on-device training."""
 
     block: str
-    """Its class in `onnxruntime.training.onnxblock.optim`."""
+    """The optimizer's class in `onnxruntime.training.onnxblock.optim`."""
     arguments: dict[str, Any]
-    """What the class is built with."""
+    """The keyword arguments of the class."""
     keys: tuple[str, ...]
-    """The keys of the configuration that have an effect on it; they are written into the record of the export."""
+    """The configuration keys that affect the optimizer. The record of the export lists them."""
 
 
 @dataclass
@@ -254,19 +259,19 @@ class OptimizerConfig:
 
     name: str = MISSING
     lr: float = 3e-4
-    """Peak learning rate; the scheduler multiplies it."""
+    """Peak learning rate. The scheduler multiplies it by a factor between 0 and 1."""
     weight_decay: float = 0.0
-    """How far weights are drawn to zero in each step, times the learning rate."""
+    """Share of the weights that each step subtracts from them, times the learning rate."""
     decay_bias_and_norm: bool = False
-    """Apply weight decay to biases, normalization weights and other one-dimensional parameters as well."""
+    """Apply weight decay also to biases, normalization weights and other one-dimensional parameters."""
 
     whole_matrices: ClassVar[str | None] = None
-    """Why it cannot work on flat pieces of the parameters, as DeepSpeed's ZeRO gives them; None where it can."""
+    """Why the optimizer cannot work on the flat pieces of parameters that ZeRO gives it; None if it can."""
     can_be_resharded: ClassVar[bool] = False
     """Whether DeepSpeed can give the state of n workers to another number of workers."""
 
     def build(self, groups: ParameterGroups) -> Optimizer:
-        """The optimizer over these parameters.
+        """Builds the optimizer over these parameters.
 
         Args:
             groups: dictionaries with ``params`` and their ``weight_decay``, as torch's optimizers take them.
@@ -274,10 +279,10 @@ class OptimizerConfig:
         raise NotImplementedError(f"{type(self).__name__} does not say how it is built")
 
     def on_device(self) -> DeviceOptimizer:
-        """The same in ONNX Runtime's training on a device (``ortlaunch export artifacts``).
+        """The same optimizer in ONNX Runtime's on-device training (``ortlaunch export artifacts``).
 
         Raises:
-            RequestError: there is no such optimizer, or not with these keys.
+            RequestError: on-device training does not have this optimizer, or not with these keys.
         """
         nodes = GROUPS["optimizer"].items()
         there = [f"optimizer={name}" for name, node in nodes if node.on_device is not OptimizerConfig.on_device]
@@ -286,14 +291,14 @@ class OptimizerConfig:
 
 @dataclass
 class SchedulerConfig:
-    """Learning rate over the steps: linear warm-up, then the named shape."""
+    """The learning rate over the steps: a linear warm-up, then the named shape."""
 
     name: str = MISSING
     warmup_steps: int = 0
-    """Steps in which the learning rate rises in a straight line to its peak."""
+    """Steps in which the learning rate rises linearly to its peak."""
 
     def ratio(self, progress: float) -> float:
-        """Share of the peak learning rate after the warm-up.
+        """The learning rate after the warm-up, as a share of its peak.
 
         Args:
             progress: 0 for the first step after the warm-up, 1 for the last step of the run.
@@ -303,23 +308,23 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class KeyFacts:
-    """What else there is to say of a launcher's key, beside its type and its text."""
+    """Further facts about a launcher's key, beside its type and its text."""
 
     sbatch: str = ""
-    """The option of sbatch that it becomes; empty for none."""
+    """The sbatch option that the key sets; empty for none."""
     variable: str = ""
-    """The environment variable by which a person has a default for that option; empty for none."""
+    """The environment variable with a user's default for that option; empty for none."""
     same_work: bool = False
-    """It changes nothing that a step does: runs that differ in it alone may be repeats of each other."""
+    """The key does not change what a step does. Runs that differ only in such keys may be repeats of each other."""
 
 
 def launcher_key(default: Any, *, sbatch: str = "", variable: str = "", same_work: bool = False) -> Any:
-    """A field of a launcher's dataclass with its `KeyFacts`, which are stated here alone."""
+    """A field of a launcher's dataclass with its `KeyFacts`. No other place states these facts."""
     return field(default=default, metadata={"facts": KeyFacts(sbatch, variable, same_work)})
 
 
 def key_facts(node: Any) -> dict[str, KeyFacts]:
-    """What a launcher's dataclass, or an object of it, says of its keys, by their names and in their order."""
+    """The `KeyFacts` of a launcher's dataclass, or of an instance of it, by the keys' names and in their order."""
     return {one.name: one.metadata["facts"] for one in fields(node) if "facts" in one.metadata}
 
 
@@ -329,41 +334,41 @@ class LauncherConfig:
 
     name: str = MISSING
     nodes: int = 1
-    """Machines that the run is spread over."""
+    """Number of machines of the run."""
     workers_per_node: int | None = None
-    """Worker processes on each machine; null (auto): one per GPU, or two on a machine without GPU."""
+    """Worker processes on each machine; null means one per GPU, or two on a machine without a GPU."""
     dry_run: bool = launcher_key(False, same_work=True)
-    """Print what would be started, write and start nothing."""
+    """Print what would be started, but write and start nothing."""
     max_restarts: int = launcher_key(0, same_work=True)
-    """How often the workers may be started again after one has died; they go on from the last checkpoint."""
+    """How often the workers may be restarted after one has died. They resume from the last checkpoint."""
     timeout_seconds: int = launcher_key(600, same_work=True)
-    """After the first step: longest time in which a worker may make no progress before the run fails."""
+    """Longest time without progress of a worker before the run fails. It counts after the first step."""
     grace_seconds: int = launcher_key(120, same_work=True)
     """Longest wait for the workers to finish their step and write a checkpoint when the run is asked to stop."""
 
     @property
     def tries_connections(self) -> bool:
-        """Whether the workers try the connections between them before anything heavy starts."""
+        """Whether the workers test the connections between them before anything heavy starts."""
         return False
 
 
 @dataclass
 class LocalConfig(LauncherConfig):
-    """torchrun on this machine, or by hand on several that share the run folder."""
+    """torchrun on this machine, or started by hand on several machines that share the run folder."""
 
     name: str = "local"
     node_rank: int = launcher_key(0, same_work=True)
-    """Which of the `nodes` machines this is, counted from 0; the first one keeps the record."""
+    """Number of this machine among the `nodes` machines, counted from 0. The first one writes the run's record."""
     master_addr: str | None = launcher_key(None, same_work=True)
-    """Name or address of the first machine, as the others reach it."""
+    """Name or address of the first machine, by which the others reach it."""
     master_port: int = launcher_key(29500, same_work=True)
     """A free port of the first machine."""
     run: str | None = launcher_key(None, same_work=True)
-    """Names the same run on all machines, <date>-<time>-<id>; the first machine chooses it and says it."""
+    """Identifier of the run, <date>-<time>-<id>, the same on all machines. The first machine chooses and prints it."""
 
 
 class GpuRequest(Enum):
-    """How GPUs are asked for: `auto` takes --gpus-per-node where the cluster's SLURM knows it (19.05 and later)."""
+    """How GPUs are requested. `auto` uses --gpus-per-node if the cluster's SLURM supports it (19.05 and later)."""
 
     auto = "auto"
     gpus_per_node = "gpus_per_node"
@@ -371,7 +376,7 @@ class GpuRequest(Enum):
 
 
 class ContainerRuntime(Enum):
-    """What runs containers on the nodes."""
+    """The program that runs containers on the nodes."""
 
     pyxis = "pyxis"
     apptainer = "apptainer"
@@ -382,12 +387,13 @@ class ContainerConfig:
     """A container for the workers, with Python and ortlaunch inside."""
 
     image: str | None = None
-    """Image as the runtime takes it; null runs on the nodes' own system."""
+    """Image, as the runtime takes it; null runs on the nodes' own system."""
     runtime: ContainerRuntime = ContainerRuntime.pyxis
     mounts: list[str] = field(default_factory=list)
-    """HOST:CONTAINER paths; the working folder and the run folder are mounted under their own names anyway."""
+    """Paths to mount, as HOST:CONTAINER. The working folder and the run folder are always mounted under their own
+    names."""
     python: str = "python3"
-    """The interpreter inside."""
+    """The Python interpreter inside the container."""
 
 
 @dataclass
@@ -396,66 +402,66 @@ class SlurmConfig(LauncherConfig):
 
     name: str = "slurm"
     partition: str | None = launcher_key(None, sbatch="--partition", variable="SBATCH_PARTITION")
-    """As SLURM's --partition, and so the next three; null leaves each to the cluster."""
+    """Partition of the cluster (SLURM's --partition); null leaves it to SLURM."""
     account: str | None = launcher_key(None, sbatch="--account", variable="SBATCH_ACCOUNT", same_work=True)
-    """What is charged."""
+    """Account that is charged for the job; null leaves it to SLURM."""
     qos: str | None = launcher_key(None, sbatch="--qos", variable="SBATCH_QOS", same_work=True)
-    """Quality of service."""
+    """Quality of service; null leaves it to SLURM."""
     reservation: str | None = launcher_key(None, sbatch="--reservation", variable="SBATCH_RESERVATION", same_work=True)
-    """Nodes that were set aside."""
+    """Reservation whose nodes the job uses; null leaves it to SLURM."""
     constraint: str | None = launcher_key(None, sbatch="--constraint", variable="SBATCH_CONSTRAINT")
-    """Features that every node must have, as SLURM writes them: a100&nvlink."""
+    """Features that every node must have, in SLURM's syntax: a100&nvlink."""
     time: str | None = launcher_key(None, sbatch="--time", variable="SBATCH_TIMELIMIT", same_work=True)
-    """Time limit as SLURM writes it: minutes, hours:minutes:seconds or days-hours. Before it ends the run writes a
-    checkpoint and queues again, so it limits a stay on the nodes and not the run."""
+    """Time limit of the job, in SLURM's syntax: minutes, hours:minutes:seconds or days-hours. Before the limit the run
+    writes a checkpoint and queues again, so the run as a whole may take longer."""
     gpus_per_node: int | None = launcher_key(None, sbatch="--gpus-per-node", variable="SBATCH_GPUS_PER_NODE")
-    """GPUs of each node; null asks for none, and the workers train on the CPU."""
+    """GPUs of each node; null requests none, and the workers train on the CPU."""
     gpu_type: str | None = None
-    """Type of the GPUs, where a cluster has several: h100."""
+    """Type of the GPUs, if the cluster has several: h100."""
     gpu_request: GpuRequest = GpuRequest.auto
     gres: str | None = launcher_key(None, sbatch="--gres", variable="SBATCH_GRES")
-    """Other generic resources of each node, as SLURM writes them."""
+    """Other generic resources of each node, in SLURM's syntax."""
     cpus_per_node: int | None = launcher_key(None, sbatch="--cpus-per-task")
-    """Cores on each node, shared out to its workers."""
+    """CPU cores on each node, which its workers share."""
     memory: str | None = launcher_key(None, sbatch="--mem")
-    """Memory of each node: 200G; 0 asks for all of it."""
+    """Memory of each node: 200G; 0 requests all of it."""
     exclusive: bool = launcher_key(False, sbatch="--exclusive")
-    """Share the nodes with no other job."""
+    """Request the nodes for this job alone."""
     array_limit: int | None = launcher_key(None, same_work=True)
-    """How many runs of a sweep may go on at once; null leaves it to the cluster."""
+    """How many runs of a sweep may run at once; null leaves it to the cluster."""
     dependency: str | None = launcher_key(None, sbatch="--dependency", same_work=True)
-    """What to wait for, as SLURM writes it: afterok:1234."""
+    """Jobs that this job waits for, in SLURM's syntax: afterok:1234."""
     mail_user: str | None = launcher_key(None, sbatch="--mail-user", same_work=True)
-    """Who gets the mail."""
+    """Recipient of the mail."""
     mail_type: str | None = launcher_key(None, sbatch="--mail-type", same_work=True)
-    """When to send mail, as SLURM writes it: END,FAIL."""
+    """Events for which SLURM sends mail, in SLURM's syntax: END,FAIL."""
     extra: list[str] = field(default_factory=list)
-    """Further options of sbatch, one each: --nice=100."""
+    """Further sbatch options, one per entry: --nice=100."""
     srun_extra: list[str] = field(default_factory=list)
-    """Further options of srun, one each: --network=sn_single."""
+    """Further srun options, one per entry: --network=sn_single."""
     setup: list[str] = field(default_factory=list)
-    """Shell lines before the run on its first node: module load cuda/12.4."""
+    """Shell lines that the first node executes before the run: module load cuda/12.4."""
     env: dict[str, str] = field(default_factory=dict)
-    """Variables for the workers, on top of those of the shell that submits."""
+    """Environment variables of the workers, in addition to those of the submitting shell."""
     python: str | None = None
-    """The interpreter on the nodes; null takes the one that submits."""
+    """The Python interpreter on the nodes; null uses the one that submits the job."""
     container: ContainerConfig = field(default_factory=ContainerConfig)
     preflight: bool = launcher_key(True, same_work=True)
-    """Before each attempt, let every node say within seconds whether it is fit for the run."""
+    """Before each attempt, check within seconds that every node is fit for the run."""
     preflight_seconds: int = launcher_key(60, same_work=True)
-    """How long a node may take for that before it is called dead."""
+    """How long a node may take for this check before it counts as dead."""
     requeue_limit: int = launcher_key(3, same_work=True)
-    """How often in a row the run may come back from the queue without a new checkpoint before it gives up."""
+    """How often in a row the run may be requeued without a new checkpoint before it gives up."""
 
     @property
     def tries_connections(self) -> bool:
-        """As `preflight` says."""
+        """Whether `preflight` is on, which includes this test."""
         return self.preflight
 
 
 @dataclass
 class TrackingConfig:
-    """Where the run's record goes."""
+    """The tracker that records the run."""
 
     name: str = "none"
 
@@ -466,32 +472,32 @@ class MlflowConfig(TrackingConfig):
 
     name: str = "mlflow"
     uri: str = "sqlite:///mlruns.db"
-    """Any MLflow tracking URI; a relative sqlite path is taken from the folder where ortlaunch is started. Where this
-    key is not set, the environment's MLFLOW_TRACKING_URI comes before the default."""
+    """An MLflow tracking URI. A relative sqlite path starts from the folder where ortlaunch is started. If this key is
+    not set, the environment variable MLFLOW_TRACKING_URI replaces the default."""
     artifacts: str = "mlartifacts"
-    """Artifact folder of an embedded (sqlite) store; a server has its own."""
+    """Artifact folder of an embedded (sqlite) store. A server has its own."""
     timeout_seconds: int = 5
     """Longest wait for one answer of a tracking server."""
     flush_seconds: int = 60
-    """Longest wait at the end of a run for a server to take what is left; `ortlaunch sync` sends the rest."""
+    """Longest time at the end of a run for sending the rest of the record. `ortlaunch sync` sends what is then left."""
 
 
 @dataclass
 class NoTrackingConfig(TrackingConfig):
-    """The journal in the run folder and nothing else; `ortlaunch sync` can send it later."""
+    """Only the journal in the run folder. `ortlaunch sync` can send it later."""
 
     name: str = "none"
 
 
 @dataclass
 class ProfileConfig:
-    """What every way to look into some steps has."""
+    """What every profiler has."""
 
     name: str = MISSING
     start: int = 10
-    """Steps of this attempt that pass before the first one that is looked into."""
+    """Steps of this attempt before the first profiled one."""
     steps: int = 3
-    """How many are."""
+    """Number of profiled steps."""
 
 
 @dataclass
@@ -504,14 +510,14 @@ class TorchProfileConfig(ProfileConfig):
     operators: int = 40
     """Rows of the table."""
     shapes: bool = False
-    """Tell operators apart by the shapes of their inputs."""
+    """Distinguish operators by the shapes of their inputs."""
     stacks: bool = False
     """Record the lines of Python that called each operator."""
 
 
 @dataclass
 class MemoryProfileConfig(ProfileConfig):
-    """Every allocation on the GPU during those steps, to be dropped on pytorch.org/memory_viz."""
+    """A record of every allocation on the GPU during those steps, for pytorch.org/memory_viz."""
 
     name: str = "memory"
 
@@ -528,11 +534,11 @@ class Config:
     """A run."""
 
     experiment: str = "default"
-    """Runs of one experiment are compared with each other; a folder under runs/ and an MLflow experiment."""
+    """Group of runs that are compared with each other. It is a folder under runs/ and an experiment in MLflow."""
     name: str | None = None
-    """The run's name; null makes one of model, backend and trainer."""
+    """The run's name; null makes one from model, backend and trainer."""
     seed: int = 0
-    """Of weights, data order, dropout and all else that is drawn; each worker's own follows from it."""
+    """Seed of all random numbers: weights, data order, dropout. Each worker derives its own seed from it."""
     device: Device = Device.auto
     run_root: str = str(RUN_ROOT)
     """Folder that holds the run folders."""
@@ -546,13 +552,13 @@ class Config:
     launcher: LauncherConfig = MISSING
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     trackers: dict[str, Any] = field(default_factory=dict)
-    """Keys of the trackers beside MLflow, each under its name; chosen by ``tracking=[mlflow,NAME]``."""
+    """Keys of the trackers beside MLflow, each under its name. ``tracking=[mlflow,NAME]`` chooses one."""
     profile: ProfileConfig | None = None
-    """Looks into some steps; chosen by ``+profile=torch``, memory or nsight."""
+    """Profiler of some steps. ``+profile=torch``, ``memory`` or ``nsight`` chooses one."""
 
 
 OPTIONAL_GROUPS = {"profile"}
-"""Groups of which nothing is chosen unless asked for."""
+"""Groups without a default option."""
 
 GROUPS: dict[str, Mapping[str, type[Any]]] = {
     "data": MODULE_GROUPS["data"],
@@ -564,7 +570,7 @@ GROUPS: dict[str, Mapping[str, type[Any]]] = {
     "tracking": {"mlflow": MlflowConfig, "none": NoTrackingConfig},
     "profile": {"torch": TorchProfileConfig, "memory": MemoryProfileConfig, "nsight": NsightProfileConfig},
 }
-"""Schema of each option of each typed config group."""
+"""The schema of each option of each typed config group."""
 
 
 def register_schemas() -> None:
@@ -599,7 +605,7 @@ def open_model(name: str = MISSING) -> DictConfig:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Finds the dataclasses of options that are modules here too, where they stood before."""
+        """Finds the dataclasses of options that have modules of their own, for imports from this module."""
         if name.endswith("Config"):
             for trainer in TRAINERS.values():
                 if trainer.schema.__name__ == name:

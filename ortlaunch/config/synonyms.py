@@ -1,8 +1,9 @@
-"""What other tools call the keys of this one: the only word table behind "Did you mean …?".
+"""Other tools' names for our keys: the table of synonyms behind "Did you mean …?".
 
-The left column has the keys of this program, the right one the names that users of transformers' Trainer, Lightning,
-Accelerate, DeepSpeed, torchtitan, torchrun and sbatch type. Names that differ only by order, by a group in front, by an
-ending or by a word of `FILLERS` need no entry: `ortlaunch.config.meant` finds them by their words.
+The left column has our keys. The right column has the names that users of transformers' Trainer, Lightning,
+Accelerate, DeepSpeed, torchtitan, torchrun and sbatch type. Some names need no entry, because `ortlaunch.config.meant`
+finds them by their words. They differ only by the order of the words, by a group in front, by an ending or by a word of
+`FILLERS`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ FILLERS = frozenset(
     {"a", "of", "the", "n", "nb", "num", "number", "max", "total", "use", "enable", "args"}
     | {"adam", "ddp", "nccl", "dataloader", "random", "slurm", "sbatch", "mlflow"}
 )
-"""Words that others put around a name and that do not change what it means."""
+"""Words that other tools add to a name without changing its meaning."""
 
 WORDS = {
     "ckpt": "checkpoint",
@@ -37,7 +38,7 @@ WORDS = {
     "cpus": "cpu",
     "gpus": "gpu",
 }
-"""Words that mean the same in every name, each with the one that stands for both."""
+"""Words with the same meaning in every name. Each is mapped to the word that stands for it."""
 
 _NAMES = {
     "train.steps": "epochs epoch num_epochs max_epochs num_train_epochs n_epochs iterations iters max_iters "
@@ -130,5 +131,5 @@ _NAMES = {
 KEYS: dict[str, tuple[str, ...]] = {
     name: tuple(keys.split()) for keys, names in _NAMES.items() for name in names.split()
 }
-"""From another tool's name to the keys of this one that can be meant, the likeliest first; also ``KEY=VALUE`` where the
-value belongs to the name, and ``GROUP``, which an option is chosen of."""
+"""Maps another tool's name to our keys that it may mean, the likeliest first. An entry can also be ``KEY=VALUE``, if
+the name implies the value, or ``GROUP``, if the user has to choose an option."""

@@ -1,4 +1,4 @@
-"""Tracking URIs: which one is meant, which ones MLflow takes, where a relative one points, how to show one."""
+"""Tracking URIs: the default, the check that MLflow accepts one, the resolution of relative ones, and their display."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ortlaunch.config.schema import MlflowConfig
 
 VARIABLE = "MLFLOW_TRACKING_URI"
-"""MLflow's own: the store of who names none."""
+"""MLflow's own variable for the default store."""
 
 _SQLITE = re.compile(r"^(?P<scheme>sqlite(?:\+\w+)?):///(?P<path>[^?]+)(?P<query>\?.*)?$")
 _HTTP = ("http", "https")
@@ -26,35 +26,38 @@ _DATABRICKS = ("databricks", "databricks-uc", "uc")
 
 
 def default_uri() -> str:
-    """The store of runs, and of what reads them, where nobody names one: the environment's, else the schema's."""
+    """The store to use if the user names none: the environment variable's, else the schema's default."""
     from ortlaunch.config.schema import MlflowConfig
 
     return os.environ.get(VARIABLE) or MlflowConfig.uri
 
 
 def compare_command(cfg: MlflowConfig, *words: str) -> str:
-    """The command that compares runs of a store, to be typed in this folder; it names a store that is not the default.
+    """The command that compares runs of a store, to be typed in this folder.
+
+    It names the store unless that is the default.
 
     Args:
-        cfg: The store, its places made absolute.
-        words: Which runs.
+        cfg: the store, with absolute paths.
+        words: the arguments that choose the runs.
     """
     try:
         default = resolve_tracking(replace(cfg, uri=default_uri()), Path.cwd()).uri
     except RequestError:
-        default = ""  # No URI can name a file in this folder.
+        default = ""  # The default store cannot be in this folder: no sqlite URI can name the folder.
     return shlex.join(["ortlaunch", "compare", *words, *([] if cfg.uri == default else ["--uri", redacted(cfg.uri)])])
 
 
 def check_uri(uri: str, key: str | None = None) -> None:
-    """Refuses what MLflow would refuse, without importing it.
+    """Refuses a URI that MLflow would refuse, without importing MLflow.
 
     Args:
-        uri: The tracking URI as the user gave it.
-        key: How the user calls it, for the message; None for the environment's or that of the configuration.
+        uri: the tracking URI as the user gave it.
+        key: the name of the option or variable that the URI comes from, for the message. None means the environment
+            variable if that has this URI, else the key of the configuration.
 
     Raises:
-        RequestError: For a file store, an unknown scheme, or an incomplete URI.
+        RequestError: the URI names a file store, has an unknown scheme or is incomplete.
     """
     key = key or (VARIABLE if uri == os.environ.get(VARIABLE) else "tracking.uri")
     shown = f"{key}={redacted(uri)}"
@@ -98,29 +101,29 @@ def _quoted(advice: str) -> str:
 
 
 def _plugin_schemes() -> set[str]:
-    from importlib.metadata import entry_points  # 11 ms, a thirtieth of a command that asks for none
+    from importlib.metadata import entry_points  # This takes 11 ms, which only an unknown scheme makes necessary.
 
     return {entry.name for entry in entry_points(group="mlflow.tracking_store")}
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """The database file of a sqlite URI, None for any other URI."""
+    """The database file of a sqlite URI; None for any other URI."""
     match = _SQLITE.match(uri)
     return Path(match["path"]) if match else None
 
 
 def resolve_tracking(cfg: MlflowConfig, cwd: Path) -> MlflowConfig:
-    """Makes a relative sqlite file and artifact folder absolute, so that every process means the same ones.
+    """Makes a relative sqlite file and artifact folder absolute, so that they are the same for every process.
 
     Args:
-        cfg: The tracking node as configured.
-        cwd: The folder that relative paths are taken from.
+        cfg: the tracking node as configured.
+        cwd: the folder that relative paths start from.
 
     Returns:
-        A copy; server and absolute URIs in it are as they were.
+        A copy. URIs of servers and absolute URIs are unchanged.
 
     Raises:
-        RequestError: If the folder's name cannot be written in a sqlite URI.
+        RequestError: a sqlite URI cannot hold the folder's name.
     """
     artifacts = cfg.artifacts if "://" in cfg.artifacts else _absolute(cfg.artifacts, cwd)
     match = _SQLITE.match(cfg.uri)
@@ -137,7 +140,7 @@ def _absolute(path: str, cwd: Path) -> str:
 
 
 def artifact_location(artifacts: str, experiment: str) -> str:
-    """Where an embedded store keeps an experiment's artifacts: a file URI, or below the URI given."""
+    """The URI of an experiment's artifacts in an embedded store: a file URI, or a URI below the given one."""
     name = experiment.replace("/", "_")
     if "://" in artifacts:
         return f"{artifacts.rstrip('/')}/{quote(name)}"

@@ -1,1 +1,1 @@
-"""Training data: sources by name (`sources/`), read in batches that are shared out over the ranks."""
+"""Training data: sources by name (`sources/`), and their batches, which are divided among the ranks."""

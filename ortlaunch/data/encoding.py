@@ -1,4 +1,4 @@
-"""From text to token ids: bytes, or a tokenizer read from local files."""
+"""Converts text to token ids: as bytes, or with a tokenizer from local files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ortlaunch.data.source import Tokens
 
 BYTE_VALUES = 256
 DOCUMENTS_AT_ONCE = 256
-"""Documents handed to a tokenizer together: enough for its threads, few enough to bound its memory."""
+"""The number of documents that a tokenizer gets at once: enough for its threads, few enough to limit its memory."""
 
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-"""What the end of a document is called in a tokenizer.json, which does not say itself."""
+"""Usual names of the token that ends a document. A tokenizer.json does not say which one it uses."""
 
 
 class Encoder(Protocol):
@@ -26,11 +26,11 @@ class Encoder(Protocol):
     vocab_size: int
 
     def encode(self, documents: list[str]) -> Tokens:
-        """Encodes documents one after the other, each with what marks its end."""
+        """Encodes documents into one array. Each document is followed by its end mark."""
 
 
 class ByteEncoder:
-    """UTF-8 bytes; a newline ends each document."""
+    """Encodes text as UTF-8 bytes. A newline ends each document."""
 
     vocab_size = BYTE_VALUES
 
@@ -40,12 +40,12 @@ class ByteEncoder:
 
 
 class TokenizerEncoder:
-    """A tokenizer of the `tokenizers` or the `transformers` library; its end token, if any, ends each document."""
+    """Encodes text with a tokenizer of the `tokenizers` or `transformers` library, and its end token if it has one."""
 
     def __init__(self, tokenizer: Any, end: int | None) -> None:
         self._tokenizer = tokenizer
         self._end = [] if end is None else [end]
-        # Ids can have gaps, so the largest counts and not the number of entries.
+        # Ids can have gaps, so the vocabulary's size follows from the largest id, not from the number of entries.
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1
         self._dtype = np.uint16 if self.vocab_size <= 2**16 else np.int32
 
@@ -57,19 +57,19 @@ class TokenizerEncoder:
     def _ids(self, documents: list[str]) -> list[list[int]]:
         if hasattr(self._tokenizer, "encode_batch_fast"):
             return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(documents, add_special_tokens=False)]
-        # verbose=False: the length of a document is no matter here, it is cut into samples afterwards.
+        # verbose=False hides the warning about long documents, which are cut into samples afterwards.
         encoded = self._tokenizer(documents, add_special_tokens=False, truncation=False, padding=False, verbose=False)
         return encoded["input_ids"]
 
 
 def load_encoder(tokenizer: str | None) -> Encoder:
-    """Loads what `data.tokenizer` names.
+    """Loads the encoder that `data.tokenizer` names.
 
     Args:
-        tokenizer: A folder of a transformers tokenizer, a tokenizer.json, or None for bytes.
+        tokenizer: a folder of a transformers tokenizer, a tokenizer.json, or None for bytes.
 
     Raises:
-        RequestError: It does not exist or is not a tokenizer.
+        RequestError: the folder or file does not exist, or holds no tokenizer.
     """
     if tokenizer is None:
         return ByteEncoder()
@@ -78,7 +78,7 @@ def load_encoder(tokenizer: str | None) -> Encoder:
         raise RequestError(f"data.tokenizer={tokenizer}: no such folder or file; give a local tokenizer")
     try:
         return _from_folder(path) if path.is_dir() else _from_file(path)
-    except Exception as error:  # the libraries raise many types, plain Exception among them
+    except Exception as error:  # The libraries raise many types, also plain Exception.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RequestError(f"data.tokenizer={tokenizer}: not a tokenizer that can be loaded: {reason}") from error
 
@@ -90,7 +90,7 @@ def encode_all(documents: Iterable[str], encoder: Encoder) -> Tokens:
 
 
 def batches_of(documents: Iterable[str], count: int) -> Iterator[list[str]]:
-    """Groups documents into lists of `count`, the last one shorter."""
+    """Groups documents into lists of `count`. The last list may be shorter."""
     iterator = iter(documents)
     while batch := list(islice(iterator, count)):
         yield batch
@@ -108,7 +108,7 @@ def _from_file(path: Path) -> Encoder:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(path))
-    # A tokenizer.json can carry the cutting and padding of the task it was saved for.
+    # A tokenizer.json can hold the truncation and padding of the task that it was saved for.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ends = (tokenizer.token_to_id(name) for name in END_TOKENS)

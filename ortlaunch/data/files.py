@@ -1,4 +1,4 @@
-"""Finding and reading the files that a path, folder or glob names."""
+"""Finds and reads the files that a path, folder or glob names."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ UNSET = ("", "???")
 
 
 def find_files(value: str, key: str = "data.path", suffix: str = "") -> list[Path]:
-    """Lists regular files, sorted within each part of `value` and each once.
+    """Lists regular files. They are sorted within each part of `value`, and no file comes twice.
 
     Args:
-        value: A file, a folder (read recursively, hidden files and folders left out) or a glob; several are separated
-            by commas. A name that exists as it stands is taken as it stands, whatever it contains.
-        key: The configuration key, for messages.
-        suffix: Ending of the files to take out of a folder.
+        value: a file, a folder (read recursively, without hidden files and folders) or a glob; commas separate several
+            of them. If a file or folder has the whole text as its name, it is that file or folder.
+        key: the configuration key, for messages.
+        suffix: the ending of the files to take from a folder.
 
     Raises:
-        RequestError: Nothing is given, or a part matches no file.
+        RequestError: `value` is empty, or a part of it matches no file.
     """
     words = [part.strip() for part in value.split(",") if part.strip()]
     if value.strip() in UNSET or not words:
@@ -32,10 +32,10 @@ def find_files(value: str, key: str = "data.path", suffix: str = "") -> list[Pat
 
 
 def check_paths(value: str, key: str = "data.path") -> None:
-    """Checks that every part of a list of files, folders and globs is there, without looking for the files in it.
+    """Checks that every part of a list of files, folders and globs exists. It does not search folders for files.
 
     Raises:
-        RequestError: a part is empty, or nothing has its name or matches it.
+        RequestError: a part is empty, or no file or folder has its name or matches it.
     """
     for pattern in value.split(","):
         pattern = pattern.strip()
@@ -44,10 +44,10 @@ def check_paths(value: str, key: str = "data.path") -> None:
 
 
 def check_tokenizer(value: str | None) -> None:
-    """Checks that the file or folder of a tokenizer is there.
+    """Checks that the file or folder of a tokenizer exists.
 
     Raises:
-        RequestError: it is not.
+        RequestError: it does not exist.
     """
     if value and not Path(value).expanduser().exists():
         raise RequestError(f"data.tokenizer={value}: no such file or folder")
@@ -57,7 +57,7 @@ def read_bytes(path: Path) -> bytes:
     """Reads a whole file.
 
     Raises:
-        RequestError: It cannot be read.
+        RequestError: the file cannot be read.
     """
     try:
         return path.read_bytes()
@@ -71,7 +71,7 @@ def _expand(part: str, key: str, suffix: str) -> list[Path]:
         files = _walk(path, suffix) if path.is_dir() else [path]
     elif glob.has_magic(part):
         matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
-        # `**` lists a folder and what is in it; folders are walked only where the glob ends at them.
+        # `**` matches folders and the files in them. Folders are walked only if the glob matches no file.
         files = [match for match in matches if match.is_file()]
         files = files or [file for match in matches for file in _walk(match, suffix)]
     else:

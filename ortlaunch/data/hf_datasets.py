@@ -1,4 +1,4 @@
-"""Data sets of the `datasets` library: saved to disk, as data files, or on the hub."""
+"""Opens data sets of the `datasets` library: saved to disk, as data files, or on the hub."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ BUILDERS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-"""Builder of the `datasets` library for a single data file; a folder it looks through itself."""
+"""The builder of the `datasets` library for a data file's ending. The library finds the builder of a folder itself."""
 
 ROWS_AT_ONCE = 1000
 
 
 def open_hf(cfg: HfDataConfig, share: Share) -> Source:
-    """Opens one split and packs its text column, row after row, into samples of data.seq_len.
+    """Opens a split and packs the rows of its text column into samples of data.seq_len tokens.
 
-    Without data.streaming, every rank reads and tokenizes the whole split into memory when it starts. With it, ranks
-    read their own parts as they go: whole shards where their number divides evenly, else every n-th row.
+    Without data.streaming, every rank reads and tokenizes the whole split into memory when it starts. With it, each
+    rank reads its own part during training: whole shards if their number divides evenly, else every n-th row.
 
     Raises:
-        RequestError: The library, the data set, the split or the column is missing, or there is less than one sample.
+        RequestError: the library, the data set, the split or the column is missing, or there is less than one sample.
     """
     datasets = _import_datasets(share)
     encoder = load_encoder(cfg.tokenizer)
@@ -47,7 +47,7 @@ def open_hf(cfg: HfDataConfig, share: Share) -> Source:
         return _open_split(datasets, cfg, share, encoder)
     if cfg.eval_split == cfg.split:
         raise RequestError(f"data.eval_split={cfg.eval_split}: is data.split, too; null holds out a part of it")
-    # Each split whole, to train on or to evaluate on.
+    # Each split is used whole, so no part of it is held out.
     whole = replace(cfg, eval_fraction=0.0)
     held_out = _open_split(datasets, replace(whole, split=cfg.eval_split), share, encoder).dataset
     return replace(_open_split(datasets, whole, share, encoder), held_out=held_out)
@@ -126,7 +126,7 @@ def _load_files_or_hub(datasets: ModuleType, path: Path, cfg: HfDataConfig) -> A
 
 
 def _looks_local(value: str) -> bool:
-    """Whether a name cannot be an id on the hub, which is `name` or `owner/name`."""
+    """Whether a name must be a local path, because an id on the hub is `name` or `owner/name`."""
     return value.startswith(("/", ".", "~")) or value.count("/") > 1 or Path(value).suffix in BUILDERS
 
 
@@ -160,7 +160,7 @@ def _origin(cfg: HfDataConfig) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause: the library wraps what it met into errors that say no more than that there was one."""
+    """The first line of the innermost cause. The library wraps it in errors that do not say what went wrong."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().partition("\n")[0] or type(error).__name__

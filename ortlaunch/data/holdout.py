@@ -1,4 +1,4 @@
-"""The part of the data that is evaluated on and never trained on."""
+"""The held-out part of the data, which is used for evaluation and never for training."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _HASHED_CHARACTERS = 4096
 
 
 def hold_out(source: Source, fraction: float) -> Source:
-    """Splits the last samples off, where the source has not held out a part itself.
+    """Holds out the last samples of a source, unless the source has held out a part itself.
 
-    Samples are disjoint pieces of the data, and their order here is that of the data: what is held out of a text is
-    its end, and the same whatever the seed and the number of workers.
+    Samples are disjoint pieces in the order of the data. The held-out part of a text is therefore its end, and it does
+    not depend on the seed or on the number of workers.
 
     Args:
         source: an opened source.
-        fraction: share of its samples to hold out, rounded down; 0 holds out nothing.
+        fraction: the share of its samples to hold out, rounded down; 0 holds out nothing.
     """
     if source.held_out is not None or source.samples is None:
         return source
@@ -40,22 +40,26 @@ def hold_out(source: Source, fraction: float) -> Source:
 
 
 def is_held_out(document: str, fraction: float) -> bool:
-    """Whether a document of a stream belongs to the held-out part: by its text, so whoever reads it and whenever, and
-    two documents that are the same, or begin with the same 4,096 characters, are never on both sides."""
+    """Whether a document of a stream belongs to the held-out part.
+
+    A hash of the document's first 4,096 characters decides, so every rank gets the same answer at any time. Documents
+    with the same beginning are always on the same side.
+    """
     return zlib.crc32(document[:_HASHED_CHARACTERS].encode(errors="replace")) < fraction * 2**32
 
 
 def held_out_batches(source: Source, share: Share, *, batch_size: int, samples: int) -> list[Batch]:
-    """This rank's batches of an evaluation: always the same, as many on every rank, no sample on two ranks.
+    """This rank's batches of an evaluation. They are the same in every evaluation.
 
-    All ranks together have the first `samples` held-out ones, whose rest that does not fill a batch on every rank is
-    left out; of a stream, each rank has its share of the first ones in its own part.
+    Every rank has the same number of batches, and no sample is on two ranks. All ranks together take the first
+    `samples` held-out samples, without a rest that does not fill a batch on every rank. For a stream, each rank takes
+    the first samples of its own part.
 
     Args:
         source: an opened source, after `hold_out`.
         share: this rank's place.
-        batch_size: samples per batch of this rank; fewer where there are fewer.
-        samples: samples of all ranks together, at most.
+        batch_size: samples per batch of this rank. A batch is smaller if this rank has fewer samples.
+        samples: the largest number of samples of all ranks together.
 
     Raises:
         RequestError: there is not one held-out sample for every rank.
@@ -78,10 +82,10 @@ def held_out_batches(source: Source, share: Share, *, batch_size: int, samples: 
 
 
 def collate(samples: list[dict[str, Any]]) -> Batch:
-    """A batch of samples; the labels of tokens are the tokens."""
+    """Makes a batch from samples. Token samples get their own tokens as labels."""
     batch: Batch = default_collate(samples)
     if "labels" not in batch:
-        # A copy: a model may mask its labels in place.
+        # The labels are a copy because a model may mask its labels in place.
         batch["labels"] = batch["input_ids"].clone()
     return batch
 
@@ -92,7 +96,7 @@ def _first(held_out: Dataset[dict[str, Any]], count: int, share: Share) -> list[
 
 
 def _first_of_stream(held_out: IterableDataset[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    # From its beginning again where it ends before: every rank must have as many.
+    # A stream that is too short starts again from its beginning, because every rank needs the same number of samples.
     taken: list[dict[str, Any]] = []
     while len(taken) < count:
         before = len(taken)

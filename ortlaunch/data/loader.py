@@ -1,4 +1,4 @@
-"""Endless batches of one rank's share of a data source."""
+"""An endless iterator over the batches of one rank's share of a data source."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Batch = dict[str, torch.Tensor]
 
 
 class EndlessBatches(Sampler[list[int]]):
-    """Sample numbers of one batch after the other, over all epochs.
+    """Yields the sample numbers of each batch, over all epochs.
 
-    One iterator lives for the whole run, so loader processes go on prefetching over the end of an epoch. The order is
-    a function of seed, epoch and place in the epoch alone, and the workers take turns in it: what they see together
-    does not depend on how many they are, and any number of them can go on from any place.
+    One iterator serves the whole run, so loader processes prefetch across the end of an epoch. The order of the samples
+    depends only on seed and epoch. Worker r of n takes every n-th sample of it, beginning with the r-th. All workers
+    together thus see the same samples for any n, and any number of workers can resume at any position.
     """
 
     def __init__(self, source: Source, share: Share, batch_size: int, start: Position) -> None:
-        # The order of all samples; taking turns in it comes after the start is cut off.
+        # This sampler gives the order of all samples. `__iter__` drops those before the start, then divides the rest.
         self._order: DistributedSampler[Any] = DistributedSampler(
             source.dataset, num_replicas=1, rank=0, shuffle=True, seed=mix(share.seed)
         )
@@ -49,24 +49,23 @@ class EndlessBatches(Sampler[list[int]]):
 
 
 class Loader:
-    """Iterates over batches without end; also a context manager that closes itself.
+    """Iterates over batches without end. As a context manager, it closes itself at the end.
 
     Batches are {"input_ids": int64 [B, T], "labels": int64 [B, T]} or {"pixel_values": float32 [B, C, H, W],
-    "labels": int64 [B]}. All ranks take the same number of batches per epoch (the rest of an epoch is dropped), and
-    what the ranks see together at a step depends on the global batch and not on how many share it. Streams are
-    the exception: each rank packs its own documents, and its epochs end when its part ends.
+    "labels": int64 [B]}. All ranks take the same number of batches per epoch; the rest of an epoch is dropped. The
+    samples of a step over all ranks depend on the global batch size, but not on the number of ranks. Streams are the
+    exception: each rank packs its own documents, and its epochs end when its part ends.
 
     Attributes:
         kind: "tokens" or "images".
-        vocab_size: Number of distinct token ids, where known.
-        num_classes: Number of labels, for images.
-        fingerprint: Short hash that identifies the data set.
-        origin: The data as its user typed it.
-        samples: Samples of one epoch over all workers, before the rest is dropped and without what is held out for
-            evaluation; None for a stream.
-        batches_per_epoch: Batches that this rank takes per epoch; None for a stream.
-        epoch: Epoch of the batch returned last, counted from 0.
-        position: Where the next batch begins; `build_loader` takes it as `start`.
+        vocab_size: the number of distinct token ids, where known.
+        num_classes: the number of labels, for images.
+        fingerprint: a short hash that identifies the data set.
+        origin: the data as the user typed it.
+        samples: the training samples of one epoch over all workers, with the rest that is dropped; None for a stream.
+        batches_per_epoch: the batches that this rank takes per epoch; None for a stream.
+        epoch: the epoch of the batch returned last, counted from 0.
+        position: the position of the next batch, which `build_loader` takes as `start`.
     """
 
     def __init__(
@@ -120,9 +119,9 @@ class Loader:
         return held_out_batches(self._source, self._share, batch_size=self._batch_size, samples=samples)
 
     def close(self) -> None:
-        """Ends the loader processes and waits for them; there are no batches afterwards. Can be called twice."""
+        """Ends the loader processes and waits for them. No batches follow. A second call does nothing."""
         iterator, self._iterator, self._closed = self._iterator, None, True
-        # torch ends them when the iterator is collected, which a traceback that holds it can delay for ever.
+        # torch ends the processes when the iterator is collected. A traceback that holds it can delay that for ever.
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down is not None:
             shut_down()
@@ -130,13 +129,13 @@ class Loader:
     def _next_batch(self) -> Batch:
         assert self._iterator is not None
         while self._skip:
-            # A stream can only be read up to where it was left.
+            # A stream has no random access: the batches before the start are read and dropped.
             self._skip -= 1
             next(self._iterator, None)
         return next(self._iterator, None) or self._next_epoch()
 
     def _next_epoch(self) -> Batch:
-        """Starts a stream anew; returns its first batch."""
+        """Starts the next epoch of a stream and returns its first batch."""
         self._iterator = iter(self._loader)
         batch = next(self._iterator, None)
         if batch is None:
@@ -145,7 +144,7 @@ class Loader:
         return batch
 
     def _move(self) -> None:
-        """Counts the batch that is about to be returned."""
+        """Advances the position by the batch that is about to be returned."""
         at = self.position
         if self.samples is None:
             self.epoch = at.epoch
@@ -167,19 +166,19 @@ def build_loader(
     pin_memory: bool = False,
     start: Position | None = None,
 ) -> Loader:
-    """Opens the data source that `cfg` describes and shares it out.
+    """Opens the data source that `cfg` describes and makes the loader of this rank's share.
 
     Args:
-        cfg: The `data` node of the configuration.
-        batch_size: Samples per batch of this rank.
-        rank: This worker's number among `world_size`.
-        world_size: Workers that share the data.
-        seed: Fixes the order, together with the epoch; the same on all ranks.
-        pin_memory: Put batches into page-locked memory, for copies to CUDA.
-        start: Where an earlier loader was left; None begins at the beginning.
+        cfg: the `data` node of the configuration.
+        batch_size: samples per batch of this rank.
+        rank: this worker's number among `world_size`.
+        world_size: the number of workers that share the data.
+        seed: determines the order together with the epoch; the same on all ranks.
+        pin_memory: put batches into page-locked memory, for copies to CUDA.
+        start: the position of an earlier loader to continue from; None starts at the beginning.
 
     Raises:
-        RequestError: The source cannot be opened, or holds less than one batch for every rank.
+        RequestError: the source cannot be opened, or holds less than one batch for every rank.
     """
     if cfg.workers < 0:
         raise RequestError(f"data.workers={cfg.workers}: must be 0 (read in the worker itself) or more")
@@ -236,15 +235,15 @@ def _data_loader(
         num_workers=workers,
         collate_fn=collate,
         pin_memory=pin_memory,
-        # Forked processes share the data in memory and start with the signals blocked that the worker has blocked.
+        # Forked processes share the data in memory, and inherit the blocked signals of the worker.
         multiprocessing_context="fork" if workers else None,
         worker_init_fn=start_loader_process,
-        # Its own generator: torch would draw from the global one, and the model's dropout would shift with it.
+        # The loader has its own generator. Otherwise torch would draw from the global one and change the dropout.
         generator=torch.Generator().manual_seed(mix(share.seed)),
         **options,
     )
 
 
 def _own_message(error: RequestError) -> str:
-    """The message without the traceback that torch puts around it when a loader process raises."""
+    """The message without the traceback that torch adds when a loader process raises."""
     return str(error).rpartition("errors.RequestError: ")[2].strip()

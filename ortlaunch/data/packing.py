@@ -1,4 +1,4 @@
-"""A stream of documents, shared out, shuffled and packed into samples of one length."""
+"""A stream of documents, divided among the ranks, shuffled and packed into samples of one length."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ortlaunch.data.encoding import DOCUMENTS_AT_ONCE, Encoder, batches_of
 from ortlaunch.data.source import Share, Tokens, as_ids, mix
 
 SHUFFLE_ROWS = 1000
-"""Rows held back to be drawn from at random; shards are shuffled besides."""
+"""The size of the shuffle buffer in rows. The shards are shuffled too."""
 
 
 class PackedStream(IterableDataset[dict[str, Any]]):
-    """One rank's part of a streaming data set; each iteration is an epoch, and the next one has another order.
+    """One rank's part of a streaming data set. Each iteration is an epoch with an order of its own.
 
-    Documents follow each other without padding; what does not fill a sample at the end of an epoch is dropped.
+    Documents follow each other without padding. The tokens at the end of an epoch that fill no sample are dropped.
     """
 
     def __init__(
@@ -31,7 +31,8 @@ class PackedStream(IterableDataset[dict[str, Any]]):
         column: str,
         belongs: Callable[[str], bool] = lambda document: True,
     ) -> None:
-        """Takes a `datasets.IterableDataset` whose `column` holds text, and of it the documents that belong."""
+        """Takes a `datasets.IterableDataset` whose `column` holds text. Documents for which `belongs` is false are
+        left out."""
         self._belongs = belongs
         self._data = data
         self._share = share
@@ -41,16 +42,16 @@ class PackedStream(IterableDataset[dict[str, Any]]):
         self._next_epoch = 0
 
     def start_at(self, epoch: int) -> None:
-        """Makes `epoch` the next one; before the first iteration."""
+        """Makes `epoch` the next epoch. It must be called before the first iteration."""
         self._next_epoch = epoch
 
     @property
     def shards(self) -> int:
-        """Parts that loader processes of this rank can read side by side."""
+        """The number of parts that loader processes of this rank can read in parallel."""
         return max(1, self._epoch_data(0).num_shards)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        # Counted by each loader process for itself: it keeps its copy of this object, and starts each epoch once.
+        # Each loader process counts its own epochs: it has a copy of this object and starts each epoch once.
         epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         return ({"input_ids": as_ids(tokens)} for tokens in self._pack(epoch))
 
@@ -65,8 +66,8 @@ class PackedStream(IterableDataset[dict[str, Any]]):
             rest = rest[whole:]
 
     def _epoch_data(self, epoch: int) -> Any:
-        # Shuffled anew per epoch instead of set_epoch: the library keeps the epoch in memory that loader processes
-        # share, and they do not begin an epoch at the same time.
+        # Each epoch shuffles with its own seed instead of calling set_epoch. The library keeps that epoch in memory
+        # that loader processes share, but they do not begin an epoch at the same time.
         from datasets.distributed import split_dataset_by_node
 
         shuffled = self._data.shuffle(seed=mix(self._share.seed, epoch), buffer_size=SHUFFLE_ROWS)

@@ -1,4 +1,4 @@
-"""How far training has come in the data, so that it can go on from there."""
+"""The position of training in the data, from which a resumed run continues."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the data, after the last batch that was taken.
+    """The position in the data after the last batch that was taken.
 
-    For a data set with numbered samples it holds for any number of workers, since they share one order; for a stream,
-    where each worker reads a part of its own, for this worker among as many.
+    In a data set with numbered samples, the position is valid for any number of workers, because they share one order.
+    In a stream, each worker reads its own part. The position is then valid only for this worker and the same number of
+    workers.
     """
 
     epoch: int = 0
     samples: int = 0
-    """Samples of this epoch that all workers together have taken, or that were left over from it; 0 for a stream."""
+    """The samples of this epoch that all workers together have taken or dropped; 0 for a stream."""
     batches: int = 0
-    """Batches of this epoch that this worker has taken from its stream; 0 for a data set."""
+    """The batches of this epoch that this worker has taken from its stream; 0 for a data set."""
 
     def as_dict(self) -> dict[str, int]:
-        """As plain numbers, for a file."""
+        """The position as plain numbers, for a file."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""How a loader process behaves: one thread, deaf to what is meant for its worker, gone when its worker is gone."""
+"""The setup of a loader process: it uses one thread, blocks its worker's signals, and ends with its worker."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import contextmanager
 MEANT_FOR_THE_WORKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 POLL_SECONDS = 1.0
 NICENESS = 10
-"""A core that both want goes to the trainer for nine tenths of the time."""
+"""With this niceness, the worker gets nine tenths of a core that it shares with a loader process."""
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Delays signals of this thread; processes forked meanwhile start with them blocked, without a gap."""
+    """Blocks these signals in this thread. Processes that are forked in the context start with them blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, MEANT_FOR_THE_WORKER)
     try:
         yield
@@ -26,25 +26,25 @@ def signals_held() -> Iterator[None]:
 
 
 def start_loader_process(number: int) -> None:
-    """Settles a fresh loader process; torch has set its own threads to one already.
+    """Sets up a new loader process. torch has already limited itself to one thread there.
 
-    Ctrl-C, and SLURM on time-out or preemption, signal every process of a step. The worker decides then how to end,
-    may still need data for the step it is in, and closes its loader; so a loader process blocks these signals. It
-    obeys SIGTERM from its worker alone, which is how torch ends a loader process that does not answer.
+    Ctrl-C, and SLURM at a time-out or preemption, signal every process of a step. The worker then decides how to end.
+    It may still need data for its present step, and it closes its loader itself. A loader process therefore blocks
+    these signals. It accepts SIGTERM only from its worker: torch ends a loader process that does not answer that way.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
-    # The trainers have the cores; what they leave is enough to read.
+    # The workers have priority on the cores. The time that is left is enough to read data.
     os.nice(NICENESS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.pthread_sigmask(signal.SIG_BLOCK, MEANT_FOR_THE_WORKER)
-    # Noted by the worker before it forked: asking for the parent here is too late where the worker died meanwhile.
+    # The worker recorded this before it forked. `os.getppid` would be wrong if the worker has died since.
     worker = multiprocessing.parent_process()
     assert worker is not None
     threading.Thread(target=_end_with_worker, args=(worker.pid,), daemon=True).start()
 
 
 def _end_with_worker(worker: int) -> None:
-    """Leaves when the worker says so or is gone, even while the main thread waits for a slow disk."""
+    """Ends this process on the worker's SIGTERM or death, even while the main thread waits for a slow disk."""
     while os.getppid() == worker:
         received = signal.sigtimedwait({signal.SIGTERM}, POLL_SECONDS)
         if received is not None and received.si_pid == worker:

@@ -1,4 +1,4 @@
-"""What a data source hands to the loader, and the helpers that sources share."""
+"""The interface between data sources and the loader, and the functions that sources share."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Tokens = NDArray[Any]
 """Token ids in one dimension, of any integer type."""
 
 MIN_SEQ_LEN = 2
-"""A model that predicts the next token needs a token and its successor."""
+"""The least length of a sample: a model that predicts the next token needs a token and its successor."""
 
 SAMPLED_BYTES = 1 << 16
-"""Bytes at each end of a file that enter its fingerprint."""
+"""The bytes at each end of a file that enter its fingerprint."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of the data this rank reads, and in which order all ranks see it."""
+    """The part of the data that this rank reads, and the seed of the order that all ranks share."""
 
     rank: int
     world_size: int
@@ -39,15 +39,15 @@ class Source:
     """An opened data source.
 
     Attributes:
-        dataset: Either a map-style dataset, the whole data on every rank, sample i the same everywhere; or a
-            stream of this rank's own part, an epoch per iteration. Samples are dicts of tensors.
+        dataset: a map-style dataset or a stream. A map-style dataset has the whole data, and sample i is the same on
+            every rank. A stream has this rank's part, and each iteration is an epoch. Samples are dicts of tensors.
         kind: "tokens" or "images".
-        origin: The data as its user typed it, for messages.
-        fingerprint: Short hash that identifies the data.
-        vocab_size: Number of distinct token ids, None where unknown or not tokens.
-        num_classes: Number of labels of an image source.
-        max_workers: Loader processes that a stream can feed, None without bound.
-        held_out: Samples to evaluate on, none of which is in `dataset`; None where nothing is held out (yet).
+        origin: the data as the user typed it, for messages.
+        fingerprint: a short hash that identifies the data.
+        vocab_size: the number of distinct token ids; None if it is unknown or the data is not tokens.
+        num_classes: the number of labels of an image source.
+        max_workers: the largest number of loader processes that can read a stream; None if there is no limit.
+        held_out: the samples to evaluate on, none of which is in `dataset`; None if none are held out (yet).
     """
 
     dataset: Dataset[dict[str, Any]]
@@ -61,12 +61,12 @@ class Source:
 
     @property
     def samples(self) -> int | None:
-        """Samples in the data set; None for a stream, whose length is not known."""
+        """The number of samples in the data set; None for a stream, whose length is unknown."""
         return None if isinstance(self.dataset, IterableDataset) else len(self.dataset)  # type: ignore[arg-type]
 
 
 class TokenArray(Dataset[dict[str, Any]]):
-    """Token ids held in memory, cut into samples of `seq_len`; a shorter rest at the end is left out."""
+    """Token ids in memory, cut into samples of `seq_len` tokens. A shorter rest at the end is left out."""
 
     def __init__(self, tokens: Tokens, seq_len: int) -> None:
         self._tokens = tokens
@@ -81,13 +81,13 @@ class TokenArray(Dataset[dict[str, Any]]):
 
 
 class Computed(Dataset[dict[str, Any]]):
-    """Samples that a function makes of their numbers."""
+    """Samples that a function computes from their numbers."""
 
     def __init__(self, samples: int, sample: Callable[[int], dict[str, Any]]) -> None:
         """
         Args:
-            samples: how many there are.
-            sample: makes the sample of a number below that; it must be possible to pickle it.
+            samples: the number of samples.
+            sample: computes a sample from its number, which is below `samples`. It must be picklable.
         """
         self._samples = samples
         self._sample = sample
@@ -108,7 +108,7 @@ def array_source(tokens: Tokens, seq_len: int, origin: str, vocab_size: int) -> 
     """Cuts tokens held in memory into samples.
 
     Raises:
-        RequestError: There are fewer tokens than one sample needs.
+        RequestError: there are fewer tokens than one sample needs.
     """
     check_enough(len(tokens), seq_len, origin)
     fingerprint = digest(str(tokens.dtype), tokens)
@@ -116,13 +116,13 @@ def array_source(tokens: Tokens, seq_len: int, origin: str, vocab_size: int) -> 
 
 
 def check_seq_len(seq_len: int) -> None:
-    """Raises RequestError where a sample would be too short to learn from."""
+    """Raises RequestError if a sample would be too short to learn from."""
     if seq_len < MIN_SEQ_LEN:
         raise RequestError(f"data.seq_len={seq_len}: a sample needs at least {MIN_SEQ_LEN} tokens")
 
 
 def check_enough(count: int, seq_len: int, origin: str) -> None:
-    """Raises RequestError where `count` tokens do not fill one sample."""
+    """Raises RequestError if `count` tokens do not fill one sample."""
     if count == 0:
         raise RequestError(f"{origin}: there is nothing in it; give data that is not empty")
     if count < seq_len:
@@ -133,7 +133,7 @@ def check_enough(count: int, seq_len: int, origin: str) -> None:
 
 
 def mix(seed: int, *parts: int) -> int:
-    """Makes one 32-bit seed of several numbers, so that neighbouring seeds and epochs share no order."""
+    """Hashes several numbers to one 32-bit seed, so that neighbouring seeds and epochs have different orders."""
     return int(np.random.SeedSequence([seed % 2**64, *parts]).generate_state(1)[0])
 
 
@@ -149,7 +149,7 @@ def digest(*parts: str | bytes | Tokens) -> str:
 
 
 def digest_files(paths: Iterable[Path], *parts: str) -> str:
-    """Identifies files by name, size and the bytes at both ends, without reading them whole."""
+    """Hashes the names, the sizes and the bytes at both ends of files, without reading them whole."""
     pieces: list[str | bytes] = list(parts)
     for path in paths:
         size = path.stat().st_size

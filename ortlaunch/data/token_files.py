@@ -16,7 +16,7 @@ DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 
 
 class TokenFiles(Dataset[dict[str, Any]]):
-    """Files cut into samples of `seq_len` tokens; a sample never crosses from one file into the next."""
+    """Files of tokens, cut into samples of `seq_len` tokens. No sample crosses the end of a file."""
 
     def __init__(self, paths: list[Path], dtype: np.dtype[Any], seq_len: int, vocab_size: int | None) -> None:
         self._paths = paths
@@ -61,16 +61,16 @@ class TokenFiles(Dataset[dict[str, Any]]):
 
 
 def open_token_files(path: str, dtype_name: str, seq_len: int, vocab_size: int | None) -> Source:
-    """Maps files of little-endian token ids without a header; nothing is read before it is asked for.
+    """Opens files of little-endian token ids without a header as memory maps.
 
     Args:
         path: files, folders or globs, separated by commas.
         dtype_name: NumPy's name of the type of one token, one of `DTYPES`.
         seq_len: tokens per sample.
-        vocab_size: tokens must be smaller than this; None where that is not known.
+        vocab_size: an upper bound that all tokens must be below; None if it is unknown.
 
     Raises:
-        RequestError: A path is missing, the type is unknown, a file does not hold whole tokens, or no file holds a
+        RequestError: a path is missing, the type is unknown, a file does not hold whole tokens, or no file holds a
             whole sample.
     """
     if dtype_name not in DTYPES:

@@ -1,1 +1,1 @@
-"""The models by name (`registry`), those of ours (`built_in/`), and what they share."""
+"""The models by name (`registry`), the built-in models (`built_in/`), and the code that models share."""

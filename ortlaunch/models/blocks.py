@@ -1,4 +1,4 @@
-"""Finds the repeated blocks of a model: what is sharded, gathered and run block by block."""
+"""Finds the repeated blocks of a model, which are sharded, gathered and executed one by one."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import nn
 from ortlaunch.base.errors import RequestError
 
 Blocks = dict[str, nn.Module]
-"""Blocks by their path in the model, in the order of the model's modules."""
+"""Blocks by their module path, in the order of the model's modules."""
 
 
 def repeated_blocks(model: nn.Module, wanted: str | None, key: str) -> Blocks:
-    """The blocks of a model, none of which lies within another; empty where none are found.
+    """The repeated blocks of a model; empty if there are none. No block contains another.
 
     Args:
         model: the plain model.
-        wanted: class name, or glob of module paths whose ``*`` does not match a dot; None finds them: the classes that
-            transformers calls indivisible (``_no_split_modules``) where there are several of one, else the longest
-            ``nn.ModuleList`` of modules of one class.
-        key: the key that `wanted` is the value of, for messages.
+        wanted: a class name, or a glob of module paths whose ``*`` does not match a dot. None finds the blocks: the
+            modules of classes that transformers calls indivisible (``_no_split_modules``) and that occur more than
+            once. If there are none, it takes the longest ``nn.ModuleList`` of modules of one class.
+        key: the configuration key of `wanted`, for messages.
 
     Raises:
         RequestError: `wanted` matches no module with parameters.
@@ -47,7 +47,7 @@ def _chosen(model: nn.Module, wanted: str, key: str) -> Blocks:
 
 
 def _indivisible(model: nn.Module) -> Blocks:
-    """Modules of the classes that transformers does not split over devices, where a class occurs more than once."""
+    """The modules of the classes that transformers does not split over devices and that occur more than once."""
     names: set[str] = set()
     for module in model.modules():
         names.update(getattr(module, "_no_split_modules", None) or ())

@@ -1,4 +1,4 @@
-"""What a model must be before a backend or a trainer is put around it."""
+"""Checks a model before a backend or a trainer wraps it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _WRAPPERS = {
     "FSDPModule": ("torch",),
     "OptimizedModule": ("torch",),
 }
-"""Class name of each wrapper and the packages it comes from: known by name, so that none has to be imported."""
+"""The class name of each wrapper, and the packages it comes from. A name needs no import of the package."""
 
 
 def check_model(model: object) -> None:
-    """Checks that a model is plain and trainable, so that it can be wrapped: ORTModule first, the trainer around it.
+    """Checks that a model is plain and trainable, so that a backend and a trainer can wrap it.
 
     Args:
-        model: What a builder returned.
+        model: the object that a builder returned.
 
     Raises:
-        RequestError: if it is no torch.nn.Module, has no trainable registered parameter, keeps trainable weights
-            where PyTorch does not see them, or is wrapped already, itself or anywhere inside.
+        RequestError: the model is no torch.nn.Module, has no trainable registered parameter, keeps trainable weights
+            where PyTorch does not see them, or it or one of its modules is already wrapped.
     """
     if not isinstance(model, nn.Module):
         raise RequestError(
@@ -59,7 +59,7 @@ def _wrapper_name(module: nn.Module) -> str | None:
     for kind in type(module).__mro__:
         if kind.__module__.partition(".")[0] in _WRAPPERS.get(kind.__name__, ()):
             return kind.__name__
-    # module.compile() leaves the class as it is
+    # module.compile() does not change the class.
     return "torch.compile" if getattr(module, "_compiled_call_impl", None) is not None else None
 
 
@@ -73,7 +73,7 @@ def _refuse_hidden_weights(model: nn.Module) -> None:
 
 
 def _hidden_weights(model: nn.Module) -> Iterator[str]:
-    """Attributes that hold trainable leaves outside `model.parameters()`."""
+    """The paths of attributes that hold trainable leaf tensors outside `model.parameters()`."""
     registered = {id(parameter) for parameter in model.parameters()}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
@@ -111,10 +111,10 @@ def _refuse_untrainable(model: nn.Module) -> None:
 
 
 def reject_data_parallel(model: nn.Module) -> None:
-    """Refuses a torch.nn.DataParallel anywhere in the tree, also inside a wrapper.
+    """Refuses a torch.nn.DataParallel anywhere in the model, also inside a wrapper.
 
     Raises:
-        RequestError: naming where it is and what to use instead.
+        RequestError: the model contains one. The message says where, and what to use instead.
     """
     for place, module in _modules(model):
         if isinstance(module, nn.DataParallel):
@@ -122,7 +122,7 @@ def reject_data_parallel(model: nn.Module) -> None:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module with words for where it is; unlike named_modules it meets an ORTModule, which shows its inside."""
+    """Yields every module with a text for its place. Unlike named_modules, it also yields an ORTModule itself."""
     waiting, seen = [("", model)], {id(model)}
     while waiting:
         path, module = waiting.pop()

@@ -6,12 +6,12 @@ from torch import Tensor, nn
 
 
 class FeedForward(nn.Module):
-    """Linear, ReLU, linear.
+    """A linear layer, a ReLU and a second linear layer.
 
     Args:
-        input_dim: Features of one flattened sample.
-        hidden_dim: Units of the hidden layer.
-        output_dim: Classes.
+        input_dim: the number of features of one flattened sample.
+        hidden_dim: the number of units of the hidden layer.
+        output_dim: the number of classes.
     """
 
     def __init__(self, input_dim: int, hidden_dim: int, output_dim: int) -> None:

@@ -1,4 +1,4 @@
-"""transformers models with random weights, from a configuration given by field names."""
+"""Builds transformers models with random weights from the fields of their configuration."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ _BESIDE_THE_FIELDS = {"attn_implementation", "num_labels"}
 
 
 def build_from_config(model_class: type[_Model], defaults: Mapping[str, Any], params: Mapping[str, Any]) -> _Model:
-    """A model of `model_class` with random weights.
+    """Builds a model of `model_class` with random weights.
 
     Args:
-        model_class: A transformers class; its `config_class` says which fields there are.
-        defaults: Fields that this project sets otherwise than transformers does.
-        params: The user's fields; they win over the defaults.
+        model_class: a transformers class. Its `config_class` has the fields.
+        defaults: this project's defaults, which replace those of transformers.
+        params: the user's fields, which override the defaults.
 
     Raises:
-        RequestError: for a field the configuration does not have, or a value that transformers refuses.
+        RequestError: the configuration does not have a field, or transformers refuses a value.
     """
     config_class: Any = model_class.config_class
     try:
         blank = config_class()
         check_fields(blank, params, model_class.__name__)
         values = {**training_fields(blank), **defaults, **params}
-        # Before it is built: transformers warns of ids outside the vocabulary.
+        # The ids are removed before the configuration is built, because transformers warns of ids outside the
+        # vocabulary.
         values |= dict.fromkeys(_missing_tokens(blank, params, values.get("vocab_size")))
         return model_class(config_class(**values))
     except (TypeError, ValueError, StrictDataclassError) as error:
@@ -41,10 +42,10 @@ def build_from_config(model_class: type[_Model], defaults: Mapping[str, Any], pa
 
 
 def check_fields(config: PretrainedConfig, params: Mapping[str, Any], owner: str) -> None:
-    """Refuses names that `config` does not have; transformers itself would keep them and use them nowhere.
+    """Refuses fields that `config` does not have. transformers would store such a field and never use it.
 
     Raises:
-        RequestError: naming the unknown field and the nearest known one, or a cache asked for.
+        RequestError: a field is unknown (the message names the nearest known one), or `use_cache` is true.
     """
     known = set(config.to_dict()) | set(config.attribute_map) | _BESIDE_THE_FIELDS
     refuse_unknown(params, known - _NOT_SETTABLE, owner)
@@ -53,17 +54,17 @@ def check_fields(config: PretrainedConfig, params: Mapping[str, Any], owner: str
 
 
 def training_fields(config: PretrainedConfig) -> dict[str, Any]:
-    """Fields that training needs, of those `config` has: no cache of keys and values, which ORTModule cannot return."""
+    """The fields that training sets: no cache of keys and values, which ORTModule cannot return."""
     return {"use_cache": False} if hasattr(config, "use_cache") else {}
 
 
 def _missing_tokens(config: PretrainedConfig, params: Mapping[str, Any], vocab_size: int | None) -> list[str]:
-    """Names of special tokens whose default id a vocabulary does not have.
+    """The names of special tokens whose default id is outside the vocabulary.
 
     Args:
-        config: where the defaults are.
-        params: the user's fields, which stay as they are.
-        vocab_size: of the model; None for the configuration's own.
+        config: the configuration with the default ids.
+        params: the user's fields. Tokens that the user sets are not returned.
+        vocab_size: the model's vocabulary size; None for the default in `config`.
     """
     size = vocab_size or getattr(config, "vocab_size", None)
     tokens = {name: getattr(config, name, None) for name in _SPECIAL_TOKENS if name not in params}

@@ -1,4 +1,4 @@
-"""transformers' BERT with its masked-language-modelling head, hiding the tokens itself."""
+"""transformers' BERT with its masked-language-modelling head, which hides the tokens itself."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from ortlaunch.models.masking import HidesTokens
 
 
 class BertForMaskedLM(HidesTokens, transformers.BertForMaskedLM):
-    """transformers' BertForMaskedLM, hiding 15 % of the tokens itself: data sources give labels equal to the inputs."""
+    """transformers' BertForMaskedLM, which hides 15 % of the tokens itself. Data sources give the inputs as labels."""

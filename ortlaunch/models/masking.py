@@ -1,4 +1,4 @@
-"""Masked language modelling on batches whose labels are their own inputs."""
+"""Masked language modelling on batches whose labels equal their inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ortlaunch.base.errors import RequestError
 
 IGNORED = -100
-"""Label of a position that cross-entropy leaves out."""
+"""The label of a position that cross-entropy ignores."""
 
 _RATE = 0.15
 _PRIME = 65519  # 3 does not divide _PRIME - 1, so cubing modulo it maps no two numbers to the same one
@@ -18,16 +18,16 @@ _STRIDE = 40503
 
 
 def hidden_positions(input_ids: Tensor) -> Tensor:
-    """Which tokens to hide: about 15 % of each row and at least one, scattered as if at random.
+    """Chooses the tokens to hide: about 15 % of each row and at least one, in pseudorandom positions.
 
-    The choice is computed from the row's own tokens and draws no random number. Every backend thus hides the same
-    tokens of the same sample, so that their losses can be compared, and an evaluation gives the same loss twice.
+    The choice is a function of the row's tokens and uses no random generator. Every backend thus hides the same tokens
+    of a sample, so that losses can be compared, and an evaluation always gives the same loss.
 
     Args:
-        input_ids: Token ids, int64 [B, T].
+        input_ids: token ids, int64 [B, T].
 
     Returns:
-        Boolean [B, T], true where a token is to be hidden.
+        A boolean tensor [B, T] that is true for a token to hide.
     """
     position = torch.arange(input_ids.shape[1], device=input_ids.device)
     salt = (input_ids * (position + 1)).sum(-1, keepdim=True) % _PRIME
@@ -37,10 +37,10 @@ def hidden_positions(input_ids: Tensor) -> Tensor:
 
 
 def check_mask_token(token: int, vocab_size: int) -> int:
-    """The token itself, if the vocabulary has it.
+    """Returns the token if it is in the vocabulary.
 
     Raises:
-        RequestError: if not.
+        RequestError: the token is outside the vocabulary.
     """
     if not 0 <= token < vocab_size:
         raise RequestError(f"model.params.mask_token_id={token} is outside the vocabulary of {vocab_size} tokens")
@@ -48,18 +48,18 @@ def check_mask_token(token: int, vocab_size: int) -> int:
 
 
 class HidesTokens:
-    """Put before a transformers masked-LM class: where labels are given, hides tokens and asks for those alone.
+    """A mixin for a transformers masked-LM class. If labels are given, it hides tokens and trains on those alone.
 
-    Every hidden token becomes `mask_token_id`; none is swapped for another or left as it is, as BERT's own recipe
-    does with a fifth of them. Parameter names stay those of the transformers class.
+    Every hidden token becomes `mask_token_id`. BERT's own recipe replaces a tenth of the hidden tokens by random ones
+    and leaves another tenth unchanged; this class does not. Parameter names stay those of the transformers class.
     """
 
     mask_token_id: int
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None) -> Any:
-        """The transformers output for ids of shape [B, T]; `loss` is the mean over the hidden tokens.
+        """Returns the transformers output for ids of shape [B, T]. Its `loss` is the mean over the hidden tokens.
 
-        Without labels nothing is hidden. Positions labelled -100 stay out of the loss.
+        Without labels, no token is hidden. Positions with the label -100 do not enter the loss.
         """
         if labels is not None:
             hidden = hidden_positions(input_ids)

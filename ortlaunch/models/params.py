@@ -1,4 +1,4 @@
-"""Parameters of model builders, checked before anything is built."""
+"""Checks the parameters of model builders before a model is built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name most like `name`, or None where none is similar."""
+    """The name that is most similar to `name`; None if no name is similar."""
     matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return matches[0] if matches else None
 
@@ -22,7 +22,7 @@ def refuse_unknown(names: Iterable[str], accepted: Iterable[str], owner: str) ->
     """Checks parameter names against those that `owner` accepts.
 
     Raises:
-        RequestError: for the first name that is not accepted, with all that are and the nearest.
+        RequestError: a name is not accepted. The message lists the accepted names and suggests the nearest.
     """
     known = sorted(accepted)
     for name in names:
@@ -35,14 +35,14 @@ def refuse_unknown(names: Iterable[str], accepted: Iterable[str], owner: str) ->
 
 
 def check_arguments(builder: Callable[..., Any], params: Mapping[str, Any], owner: str) -> None:
-    """Checks by the builder's signature that it can be called with `params`, without calling it.
+    """Checks that a builder can be called with `params`. It reads the signature and does not call the builder.
 
     Raises:
-        RequestError: for a parameter it does not have (unless it takes ``**kwargs``), or one that is missing.
+        RequestError: the builder does not have a parameter (unless it takes ``**kwargs``), or one is missing.
     """
     try:
         arguments = inspect.signature(builder).parameters.values()
-    except (TypeError, ValueError):  # some callables written in C tell nothing about themselves
+    except (TypeError, ValueError):  # Some callables that are written in C have no signature.
         return
     named = [argument for argument in arguments if argument.kind in _BY_NAME]
     if not any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in arguments):

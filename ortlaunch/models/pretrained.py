@@ -1,4 +1,4 @@
-"""Any pretrained model that transformers can load by folder or hub id."""
+"""Loads any pretrained model that transformers can find by folder or hub id."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ TASKS = {
     "image-classification": "AutoModelForImageClassification",
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
 }
-"""What a model is trained for, and the transformers class that loads it so."""
+"""The transformers class that loads a model for each task."""
 
 
 def load(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = None, **params: Any) -> PreTrainedModel:
-    """A pretrained model, its weights in fp32 whatever the files hold.
+    """Loads a pretrained model with its weights in fp32, whatever type the files hold.
 
     Args:
-        pretrained: Folder written by `save_pretrained`, or an id on the hub.
-        task: One of `TASKS`.
-        mask_token_id: For masked-lm, the token put in the place of hidden ones; None asks the model's tokenizer.
-        **params: Fields of the model's configuration to change.
+        pretrained: a folder that `save_pretrained` wrote, or an id on the hub.
+        task: one of `TASKS`.
+        mask_token_id: for masked-lm, the token that replaces hidden tokens; None uses the mask token of the model's
+            tokenizer.
+        **params: fields of the model's configuration to change.
 
     Raises:
-        RequestError: if the model, the task or a field is unknown, or the model cannot be reached or loaded.
+        RequestError: the model, the task or a field is unknown, or the model cannot be loaded.
     """
     _check_task(task)
     source = _source(pretrained)
     config = _loaded(pretrained, AutoConfig.from_pretrained, source)
     check_fields(config, params, f"{type(config).__name__} of {pretrained}")
-    # Read again with the changes, for transformers derives some fields from others.
+    # The configuration is read again with the changes, because transformers derives some fields from others.
     config = _loaded(pretrained, AutoConfig.from_pretrained, source, **{**training_fields(config), **params})
     auto = getattr(transformers, TASKS[task])
     model = _loaded(pretrained, auto.from_pretrained, source, config=config, dtype=torch.float32)
@@ -59,7 +60,7 @@ def _check_task(task: str) -> None:
 
 
 def _source(pretrained: str) -> str:
-    """The folder or hub id, `~` expanded."""
+    """The folder, with `~` expanded, or the hub id."""
     path = Path(pretrained).expanduser()
     looks_like_path = pretrained.startswith((".", "/", "~")) or pretrained.count("/") > 1
     if looks_like_path and not path.is_dir():
@@ -81,7 +82,7 @@ def _mask_token(source: str, chosen: int | None) -> int:
     if chosen is not None:
         return chosen
     tokenizer = _tokenizer(source)
-    # Where there are no tokenizer files, transformers makes one that knows its special tokens and no other.
+    # Without tokenizer files, transformers makes a tokenizer that has only its special tokens.
     known = tokenizer is not None and len(tokenizer) > len(tokenizer.all_special_tokens)
     if not known or tokenizer.mask_token_id is None:
         raise RequestError(f"{source} has no tokenizer with a mask token: give model.params.mask_token_id")
@@ -89,7 +90,7 @@ def _mask_token(source: str, chosen: int | None) -> int:
 
 
 def _tokenizer(source: str) -> Any:
-    """The model's tokenizer, or None where it has none that can be loaded here."""
+    """The model's tokenizer; None if it has none, or if it cannot be loaded here."""
     try:
         return transformers.AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, ImportError):
@@ -98,6 +99,6 @@ def _tokenizer(source: str) -> Any:
 
 def _hide_tokens(model: Any, token: int) -> None:
     kind = type(model)
-    # The name stays: transformers chooses a loss by it and writes it into what it saves.
+    # The class keeps its name, because transformers chooses the loss by it and writes it to saved configurations.
     model.__class__ = type(kind.__name__, (HidesTokens, kind), {"__module__": __name__, "__doc__": kind.__doc__})
     model.mask_token_id = token

@@ -1,6 +1,6 @@
-"""The models by name: built in, registered by a decorator, found as entry points, or named by a target.
+"""The models by name: built in, registered by a decorator, announced as entry points, or named by a target.
 
-Importing this module and asking for the names imports neither torch nor transformers nor anybody's model code.
+This module and the list of names import neither torch nor transformers nor a user's model code.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 Inputs = Literal["tokens", "images", "any"]
-"""Data that a model takes."""
+"""The kind of data that a model takes."""
 
 ENTRY_POINTS = "ortlaunch.models"
-"""Group in which installed packages announce models."""
+"""The entry-point group in which installed packages announce models."""
 
 FACTORY = "factory"
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -37,16 +37,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model that can be asked for by name."""
+    """A model that a configuration can choose by name."""
 
     name: str
     target: str
-    """`package.module:callable` that builds it; empty for the factory, whose user names it."""
+    """`package.module:callable` of the builder; empty for the factory, whose builder the user names."""
     inputs: Inputs
     summary: str
-    """One line of what it is."""
+    """A description of one line."""
     static_graph: bool = False
-    """Whether it uses the same parameters in the same way at every step."""
+    """Whether the model uses the same parameters in the same way at every step."""
 
 
 _FACTORY_ENTRY = ModelEntry(FACTORY, "", "any", "a class or function of your own, by model.target")
@@ -55,19 +55,19 @@ _REGISTERED: dict[str, tuple[ModelEntry, Callable[..., Any]]] = {}
 
 
 def register_model(name: str, inputs: Inputs = "any", *, static_graph: bool = False) -> Callable[[_Builder], _Builder]:
-    """Makes a model class, or a function that returns a model, known as `model.name`.
+    """Registers a model class, or a function that returns a model, under a name for `model.name`.
 
-    Put the module that holds it into `model.imports`, so that workers import it before they ask for the name. The first
-    line of the docstring is what `ortlaunch models` says of it.
+    List its module in `model.imports`, so that workers import it before they look up the name. `ortlaunch models` shows
+    the first line of the docstring.
 
     Args:
         name: the name.
-        inputs: data that it takes.
-        static_graph: it uses the same parameters in the same way at every step, so that DDP need not look for those
-            that took no part. DDP computes wrong gradients or fails where that is not so.
+        inputs: the data that the model takes.
+        static_graph: the model uses the same parameters in the same way at every step, so that DDP need not search for
+            unused ones. If this is wrong, DDP fails or computes wrong gradients.
 
     Raises:
-        RequestError: if the name belongs to another model, or `inputs` is unknown.
+        RequestError: the name belongs to another model, or `inputs` is unknown.
     """
     if inputs not in get_args(Inputs):
         known = ", ".join(get_args(Inputs))
@@ -94,7 +94,7 @@ def _is_built_in(name: str, builder: Callable[..., Any]) -> bool:
 
 
 def _owner_of(name: str, target: str, builder: Callable[..., Any]) -> str | None:
-    """What `name` stands for already, or None if it is free or stands for this very builder."""
+    """The present owner of a name; None if the name is free or belongs to this builder."""
     if _is_built_in(name, builder):
         return None
     if name in _BUILT_IN or name == FACTORY:
@@ -102,7 +102,7 @@ def _owner_of(name: str, target: str, builder: Callable[..., Any]) -> str | None
     if name not in _REGISTERED:
         return None
     entry, known = _REGISTERED[name]
-    # A module that is imported anew brings a new object under the old target.
+    # A module that is imported again has a new object for the same target.
     same = known is builder or (entry.target == target and "<locals>" not in target)
     return None if same else entry.target
 
@@ -120,7 +120,7 @@ def available() -> dict[str, ModelEntry]:
 
 
 def find(name: str) -> ModelEntry | None:
-    """One model; unlike `available`, this reads only what is needed."""
+    """The model of a name; None if there is none. Unlike `available`, it reads only what this name needs."""
     for models in (_BUILT_IN, _REGISTERED):
         if name in models:
             return models[name][0]
@@ -136,12 +136,12 @@ def _package(point: EntryPoint) -> str:
 
 
 def suggest(name: str) -> str | None:
-    """The known model name most like `name`, or None where none is similar."""
+    """The known model name that is most similar to `name`; None if no name is similar."""
     return nearest(name, available())
 
 
 def unknown_model_message(name: str) -> str:
-    """What to tell a user who asked for a model that is not there."""
+    """The message for a model name that is unknown."""
     close = suggest(name)
     hint = f" Did you mean model={close}?" if close else ""
     return (
@@ -151,10 +151,10 @@ def unknown_model_message(name: str) -> str:
 
 
 def check_request(cfg: ModelConfig) -> None:
-    """Checks what can be known of a model's configuration without importing anything.
+    """Checks a model's configuration as far as that is possible without importing anything.
 
     Raises:
-        RequestError: for an unknown name, or a target that is missing, malformed or not asked for.
+        RequestError: the name is unknown, or the target is missing, malformed or given for a model that takes none.
     """
     if cfg.name == FACTORY:
         if cfg.target is None:
@@ -173,13 +173,13 @@ def check_request(cfg: ModelConfig) -> None:
 
 
 def build_model(cfg: ModelConfig) -> nn.Module:
-    """Builds the model that `cfg` asks for, on the CPU.
+    """Builds the model of a configuration on the CPU and checks that it can be trained.
 
-    Modules are found on `sys.path`; the caller puts the user's folder there.
+    Modules are searched on `sys.path`. The caller adds the user's folder to it.
 
     Raises:
-        RequestError: for an unknown model, target, import or parameter, or a result that cannot be trained (see
-            `ortlaunch.models.checks.check_model`). What the user's own function raises while building comes through.
+        RequestError: a model, target, import or parameter is unknown, or the result cannot be trained (see
+            `ortlaunch.models.checks.check_model`). Exceptions of the user's own builder are passed on.
     """
     from ortlaunch.models.checks import check_model
 
@@ -189,10 +189,10 @@ def build_model(cfg: ModelConfig) -> nn.Module:
 
 
 def construct(cfg: ModelConfig) -> nn.Module:
-    """What the builder returns, on the CPU and not yet checked for what it is; see `build_model`.
+    """Calls the builder and returns its result on the CPU, without the check of `build_model`.
 
     Raises:
-        RequestError: for an unknown model, target, import or parameter.
+        RequestError: a model, target, import or parameter is unknown.
     """
     check_request(cfg)
     for module in cfg.imports:
@@ -203,7 +203,7 @@ def construct(cfg: ModelConfig) -> nn.Module:
 
 
 def _builder(cfg: ModelConfig) -> tuple[Callable[..., Any], str]:
-    """The callable behind a configuration, and what to call it in messages."""
+    """The builder of a configuration's model, and its name for messages."""
     if cfg.target is not None:
         return _load(cfg.target, f"model.target={cfg.target}"), cfg.target
     for models in (_BUILT_IN, _REGISTERED):

@@ -1,7 +1,7 @@
-"""What is known of a user's modules without importing them: whether they are there, and define what is asked for.
+"""Checks a user's modules without importing them: whether they exist, and whether they define the requested name.
 
-Only what is certain is refused; whatever a module may do to itself or to others while it is imported is left to the
-workers, which import it.
+It refuses a module only if it is certain that the import or the name would fail. A module may define names while it is
+imported, and only the workers import it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MAKES_NAMES = frozenset(
     ("__dict__", "__getattr__", "__path__", "eval", "exec", "globals", "locals", "meta_path", "setattr", "vars")
 )
-"""Names by which a module may come to attributes or submodules that its text does not show."""
+"""Names in a module's source that let it get attributes or submodules which the source does not show."""
 
 
 def check_source(cfg: ModelConfig, *, same_environment: bool) -> None:
-    """Looks for the first of the user's modules that will be imported; a target's name is looked for in its text.
+    """Checks that the first module to be imported exists, and that the source of a target's module has its name.
 
     Args:
         cfg: the model's configuration.
-        same_environment: the workers find what this process finds, and not only the folder that it was started in.
+        same_environment: workers find the same modules as this process. If false, they are only known to share the
+            folder that it was started in.
 
     Raises:
-        RequestError: a module or a name that is certainly not there, or a text that is no Python.
+        RequestError: a module or a name certainly does not exist, or a source has a syntax error.
     """
     if cfg.imports:
-        # What it does when it is imported may help the others to be found.
+        # The import of this module may add to the search path, so the later ones cannot be checked.
         _find(cfg.imports[0], f"model.imports: {cfg.imports[0]}", same_environment)
     elif cfg.target is not None:
         module, _, path = cfg.target.partition(":")
@@ -50,7 +51,7 @@ def check_source(cfg: ModelConfig, *, same_environment: bool) -> None:
 
 
 def no_module(name: str, where: str) -> str:
-    """What to say of a module that is not there."""
+    """The message for a module that does not exist."""
     return (
         f"{where}: there is no module '{name}', neither in the folder where ortlaunch was started nor in the "
         "environment"
@@ -58,14 +59,14 @@ def no_module(name: str, where: str) -> str:
 
 
 def no_name(path: str, module: str, missing: str, names: list[str], where: str) -> str:
-    """What to say of a name that a module does not have.
+    """The message for a name that a module does not have.
 
     Args:
-        path: the dotted name that was asked for.
+        path: the dotted name.
         module: the module's name.
-        missing: the part of it that is not there.
-        names: those that are.
-        where: what asked.
+        missing: the part of the dotted name that does not exist.
+        names: the names that exist at that place.
+        where: the key and value that ask for the name.
     """
     close = nearest(missing, [name for name in names if not name.startswith("_")])
     hint = f" Did you mean {close}?" if close else ""
@@ -74,16 +75,16 @@ def no_name(path: str, module: str, missing: str, names: list[str], where: str) 
 
 @dataclass(frozen=True)
 class _Text:
-    """What a module's text says."""
+    """The names in a module's source."""
 
     names: set[str]
-    """Those that it binds, on whatever condition."""
+    """The names that the source binds, whether or not under a condition."""
     is_all: bool
-    """It has no other ones."""
+    """Whether the module can have no other names."""
 
 
 def _find(name: str, where: str, same_environment: bool) -> ModuleSpec | None:
-    """Where a module lies; None where that cannot be told."""
+    """Finds a module; None if that is impossible without an import."""
     if not _MODULE.fullmatch(name):
         raise RequestError(f"{where}: not of the form package.module")
     known, *others = name.split(".")
@@ -94,13 +95,13 @@ def _find(name: str, where: str, same_environment: bool) -> ModuleSpec | None:
         return None
     for part in others:
         text = _read(spec, known, where, same_environment)
-        # A folder without a text is a package, too. Whatever lies elsewhere than in a folder has a finder of its own.
+        # A folder without a source is a (namespace) package too. A package that is not a folder has its own finder.
         is_plain = text.is_all if text is not None else spec.origin is None
         folders = list(spec.submodule_search_locations or ())
         if not is_plain or not all(Path(folder).is_dir() for folder in folders):
             return None
         known = f"{known}.{part}"
-        # By its last part alone: of the whole name, the finder looks for the package among the imported modules.
+        # The finder gets only the last part: for a dotted name it would look up the package in the imported modules.
         spec = PathFinder.find_spec(part, folders)
         if spec is None:
             raise RequestError(no_module(known, where))
@@ -108,11 +109,11 @@ def _find(name: str, where: str, same_environment: bool) -> ModuleSpec | None:
 
 
 def _top_level(name: str, same_environment: bool) -> ModuleSpec | None:
-    """As a worker finds it, which looks first in the folder where ortlaunch was started."""
+    """Finds a top-level module as a worker does: first in the folder where ortlaunch was started."""
     here = os.getcwd()
     if not same_environment:
         spec = PathFinder.find_spec(name, [here])
-        # A folder without a text gives way to a package that is installed elsewhere.
+        # An installed package takes precedence over a folder without a source.
         return spec if spec is not None and spec.origin is not None else None
     for finder in sys.meta_path:
         spec = finder.find_spec(name, [here, *sys.path])
@@ -122,7 +123,7 @@ def _top_level(name: str, same_environment: bool) -> ModuleSpec | None:
 
 
 def _read(spec: ModuleSpec, name: str, where: str, same_environment: bool) -> _Text | None:
-    """What a module's text says; None for one that has none, or that another Python may read."""
+    """The names in a module's source; None if it has no source, or one that perhaps another Python can parse."""
     if type(spec.loader) is not SourceFileLoader or spec.origin is None:
         return None
     try:
@@ -141,19 +142,19 @@ def _check_name(path: str, text: _Text, spec: ModuleSpec, module: str, where: st
     first = path.partition(".")[0]
     if first in text.names or first.startswith("__") or not text.is_all:
         return
-    # A module of a package becomes its attribute once anybody imports it.
+    # A submodule becomes an attribute of its package when it is imported.
     if PathFinder.find_spec(first, list(spec.submodule_search_locations or ())) is None:
         raise RequestError(no_name(path, module, first, sorted(text.names), where))
 
 
 def _hides_names(tree: ast.Module) -> bool:
-    """Whether a module may have names that its text does not show."""
+    """Whether a module may have names that its source does not show."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module == "sys" or any(one.name == "*" for one in node.names)):
             return True
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.modules":
             return True
-        # Not of any attribute: models have methods eval and modules.
+        # Other attributes are ignored, because models have methods such as `eval` and `modules`.
         mentioned = {getattr(node, "id", ""), getattr(node, "name", "")}
         if isinstance(node, ast.Attribute) and node.attr.startswith("__"):
             mentioned.add(node.attr)
@@ -168,6 +169,6 @@ def _names(table: symtable.SymbolTable) -> set[str]:
 
 
 def _globals_of(table: symtable.SymbolTable) -> set[str]:
-    """The names that functions declare global: they may bind them."""
+    """The names that functions declare global, because the functions may bind them."""
     own = {one.get_name() for one in table.get_symbols() if one.is_declared_global()}
     return own.union(*(_globals_of(child) for child in table.get_children()))

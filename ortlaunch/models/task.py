@@ -1,6 +1,6 @@
-"""How a model is called with a batch, and where its loss comes from.
+"""How a model is called with a batch, and how its loss is found.
 
-Decided once from the plain model's signature, since a wrapped one no longer shows it.
+The plain model's signature decides this once, because a wrapped model no longer shows it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LABELS = "labels"
 
 @dataclass(frozen=True)
 class Task:
-    """The call of a model: which tensors of a batch go where."""
+    """Which tensors of a batch become which arguments of the model."""
 
     by_name: tuple[str, ...]
     """Keys passed as keyword arguments."""
@@ -44,8 +44,8 @@ class Task:
 def make_task(model: torch.nn.Module, batch: Batch) -> Task:
     """Matches the names in a batch with the parameters of the model's forward.
 
-    Labels are passed only to a model that asks for them. Where forward gives its main input another name than the
-    data does (``x`` instead of ``pixel_values``), the first entry of the batch goes in by position.
+    Labels are passed only to a model that has a parameter for them. If forward has another name for its main input than
+    the data (``x`` instead of ``pixel_values``), the first entry of the batch is passed by position.
 
     Raises:
         RequestError: forward needs an argument that the data does not give.
@@ -67,11 +67,14 @@ def make_task(model: torch.nn.Module, batch: Batch) -> Task:
 
 
 def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
-    """The loss in a model's outputs, or the one that follows from its logits and the batch's labels.
+    """The loss in a model's outputs, or the loss that is computed from its logits and the batch's labels.
 
     A model may return its loss (a scalar tensor, ``.loss``, ``["loss"]``, or first in a tuple) or logits (a tensor,
-    ``.logits``, ``["logits"]``): integer labels then mean cross-entropy over the last dimension, others mean squared
-    error.
+    ``.logits``, ``["logits"]``). For logits, integer labels mean cross-entropy over the last dimension, and
+    floating-point labels mean the mean squared error.
+
+    Raises:
+        RequestError: the outputs hold neither a loss nor logits that fit the labels.
     """
     if isinstance(outputs, tuple | list):
         outputs = outputs[0]
@@ -91,7 +94,7 @@ def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
             f"the model's logits have shape {tuple(logits.shape)} and the labels {tuple(labels.shape)}: "
             "logits must be the labels' shape with the classes as last dimension"
         )
-    # In fp32 whatever the model computes in, as models that compute their loss themselves do.
+    # The loss is computed in fp32 in every precision, as models that compute their own loss do.
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1))
 
 

@@ -1,4 +1,4 @@
-"""Which attempt at a run this process belongs to."""
+"""The attempt at a run that this process belongs to."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The folder ``checkpoints`` of a run: each checkpoint in it is complete or absent, and nothing good is ever lost.
+"""The folder ``checkpoints`` of a run. A checkpoint in it is either complete or absent.
 
-A checkpoint is written as ``step-00000100.partial`` and renamed when everything in it is on the disk. What is found
-half-written or damaged is named and left alone; what is in the way of a new one is renamed, never removed. Needs the
-standard library alone.
+A checkpoint is written as ``step-00000100.partial`` and renamed when everything in it is on the disk. A partial or
+damaged checkpoint is reported and left unchanged. A folder that has the name of a new checkpoint is renamed, never
+removed. This module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ class Found:
     """What a search for the newest checkpoint found."""
 
     path: Path | None
-    """The newest complete one; None where there is none."""
+    """The newest complete checkpoint; None where there is none."""
     skipped: list[str]
-    """Why others that are newer were not taken, one line each."""
+    """Why each newer checkpoint was skipped, one line each."""
 
 
 class Store:
-    """One run's checkpoints. Its methods are called by one process, the first worker's."""
+    """The checkpoints of one run. Only one process calls its methods: the first worker."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         """
         Args:
-            folder: where the checkpoints lie; made when the first is written.
-            keep: how many of the newest complete ones are kept.
+            folder: the folder of the checkpoints. It is created with the first checkpoint.
+            keep: how many of the newest complete checkpoints are kept.
         """
         self.folder = folder
         self._keep = keep
 
     def begin(self, step: int) -> Path:
-        """Makes the empty folder that a checkpoint is written into."""
+        """Creates the empty folder that a checkpoint is written into."""
         self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.partial(step)
         set_aside(partial)
@@ -54,18 +54,18 @@ class Store:
         return partial
 
     def partial(self, step: int) -> Path:
-        """Where the checkpoint of a step is while it is written."""
+        """The folder of a step's checkpoint while it is being written."""
         return self.folder / (name_of(step) + PARTIAL)
 
     def commit(self, step: int, meta: dict[str, Any]) -> Path:
-        """Turns what was written into a checkpoint and removes those that are not kept any more.
+        """Makes the written folder a checkpoint, then removes the checkpoints that are no longer kept.
 
         Args:
             step: the step.
-            meta: facts about it, kept as ``run.json``.
+            meta: facts about the checkpoint, stored as ``run.json``.
 
         Raises:
-            OSError: the disk is full or broken; the checkpoint is then absent.
+            OSError: the disk is full or broken. There is then no checkpoint of this step.
         """
         partial, final = self.partial(step), self.folder / name_of(step)
         (partial / META).write_text(json.dumps(meta, indent=1) + "\n")
@@ -80,16 +80,16 @@ class Store:
         return final
 
     def abandon(self, step: int) -> None:
-        """Removes what this process has begun to write and cannot finish: it may be what fills the disk."""
+        """Removes the partial checkpoint that this process cannot finish: it may be what fills the disk."""
         partial = self.partial(step)
         if partial.is_dir():
             _remove(partial, [path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file()])
 
     def prune(self) -> None:
-        """Removes the oldest complete checkpoints beyond those that are kept, and never ``best``.
+        """Removes complete checkpoints that are older than the newest `keep`, but never ``best``.
 
-        Only folders with our name that hold just what was written are removed, and only after every byte of them was
-        found as written: what is damaged stays for its owner to look at.
+        A checkpoint is removed only if it holds no other files and every byte of it is as it was written. A damaged
+        checkpoint stays, so that its owner can look at it.
         """
         kept = 0
         for path in sorted(self.folder.glob(f"*{_DELETING}")):
@@ -107,7 +107,7 @@ class Store:
 
     def _is_best(self, meta: dict[str, Any]) -> bool:
         loss, best = meta.get("eval_loss"), self._target("best")
-        # Nothing is lower than a loss that is no number: the first of them would stay the best for ever.
+        # No loss compares as lower than NaN: a checkpoint with NaN would stay the best for ever.
         if loss is None or not math.isfinite(loss):
             return False
         known = read_meta(best).get("eval_loss") if best is not None else None
@@ -120,7 +120,7 @@ class Store:
     def _point(self, link: str, target: Path) -> None:
         path = self.folder / link
         if path.exists() and not path.is_symlink():
-            return  # Somebody's own.
+            return  # The user made this file or folder.
         temporary = self.folder / f".{link}.new"
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(target.name)
@@ -128,7 +128,7 @@ class Store:
 
 
 def name_of(step: int) -> str:
-    """A checkpoint's folder name."""
+    """The folder name of a step's checkpoint."""
     return f"step-{step:08d}"
 
 
@@ -139,19 +139,19 @@ def step_of(path: Path) -> int | None:
 
 
 def steps_in(folder: Path) -> list[Path]:
-    """Folders with a checkpoint's name, the newest first."""
+    """The folders that have a checkpoint's name, the newest first."""
     paths = [path for path in folder.glob("step-*") if step_of(path) is not None and path.is_dir()]
     return sorted(paths, key=lambda path: step_of(path) or 0, reverse=True)
 
 
 def newest_name(folder: Path) -> str:
-    """Name of the newest checkpoint that has a manifest, without reading its files; empty where there is none."""
+    """The name of the newest checkpoint that has a manifest, or an empty text. It does not read the files."""
     found = (path.name for path in steps_in(folder) if (path / manifest.NAME).is_file())
     return next(found, "")
 
 
 def newest(folder: Path) -> Found:
-    """Looks for the newest checkpoint that is as it was written, reading every byte of it."""
+    """Finds the newest checkpoint that is as it was written. It reads every byte to check that."""
     skipped: list[tuple[int, str]] = []
     complete = None
     for path in steps_in(folder):
@@ -178,7 +178,7 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
 
 
 def set_aside(path: Path) -> Path | None:
-    """Renames what has this name, if anything; returns its new name."""
+    """Renames the file or folder at this path, if there is one, and returns its new path."""
     if not path.exists() and not path.is_symlink():
         return None
     for number in itertools.count(1):
@@ -190,7 +190,7 @@ def set_aside(path: Path) -> Path | None:
 
 
 def _remove(folder: Path, names: list[str]) -> None:
-    """Removes files by name, then the manifest, then the folders that are empty: whatever else is in there stays."""
+    """Removes the named files, then the manifest, then the empty folders. Any other file stays."""
     for name in [*names, manifest.NAME]:
         (folder / name).unlink(missing_ok=True)
     inner = [path for path in folder.rglob("*") if path.is_dir()]

@@ -1,11 +1,12 @@
-"""Who may write a run: one launcher at a time, also where a file system's locks do not exclude anybody.
+"""The right to write a run. One launcher holds it at a time, also on a file system whose locks do not work.
 
-A claim is a numbered file in the run's folder ``claims``, and the highest number owns the run. A launcher takes the
-next number by creating its file exclusively (``O_EXCL``), which local and network file systems make atomic: of two
-that try at once, one gets it. It may try only when the owner has released its claim or is gone. An owner on this
-machine is asked for by its process. One on another machine must renew its claim every few seconds, by the file's
-modification time; one that has not done so for a minute counts as gone. An owner that was only suspended, or cut off
-from the file system, finds the higher number at its next renewal and stops its workers.
+A claim is a numbered file in the run's folder ``claims``. The claim with the highest number owns the run. A launcher
+takes the next number by creating its file exclusively (``O_EXCL``). Local and network file systems make this atomic:
+if two launchers try at once, one succeeds. A launcher may try only when the owner has released its claim or is gone.
+
+An owner on this machine is gone when its process is. An owner on another machine must renew its claim every few
+seconds, by the file's modification time; without a renewal for a minute it counts as gone. An owner that was only
+suspended, or cut off from the file system, finds the higher number at its next renewal and stops its workers.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ _RELEASED = "released"
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds a claim."""
+    """The launcher that holds a claim."""
 
     process: Process | None
-    """None where the file cannot be understood, as one that is being written."""
+    """None where the claim's file cannot be parsed, for example while it is being written."""
     job: str | None
-    """The scheduler's job that it belongs to, which then says whether it is gone."""
+    """The scheduler's job that the owner belongs to. If it is set, the scheduler says whether the owner is gone."""
     is_released: bool
     quiet_seconds: float
-    """Since it was last renewed, by the file system's clock."""
+    """Seconds since the last renewal."""
 
     def is_gone(self, job_is_over: Callable[[str], bool] = lambda _: False) -> bool:
-        """Whether another may take the run.
+        """Whether another launcher may take the run.
 
         Args:
-            job_is_over: asks the scheduler.
+            job_is_over: asks the scheduler whether a job is over.
         """
         if self.is_released:
             return True
@@ -67,10 +68,10 @@ class Claim:
         return _numbers(self._path.parent)[-1:] != [int(self._path.name)]
 
     def keep(self) -> bool:
-        """Renews the claim when it is time for that; to be called all the while.
+        """Renews the claim when that is due. The launcher calls it again and again while the run lasts.
 
         Returns:
-            Whether the run is still this process's.
+            Whether this process still holds the run.
         """
         now = time.monotonic()
         if now - self._renewed < RENEW_SECONDS:
@@ -78,7 +79,7 @@ class Claim:
         self._renewed = now
         numbers = _numbers(self._path.parent)
         if not numbers:
-            # The file system does not answer; the next renewal asks again.
+            # The file system does not answer. The next call tries again.
             self._renewed = now - RENEW_SECONDS
             return True
         if numbers[-1] != int(self._path.name):
@@ -88,7 +89,7 @@ class Claim:
         return True
 
     def release(self) -> None:
-        """Lets others take the run at once."""
+        """Releases the claim, so that another launcher can take the run at once."""
         with suppress(OSError):
             if not self.is_lost:
                 content = read_json(self._path) or {}
@@ -99,13 +100,13 @@ def take(run: Run, job: str | None = None, job_is_over: Callable[[str], bool] = 
     """Claims a run for this process.
 
     Args:
-        run: the run; its folder must be there.
-        job: the scheduler's job that this process belongs to; the scheduler runs one instance of a job at a time, so
-            a claim of the same job is taken over.
-        job_is_over: asks the scheduler about another job.
+        run: the run; its folder must exist.
+        job: the scheduler's job that this process belongs to. A claim of the same job is taken over, because the
+            scheduler runs only one instance of a job at a time.
+        job_is_over: asks the scheduler whether another job is over.
 
     Raises:
-        RequestError: another process has the run.
+        RequestError: another process holds the run.
     """
     run.claims.mkdir(exist_ok=True)
     numbers = _numbers(run.claims)
@@ -124,14 +125,14 @@ def take(run: Run, job: str | None = None, job_is_over: Callable[[str], bool] = 
 
 
 def release_of(run: Run, job: str) -> None:
-    """Lets others take a run at once whose job has journalled its end; the job itself may take a while to end."""
+    """Releases a job's claim after the job has journalled its end, because the job itself may take a while to end."""
     numbers = _numbers(run.claims)
     if numbers and _owner(newest := run.claims / str(numbers[-1])).job == job:
         Claim(newest).release()
 
 
 def owner(run: Run) -> Owner | None:
-    """Who has the run, or had it last; None for a run that was never claimed, as those of older releases."""
+    """The present or last owner of a run; None for a run without claims, such as a run of an older release."""
     numbers = _numbers(run.claims)
     return _owner(run.claims / str(numbers[-1])) if numbers else None
 
@@ -165,17 +166,20 @@ def _owner(path: Path) -> Owner:
 
 
 def _quiet_seconds(path: Path) -> float:
-    """Since a claim was renewed. The file system is asked for its time only where this machine's leaves a doubt."""
+    """Seconds since a claim was renewed.
+
+    This machine's clock is used first. The file system's clock is read only if the first result is negative or too old.
+    """
     renewed = path.stat().st_mtime
     quiet = time.time() - renewed
     if not 0 <= quiet <= LAPSE_SECONDS:
-        with suppress(OSError):  # A folder that may only be read.
+        with suppress(OSError):  # The folder may be read-only.
             quiet = _now(path.parent) - renewed
     return quiet
 
 
 def _now(folder: Path) -> float:
-    """The file system's time, which need not be this machine's."""
+    """The file system's time, which may differ from this machine's."""
     probe = folder / f".now-{os.getpid()}-{time.monotonic_ns()}"
     with probe.open("w"):
         pass

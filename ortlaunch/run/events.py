@@ -1,7 +1,7 @@
-"""The events of a run's journal: one dataclass per kind, and the JSON line that each becomes.
+"""The events of a run's journal. Each kind is a dataclass, and each event becomes one line of JSON.
 
 A line is ``{"event": KIND, "t": MILLISECONDS, …fields}``. A reader skips kinds that it does not know, so that a newer
-release may add some.
+release can add kinds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Event:
 
     kind: ClassVar[str] = ""
     t: int
-    """When, in milliseconds since the epoch."""
+    """The time of the event in milliseconds since the epoch."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Measured(Event):
 
 @dataclass(frozen=True)
 class Rewound(Event):
-    """Training goes on after `step`, whatever was journalled beyond it."""
+    """Training continues after `step`. The steps that the journal has beyond it will be repeated."""
 
     kind: ClassVar[str] = "rewind"
     step: int
@@ -85,7 +85,7 @@ class Requeued(Event):
     kind: ClassVar[str] = "requeue"
     reason: str
     attempts: int
-    """How many are over."""
+    """How many attempts are over."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class FileKept(Event):
 
     kind: ClassVar[str] = "artifact"
     path: str
-    """Relative to the run folder unless it is elsewhere."""
+    """Relative to the run folder, or absolute for a path outside it."""
     artifact_path: str
 
 
 @dataclass(frozen=True)
 class DatasetUsed(Event):
-    """What the run trains on."""
+    """The data set that the run trains on."""
 
     kind: ClassVar[str] = "dataset"
     name: str
@@ -143,14 +143,14 @@ _KINDS: dict[str, type[Event]] = {
 
 
 def as_dict(event: Event) -> dict[str, Any]:
-    """The event as the journal's JSON has it, with its metrics as floats."""
+    """The event as the dictionary that its JSON line holds, but with metrics as floats."""
     if isinstance(event, Unknown):
         return {"event": event.name, "t": event.t}
     return {"event": event.kind} | {field.name: getattr(event, field.name) for field in fields(event)}
 
 
 def encode(event: Event) -> str:
-    """The event as a line of the journal, with its end."""
+    """The event as a line of the journal, with the newline."""
     values = as_dict(event)
     if isinstance(event, Measured):
         values["values"] = {key: _encoded(value) for key, value in event.values.items()}
@@ -158,7 +158,7 @@ def encode(event: Event) -> str:
 
 
 def decode(line: bytes) -> Event | None:
-    """The event of a journal's line; None if the line is none."""
+    """The event in a line of the journal; None if the line holds no event."""
     try:
         stored = json.loads(line)
         kind, t = stored["event"], stored["t"]
@@ -179,7 +179,7 @@ def decode(line: bytes) -> Event | None:
 
 
 def _encoded(value: float) -> float | str:
-    """JSON has no word for NaN and infinity; they travel as text."""
+    """The value as JSON can hold it: NaN and infinity, which JSON lacks, become texts."""
     return value if math.isfinite(value) else str(value)
 
 
@@ -196,7 +196,7 @@ _IS_SOUND: dict[Any, Callable[[Any], bool]] = {
     "str": lambda value: isinstance(value, str),
     "Status": lambda value: value in get_args(Status),
     "dict[str, str]": _holds(str),
-    # NaN and infinity are texts, which `float` understands.
+    # NaN and infinity are stored as texts, which `float` parses.
     "dict[str, float]": lambda value: isinstance(value, Mapping),
 }
-"""Whether a stored value is one of a field's type, by the type as it is written above."""
+"""Checks that a stored value has a field's type. The key is the annotation as it is written above."""

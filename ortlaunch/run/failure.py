@@ -1,7 +1,7 @@
-"""How a worker's failure reaches the person at the terminal.
+"""Reports a worker's failure at the terminal.
 
-A worker that fails leaves ``failures/rank-N.json`` in the run folder; the launcher shows the first of them. A worker
-that was killed leaves none, and then torchrun's own report says which rank it was.
+A worker that fails writes ``failures/rank-N.json`` in the run folder, and the launcher shows the first failure. A
+worker that was killed writes no such file. Its rank is then read from torchrun's report.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Failure:
     rank: int
     host: str
     message: str
-    """Last lines of the traceback, or the one message of a wrong request."""
+    """The last lines of the traceback, or the message of a wrong request."""
     is_request: bool
     """The request was wrong (exit code 2) rather than the training (exit code 1)."""
     time: float
@@ -45,13 +45,13 @@ class Failure:
 
 
 def record(run_dir: Path, rank: int, error: BaseException, host: str | None = None) -> None:
-    """Writes a worker's failure; never raises, for a worse error would hide the first.
+    """Writes a worker's failure. It never raises an OSError, which would hide the first error.
 
     Args:
         run_dir: the run folder.
         rank: the worker that failed.
-        error: what it failed with.
-        host: its machine; None for this one.
+        error: the exception that ended it.
+        host: the worker's machine; None for this machine.
     """
     is_request = isinstance(error, RequestError)
     message = str(error) if is_request else _end_of(error)
@@ -65,7 +65,7 @@ def record(run_dir: Path, rank: int, error: BaseException, host: str | None = No
 
 
 def _end_of(error: BaseException) -> str:
-    """The traceback's last lines, after the line of the user's own code if that is further up."""
+    """The traceback's last lines. If the last line of the user's own code is further up, it comes first."""
     lines = "".join(traceback.format_exception(error)).strip().splitlines()
     shown = "\n".join(lines[-_TAIL_LINES:])
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
@@ -83,21 +83,21 @@ def _is_users(file: str) -> bool:
 
 
 def forget(run_dir: Path, rank: int) -> None:
-    """Removes what an earlier attempt of this worker left."""
+    """Removes the failure file of this worker's earlier attempt."""
     Run(run_dir).failure_file(rank).unlink(missing_ok=True)
 
 
 def is_request(run_dir: Path) -> bool:
-    """Whether some worker found the request wrong: starting it again would find the same."""
+    """Whether some worker found the request wrong. A restart would fail in the same way."""
     return any(_read(path).is_request for path in Run(run_dir).failures.glob("rank-*.json"))
 
 
 def first(run_dir: Path, *torchrun_logs: Path) -> Failure | None:
-    """The failure that came first: the others follow from it, for the rest then miss their peer.
+    """The first failure. The other workers fail because of it: they wait for a peer that is gone.
 
     Args:
         run_dir: the run folder.
-        torchrun_logs: where each machine's torchrun wrote, for workers that died without a word.
+        torchrun_logs: the log of each machine's torchrun. It names workers that were killed.
     """
     for log in torchrun_logs:
         killed = _killed(run_dir, log)
@@ -112,15 +112,15 @@ def _read(path: Path) -> Failure:
 
 
 def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
-    """A worker that torchrun saw end by a signal of its own, before torchrun stopped the others."""
+    """The worker that a signal killed before torchrun stopped the others; None if the log reports none."""
     text = torchrun_log.read_text(errors="replace") if torchrun_log.is_file() else ""
-    # The last attempt's report; before it come lines about those that were started again.
+    # Only the last attempt's report counts. Earlier parts of the log are about attempts that were restarted.
     text = text.rpartition("--- attempt ")[2]
     known_host = re.match(r"\d+ on (\S+) at ", text)
     text = text.rpartition("ChildFailedError")[2]
     killed = {int(rank): -int(code) for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)", text)}
-    # Those that torchrun stopped itself ended by SIGTERM; one that raised has said so. Which of several torchrun calls
-    # the root cause depends on the order in which it came to look.
+    # A worker that torchrun stopped ended by SIGTERM. A worker that raised an exception has a failure file. torchrun's
+    # own "root cause" is no help: with several failures it depends on the order in which torchrun polled the workers.
     candidates = [
         rank
         for rank, number in sorted(killed.items())
@@ -135,6 +135,6 @@ def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     log = Run(run_dir).rank_log(rank)
     tail = log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:] if log.is_file() else []
     message = "\n".join([f"{_ENDED} {name}{hint}; the last lines of its log:", *tail])
-    # On a cluster the attempt's header has the name by which the scheduler knows the node.
+    # On a cluster, the attempt's header has the scheduler's name of the node.
     host = known_host[1] if known_host else socket.gethostname()
     return Failure(rank, host, message, False, 0.0)

@@ -1,4 +1,4 @@
-"""The run folders below the run roots, from their names alone: ``ROOT/<experiment>/<timestamp>-<name>-<id>``."""
+"""Lists the run folders below the run roots by their names: ``ROOT/<experiment>/<timestamp>-<name>-<id>``."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ _NAME = re.compile(r"(?P<time>\d{8}-\d{6})-(?P<name>.+)-(?P<id>[0-9a-f]{6})")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run folder, not yet opened."""
+    """One run folder, of which only the name has been read."""
 
     place: str
-    """Its path as text: there may be ten thousand, of which twenty are opened."""
+    """The folder's path. It is text, which is cheaper than a `Path`: there may be ten thousand folders."""
     root: Path
-    """The run root below which it lies."""
+    """The run root that holds the folder."""
     experiment: str
     name: str
     run_id: str
     """ortlaunch's short id."""
     time: str
-    """When it was made, as text that sorts."""
+    """When the folder was created, as text that sorts by time."""
     changed: int
-    """Modification time of the folder in nanoseconds: it changes with every launch of the run, and with its end."""
+    """The folder's modification time in nanoseconds. Every launch of the run and its end change it."""
 
     @property
     def path(self) -> Path:
-        """Its path."""
+        """The folder's path."""
         return Path(self.place)
 
 
 def scan(roots: Iterable[Path]) -> list[RunFolder]:
-    """All run folders below the roots, the newest first. Opens none of them."""
+    """All run folders below the roots, the newest first. It opens none of them."""
     found = {folder.place: folder for root in roots for folder in _below(root)}
     return sorted(found.values(), key=lambda folder: (folder.time, folder.run_id), reverse=True)
 
 
 def folder_at(path: Path) -> RunFolder:
-    """The run folder at a path, whatever it is called.
+    """The run folder at a path. It may have any name.
 
     Raises:
-        RequestError: it is none.
+        RequestError: the path is no run folder.
     """
     path = path.expanduser().absolute()
     if not any((path / name).is_file() for name in ("config.yaml", "journal.jsonl")):

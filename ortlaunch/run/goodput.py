@@ -1,6 +1,6 @@
-"""Goodput: which share of a run's wall time went into optimizer steps that counted, over all its attempts.
+"""Goodput: the share of a run's wall time that went into optimizer steps that counted, over all its attempts.
 
-Computed from the journal alone. docs/metrics.md has the definitions in words.
+It is computed from the journal alone. docs/metrics.md has the definitions.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from ortlaunch.run.state import FIRST_STEP, STOPPED_TAG, RunState
 
 @dataclass(frozen=True)
 class Goodput:
-    """Where a run's wall time went, in seconds; the parts add up to `wall`."""
+    """A run's wall time in seconds, divided into parts that add up to `wall`."""
 
     wall: float
-    """From the first start to the end, without the time in a queue and that after a stop or a finish."""
+    """From the first start to the end, without the time in a queue and the time after a stop or a finish."""
     productive: float
-    """Optimizer steps that were not repeated."""
+    """The time of optimizer steps that were not repeated."""
     startup: float
-    """Starting processes, imports, building, export, compilation: all up to the first step, and what the steps of
-    warm-up take longer than those after them."""
+    """The time up to the first step (processes, imports, building, export, compilation), and the time that warm-up
+    steps take in excess of the later steps."""
     evaluation: float
     checkpoint: float
-    """Training stood still for a checkpoint."""
+    """The time in which training waited for a checkpoint."""
     lost: float
-    """Steps that were taken again because no checkpoint held them."""
+    """The time of steps that were repeated because no checkpoint held them."""
     down: float
-    """Between what an attempt journalled last and the next one's beginning: unnoticed death, work that was not
-    journalled, restart."""
+    """The time between an attempt's last journalled work and the start of the next attempt: work that was not
+    journalled, a failure that nobody noticed yet, the restart."""
     other: float
-    """The rest: logging, starts that led to no step, writing weights at the end."""
+    """The rest: logging, starts that led to no step, writing the weights at the end."""
 
     @property
     def percent(self) -> float:
@@ -43,7 +43,7 @@ class Goodput:
         return 100.0 * self.productive / self.wall if self.wall > 0 else 0.0
 
     def metrics(self) -> dict[str, float]:
-        """By MLflow metric name."""
+        """The account as metrics, by their names in MLflow."""
         parts = ("productive", "startup", "evaluation", "checkpoint", "lost", "down", "other", "wall")
         seconds = {f"goodput/{part}_seconds": getattr(self, part) for part in parts}
         return {"summary/goodput_percent": self.percent} | seconds
@@ -51,7 +51,7 @@ class Goodput:
 
 @dataclass
 class _Window:
-    """Steps `first` to `last`, both included, took `seconds` each."""
+    """The steps `first` to `last`, both included, which took `seconds` each."""
 
     first: int
     last: int
@@ -63,7 +63,7 @@ class _Window:
 
 
 class Ledger:
-    """Reads a journal's events, in order, and keeps the account."""
+    """Takes a journal's events in order and adds up the parts of a `Goodput`."""
 
     def __init__(self) -> None:
         self.last_step = 0
@@ -72,12 +72,12 @@ class Ledger:
         self._state = RunState()
         self._uncounted = 0.0
         self._first: float | None = None
-        self._windows: list[_Window] = []  # Of earlier attempts, what still counts.
+        self._windows: list[_Window] = []  # Steps of earlier attempts that still count.
         self._attempt: list[_Window] = []
         self._position = 0
-        self._worked: tuple[float, float] | None = None  # When a metric was last journalled, and _uncounted then.
+        self._worked: tuple[float, float] | None = None  # Time of the last journalled metric, and `_uncounted` then.
         self._starting: float | None = None
-        # Journalled at an end, not by work.
+        # These metrics are journalled when a run ends. They do not show that it worked at that time.
         self._account = Goodput(*[0.0] * 8).metrics().keys()
         self._startup = self._evaluation = self._checkpoint = self._lost = self._down = 0.0
 
@@ -100,7 +100,7 @@ class Ledger:
         """The account as of a moment.
 
         Args:
-            now: seconds since the epoch; by default that of the last event.
+            now: the moment in seconds since the epoch; the time of the last event by default.
         """
         if self._first is None:
             return Goodput(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -113,9 +113,9 @@ class Ledger:
         return Goodput(wall, *named, max(0.0, wall - sum(named)))
 
     def _pass_time(self, at: float) -> None:
-        """Counts the time since the last event, unless the run was in a queue or nobody wanted it to go on."""
+        """Advances the clock. Time in which the run was queued, stopped or finished does not count as wall time."""
         last = at if self._now is None else self._now
-        # A late end may bear an earlier time.
+        # An end event that is written late can have an earlier time than the event before it.
         self._now = max(at, last)
         if not self._state.is_wanted:
             self._uncounted += self._now - last
@@ -133,12 +133,12 @@ class Ledger:
             self._worked = (self._now, self._uncounted)
 
     def _begin(self, to_first_step: float) -> None:
-        """An attempt has taken its first step, which began `to_first_step` seconds ago."""
+        """Takes the first step of an attempt. The attempt itself began `to_first_step` seconds ago."""
         assert self._now is not None
         assert self._first is not None
         begin = self._now - to_first_step
         if self._worked is None:
-            # The launcher's own start comes shortly before its first line in the journal.
+            # The launcher starts shortly before it writes its first line to the journal.
             self._first = min(self._first, begin)
         else:
             then, uncounted = self._worked
@@ -147,7 +147,7 @@ class Ledger:
         self._starting = to_first_step
 
     def _rewind(self, step: int) -> None:
-        """The next steps follow `step`: what was journalled beyond it is lost, what was not and is kept counts."""
+        """Continues after `step`. Journalled steps beyond it are lost; steps up to it count even if not journalled."""
         self._reach(step)
         self._close_attempt()
         kept = []
@@ -160,17 +160,17 @@ class Ledger:
         self._position = step
 
     def _reach(self, step: int) -> None:
-        """Steps since the last log step that a checkpoint holds took as long as those before."""
+        """Counts the steps from the last log step up to `step`, with the step time of the last window."""
         if self._attempt and step > self._position:
             self._attempt.append(_Window(self._position + 1, step, self._attempt[-1].seconds))
             self._position = step
 
     def _close_attempt(self) -> None:
-        """The attempt's steps count as long as its usual one took; what its warm-up took longer belongs to start-up."""
+        """Ends an attempt. Its warm-up steps count with the usual step time; their excess is counted as start-up."""
         if self._attempt:
             usual = _usual(self._attempt[1:] or self._attempt)
             first, *others = self._attempt
-            for window in others[:1]:  # The one in which warm-up ends.
+            for window in others[:1]:  # Warm-up ends within this window.
                 self._startup += max(0.0, window.seconds - usual) * (window.last - window.first + 1)
                 window.seconds = min(window.seconds, usual)
             first.seconds = min(first.seconds, usual)
@@ -185,7 +185,7 @@ class Ledger:
 
 
 def _usual(windows: list[_Window]) -> float:
-    """The step time that half of the steps do not exceed."""
+    """The median step time, weighted by the number of steps in each window."""
     ordered = sorted(windows, key=lambda window: window.seconds)
     half = sum(window.last - window.first + 1 for window in ordered) / 2
     for window in ordered:
@@ -196,7 +196,7 @@ def _usual(windows: list[_Window]) -> float:
 
 
 def goodput(taken: Iterable[Event], now: float | None = None) -> Goodput:
-    """The account of a journal's events, all of them from its beginning; `now` as in `Ledger.result`."""
+    """The account of a journal's events from its beginning. `now` is as in `Ledger.result`."""
     return _ledger(taken).result(now)
 
 
@@ -208,7 +208,7 @@ def _ledger(taken: Iterable[Event]) -> Ledger:
 
 
 def journal_goodput(journal: Journal) -> Goodput | None:
-    """Journals the account of a run that ends now; None, and nothing journalled, if it has taken no step."""
+    """Journals the account of a run that ends now. For a run without a step it journals nothing and returns None."""
     ledger = _ledger(iterate(journal.path))
     if not ledger.last_step:
         return None

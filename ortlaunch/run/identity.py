@@ -1,4 +1,4 @@
-"""Which process launches a run, so that one whose launcher was killed is told from one that goes on."""
+"""The identity of a launcher's process. It shows whether a run's launcher was killed or is still running."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Process:
-    """A process, by what no later one shares with it."""
+    """The identity of a process. No later process has the same one."""
 
     host: str
     pid: int
     start_ticks: int
-    """When it started, in clock ticks since the host's boot."""
+    """When the process started, in clock ticks since the host's boot."""
 
     @classmethod
     def this(cls) -> Process:
-        """The process that asks."""
+        """The calling process."""
         return cls(socket.gethostname(), os.getpid(), start_ticks(os.getpid()))
 
     @classmethod
     def stored(cls, content: dict[str, Any] | None) -> Process | None:
-        """The process that a file names; None where it names none."""
+        """The process that a stored JSON object names; None where it names none."""
         if content is None:
             return None
         host, pid, ticks = (content.get(name) for name in ("host", "pid", "start_ticks"))
@@ -44,7 +44,7 @@ class Process:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot: with its number its identity.
+    """When a process started, in clock ticks since boot. The process id and this time identify a process.
 
     Raises:
         OSError: there is no such process.
@@ -53,7 +53,7 @@ def start_ticks(pid: int) -> int:
 
 
 def is_alive(pid: int, ticks: int) -> bool:
-    """Whether the process with this number that started at this tick still runs."""
+    """Whether the process with this id and start time still runs."""
     try:
         values = _stat(pid)
     except OSError:
@@ -62,7 +62,7 @@ def is_alive(pid: int, ticks: int) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on: the state first, the start as the twentieth."""
+    """The fields of /proc/PID/stat from the third on. Index 0 is the state and index 19 the start time."""
     text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    # The command's name before them may hold spaces and parentheses.
+    # The second field, the command's name, may hold spaces and parentheses.
     return text.rpartition(")")[2].split()

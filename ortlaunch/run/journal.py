@@ -1,8 +1,8 @@
-"""The journal of a run: ``journal.jsonl`` in the run folder, one JSON object per line, appended and never changed.
+"""The journal of a run: ``journal.jsonl`` in the run folder. Lines of JSON are appended and never changed.
 
-The launcher and the first worker write it, on a cluster the batch script too; the relay sends it to MLflow. It is the
-truth about a run: what is not in it did not happen, and all that is shown elsewhere can be made again from it. Needs
-the standard library alone.
+The launcher and the first worker write it, and on a cluster the batch script too. The relay sends it to the trackers.
+It is the only source for the history of a run: all that is shown elsewhere can be made again from it. This module
+needs only the standard library.
 """
 
 from __future__ import annotations
@@ -27,65 +27,66 @@ _LOG = logging.getLogger(__name__)
 class Journal:
     """Appends events to a run's journal.
 
-    Several processes may write the same file: each line is one append. After a process died within a line, the next
-    writer starts a new one, so that at most the unfinished line is lost. A full disk raises OSError.
+    Several processes may write the same file, because each line is one append. If a process died in the middle of a
+    line, the next writer starts a new line, so that only the unfinished line is lost. A full disk raises OSError.
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens the journal for appending and creates it if need be; its folder must exist."""
+        """Opens the journal for appending and creates it if it is missing. Its folder must exist."""
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def start(self, experiment: str, name: str, run_id: str) -> None:
-        """An attempt begins; `run_id` is ortlaunch's own short id, the same for all attempts of the run."""
+        """Journals that an attempt begins. `run_id` is ortlaunch's short id, the same for all attempts of the run."""
         self._append(events.Started(_now(), experiment, name, run_id))
 
     def params(self, values: Mapping[str, Any]) -> None:
-        """The configuration; nested keys are joined by dots and values are written as the user would type them."""
+        """Journals the configuration, with dotted keys and with values as the user would type them."""
         self._append(events.ParamsSet(_now(), flatten(values)))
 
     def tags(self, values: Mapping[str, str]) -> None:
-        """Facts about the run, which a later attempt may change."""
+        """Journals facts about the run, which a later attempt may change."""
         self._append(events.Tagged(_now(), {key: str(value) for key, value in values.items()}))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Figures of an optimizer step."""
+        """Journals figures of an optimizer step."""
         self._append(events.Measured(_now(), int(step), {key: float(value) for key, value in values.items()}))
 
     def rewind(self, step: int, reason: str) -> None:
-        """Training goes on after `step`, whatever was journalled beyond it; `reason` says from where and why.
+        """Journals that training continues after `step`. `reason` says from which checkpoint and why.
 
-        Later steps are journalled again. What reads a journal keeps the first value of each metric and step.
+        Steps beyond it that the journal has are journalled again. A reader keeps the first value of each metric and
+        step.
         """
         self._append(events.Rewound(_now(), int(step), reason))
 
     def requeue(self, reason: str, attempts: int) -> None:
-        """The workers have ended and will be started again, the `attempts`-th time being over; `reason` says why."""
+        """Journals that the workers ended and will be started again: `attempts` are over, and `reason` says why."""
         self._append(events.Requeued(_now(), reason, int(attempts)))
 
     def artifact(self, path: Path, artifact_path: str = "") -> None:
-        """A file or folder to keep with the run; `artifact_path` is the folder it goes to there."""
+        """Journals a file or folder to keep with the run. `artifact_path` is its folder among the run's artifacts."""
         folder = self.path.parent.resolve()
         full = (folder / path).resolve()
-        # Relative to the run folder where possible: the folder may have moved before it is sent.
+        # The path is relative to the run folder where possible, because the folder may be moved before it is sent.
         shown = full.relative_to(folder) if full.is_relative_to(folder) else full
         self._append(events.FileKept(_now(), str(shown), artifact_path))
 
     def dataset(self, name: str, digest: str, source: str) -> None:
-        """What the run trains on: a name, a short digest of its contents, and where it is from."""
+        """Journals the data set: its name, a short digest of its contents, and where it comes from."""
         self._append(events.DatasetUsed(_now(), name, digest, source))
 
     def failure(self, rank: int, host: str, message: str) -> None:
-        """A worker failed."""
+        """Journals that a worker failed."""
         self._append(events.WorkerFailed(_now(), int(rank), host, message))
 
     def end(self, status: Status, at: int | None = None) -> None:
-        """The attempt is over; `at` gives the true end in milliseconds where it is known to be earlier than now."""
+        """Journals that the attempt is over. `at` is its end in milliseconds if that was earlier than now."""
         self._append(events.Ended(at or _now(), status))
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Closes the file; the journal takes no more events."""
+        """Closes the file. The journal takes no events afterwards."""
         os.close(self._fd)
 
     def __enter__(self) -> Journal:
@@ -96,7 +97,7 @@ class Journal:
 
     def _append(self, event: Event) -> None:
         data = memoryview((("" if self._at_line_start() else "\n") + events.encode(event)).encode())
-        while data:  # One write in practice; a second one after a short write gets to say why (ENOSPC).
+        while data:  # One write is enough in practice. After a short write, the next one raises the reason (ENOSPC).
             data = data[os.write(self._fd, data) :]
 
     def _at_line_start(self) -> bool:
@@ -109,7 +110,7 @@ def _now() -> int:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested mappings as one level of dotted keys and texts: ``{"a": {"b": None}}`` is ``{"a.b": "null"}``."""
+    """Flattens nested mappings to dotted keys and texts: ``{"a": {"b": None}}`` becomes ``{"a.b": "null"}``."""
     flat: dict[str, str] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
@@ -136,18 +137,18 @@ class Chunk:
 
     events: list[Event]
     offset: int
-    """Where the next line begins, in bytes."""
+    """The byte where the next line begins."""
     corrupt: list[int] = field(default_factory=list)
-    """Where lines began that could not be understood."""
+    """The bytes where lines begin that could not be parsed."""
 
 
 def read_chunk(path: Path, offset: int, limit: int | None = None) -> Chunk:
     """Reads complete lines from `offset` on.
 
     Args:
-        path: The journal; a missing file is an empty one.
-        offset: Byte where a line begins.
-        limit: Stop after the first line that ends this many bytes or more behind the offset; None reads all.
+        path: the journal. A missing file counts as an empty one.
+        offset: the byte where a line begins.
+        limit: stop after the first line that ends this many bytes or more after the offset; None reads all lines.
     """
     chunk = Chunk([], offset)
     try:
@@ -173,10 +174,10 @@ def read_chunk(path: Path, offset: int, limit: int | None = None) -> Chunk:
 def read_events(path: Path, offset: int) -> tuple[list[Event], int]:
     """Reads all complete lines from byte `offset` on.
 
-    A last line without its end is left for later; a line that cannot be understood is skipped and logged.
+    A last line without a newline is left for the next call. A line that cannot be parsed is skipped and logged.
 
     Returns:
-        The events, and the offset to go on from.
+        The events, and the offset for the next call.
     """
     chunk = read_chunk(path, offset)
     for position in chunk.corrupt:
@@ -185,7 +186,7 @@ def read_events(path: Path, offset: int) -> tuple[list[Event], int]:
 
 
 def iterate(path: Path) -> Iterator[Event]:
-    """All events of a journal, one at a time.
+    """Yields all events of a journal.
 
     Raises:
         OSError: there is no journal.
@@ -197,5 +198,5 @@ def iterate(path: Path) -> Iterator[Event]:
 
 
 def decoded_lines(data: bytes) -> list[Event]:
-    """The events of some complete lines; what is none is left out."""
+    """The events in some complete lines. Lines that hold no event are left out."""
     return [event for line in data.split(b"\n") if line.strip() and (event := events.decode(line)) is not None]

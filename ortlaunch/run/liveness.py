@@ -1,6 +1,6 @@
-"""Whether a run that a launcher started goes on: the one place that answers it.
+"""Determines whether a run that a local launcher started is still alive.
 
-A scheduler answers for its own jobs.
+For a job, its scheduler answers this question.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from ortlaunch.run.identity import Process
 from ortlaunch.run.run import Run
 
 SILENT_SECONDS = 1800.0
-"""A launcher of an older release on another machine: after this long without a word it counts as gone."""
+"""A launcher of an older release on another machine counts as gone after this time without a sign of life."""
 _FRESH_SECONDS = 30.0
-"""A run without a launcher's file may be about to begin."""
+"""For this long, a run without a launcher's file, or without the workers' lock, may be about to begin."""
 
 
 class Alive(Enum):
-    """What of a run lives."""
+    """The part of a run that is alive."""
 
     LAUNCHER = "launcher"
     WORKERS = "workers"
-    """They have outlived their launcher, and end by themselves."""
+    """The launcher is gone, but its workers still run. They end by themselves."""
     MAYBE = "maybe"
-    """Nobody can tell: it was launched on another machine and has said something not long ago, or is about to begin."""
+    """This cannot be known: the run is on another machine and gave a sign of life recently, or it is about to begin."""
     NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
 class Liveness:
-    """What of a run lives, and by whom that is known."""
+    """Which part of a run is alive, and what that is known from."""
 
     alive: Alive
     launcher: Process | None
     quiet_seconds: float
-    """Since the last sign of life of a launcher on another machine, or of its workers."""
+    """Seconds since the last sign of life: a journal event, a worker's, or the claim's renewal on another machine."""
 
 
 def liveness(run: Run, launcher: Process | None = None) -> Liveness:
-    """Looks whether a run goes on, from this machine or any other that sees its folder.
+    """Determines which part of a run is alive. It works on any machine that sees the run folder.
 
     Args:
         run: the run.
-        launcher: its launcher's process, where that has been read already.
+        launcher: the launcher's process, if the caller has read it already.
     """
     launcher = launcher or run.launcher()
     quiet = _quiet_seconds(run)
@@ -63,7 +63,7 @@ def liveness(run: Run, launcher: Process | None = None) -> Liveness:
     if not holder.is_gone():
         alive = Alive.LAUNCHER
     else:
-        # It may be suspended, or cut off from the file system: its workers still give signs then.
+        # The launcher may be suspended, or cut off from the file system. Its workers still give signs of life then.
         alive = Alive.MAYBE if quiet < claim.LAPSE_SECONDS and not holder.is_released else Alive.NOTHING
     return Liveness(alive, launcher, min(quiet, holder.quiet_seconds))
 
@@ -79,14 +79,14 @@ def _alive_here(run: Run, launcher: Process, quiet_seconds: float) -> Alive:
 
 
 def has_workers(run: Run, wait_seconds: float = 0.0) -> bool:
-    """Whether workers of a run live.
+    """Whether workers of a run are alive.
 
-    They hold a lock while they do. Where locks hold nothing, their signs of life tell: by the process on this machine,
-    by the time elsewhere.
+    Workers hold a lock while they live. Their signs of life are read too, because locks do not work on every file
+    system. For a worker on this machine, the process counts. For one on another machine, the age of the file counts.
 
     Args:
         run: the run.
-        wait_seconds: how long they are given to end.
+        wait_seconds: how long to wait for the workers to end.
     """
     deadline = time.monotonic() + wait_seconds
     while _have_lock(run, max(0.0, deadline - time.monotonic())) or _give_signs(run):
@@ -120,19 +120,19 @@ def _gives_sign(run: Run, rank: int) -> bool:
     if process.is_here:
         return _is_worker_of(process.pid, run)
     with suppress(OSError):
-        # A sign that is older than the run's last end is that of a worker that has ended in order.
+        # A sign of life that is older than the run's last end is from a worker that has ended normally.
         return _age(run.beat_file(rank)) < claim.LAPSE_SECONDS and _time(beat) > (run.state().last_end or 0)
     return False
 
 
 def _time(beat: dict[str, Any]) -> float:
-    """When a worker gave its sign of life, in milliseconds."""
+    """The time of a worker's sign of life, in milliseconds since the epoch."""
     said = beat.get("time")
     return 1000.0 * said if isinstance(said, float) else 0.0
 
 
 def _is_worker_of(pid: int, run: Run) -> bool:
-    """Whether the process is a worker of this run, and not a later one that was given its number."""
+    """Whether the process is a worker of this run. A later process may have been given the same id."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
@@ -142,7 +142,7 @@ def _is_worker_of(pid: int, run: Run) -> bool:
 
 
 def _quiet_seconds(run: Run) -> float:
-    """Since something was journalled, or the first worker gave a sign of life."""
+    """Seconds since the last journal event or the first worker's last sign of life."""
     ages = []
     for file in (run.journal_file, run.beat_file(0)):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What makes a folder of files complete: a manifest with the size and the SHA-256 of every one of them."""
+"""The manifest of a folder: the size and the SHA-256 of every file. It shows whether the folder is complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _THREADS = 4
 
 
 def seal(folder: Path) -> None:
-    """Writes the manifest of a folder and forces files, folders and manifest to the disk.
+    """Writes the manifest of a folder and syncs files, folders and manifest to the disk.
 
     Raises:
         OSError: the disk is full or broken.
@@ -33,11 +33,11 @@ def seal(folder: Path) -> None:
 
 
 def problems(folder: Path, *, contents: bool = True) -> list[str]:
-    """What is wrong with a sealed folder, one line for each file; empty for one that is as it was written.
+    """What is wrong with a sealed folder, one line for each file; empty if the folder is as it was written.
 
     Args:
         folder: the folder.
-        contents: read every file and compare its hash, rather than its size alone.
+        contents: read every file and compare its hash. False compares only the sizes.
     """
     listed = _read(folder)
     if listed is None:
@@ -48,18 +48,18 @@ def problems(folder: Path, *, contents: bool = True) -> list[str]:
 
 
 def listed(folder: Path) -> list[str]:
-    """Names of the files that the manifest lists; empty without a manifest."""
+    """The names of the files that the manifest lists; empty without a manifest."""
     return list(_read(folder) or {})
 
 
 def strangers(folder: Path) -> list[str]:
-    """Files in a sealed folder that were not there when it was sealed: somebody else's."""
+    """The files that were added to a folder after it was sealed. They belong to someone else."""
     known = {NAME, *listed(folder)}
     return [name for path in _files(folder) if (name := path.relative_to(folder).as_posix()) not in known]
 
 
 def sync_folder(folder: Path) -> None:
-    """Forces a folder's entries to the disk."""
+    """Syncs a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Tags by which a run is found in a tracking server."""
+"""The tags that identify runs in a tracking server."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ RUN_ID_TAG = "ortlaunch.run_id"
 SWEEP_TAG = "ortlaunch.sweep"
 """The folder of the sweep that a run belongs to."""
 KIND_TAG = "ortlaunch.kind"
-"""`sweep` on the parent run of a sweep, which trains nothing itself."""
+"""Has the value `sweep` on the parent run of a sweep, which trains nothing itself."""

@@ -1,7 +1,7 @@
-"""What a run folder says of its run: its small files, and the beginning and the end of its journal.
+"""Reads a summary of a run from its folder: the small files, and the beginning and the end of the journal.
 
-The journal of a long run has many megabytes. Its first lines say what the run is and its last ones where it stands, so
-no more than some dozens of kilobytes of it are read.
+The journal of a long run has many megabytes. Its first lines describe the run and its last lines hold the present
+state. Only these parts are read, which are some 150 KB at most.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from ortlaunch.run.state import STEPS_KEY, RunState
 
 _HEAD_BYTES = 16 * 1024
 _TAIL_BYTES = (8 * 1024, 128 * 1024)
-"""Read from the end: this much, and where it holds no step that much."""
+"""The bytes read from the journal's end: the first number, or the second if that part holds no log step."""
 
 
 @dataclass
 class Record:
-    """What one run folder says."""
+    """The summary of one run folder."""
 
     folder: RunFolder
     state: RunState = field(default_factory=RunState)
-    """What the events in the parts read amount to."""
+    """The state after the events in the parts that were read."""
     steps: int | None = None
-    """Steps that the run is to make."""
+    """The number of steps that the run is to make."""
     step: int | None = None
-    """The last step that is known of."""
+    """The last known step."""
     began: int | None = None
-    """When the latest attempt began, in milliseconds; None where the parts read do not say."""
+    """When the latest attempt began, in milliseconds; None where the parts that were read do not say."""
     job: dict[str, Any] | None = None
     """The scheduler's job."""
     launcher: Process | None = None
     """The local launcher's process."""
     stop: str | None = None
-    """Why the run is asked to stop; None where it is not."""
+    """The first word of the request to stop, ``cancel`` if it has none; None where there is no request."""
     stopped_step: int | None = None
     done: bool = False
     checkpoint: str = ""
-    """Name of the newest complete checkpoint."""
+    """The name of the newest complete checkpoint."""
     beat: float | None = None
-    """When the first worker last said that it lives, in seconds since the epoch."""
+    """The time of the first worker's last sign of life, in seconds since the epoch."""
 
     @property
     def run(self) -> Run:
@@ -57,12 +57,12 @@ class Record:
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """The run's name."""
         return self.state.name or self.folder.name
 
     @property
     def experiment(self) -> str:
-        """The experiment that it belongs to."""
+        """The experiment that the run belongs to."""
         return self.state.experiment or self.folder.experiment
 
     @property
@@ -72,27 +72,27 @@ class Record:
 
     @property
     def ended(self) -> str | None:
-        """FINISHED, FAILED or KILLED, where that is the journal's last word."""
+        """FINISHED, FAILED or KILLED; None if the journal continues after the last end, or has none."""
         return self.state.ended
 
     @property
     def tags(self) -> dict[str, str]:
-        """Those in the parts read."""
+        """The tags in the parts that were read."""
         return self.state.tags
 
     @property
     def job_id(self) -> str | None:
-        """The job's id as its scheduler's launcher has it."""
+        """The job's id, as the launcher of its scheduler writes it."""
         return job_key(self.job)
 
     @property
     def scheduler(self) -> str | None:
-        """Name of the launcher whose scheduler has the job; None for a run that is no job."""
+        """The name of the launcher whose scheduler has the job; None for a run without a job."""
         return scheduler_of(self.job)
 
 
 def read_record(folder: RunFolder) -> Record:
-    """Reads what a run folder says; what is missing or broken in it stays unknown."""
+    """Reads the summary of a run folder. Files that are missing or broken leave their fields unset."""
     run = Run(folder.path)
     record = Record(folder, job=run.job(), launcher=run.launcher(), done=run.is_done())
     word, stopped = run.stop_word(), run.stopped()
@@ -113,12 +113,16 @@ def read_record(folder: RunFolder) -> Record:
 
 
 def scheduler_of(job: dict[str, Any] | None) -> str | None:
-    """Name of the launcher whose scheduler has the job of a job.json; None where there is none."""
+    """The name of the launcher whose scheduler has the job; None without a job.
+
+    Args:
+        job: the content of job.json.
+    """
     return None if job is None else str(job.get("scheduler", "slurm"))
 
 
 def _take_launch_time(path: Path, record: Record) -> None:
-    """A local launcher writes its file when an attempt begins, which a long journal's end no longer shows."""
+    """Takes the attempt's beginning from the launcher's file: the end of a long journal no longer shows it."""
     if record.launcher is not None and record.job is None:
         try:
             record.began = max(record.began or 0, path.stat().st_mtime_ns // 1_000_000)
@@ -127,7 +131,7 @@ def _take_launch_time(path: Path, record: Record) -> None:
 
 
 def _take_beat(health: dict[str, Any], record: Record) -> None:
-    """Between two log steps the first worker's sign of life knows the step better than the journal."""
+    """Takes the step from the first worker's sign of life, which is newer than the journal between log steps."""
     beat, step = health.get("time"), health.get("step")
     if not isinstance(beat, float) or (record.began is not None and beat * 1000 < record.began):
         return
@@ -148,7 +152,7 @@ def _read_journal(path: Path, state: RunState) -> None:
 
 
 def _parts(file: Any, size: int) -> Iterator[list[Event]]:
-    """The journal's beginning and its end, none of it twice."""
+    """Yields the events in the journal's beginning, then those in its end. No event comes twice."""
     head = file.read(min(size, _HEAD_BYTES))
     cut = head.rfind(b"\n") + 1
     yield decoded_lines(head[:cut])

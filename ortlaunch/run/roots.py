@@ -1,4 +1,4 @@
-"""Where a user's runs lie: the folders that runs were started in, noted once each in the user's cache."""
+"""The run roots of a user. Each folder that holds runs is listed once in the user's cache."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ortlaunch.base.files import replace_text
 from ortlaunch.base.user import user_cache
 
 RUN_ROOT = Path("runs")
-"""Run root of a run that names no other, below the folder where it was started."""
+"""The default run root, relative to the folder where the run is started."""
 
 _MOST = 50
 
 
 def keep(path: Path, text: str) -> None:
-    """Writes a file of the cache in one step; a cache that cannot be written is none."""
+    """Writes a file of the cache atomically. An error is ignored, because a run does not need the cache."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_text(path, text)
 
 
 def known_roots() -> list[Path]:
-    """Run roots to look in: the one of this folder, then those where this user has started runs, newest first."""
+    """The run roots to search: this folder's, then those in which the user has started runs, the latest first."""
     here = RUN_ROOT.absolute()
     return [root for root in dict.fromkeys([here, *_noted()]) if root.is_dir()]
 

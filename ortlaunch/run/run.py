@@ -1,7 +1,7 @@
-"""A run folder and all that is known of its run: the one place that names its files.
+"""A run and its folder. Only this module names the files of a run folder.
 
-The launcher makes the folder and writes what the run is; workers append to its journal; all others read. Paths are
-properties, what is read is a method. Needs nothing heavy.
+The launcher creates the folder and describes the run in it, and workers append to the journal. Everything else only
+reads. A path is a property; what reads a file is a method. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ortlaunch.run.settings import read_settings
 from ortlaunch.run.state import RunState, fold
 
 ARTIFACT_FOLDER = "ortlaunch"
-"""Folder of a run's artifacts in a tracking server that takes what says what ran."""
+"""The folder among a run's artifacts in a tracking server that holds the files of `Run.records`."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Stopped:
     step: int
     checkpoint: str
     reason: str
-    """The first word of the request; ``signal`` where it came as a signal."""
+    """The first word of the request; ``signal`` if the request was a signal."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run by its folder, which need not be there yet. A sweep's folder has a journal and a configuration too."""
+    """A run, given by its folder, which need not exist yet. A sweep's folder has a journal and a configuration too."""
 
     path: Path
 
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def environment_file(self) -> Path:
-        """Machine, repository, command and variables at the launch."""
+        """The machine, repository, command and environment variables at the launch."""
         return self.path / "env.json"
 
     @property
@@ -64,16 +64,16 @@ class Run:
 
     @property
     def patch_file(self) -> Path:
-        """What differs from the repository's commit; absent where nothing does."""
+        """The changes since the repository's commit; absent where there are none."""
         return self.path / "git.patch"
 
     @property
     def records(self) -> tuple[Path, ...]:
-        """The files that say what ran."""
+        """The files that record what ran."""
         return (self.config_file, self.overrides_file, self.environment_file, self.packages_file, self.patch_file)
 
     def earlier_attempt(self, number: int) -> Path:
-        """Folder of what an attempt, counted from 1, has left about itself, once another one has begun."""
+        """The folder that keeps the records of an attempt, counted from 1, after a later one has begun."""
         return self.path / "attempts" / str(number)
 
     # Who runs it.
@@ -89,36 +89,36 @@ class Run:
         return self.path / "job.json"
 
     def script_file(self, scheduler: str) -> Path:
-        """What the scheduler of this name was given to run."""
+        """The script that the scheduler of this name was given."""
         return self.path / ("sbatch.sh" if scheduler == "slurm" else "job.sh")
 
     @property
     def history_file(self) -> Path:
-        """The attempts of a job."""
+        """The list of a job's attempts."""
         return self.path / "history.json"
 
     @property
     def claims(self) -> Path:
-        """Who may write the run; see `ortlaunch.run.claim`."""
+        """The folder of the claims to write the run; see `ortlaunch.run.claim`."""
         return self.path / "claims"
 
     @property
     def workers_lock(self) -> Path:
-        """Every worker holds a shared lock on it while it lives."""
+        """The lock file on which every worker holds a shared lock while it lives."""
         return self.path / ".workers.lock"
 
     @property
     def preflight(self) -> Path:
-        """What a cluster's nodes found out about themselves."""
+        """The folder of the results of the nodes' checks before an attempt."""
         return self.path / "preflight"
 
     @property
     def preflight_token(self) -> Path:
-        """What tells one attempt's nodes that they see this folder as it is now."""
+        """A token of the attempt. A node reads it to check that it sees the folder's present content."""
         return self.path / "preflight.token"
 
     def scheduler_variables(self, attempt: int, scheduler: str) -> Path:
-        """The variables of the scheduler of this name in an attempt, counted from 0."""
+        """The environment variables that the scheduler of this name set in an attempt, counted from 0."""
         return self.path / f"{scheduler}-{attempt}.json"
 
     # What happens in it.
@@ -130,59 +130,59 @@ class Run:
 
     @property
     def logs(self) -> Path:
-        """Folder of what processes print."""
+        """The folder of the processes' output."""
         return self.path / "logs"
 
     def rank_log(self, rank: int) -> Path:
-        """What a worker prints, over all attempts."""
+        """The output of a worker in all attempts."""
         return self.logs / f"rank-{rank}.log"
 
     def torchrun_log(self, node: int | str | None = None) -> Path:
-        """What torchrun prints on a machine; of a run on one machine without its number."""
+        """The output of torchrun on a machine. A run on one machine has no number in the name."""
         return self.logs / ("torchrun.log" if node is None else f"torchrun-{node}.log")
 
     def torchrun_logs(self) -> list[Path]:
-        """What torchrun has printed on all machines."""
+        """The outputs of torchrun on all machines."""
         return sorted(self.logs.glob("torchrun*.log"))
 
     def scheduler_log(self, scheduler: str) -> Path:
-        """What the first process of a job of this scheduler prints."""
+        """The output of the first process of a job of this scheduler."""
         return self.logs / ("slurm.log" if scheduler == "slurm" else "job.log")
 
     @property
     def relay_log(self) -> Path:
-        """What was left out on the way to a tracking server, and why."""
+        """The log of what could not be sent to a tracking server, and why."""
         return self.logs / "relay.log"
 
     @property
     def relay_file(self) -> Path:
-        """How far the journal has got on its way to MLflow."""
+        """How much of the journal has been sent to MLflow."""
         return self.path / "relay.json"
 
     @property
     def relay_lock(self) -> Path:
-        """Held by the process that sends the journal."""
+        """The lock file of the process that sends the journal."""
         return self.path / ".relay.lock"
 
     def tracker_file(self, tracker: str) -> Path:
-        """How far the journal has got on its way to a tracker."""
+        """How much of the journal has been sent to a tracker."""
         return self.relay_file if tracker == "mlflow" else self.path / f"relay-{tracker}.json"
 
     def tracker_lock(self, tracker: str) -> Path:
-        """Held by the process that sends the journal to a tracker."""
+        """The lock file of the process that sends the journal to a tracker."""
         return self.relay_lock if tracker == "mlflow" else self.path / f".relay-{tracker}.lock"
 
     def tracker_locks(self) -> list[Path]:
-        """Those of all trackers that something was sent to; MLflow's, which stands for the run, comes first."""
+        """The lock files of all trackers that something was sent to. MLflow's is always in it and comes first."""
         return [self.relay_lock, *sorted(self.path.glob(".relay-*.lock"))]
 
     def tracker_folder(self, tracker: str) -> Path:
-        """Folder of the files that a tracker keeps with the run."""
+        """The folder for the files that a tracker keeps with the run."""
         return self.path / tracker
 
     @property
     def health(self) -> Path:
-        """Folder where each worker shows that it makes progress."""
+        """The folder of the workers' signs of life."""
         return self.path / "health"
 
     def beat_file(self, rank: int) -> Path:
@@ -191,27 +191,27 @@ class Run:
 
     @property
     def stacks(self) -> Path:
-        """Folder of the workers' stacks when they stood still."""
+        """The folder of the stack traces that workers write when they make no progress."""
         return self.path / "stacks"
 
     def stack_file(self, rank: int) -> Path:
-        """A worker's stacks."""
+        """A worker's stack traces."""
         return self.stacks / f"rank-{rank}.txt"
 
     @property
     def failures(self) -> Path:
-        """Folder of what the workers failed with."""
+        """The folder of the workers' failures."""
         return self.path / "failures"
 
     def failure_file(self, rank: int) -> Path:
-        """What a worker failed with."""
+        """A worker's failure; see `ortlaunch.run.failure`."""
         return self.failures / f"rank-{rank}.json"
 
     # What is asked of it, and what it leaves.
 
     @property
     def stop_file(self) -> Path:
-        """The request to stop: workers finish their step, write a checkpoint and end when it is there."""
+        """The request to stop. When this file exists, workers finish their step, write a checkpoint and end."""
         return self.path / "STOP"
 
     @property
@@ -241,32 +241,32 @@ class Run:
 
     @property
     def profile(self) -> Path:
-        """Folder of what a profiler saw."""
+        """The folder of a profiler's output."""
         return self.path / "profile"
 
     def memory_file(self, rank: int) -> Path:
-        """What filled a worker's memory."""
+        """A snapshot of a worker's GPU memory."""
         return self.path / "memory" / f"rank-{rank}.pickle"
 
     @property
     def scratch(self) -> Path:
-        """Folder that may be filled while a checkpoint is loaded."""
+        """The folder for temporary files while a checkpoint is loaded."""
         return self.path / ".universal"
 
-    # Reading and writing.
+    # What reads and writes these files.
 
     def check(self) -> None:
-        """Refuses a folder that holds no run.
+        """Checks that the folder holds a run.
 
         Raises:
-            RequestError: with the folder.
+            RequestError: the folder holds no run.
         """
         if not (self.config_file.is_file() or self.journal_file.is_file()):
             raise RequestError(f"{self.path} is no run folder: it has no {self.config_file.name}")
 
     @property
     def exists(self) -> bool:
-        """Whether a run has begun to be written here."""
+        """Whether the folder has a configuration and a journal."""
         return self.config_file.is_file() and self.journal_file.is_file()
 
     def journal(self) -> Journal:
@@ -274,19 +274,19 @@ class Run:
         return Journal(self.journal_file)
 
     def state(self) -> RunState:
-        """What all events of the journal amount to."""
+        """The state after all events of the journal."""
         return fold(iterate(self.journal_file)) if self.journal_file.is_file() else RunState()
 
     def settings(self) -> dict[str, Any]:
         """The configuration as plain values; empty without one.
 
         Raises:
-            RequestError: it cannot be read.
+            RequestError: the configuration cannot be read.
         """
         return read_settings(self.config_file)
 
     def setting(self, key: str) -> Any:
-        """One value of the configuration by its dotted key; None where there is none, or it cannot be read."""
+        """One value of the configuration by its dotted key; None where the key is missing or cannot be read."""
         try:
             value: Any = self.settings()
         except RequestError:
@@ -296,17 +296,17 @@ class Run:
         return value
 
     def job(self) -> dict[str, Any] | None:
-        """The scheduler's job; None for a run that has none."""
+        """The scheduler's job; None for a run without a job."""
         return read_json(self.job_file)
 
     def launcher(self) -> Process | None:
-        """The launcher's process; None for a run that was not launched by one."""
+        """The launcher's process; None for a run that no local launcher started."""
         return Process.stored(read_json(self.launcher_file))
 
     def note_launcher(self) -> None:
-        """Says that this process launches the run."""
-        # In one step: it is read at any moment. A new file also changes the folder's modification time, by which
-        # `ortlaunch jobs` sees that what it knows of an earlier attempt no longer holds.
+        """Records this process as the run's launcher."""
+        # The write is atomic because others read the file at any moment. A new file also changes the folder's
+        # modification time, which tells `ortlaunch jobs` that its cached record of the run is out of date.
         replace_text(self.launcher_file, json.dumps(asdict(Process.this())) + "\n")
 
     def beat(self, rank: int = 0) -> dict[str, Any]:
@@ -317,7 +317,7 @@ class Run:
         """Asks the workers to stop with a checkpoint.
 
         Args:
-            word: whose will it is; empty for a signal's.
+            word: where the request comes from; empty for a signal.
         """
         if word:
             replace_text(self.stop_file, f"{word}\n")
@@ -325,14 +325,14 @@ class Run:
             self.stop_file.touch()
 
     def stop_word(self) -> str | None:
-        """First word of the request to stop, empty if it holds none; None where there is no request."""
+        """The first word of the request to stop, empty if it has no word; None where there is no request."""
         try:
             return next(iter(self.stop_file.read_text(encoding="utf-8", errors="replace").split()), "")
         except OSError:
             return None
 
     def note_stopped(self, stopped: Stopped) -> None:
-        """Says where the run stopped on request, and takes the request as fulfilled."""
+        """Records where the run stopped on request, and removes the request."""
         content = {"step": stopped.step, "checkpoint": stopped.checkpoint, "reason": stopped.reason}
         replace_text(self.stopped_file, json.dumps(content) + "\n")
         self.stop_file.unlink(missing_ok=True)
@@ -345,7 +345,7 @@ class Run:
         return Stopped(found["step"], str(found.get("checkpoint", "")), str(found.get("reason", "")))
 
     def note_done(self, steps: int) -> None:
-        """Says that all steps are done: a launch that comes later finds nothing to do."""
+        """Records that all steps are done, so that a later launch finds nothing to do."""
         replace_text(self.done_file, json.dumps({"step": steps}) + "\n")
 
     def is_done(self) -> bool:
@@ -353,22 +353,22 @@ class Run:
         return self.done_file.exists()
 
     def newest_checkpoint(self) -> str:
-        """Name of the newest complete checkpoint; empty where there is none."""
+        """The name of the newest complete checkpoint; empty where there is none."""
         return newest_name(self.checkpoints)
 
     def mlflow_run_id(self) -> str | None:
-        """The id that MLflow gave to the run; None where it has not been sent."""
+        """The run's id in MLflow; None for a run that has not been sent."""
         run_id = (read_json(self.relay_file) or {}).get("mlflow_run_id")
         return run_id if isinstance(run_id, str) else None
 
 
 def runs_below(folder: Path) -> Iterator[Run]:
-    """The runs, and the sweeps, in a folder and all below it."""
+    """The runs and sweeps in a folder and in all folders below it."""
     return (Run(journal.parent) for journal in folder.rglob(Run(folder).journal_file.name))
 
 
 def read_json(path: Path | str) -> dict[str, Any] | None:
-    """A JSON object from a file; None where there is none."""
+    """The JSON object in a file; None where the file is missing or holds no JSON object."""
     try:
         with open(path, "rb") as file:
             content = json.loads(file.read())
@@ -378,7 +378,7 @@ def read_json(path: Path | str) -> dict[str, Any] | None:
 
 
 def job_key(job: dict[str, Any] | None) -> str | None:
-    """The id of the job that a job.json names: ``120``, or ``120_3`` for an array's task; None where it names none."""
+    """The job id in the content of job.json: ``120``, or ``120_3`` for a task of an array; None where it has none."""
     if job is None:
         return None
     array, task = job.get("array_job_id"), job.get("array_task_id")

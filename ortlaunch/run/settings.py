@@ -1,7 +1,8 @@
-"""A stored configuration, ``config.yaml``, as plain values: the one way in which it is read.
+"""Reads a run's ``config.yaml`` as plain values. No other module parses this file.
 
-`ortlaunch.config.load` makes the schema's dataclasses of them; what needs a key or two takes them as they are. The
-parser is libyaml's with the number grammar of OmegaConf, which wrote the file: a hundred configurations take 0.1 s.
+`ortlaunch.config.load` builds the schema's dataclasses from the values; code that needs only a few keys uses them
+directly. The parser is libyaml's, with the number grammar of OmegaConf, which wrote the file. It reads a hundred
+configurations in 0.1 s.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _FLOAT = re.compile(
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The configuration in a file; empty where there is no such file.
+    """The configuration in a file; empty where there is no file.
 
     Raises:
-        RequestError: it cannot be read, or is no mapping.
+        RequestError: the file cannot be read, or holds no mapping.
     """
     import yaml
 
@@ -45,13 +46,13 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 @cache
 def _loader() -> Any:
-    """A loader that takes ``1e-5`` for a number, and no text for a date."""
+    """A YAML loader that reads ``1e-5`` as a number and never reads a text as a date."""
     import yaml
 
     base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class Loader(base):  # type: ignore[misc, valid-type]
-        """With OmegaConf's number grammar."""
+        """libyaml's loader with OmegaConf's number grammar."""
 
     timestamp, number = "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float"
     Loader.yaml_implicit_resolvers = {

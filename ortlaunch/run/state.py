@@ -1,4 +1,4 @@
-"""What a run's events amount to: one fold, which all that shows or continues a run reads."""
+"""The state of a run: a fold over its events. All code that shows or continues a run uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STATE_TAG = "ortlaunch.state"
 REASON_TAG = "ortlaunch.requeue_reason"
 STOPPED_TAG = "ortlaunch.stopped_at_step"
 FIRST_STEP = "startup/time_to_first_step_seconds"
-"""Metric that comes with the first step of each attempt."""
+"""The metric that each attempt journals with its first step."""
 _RATES = ("throughput/tokens_per_second", "throughput/samples_per_second")
 _MEDIANS = ("summary/tokens_per_second_median", "summary/samples_per_second_median")
 _UNWANTED_AFTER = ("KILLED", "FINISHED")
@@ -21,7 +21,7 @@ _UNWANTED_AFTER = ("KILLED", "FINISHED")
 
 @dataclass
 class RunState:
-    """What the events so far say. None stands for what they do not say."""
+    """The state after the events taken so far. A field is None while no event has set it."""
 
     experiment: str | None = None
     name: str | None = None
@@ -31,34 +31,34 @@ class RunState:
     began: int | None = None
     """When the latest attempt began, in milliseconds: its launch, or the start of its job. None while a job waits."""
     last_began: int | None = None
-    """When the last job began that has run; an attempt that waits does not take it back."""
+    """When the latest job that has run began, in milliseconds. An attempt that waits in the queue does not reset it."""
     steps: int | None = None
-    """Steps that the run is to make."""
+    """The number of steps that the run is to make."""
     nodes: int = 1
     step: int | None = None
-    """The last step journalled."""
+    """The last journalled step."""
     trains: bool = False
-    """Whether the latest attempt has made its first step."""
+    """Whether the latest attempt has taken its first step."""
     figures: dict[str, float] = field(default_factory=dict)
     """The last value of each metric."""
     log_step: dict[str, float] = field(default_factory=dict)
     """The metrics of the latest log step."""
     medians: dict[str, float] = field(default_factory=dict)
-    """Rates over the steady steps, where the run has come to its end and said so."""
+    """The rates over the steady steps, which a run journals when it finishes."""
     tags: dict[str, str] = field(default_factory=dict)
     failure: str = ""
     """The first failure since the latest attempt began, in one line."""
     ended: Status | None = None
-    """How the run ended, where that is the journal's last word."""
+    """How the run ended; None if another attempt has begun since, or the run has not ended."""
     ended_at: int | None = None
-    """When that was, in milliseconds: an export may add to the journal of a run that is over."""
+    """When the run ended, in milliseconds. Later events are possible: an export may add some."""
     last_end: int | None = None
-    """When the latest attempt that is over ended; a new attempt does not take it back."""
+    """When the latest finished attempt ended, in milliseconds. A new attempt does not reset it."""
     is_wanted: bool = True
-    """Whether the run is to go on: not while its job waits in a queue, nor after a stop or a finish. It is wanted after
-    a failure, which somebody has to repair."""
+    """Whether the run should be running. It is false while its job waits in a queue, and after a stop or a finish. It
+    is true after a failure, which has to be repaired."""
     last: int | None = None
-    """Time of the last event in milliseconds."""
+    """The time of the last event in milliseconds."""
 
     def take(self, event: Event) -> None:
         """Takes the next event."""
@@ -97,7 +97,7 @@ class RunState:
 
     @property
     def step_seconds(self) -> float | None:
-        """Seconds per step at the latest log step that says."""
+        """Seconds per step, as last journalled."""
         return self.figures.get("throughput/step_seconds")
 
     @property
@@ -120,7 +120,7 @@ class RunState:
             self.began = self.last_began = event.t
             self.is_wanted = True
         elif said == "queued":
-            # The job only waits from here on.
+            # From now on the job waits in the queue.
             self.began = None
             self.is_wanted = False
 
@@ -128,14 +128,14 @@ class RunState:
         self.figures |= event.values
         self.trains |= FIRST_STEP in event.values
         if event.is_log_step or event.values.keys() & set(_MEDIANS):
-            # A log step after a summary is one of a run that goes on.
+            # A log step after the summary shows that the run was continued, so the old medians no longer hold.
             self.medians = {name: event.values[name] for name in _MEDIANS if name in event.values}
         if event.is_log_step:
             self.step, self.log_step = event.step, event.values
 
 
 def fold(taken: Iterable[Event]) -> RunState:
-    """The state after these events, from a journal's beginning."""
+    """The state after these events, which start at the journal's beginning."""
     state = RunState()
     for event in taken:
         state.take(event)

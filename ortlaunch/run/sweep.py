@@ -1,8 +1,8 @@
-"""A sweep: runs that belong together, their folder, and the run in MLflow under which they stand.
+"""A sweep: a group of runs with a folder and a parent run in MLflow.
 
-The sweep's folder is a small run folder of its own: its journal becomes the parent run in MLflow by the same way as
-every run's does. Each of its runs has a ``sweep.json`` that names it. When a run ends it leaves a mark in the sweep's
-``ended/``; the one that leaves the last mark ends the parent, as it truly ended.
+The sweep's folder is a small run folder. Its journal becomes the parent run in MLflow, in the same way as the journal
+of every run. Each run of the sweep has a ``sweep.json`` that names the sweep. When a run ends, it writes a mark in the
+sweep's folder ``ended/``. The run that writes the last mark ends the parent run, with the worst status of the runs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ortlaunch.run.names import KIND_TAG, SWEEP_TAG
 from ortlaunch.run.run import Run, read_json
 
 SWEEP_FILE = "sweep.json"
-"""In the sweep's folder: what it is. In a run's: which sweep it belongs to, and its number there."""
+"""In the sweep's folder, it describes the sweep. In a run folder, it names the run's sweep and its number there."""
 
 HYDRA_FILE = "multirun.yaml"
-"""In the sweep's folder: what Hydra leaves there before the first run is known."""
+"""The file that Hydra writes to the sweep's folder before the first run is known."""
 
 _ENDED, _TASKS = "ended", "tasks"
 
@@ -52,11 +52,11 @@ class Sweep:
         return Run(self.folder).journal_file
 
     def write(self, runs: list[Path], *, complete: bool) -> None:
-        """Writes which runs there are.
+        """Writes the list of the sweep's runs.
 
         Args:
             runs: the run folders, in the order of their numbers.
-            complete: no further run will come: when all of these have ended, the sweep has.
+            complete: no run will be added, so the sweep has ended when all of these runs have.
         """
         content = {
             "name": self.name,
@@ -76,15 +76,15 @@ def create(
     command: list[str],
     trackers: dict[str, Any] | None = None,
 ) -> Sweep:
-    """Makes a sweep's folder, with a journal that begins the parent run; without credentials, Hydra's file included.
+    """Creates a sweep's folder with a journal that begins the parent run. It also removes secrets from Hydra's file.
 
     Args:
-        folder: where.
-        name: what the parent run is called.
-        experiment: the experiment of its runs.
-        tracking: the node `tracking` of their configuration, without credentials.
-        command: the command line, for the record.
-        trackers: the node `trackers`, likewise.
+        folder: the sweep's folder.
+        name: the parent run's name.
+        experiment: the experiment of the runs.
+        tracking: the node `tracking` of the runs' configuration, without credentials.
+        command: the command line, for the record. Secrets in it are removed.
+        trackers: the node `trackers` of the runs' configuration, without credentials.
     """
     import yaml
 
@@ -107,13 +107,13 @@ def create(
 
 
 def join(run_dir: Path, task: SweepTask) -> None:
-    """Notes in a run folder that the run belongs to a sweep, and in the sweep's where its task finds the folder."""
+    """Writes the run's sweep to the run folder, and the run folder's path to the sweep's folder."""
     _write_json(run_dir / SWEEP_FILE, {"folder": str(task.folder), "task": task.number})
     (task.folder / _TASKS / str(task.number)).write_text(f"{run_dir}\n")
 
 
 def task_of(run_dir: Path) -> SweepTask | None:
-    """A run's place in its sweep; None for a run that belongs to none."""
+    """A run's place in its sweep; None for a run without a sweep."""
     content = read_json(run_dir / SWEEP_FILE)
     if content is None or "folder" not in content:
         return None
@@ -121,23 +121,23 @@ def task_of(run_dir: Path) -> SweepTask | None:
 
 
 def tags_of(run_dir: Path) -> dict[str, str]:
-    """The tags of a run that say which sweep it belongs to."""
+    """The tags that name a run's sweep and its place in it; empty for a run without a sweep."""
     task = task_of(run_dir)
     return {} if task is None else {SWEEP_TAG: str(task.folder), "ortlaunch.sweep_task": str(task.number)}
 
 
 def runs_of(folder: Path) -> list[Path] | None:
-    """The runs of a sweep's folder; None if it is none."""
+    """The runs in a sweep's folder; None if the folder holds no sweep."""
     content = read_json(folder / SWEEP_FILE)
     return None if content is None or "runs" not in content else [Path(run) for run in content["runs"]]
 
 
 def note_end(run_dir: Path, status: Status) -> Path | None:
-    """A run has ended: leaves its mark, and ends its sweep if it was the last.
+    """Writes the mark of a run that has ended, and ends its sweep if it was the last run.
 
     Returns:
-        The sweep's folder if the sweep is over now and its journal is to be sent; None otherwise, and for a run that
-        belongs to no sweep.
+        The sweep's folder if the sweep is now over, so that its journal can be sent; otherwise None, also for a run
+        without a sweep.
     """
     task = task_of(run_dir)
     if task is None or not task.folder.is_dir():
@@ -155,14 +155,14 @@ def note_end(run_dir: Path, status: Status) -> Path | None:
 
 
 def end(folder: Path, statuses: set[str]) -> None:
-    """Ends the parent run as its runs ended: FAILED if one failed, else KILLED if one was killed."""
+    """Ends the parent run with the worst status: FAILED if a run failed, else KILLED if one was killed."""
     worst: Status = "FAILED" if "FAILED" in statuses else "KILLED" if "KILLED" in statuses else "FINISHED"
     with Run(folder).journal() as journal:
         journal.end(worst)
 
 
 def marks_of(folder: Path) -> set[str]:
-    """How the runs of a sweep that are over have ended."""
+    """The statuses with which runs of a sweep have ended."""
     return set(_ends_of(folder))
 
 
@@ -171,11 +171,11 @@ def _ends_of(folder: Path) -> list[str]:
 
 
 def find_sweep(asked: str, roots: list[Path]) -> Path | None:
-    """The sweep that a user names by its folder, its name, its short id or its array's job id; the newest of several.
+    """Finds a sweep by its folder, its name, its short id or its array's job id. It takes the newest of several.
 
     Args:
-        asked: what was typed.
-        roots: run roots to look in.
+        asked: the text that the user typed.
+        roots: the run roots to search.
     """
     given = Path(asked).expanduser().absolute()
     if runs_of(given) is not None:

@@ -1,4 +1,4 @@
-"""Where the journal of a run folder goes."""
+"""The trackers that the journal of a run folder is sent to."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ortlaunch.tracking.state import Unusable
 
 
 def destinations_of(run_dir: Path, uri: str | None = None, environment: Mapping[str, str] | None = None) -> list[Any]:
-    """The configurations of the trackers that a run folder's journal goes to.
+    """The configurations of the trackers that a run folder's journal is sent to.
 
     Args:
-        run_dir: The run folder.
-        uri: The MLflow store, instead of the one that the run was started with.
-        environment: What carries the credentials that the folder does not hold; None for nothing.
+        run_dir: the run folder.
+        uri: an MLflow store that replaces the one that the run was started with.
+        environment: the variables with the credentials, which the folder does not hold; None adds no credentials.
 
     Raises:
-        RequestError: If the folder holds no journal, or neither it nor `uri` names a tracker.
+        RequestError: the folder has no journal, or neither the folder nor `uri` names a tracker.
     """
     if not Run(run_dir).journal_file.is_file():
         raise RequestError(f"{run_dir} is no run folder: it has no journal.jsonl")
@@ -45,7 +45,7 @@ def is_without_trackers(run_dir: Path) -> bool:
 
 
 def has_trackers(run_dir: Path) -> bool:
-    """Whether the run folder says where the run goes; not if its configuration cannot be read."""
+    """Whether the run folder's configuration names a tracker; False if the configuration cannot be read."""
     try:
         main, others = _nodes(run_dir)
     except RequestError:
@@ -69,7 +69,7 @@ def _known_values(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_node(name: str, node: Any) -> Any:
-    """The typed configuration; where its tracker is not installed, why sending will fail."""
+    """The typed configuration of a tracker; `Unusable` with the reason if the tracker cannot be configured here."""
     try:
         return trackers.configured(name, node if isinstance(node, dict) else {})
     except RequestError as error:

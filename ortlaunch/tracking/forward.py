@@ -1,4 +1,7 @@
-"""One journal's way to one tracker, chunk by chunk, with its state in the run folder; a sweep's before its runs'."""
+"""Sends one journal to one tracker in chunks, and keeps the progress in the run folder.
+
+The parent run of a sweep is created in the tracker before the sweep's runs are sent.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ class RelayBusy(Exception):
 
 
 class ParentUnknown(Exception):
-    """The parent run could not be created now; it is tried again."""
+    """The parent run could not be created now. The caller tries again later."""
 
 
 class Forwarder:
-    """Sends a journal, a chunk at a time; a chunk that was sent in part is sent again as a whole, without harm."""
+    """Sends a journal in chunks. A chunk that was sent only in part is sent again as a whole, which is harmless."""
 
     def __init__(self, to: Destination) -> None:
         self.last_error = ""
@@ -51,31 +54,31 @@ class Forwarder:
 
     @property
     def refused(self) -> int:
-        """Values that were left out, over all relays of this run."""
+        """The number of values and lines that were left out, over all relays of this run."""
         return self._state.refused if self._state else 0
 
     @property
     def behind(self) -> bool:
-        """Whether the journal has so much that was not sent that there is no more to be gathered."""
+        """Whether at least one full chunk of the journal is unsent, so that it is useless to wait for more events."""
         if self._state is None:
             return False
         try:
             return self._journal.stat().st_size - self._state.offset >= _CHUNK_BYTES
-        except OSError:  # Somebody removed the folder.
+        except OSError:  # The folder was removed.
             return False
 
     def try_step(self, final: bool) -> bool | None:
         """Sends the next chunk.
 
         Args:
-            final: The journal is complete; a missing start is made up for.
+            final: the journal is complete. If it has no start event, the run is identified by its folder.
 
         Returns:
-            Whether there was something to send; None after a failure, which is logged and in `last_error`.
+            Whether there was something to send; None after a failure, which is logged and stored in `last_error`.
         """
         try:
             moved = self._step(final)
-        except (Exception, SystemExit) as error:  # A user's own tracker may raise whatever it likes.
+        except (Exception, SystemExit) as error:  # A user's own tracker may raise any exception.
             self._note_failure(error)
             return None
         if moved and self.last_error:
@@ -84,7 +87,7 @@ class Forwarder:
         return moved
 
     def close(self) -> None:
-        """Lets others send this run, and closes sink and log."""
+        """Releases the lock, so that other processes can send this run, and closes sink and log."""
         if self._sink is not None:
             with suppress(Exception):
                 self._sink.close()
@@ -119,7 +122,7 @@ class Forwarder:
         return True
 
     def _take_over(self) -> RelayState:
-        """Locks out other relays of this run, then goes on where the last one stopped."""
+        """Locks out other relays of this run, then continues from the stored offset."""
         if self._sink is None:
             context = Context(self._run_dir, self._log, self._refuse, lambda folder: mark_of(folder, self.to.cfg))
             self._sink = self.to.tracker.sink(self.to.cfg, context)
@@ -134,7 +137,7 @@ class Forwarder:
             self.to.save(state)
         self._translator = Translator()
         offset = 0
-        while offset < state.offset:  # The translator learns which points and parameters were sent.
+        while offset < state.offset:  # The translator has to know which points and parameters were already sent.
             chunk = read_chunk(self._journal, offset, min(_CHUNK_BYTES, state.offset - offset))
             self._translator.translate(chunk.events)
             offset = chunk.offset
@@ -169,7 +172,7 @@ class Forwarder:
         start = self._first_start()
         if start is not None:
             return Identity(start.experiment, start.name, start.run_id, start.t)
-        # The run died before it said what it is; its folder is runs/<experiment>/<timestamp>-<name>-<id>.
+        # The run died before its start event. Its folder is runs/<experiment>/<timestamp>-<name>-<id>.
         folder = self._run_dir.resolve()
         first = next(iterate(self._journal))
         return Identity(folder.parent.name, folder.name, folder.name.rpartition("-")[2], first.t)
@@ -182,17 +185,17 @@ class Forwarder:
 
 
 def mark_of(folder: Path, cfg: Any) -> str | None:
-    """What a tracker calls a sweep's own run, which is created if nobody has yet.
+    """The mark of a sweep's parent run in a tracker. The parent run is created if it does not exist yet.
 
     Args:
         folder: the sweep's folder.
         cfg: the tracker's configuration.
 
     Returns:
-        None if the folder is gone: the run then stands alone.
+        The mark; None if the folder is gone, and the run then has no parent.
 
     Raises:
-        ParentUnknown: the tracker cannot be reached, or another process is creating it.
+        ParentUnknown: the tracker cannot be reached, or another process is creating the parent run.
     """
     to = destination(folder, cfg)
     if not to.journal.is_file():
@@ -220,16 +223,16 @@ class _ScrubbingFormatter(logging.Formatter):
 
 class _QuietFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        """A full disk must not print tracebacks into the user's terminal."""
+        """Ignores the error: a full disk must not print tracebacks to the user's terminal."""
 
 
 def relay_log(run_dir: Path, title: str, hide: Callable[[str], str]) -> logging.Logger:
-    """A logger of this run and one tracker, into `logs/relay.log`, that writes no credentials.
+    """A logger for one run and tracker that writes to `logs/relay.log`, without credentials.
 
     Args:
         run_dir: the run folder.
-        title: what messages call the tracker.
-        hide: takes the credentials out of a line.
+        title: the tracker's name in messages.
+        hide: removes the credentials from a line.
     """
     log = logging.Logger("ortlaunch.relay", logging.INFO)
     try:

@@ -1,6 +1,6 @@
-"""The journal for programs: writing events, and reading them as the dictionaries that stand in the file.
+"""The journal's public interface for programs, which writes events and reads them as dictionaries.
 
-Within ortlaunch events have types: see `ortlaunch.run.events`.
+ortlaunch itself uses typed events: see `ortlaunch.run.events`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Event = dict[str, Any]
 def read_events(path: Path, offset: int) -> tuple[list[Event], int]:
     """Reads all complete lines from byte `offset` on.
 
-    A last line without its end is left for later; a line that cannot be understood is skipped and logged.
+    A last line without a newline is left for the next call. A line that cannot be parsed is skipped and logged.
 
     Returns:
-        The events, and the offset to go on from.
+        The events, and the offset for the next call.
     """
     events, position = journal.read_events(path, offset)
     return [as_dict(event) for event in events], position

@@ -1,4 +1,4 @@
-"""MLflow as a tracker: its rules, places, credentials and commands; `sink.py` is what writes there."""
+"""MLflow as a tracker: its rules, paths, credentials and commands. `sink.py` writes to MLflow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ortlaunch.tracking.sink import MlflowSink
 from ortlaunch.tracking.tracker import Context, Tracker
 
 TRACKING_URI = "ORTLAUNCH_TRACKING_URI"
-"""Variable with the tracking URI where it holds a password, which stands in no file."""
+"""The environment variable for a tracking URI that holds a password, because no file may hold it."""
 
 
 class MlflowTracker(Tracker[MlflowConfig]):
@@ -26,7 +26,7 @@ class MlflowTracker(Tracker[MlflowConfig]):
     mark_key = "mlflow_run_id"
 
     def check(self, cfg: MlflowConfig) -> None:
-        """Refuses a URI that MLflow would refuse, and waits that are no waits."""
+        """Refuses a URI that MLflow would refuse, and invalid waiting times."""
         if cfg.timeout_seconds < 1:
             raise RequestError(f"tracking.timeout_seconds={cfg.timeout_seconds}: must be at least 1")
         if cfg.flush_seconds < 0:
@@ -34,19 +34,19 @@ class MlflowTracker(Tracker[MlflowConfig]):
         check_uri(cfg.uri)
 
     def resolved(self, cfg: MlflowConfig, cwd: Path) -> MlflowConfig:
-        """With an absolute database file and artifact folder."""
+        """The configuration with an absolute database file and artifact folder."""
         return resolve_tracking(cfg, cwd)
 
     def public(self, cfg: MlflowConfig) -> MlflowConfig:
-        """Without the credentials that the URI may carry."""
+        """The configuration without the credentials in the URI."""
         return replace(cfg, uri=redacted(cfg.uri))
 
     def environment(self, cfg: MlflowConfig) -> dict[str, str]:
-        """The URI, where it holds a password."""
+        """A variable with the URI, if the URI holds a password."""
         return {TRACKING_URI: cfg.uri} if redacted(cfg.uri) != cfg.uri else {}
 
     def restored(self, cfg: MlflowConfig, environment: Mapping[str, str]) -> MlflowConfig:
-        """With the URI that the environment carries."""
+        """The configuration with the URI from the environment, if there is one."""
         return replace(cfg, uri=environment.get(TRACKING_URI) or cfg.uri)
 
     def place(self, cfg: MlflowConfig) -> str:
@@ -54,11 +54,11 @@ class MlflowTracker(Tracker[MlflowConfig]):
         return redacted(cfg.uri)
 
     def scrubbed(self, cfg: MlflowConfig, text: str) -> str:
-        """Without the URI's credentials and those of MLflow's own variables."""
+        """The text without the credentials in the URI and in MLflow's own variables."""
         return scrubbed(text, cfg.uri)
 
     def files(self, cfg: MlflowConfig) -> list[Path]:
-        """An embedded store's database with what SQLite puts beside it, and the artifacts."""
+        """The database of an embedded store with SQLite's files beside it, and the artifact folder."""
         files = [] if "://" in cfg.artifacts else [Path(cfg.artifacts)]
         store = sqlite_path(cfg.uri)
         if store is not None:
@@ -67,7 +67,7 @@ class MlflowTracker(Tracker[MlflowConfig]):
         return files
 
     def compare_command(self, cfg: MlflowConfig, *words: str) -> str:
-        """`ortlaunch compare` with this store."""
+        """The command `ortlaunch compare` for this store."""
         return compare_command(cfg, *words)
 
     def where(self, cfg: MlflowConfig, run_dir: Path, mark: str | None) -> str:
@@ -75,14 +75,14 @@ class MlflowTracker(Tracker[MlflowConfig]):
         return f"MLflow run {mark or '-'}"
 
     def lines(self, cfg: MlflowConfig, run_dir: Path, experiment: str, mark: str | None) -> list[tuple[str, str]]:
-        """The store with the run's id, and how to compare it."""
+        """The store with the run's id, and the command that compares the experiment's runs."""
         return [
             ("mlflow", f"{redacted(cfg.uri)} run {mark}"),
             ("compare", compare_command(cfg, "--experiment", experiment)),
         ]
 
     def sink(self, cfg: MlflowConfig, context: Context) -> MlflowSink:
-        """The run in MLflow."""
+        """The sink that writes the run to MLflow."""
         return MlflowSink(cfg, context)
 
 

@@ -1,7 +1,7 @@
-"""The relay: sends a run's journal to its trackers, beside the run and after it, whatever becomes of a server.
+"""The relay sends a run's journal to its trackers, during the run and after it. A failing server never stops a run.
 
-`Relay` does so in threads of the launcher, `sync` once in the foreground. Both go on where the last one stopped. Each
-tracker has a thread, an offset and failures of its own, so that none waits for another.
+`Relay` sends in threads of the launcher, and `sync` sends once in the foreground. Both continue where the last one
+stopped. Each tracker has its own thread, offset and failures, so no tracker waits for another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ortlaunch.tracking.state import Destination, destination
 
 _POLL_SECONDS = 0.5
 _GATHER_SECONDS = 5.0
-"""What is journalled in this time goes in one request: one alone costs client and server the time of 70 points."""
+"""Events of this period are sent in one request. A request costs client and server as much time as 70 points."""
 _BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0)
 _HURRIED_SECONDS = 1.0
 _PARTING_SECONDS = 0.3
@@ -31,56 +31,56 @@ _NICENESS = 10
 
 @dataclass(frozen=True)
 class SinkResult:
-    """How far a run's journal got to one tracker."""
+    """How much of a run's journal one tracker has received."""
 
     to: Destination
     unsent_events: int
     mark: str | None
-    """What the tracker calls the run."""
+    """The tracker's mark of the run, such as its id of the run."""
     message: str
     """One line for the user; empty if there is nothing to say."""
     sent_events: int = 0
-    """Sent by this relay."""
+    """The number of events that this relay sent."""
 
     @property
     def name(self) -> str:
-        """The tracker's."""
+        """The tracker's name."""
         return self.to.tracker.name
 
     @property
     def where(self) -> str:
-        """Where the run is, in a few words."""
+        """A short text that says where the run is recorded."""
         return self.to.where(self.mark)
 
     def lines(self, experiment: str) -> list[tuple[str, str]]:
-        """What to say at the end of a run of which all was sent: labels and texts."""
+        """The lines to print at the end of a run that was sent completely, as labels and texts."""
         return self.to.lines(experiment, self.mark)
 
     @property
     def sent(self) -> bool:
-        """The tracker has all of it."""
+        """Whether the tracker has all events."""
         return self.unsent_events == 0
 
 
 @dataclass(frozen=True)
 class RelayResult:
-    """How far a run's journal got."""
+    """How much of a run's journal its trackers have received."""
 
     sinks: tuple[SinkResult, ...] = ()
 
     @property
     def sent(self) -> bool:
-        """Every tracker has all of it."""
+        """Whether every tracker has all events."""
         return all(one.sent for one in self.sinks)
 
     @property
     def unsent_events(self) -> int:
-        """Of the tracker that lacks most."""
+        """The number of unsent events of the tracker that lacks the most."""
         return max((one.unsent_events for one in self.sinks), default=0)
 
     @property
     def sent_events(self) -> int:
-        """Sent by this relay to all trackers together."""
+        """The number of events that this relay sent to all trackers together."""
         return sum(one.sent_events for one in self.sinks)
 
     @property
@@ -95,7 +95,7 @@ class RelayResult:
 
 
 class Relay:
-    """Sends `run_dir/journal.jsonl` while the run writes it. Nothing it meets is raised into its owner."""
+    """Sends `run_dir/journal.jsonl` while the run writes it. Errors are logged and never raised to the caller."""
 
     def __init__(self, run_dir: Path, *cfgs: Any) -> None:
         """
@@ -111,7 +111,7 @@ class Relay:
             sender.start()
 
     def finish(self, deadline_seconds: float) -> RelayResult:
-        """Sends what is left and stops, after `deadline_seconds` at the latest for all together."""
+        """Sends what is left and stops. All trackers together take at most `deadline_seconds`."""
         deadline = time.monotonic() + max(0.0, deadline_seconds - _PARTING_SECONDS)
         for sender in self._senders:
             sender.hurry()
@@ -135,17 +135,17 @@ class _Sender:
         self._abort = threading.Event()
 
     def start(self) -> None:
-        """Begins to send."""
+        """Starts the thread."""
         self._thread.start()
 
     def hurry(self) -> None:
-        """The journal is complete: sends what is left of it without pausing for more."""
+        """Tells the thread that the journal is complete. It sends what is left without pauses."""
         if not self._thread.ident:
             self._thread.start()
         self._hurry.set()
 
     def abort(self) -> None:
-        """Stops after the step that it is at."""
+        """Tells the thread to stop after its present step."""
         self._abort.set()
 
     def wait(self, deadline: float) -> None:
@@ -154,13 +154,14 @@ class _Sender:
 
     def _work(self) -> None:
         with suppress(OSError):
-            # On Linux this thread's alone: where both want a core, the workers have it. Never less nice than it was.
+            # On Linux, the niceness of a thread id applies to this thread alone. If a worker and this thread want the
+            # same core, the worker gets it. The niceness is never lowered.
             thread = threading.get_native_id()
             nice = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
             os.setpriority(os.PRIO_PROCESS, thread, nice)
         failures = 0
         while not self._abort.is_set():
-            last = self._hurry.is_set()  # Asked before the step: what is journalled before finish() is still sent.
+            last = self._hurry.is_set()  # This is read before the step, so that all events before finish() are sent.
             outcome = self.forwarder.try_step(final=last)
             if outcome is None:
                 self._pause(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
@@ -181,7 +182,7 @@ class _Sender:
 
 
 def sync(run_dir: Path, *cfgs: Any) -> RelayResult:
-    """Sends what is left of a run's journal, in the foreground; gives up after some tries without success.
+    """Sends what is left of a run's journal in the foreground. It gives up after some failed tries in a row.
 
     Args:
         run_dir: the run folder, or a sweep's.
@@ -215,7 +216,7 @@ def _send_rest(forwarder: Forwarder) -> None:
 
 
 def _destinations(run_dir: Path, cfgs: tuple[Any, ...]) -> list[Destination]:
-    """One for each tracker; a sweep's own folder goes only to those that are an overview of runs."""
+    """The destinations, one for each tracker. A sweep's folder is sent only to trackers that list runs."""
     found = [destination(run_dir, cfg) for cfg in cfgs]
     return found if runs_of(run_dir) is None else [to for to in found if to.tracker.lists_runs]
 

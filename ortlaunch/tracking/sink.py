@@ -1,4 +1,4 @@
-"""Carries out a run's operations in MLflow; the only place that writes there."""
+"""Executes a run's operations in MLflow. No other module writes to MLflow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun
 
 PARENT_TAG = "mlflow.parentRunId"
-"""MLflow's own: under which run one stands."""
+"""MLflow's own tag with the id of the parent run."""
 _POINTS_PER_CALL = 1000
 _VALUES_PER_CALL = 100
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST", "BAD_REQUEST")
@@ -33,14 +33,14 @@ Item = TypeVar("Item")
 
 
 class RunGone(Exception):
-    """The run, or its experiment, was deleted in MLflow: nothing can be sent until a person decides."""
+    """The run or its experiment was deleted in MLflow. Nothing can be sent until the user decides what to do."""
 
 
 class MlflowSink(Sink):
-    """One run in MLflow; its mark is MLflow's id of the run.
+    """One run in MLflow. Its mark is MLflow's id of the run.
 
-    Methods raise what MLflow raises when it cannot be reached; the caller tries again later, and trying again is
-    harmless. What MLflow refuses for good is left out.
+    If MLflow cannot be reached, methods pass on its exceptions. The caller tries again later, which is harmless. What
+    MLflow refuses for good is left out.
     """
 
     def __init__(self, cfg: MlflowConfig, context: Context) -> None:
@@ -62,8 +62,8 @@ class MlflowSink(Sink):
         """Connects, and finds or creates the run.
 
         Args:
-            identity: What the run is called.
-            mark: MLflow's id of the run if it was created before.
+            identity: the run's names and start time.
+            mark: MLflow's id of the run, if the run was created before.
 
         Returns:
             MLflow's id of the run.
@@ -74,7 +74,7 @@ class MlflowSink(Sink):
         return self._run_id
 
     def send(self, operation: Operation) -> None:
-        """Carries out one operation."""
+        """Executes one operation."""
         if isinstance(operation, Points):
             self._send_points(operation.points)
         elif isinstance(operation, Params):
@@ -106,7 +106,7 @@ class MlflowSink(Sink):
         experiment_id = self._experiment_id(identity.experiment)
         found = self._find(experiment_id, identity)
         if found is None and self._create_unanswered:
-            # The request that got no answer may still be under way in a server that has just woken up.
+            # The server may still be processing an earlier request that got no answer.
             time.sleep(_SETTLE_SECONDS)
             found = self._find(experiment_id, identity)
         if found is not None:
@@ -119,7 +119,7 @@ class MlflowSink(Sink):
         return str(run.info.run_id)
 
     def _find(self, experiment_id: str, identity: Identity) -> MlflowRun | None:
-        # Short ids may meet by chance in a store that many machines use; the start's millisecond tells runs apart.
+        # Two runs may have the same short id in a store that many machines use. Their start times in ms differ.
         same = f"tags.`{RUN_ID_TAG}` = {quoted(identity.run_id)} and attributes.start_time = {identity.t}"
         runs = self._client.search_runs([experiment_id], same, max_results=1)
         return runs[0] if runs else None
@@ -139,7 +139,7 @@ class MlflowSink(Sink):
         return str(experiment.experiment_id)
 
     def _artifact_location(self, experiment: str) -> str | None:
-        """Only an embedded store is told where artifacts go; a server knows."""
+        """The URI of an experiment's artifacts in an embedded store; None for a server, which has its own."""
         return artifact_location(self._cfg.artifacts, experiment) if sqlite_path(self._cfg.uri) else None
 
     def _send_points(self, points: list[Point]) -> None:
@@ -175,7 +175,7 @@ class MlflowSink(Sink):
             )
 
     def _parent(self, values: dict[str, str]) -> dict[str, str]:
-        """The tag that puts a run under its sweep's, where the tags name a sweep."""
+        """The tag with the parent run's id, if the tags name a sweep."""
         if SWEEP_TAG not in values:
             return {}
         parent = self._context.mark_of(Path(values[SWEEP_TAG]))
@@ -184,7 +184,7 @@ class MlflowSink(Sink):
     def _send_or_split(
         self, items: Sequence[Item], send: Callable[[Sequence[Item]], object], describe: Callable[[Item], str]
     ) -> None:
-        """Sends the items; if MLflow refuses them, halves them until only what it refuses is left out."""
+        """Sends the items. If MLflow refuses them, it sends each half alone, and leaves out single items it refuses."""
         if len(items) == 1:
             self._attempt(describe(items[0]), lambda: send(items))
             return
@@ -206,8 +206,8 @@ class MlflowSink(Sink):
             with patience(_ARTIFACT_SECONDS):
                 self._client.log_artifact(self._run_id, str(path), artifact.artifact_path or None)
         except Exception as error:
-            # An artifact store has more ways to fail than a tracking server. While the run itself can be read, a
-            # file that fails again and again must not hold up the run's end; it stays in the run folder.
+            # An artifact store can fail while the tracking server works. A file that fails again and again must then
+            # not delay the run's end. It stays in the run folder.
             self._check_run()
             failures = self._artifact_failures[artifact] = self._artifact_failures.get(artifact, 0) + 1
             if failures < _ARTIFACT_TRIES and not self._is_refusal(error):
@@ -215,7 +215,7 @@ class MlflowSink(Sink):
             self._refuse(f"the artifact {artifact.path}", error)
 
     def _send_input(self, data: Input) -> None:
-        """A dataset of the run; MLflow keeps one of the same name and digest once, however often it is sent."""
+        """Sends a dataset of the run. MLflow stores a dataset with the same name and digest only once."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         dataset = Dataset(data.name, data.digest, source_type="ortlaunch", source=data.source)
@@ -234,7 +234,7 @@ class MlflowSink(Sink):
         self._context.refuse(what, why)
 
     def _is_refusal(self, error: Exception) -> bool:
-        """Whether MLflow answered that this very request is wrong, while the run is there and can be read."""
+        """Whether MLflow refused this request as wrong, although the run exists and can be read."""
         if getattr(error, "error_code", None) not in _REFUSALS:
             return False
         self._check_run()

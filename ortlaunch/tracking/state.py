@@ -1,4 +1,4 @@
-"""How far a run's journal was sent to one tracker: a small file in the run folder for each."""
+"""The progress of sending a run's journal to a tracker. Each tracker has a small file in the run folder."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ T = TypeVar("T")
 
 @dataclass
 class RelayState:
-    """What the file holds."""
+    """The content of the file."""
 
     place: str
-    """Where the records go, without credentials; the rest is about that place."""
+    """The place of the records, without credentials. The other fields are valid only for this place."""
     mark: str | None = None
-    """What the tracker calls the run."""
+    """The tracker's mark of the run, such as its id of the run."""
     offset: int = 0
-    """Bytes of the journal that it has."""
+    """The number of bytes of the journal that the tracker has."""
     refused: int = 0
-    """Values and lines that were left out."""
+    """The number of values and lines that were left out."""
 
 
 @dataclass(frozen=True)
 class Unusable:
-    """Stands for the configuration of a tracker that is not installed here, or takes it no longer."""
+    """Replaces the configuration of a tracker that is not installed here, or that no longer accepts it."""
 
     name: str
     why: str
 
 
 class Unavailable(Tracker[Any]):
-    """Stands for such a tracker."""
+    """Replaces a tracker that cannot be used. Sending to it fails with the reason."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(name)
         self._why = why
 
     def sink(self, cfg: Any, context: object) -> Any:
-        """Says why.
+        """Raises the reason why the tracker cannot be used.
 
         Raises:
             RequestError: always.
@@ -68,40 +68,40 @@ class Destination:
 
     @property
     def place(self) -> str:
-        """Where the records go, without credentials."""
+        """The place of the records, without credentials."""
         return _answer(lambda: self.tracker.place(self.cfg), self.tracker.name)
 
     def where(self, mark: str | None) -> str:
-        """Where the run is, in a few words."""
+        """A short text that says where the run is recorded."""
         return _answer(lambda: self.tracker.where(self.cfg, self.run_dir, mark), self.tracker.title)
 
     def lines(self, experiment: str, mark: str | None) -> list[tuple[str, str]]:
-        """What to say at the end of a run of which all was sent: labels and texts."""
+        """The lines to print at the end of a run that was sent completely, as labels and texts."""
         return _answer(lambda: self.tracker.lines(self.cfg, self.run_dir, experiment, mark), [])
 
     def scrubbed(self, text: str) -> str:
-        """A text without the credentials of the tracker's configuration."""
+        """The text without the credentials of the tracker's configuration."""
         return _answer(lambda: self.tracker.scrubbed(self.cfg, text), "(the tracker fails to hide its credentials)")
 
     @property
     def journal(self) -> Path:
-        """What is sent."""
+        """The journal that is sent."""
         return Run(self.run_dir).journal_file
 
     @property
     def lock(self) -> Path:
-        """Held by the one process that sends."""
+        """The lock file of the process that sends the journal."""
         return Run(self.run_dir).tracker_lock(self.tracker.name)
 
     def load(self) -> RelayState:
-        """Reads the state; a fresh one if the file is missing, broken or about another place."""
+        """Reads the state. If the file is missing, broken or for another place, the state is a new one."""
         fresh = RelayState(self.place)
         try:
             stored = json.loads(self._state_file.read_text())
             state = RelayState(
                 str(stored["uri"]), stored[self.tracker.mark_key], int(stored["offset"]), int(stored["refused"])
             )
-            # Of a tracker that is not installed here nobody knows the place; nothing is sent there either.
+            # The place of a tracker that is not installed is unknown, and nothing is sent to it.
             same = isinstance(self.tracker, Unavailable) or state.place == fresh.place
             same = same and _is_line_start(self.journal, state.offset)
         except (OSError, ValueError, TypeError, KeyError):
@@ -109,7 +109,7 @@ class Destination:
         return state if same else fresh
 
     def save(self, state: RelayState) -> None:
-        """Replaces the file in one step."""
+        """Replaces the file atomically."""
         content = {
             "uri": state.place,
             self.tracker.mark_key: state.mark,
@@ -119,7 +119,7 @@ class Destination:
         replace_text(self._state_file, json.dumps(content) + "\n")
 
     def unsent(self) -> int:
-        """How many complete events the tracker lacks."""
+        """The number of complete events that the tracker lacks."""
         return len(read_chunk(self.journal, self.load().offset).events)
 
     @property
@@ -128,7 +128,7 @@ class Destination:
 
 
 def destination(run_dir: Path, cfg: Any) -> Destination:
-    """Where a configuration sends a run; a tracker that cannot be loaded fails when something is sent to it."""
+    """The destination of a run by a tracker's configuration. A tracker that cannot be loaded fails only on sending."""
     if isinstance(cfg, Unusable):
         return Destination(run_dir, cfg, Unavailable(cfg.name, cfg.why))
     try:
@@ -139,13 +139,13 @@ def destination(run_dir: Path, cfg: Any) -> Destination:
 
 @contextmanager
 def unattended(run_dir: Path) -> Iterator[bool]:
-    """Keeps relays away from a run; yields whether none was at work."""
+    """Locks all relays of a run out, and yields whether none was sending."""
     with ExitStack() as stack:
         yield all(stack.enter_context(exclusive(lock)) for lock in Run(run_dir).tracker_locks())
 
 
 def _answer(ask: Callable[[], T], otherwise: T) -> T:
-    """What a tracker says; a user's own that fails to must not end a run."""
+    """The result of a tracker's method, or a default if it raises: a user's own tracker must not end a run."""
     try:
         return ask()
     except Exception:

@@ -1,4 +1,4 @@
-"""Opening an MLflow store so that it neither waits long, talks, nor breaks on its first use."""
+"""Opens an MLflow store with short time-outs and without output, and protects the first use of a sqlite store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # The relay retries by itself and can be stopped while it waits.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",  # The relay retries itself, and can be stopped while it waits.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
@@ -26,14 +26,14 @@ _FIRST_USE_SECONDS = 60
 
 
 def open_client(uri: str, timeout_seconds: int) -> MlflowClient:
-    """Connects to a store; makes and initialises an embedded one that does not exist yet.
+    """Connects to a store. It creates and initializes an embedded store that does not exist yet.
 
     Args:
-        uri: Absolute tracking URI.
-        timeout_seconds: Longest wait for one answer of a server.
+        uri: an absolute tracking URI.
+        timeout_seconds: the longest wait for one answer of a server.
 
     Raises:
-        Exception: Whatever MLflow or its libraries raise when there is no connection.
+        Exception: MLflow or one of its libraries cannot connect.
     """
     os.environ |= {**_ENVIRONMENT, _TIMEOUT: str(timeout_seconds)}
     from mlflow import MlflowClient
@@ -47,13 +47,13 @@ def open_client(uri: str, timeout_seconds: int) -> MlflowClient:
 
 
 def quoted(text: str) -> str:
-    """The text as a literal of MLflow's search language, which knows no escapes."""
+    """The text as a literal of MLflow's search language, which has no escape sequences."""
     return f'"{text}"' if "'" in text else f"'{text}'"
 
 
 @contextmanager
 def patience(seconds: int) -> Iterator[None]:
-    """Within it a server may take longer to answer: it stores a large file before it says so."""
+    """Raises the time-out within the context, because a server answers only after it has stored a large file."""
     before = os.environ.get(_TIMEOUT, "")
     os.environ[_TIMEOUT] = str(max(seconds, int(before or 0)))
     try:
@@ -64,7 +64,7 @@ def patience(seconds: int) -> Iterator[None]:
 
 @contextmanager
 def _first_use(uri: str) -> Iterator[None]:
-    """Lets one process at a time initialise a sqlite store: MLflow itself breaks the file when several do."""
+    """Lets only one process at a time initialize a sqlite store: several at once would break MLflow's file."""
     path = sqlite_path(uri)
     if path is None:
         yield

@@ -1,8 +1,9 @@
 """TensorBoard: event files in the run folder, so that ``tensorboard --logdir RUNS`` shows every run.
 
-An event file can only be appended to, and what is written twice is shown twice. Its length is therefore the mark that
-the relay stores together with its offset: the file is cut to that length before more is appended, and a relay that was
-killed in between writes the same points again instead of adding them a second time.
+An event file can only be appended to, and TensorBoard shows a point twice that is in the file twice. The relay
+therefore stores the file's length as the mark, together with its offset in the journal. Before the sink appends, it
+truncates the file to that length. If a relay was killed in between, the next one thus replaces the points that it
+wrote.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from ortlaunch.tracking.tracker import Context, Identity, Sink, Tracker
 from ortlaunch.tracking.translate import Ended, Input, Operation, Params, Points, Reopened, Tags
 
 _FILE = "events.out.tfevents.{seconds}.ortlaunch"
-"""TensorBoard takes every file for one of events whose name contains `tfevents`."""
+"""TensorBoard reads every file as an event file whose name contains `tfevents`."""
 _VERSION = "brain.Event:2"
 
 
 @dataclass
 class TensorboardConfig(TrackingConfig):
-    """TensorBoard event files: figures as scalars; parameters, tags, data and status as text."""
+    """TensorBoard event files, with metrics as scalars, and parameters, tags, data and status as text."""
 
     name: str = "tensorboard"
     folder: str | None = None
-    """Folder that gets EXPERIMENT/RUN for each run, such as one that a TensorBoard watches; null writes into
-    `tensorboard` in the run folder."""
+    """Folder for the event files, in which each run has the folder EXPERIMENT/RUN; null writes to `tensorboard` in the
+    run folder."""
 
 
 class TensorboardTracker(Tracker[TensorboardConfig]):
@@ -42,7 +43,7 @@ class TensorboardTracker(Tracker[TensorboardConfig]):
     config = TensorboardConfig
 
     def check(self, cfg: TensorboardConfig) -> None:
-        """Refuses to start without the package, and folders that are none of this machine's."""
+        """Refuses a run if the package is missing, or if the folder is a URL."""
         if importlib.util.find_spec("tensorboard") is None:
             raise RequestError(
                 "tracking=tensorboard: the package tensorboard is not installed: pip install 'ortlaunch[tensorboard]'"
@@ -51,19 +52,19 @@ class TensorboardTracker(Tracker[TensorboardConfig]):
             raise RequestError(f"trackers.tensorboard.folder={cfg.folder}: must be a folder, not a URL")
 
     def resolved(self, cfg: TensorboardConfig, cwd: Path) -> TensorboardConfig:
-        """With an absolute folder."""
+        """The configuration with an absolute folder."""
         return cfg if cfg.folder is None else replace(cfg, folder=str(cwd.absolute() / Path(cfg.folder).expanduser()))
 
     def place(self, cfg: TensorboardConfig) -> str:
-        """The folder; the run's own may move with the run."""
+        """The folder. For a folder in the run folder it is a fixed text, because the run folder may be moved."""
         return cfg.folder or "tensorboard in the run folder"
 
     def files(self, cfg: TensorboardConfig) -> list[Path]:
-        """The folder."""
+        """The folder, if it is outside the run folder."""
         return [] if cfg.folder is None else [Path(cfg.folder)]
 
     def where(self, cfg: TensorboardConfig, run_dir: Path, mark: str | None) -> str:
-        """The folder of this run."""
+        """The folder of the run's event file, as text."""
         return f"TensorBoard at {folder_of(cfg, run_dir)}"
 
     def lines(self, cfg: TensorboardConfig, run_dir: Path, experiment: str, mark: str | None) -> list[tuple[str, str]]:
@@ -72,7 +73,7 @@ class TensorboardTracker(Tracker[TensorboardConfig]):
         return [("tensorboard", f"tensorboard --logdir {shlex.quote(str(logdir))}")]
 
     def sink(self, cfg: TensorboardConfig, context: Context) -> TensorboardSink:
-        """The event file of a run."""
+        """The sink that writes the run's event file."""
         return TensorboardSink(folder_of(cfg, context.run_dir))
 
 
@@ -85,11 +86,11 @@ def folder_of(cfg: TensorboardConfig, run_dir: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Mark:
-    """How far the event file got."""
+    """The position in the event file."""
 
     file: str
     length: int
-    """Bytes that belong to what was sent."""
+    """The length in bytes of the part that was committed."""
     step: int
     """The last step, at which texts are shown."""
 
@@ -103,19 +104,19 @@ class _Mark:
 
 
 class TensorboardSink(Sink):
-    """One event file. What is sent is collected in memory; `commit` writes it in one append."""
+    """One event file. `send` collects events in memory, and `commit` appends them in one write."""
 
     def __init__(self, folder: Path) -> None:
         """
         Args:
-            folder: where the event file is.
+            folder: the folder of the event file.
         """
         self._folder = folder
         self._mark = _Mark("", 0, 0)
         self._pending = BytesIO()
 
     def holds(self, mark: str) -> bool:
-        """Whether the event file is there, as long as it was at least."""
+        """Whether the event file exists and is at least as long as at the mark."""
         try:
             wanted = _Mark.of(mark)
             return (self._folder / wanted.file).stat().st_size >= wanted.length
@@ -123,7 +124,7 @@ class TensorboardSink(Sink):
             return False
 
     def open(self, identity: Identity, mark: str | None) -> str:
-        """Makes the folder, and begins an event file or goes on with the one of the mark."""
+        """Creates the folder, and begins an event file or continues the one of the mark."""
         self._folder.mkdir(parents=True, exist_ok=True)
         new = _Mark(_FILE.format(seconds=identity.t // 1000), 0, 0)
         self._mark = new if mark is None else _Mark.of(mark)
@@ -132,7 +133,7 @@ class TensorboardSink(Sink):
         return str(self._mark)
 
     def send(self, operation: Operation) -> None:
-        """Collects what an operation becomes; artifacts are in the run folder already."""
+        """Collects the events of an operation. It ignores artifacts, which are in the run folder already."""
         if isinstance(operation, Points):
             for point in operation.points:
                 self._mark = replace(self._mark, step=max(self._mark.step, point.step))
@@ -153,7 +154,7 @@ class TensorboardSink(Sink):
             self._text("status", operation.status, operation.t)
 
     def commit(self) -> str:
-        """Cuts off what a relay that was killed has left, and appends what was collected."""
+        """Cuts off what a killed relay has left, and appends the collected events."""
         data = self._pending.getvalue()
         path = self._folder / self._mark.file
         with path.open("r+b" if path.exists() else "w+b") as file:
@@ -183,7 +184,7 @@ def _summary() -> Any:
 
 
 def _table(values: dict[str, str]) -> str:
-    """Keys and values as a table in Markdown, which TensorBoard shows as one."""
+    """Keys and values as a Markdown table, which TensorBoard renders."""
     rows = "".join(f"| {_cell(key)} | {_cell(value)} |\n" for key, value in values.items())
     return f"| key | value |\n| --- | --- |\n{rows}"
 

@@ -1,7 +1,8 @@
-"""What a tracker is: the launcher's side of it (`Tracker`) and the relay's side (`Sink`).
+"""The interfaces of a tracker: `Tracker` for the launcher, and `Sink` for the relay.
 
-A tracker of an installed package is a subclass of `Tracker`, named by an entry point of the group `ortlaunch.trackers`.
-The launcher imports its module when it is chosen, so the library behind it is imported in `Tracker.sink` or later.
+A tracker of an installed package is a subclass of `Tracker` that an entry point of the group `ortlaunch.trackers`
+names. The launcher imports its module when a run chooses the tracker. The module must therefore import the tracker's
+library in `Tracker.sink` or later.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run is called."""
+    """The names and the start time of a run."""
 
     experiment: str
     name: str
     run_id: str
-    """ortlaunch's own short id, a tag in MLflow."""
+    """ortlaunch's short id, which is a tag in MLflow."""
     t: int
-    """Start in milliseconds."""
+    """The run's start in milliseconds since the epoch."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a sink is given beside its configuration."""
+    """What a sink gets in addition to its configuration."""
 
     run_dir: Path
     log: logging.Logger
-    """Writes to `logs/relay.log` of the run folder."""
+    """A logger that writes to `logs/relay.log` in the run folder."""
     refuse: Callable[[str, object], None]
-    """Logs and counts something that the tracker will never take: what it is, and the reason."""
+    """Logs and counts an item that the tracker will never accept. The arguments are the item's name and the reason."""
     mark_of: Callable[[Path], str | None]
-    """The mark of another run folder, such as the sweep's, which is sent first; None for a folder that is gone."""
+    """Returns the mark of another run folder, such as the sweep's, which it sends first; None if the folder is gone."""
 
 
 class Sink(Protocol):
@@ -57,8 +58,8 @@ class Sink(Protocol):
         """Connects, and finds or creates the run.
 
         Args:
-            identity: what the run is called.
-            mark: what `open` or `commit` returned last for this run; None the first time.
+            identity: the run's names and start time.
+            mark: the mark that `open` or `commit` returned last for this run; None the first time.
 
         Returns:
             The mark to keep, such as the tracker's id of the run.
@@ -66,11 +67,11 @@ class Sink(Protocol):
         ...
 
     def send(self, operation: Operation) -> None:
-        """Carries out one operation; a kind that the tracker has no place for is passed over."""
+        """Executes one operation. It ignores a kind of operation that the tracker cannot store."""
         ...
 
     def commit(self) -> str | None:
-        """Makes lasting what was sent; the relay then stores its offset together with the mark returned.
+        """Makes what was sent durable. The relay then stores its offset together with the returned mark.
 
         Returns:
             The new mark; None if it is still the same.
@@ -78,95 +79,94 @@ class Sink(Protocol):
         return None
 
     def holds(self, mark: str) -> bool:
-        """Whether the tracker still has what it had at a mark; if not, the run is sent again from its beginning.
+        """Whether the tracker still has what it had at a mark. If not, the relay sends the whole run again.
 
-        It is called before `open` and must not wait for a server.
+        The relay calls this before `open`. It must not wait for a server.
         """
         return True
 
     def close(self) -> None:
-        """Nothing more comes from this process."""
+        """Ends the use of this sink: this process sends nothing more."""
         return
 
 
 class Tracker(Generic[C]):
-    """A kind of place where runs are recorded.
+    """A system that records runs.
 
-    `C` is the type of its configuration. Only `sink` must be defined. No method but `sink` may import the library
-    behind the tracker.
+    `C` is the type of its configuration. A subclass must define `sink`; all other methods have defaults. Only `sink`
+    may import the tracker's library.
     """
 
     title: str = ""
-    """What messages call it; empty takes its name."""
+    """The tracker's name in messages; empty uses its name in the configuration."""
     config: type[Any] | Mapping[str, Any] = TrackingConfig
-    """A dataclass with a default for every key that need not be given, or a mapping of defaults whose types are kept.
-    """
+    """A dataclass with defaults for all optional keys, or a mapping of defaults, whose types become the keys' types."""
     lists_runs: bool = False
-    """Whether it is an overview of runs: queued runs, and sweeps as runs of their own, are then sent to it too."""
+    """Whether users look for runs in the tracker. Queued runs, and sweeps as runs of their own, are then sent too."""
     mark_key: str = "mark"
-    """Key of the mark in the file of the run folder that says how far the run was sent."""
+    """The key of the mark in the tracker's file in the run folder."""
 
     def __init__(self, name: str) -> None:
         """
         Args:
-            name: what users call it: the option of `tracking`.
+            name: the tracker's name in the configuration, an option of `tracking`.
         """
         self.name = name
         self.title = self.title or name
 
     def check(self, cfg: C) -> None:
-        """Refuses a configuration that cannot work.
+        """Checks the configuration.
 
         Raises:
-            RequestError: with the key and what to do.
+            RequestError: the configuration cannot work. The message names the key and the remedy.
         """
 
     def resolved(self, cfg: C, cwd: Path) -> C:
-        """The configuration with paths relative to `cwd` made absolute."""
+        """The configuration with absolute paths. Relative paths start from `cwd`."""
         return cfg
 
     def public(self, cfg: C) -> C:
-        """The configuration as it may be written into the run folder: without credentials."""
+        """The configuration without credentials, as it may be written to the run folder."""
         assert dataclasses.is_dataclass(cfg) and not isinstance(cfg, type)
         values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
         hidden = {key: _hidden(key, value) for key, value in values.items()}
         return dataclasses.replace(cfg, **hidden)
 
     def environment(self, cfg: C) -> dict[str, str]:
-        """Variables that carry to a cluster's job what `public` takes away."""
+        """The environment variables that pass the credentials, which `public` removes, to a cluster's job."""
         return {}
 
     def restored(self, cfg: C, environment: Mapping[str, str]) -> C:
-        """The configuration of a run folder with what `environment` carried here."""
+        """The configuration of a run folder with the credentials from the environment variables."""
         return cfg
 
     def place(self, cfg: C) -> str:
-        """Where the records go, for messages, without credentials; another place means that nothing was sent there."""
+        """The place of the records without credentials. If it changes, the run is sent again from its beginning."""
         return self.name
 
     def scrubbed(self, cfg: C, text: str) -> str:
-        """A text for log and terminal without the configuration's credentials."""
+        """The text without the configuration's credentials, for log and terminal."""
         return without_secrets(text)
 
     def files(self, cfg: C) -> list[Path]:
-        """What it writes outside the run folder; in the user's repository this is no change of theirs."""
+        """The files that it writes outside the run folder. They do not count as changes in the user's repository."""
         return []
 
     def compare_command(self, cfg: C, *words: str) -> str | None:
-        """The command that compares the chosen runs there; None if there is none.
+        """The command that compares runs in this tracker; None if there is no such command.
 
         Args:
             cfg: the configuration.
-            words: options of `ortlaunch compare` that choose them.
+            words: the options of `ortlaunch compare` that choose the runs.
         """
         return None
 
     def where(self, cfg: C, run_dir: Path, mark: str | None) -> str:
-        """Where one run is, in a few words."""
+        """A short text that says where one run is recorded."""
         return f"{self.title} at {self.place(cfg)}"
 
     def lines(self, cfg: C, run_dir: Path, experiment: str, mark: str | None) -> list[tuple[str, str]]:
-        """What to say of a run at its end that was sent completely: labels and texts."""
+        """The lines to print at the end of a run that was sent completely, as labels and texts."""
         return [(self.name, self.where(cfg, run_dir, mark))]
 
     def sink(self, cfg: C, context: Context) -> Sink:
@@ -175,7 +175,8 @@ class Tracker(Generic[C]):
 
 
 def _hidden(key: str, value: Any) -> Any:
-    """The value without what is secret by its key, or looks like a secret; also within mappings and lists."""
+    """The value without secrets: values of keys with a secret's name, and texts that look like one. It also searches
+    mappings and lists."""
     if isinstance(value, Mapping):
         return {name: _hidden(str(name), one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,6 +1,6 @@
-"""The trackers by name, built in and of installed packages, and those that a configuration chooses.
+"""The trackers by name, built in or of installed packages, and the trackers that a configuration chooses.
 
-A further tracker is a module with a subclass of `Tracker`, and a line in `_BUILT_IN`.
+To add a built-in tracker, add a module with a subclass of `Tracker`, and a line in `_BUILT_IN`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "ortlaunch.trackers"
-"""Group in which installed packages announce trackers."""
+"""The entry-point group in which installed packages announce trackers."""
 MAIN, NONE = "mlflow", "none"
-"""Options of `tracking` whose keys are `tracking.KEY`; those of all others are `trackers.NAME.KEY`."""
+"""The options of `tracking` whose keys are `tracking.KEY`. The keys of all other trackers are `trackers.NAME.KEY`."""
 _BUILT_IN = {
     MAIN: "ortlaunch.tracking.mlflow:MlflowTracker",
     "tensorboard": "ortlaunch.tracking.tensorboard:TensorboardTracker",
@@ -33,20 +33,20 @@ _FLUSH_SECONDS = 60
 
 
 def names() -> list[str]:
-    """All trackers: built-in ones first, then those of installed packages."""
+    """The names of all trackers: the built-in ones first, then those of installed packages."""
     return [*_BUILT_IN, *(name for name in _announced() if name not in (*_BUILT_IN, NONE))]
 
 
 def beside() -> list[str]:
-    """The built-in trackers beside MLflow."""
+    """The names of the built-in trackers other than MLflow."""
     return [name for name in _BUILT_IN if name != MAIN]
 
 
 def find(name: str) -> Tracker[Any]:
-    """The tracker of a name.
+    """The tracker of this name.
 
     Raises:
-        RequestError: there is none, or its module cannot be imported.
+        RequestError: there is no such tracker, or its module cannot be imported.
     """
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
@@ -67,10 +67,10 @@ def find(name: str) -> Tracker[Any]:
 
 
 def schema(name: str) -> type[Any]:
-    """The dataclass of a tracker's configuration; it has the field `name`.
+    """The dataclass of a tracker's configuration, which has the field `name`.
 
     Raises:
-        RequestError: there is no such tracker, or it describes its configuration in another way.
+        RequestError: there is no such tracker, or its `config` is neither a dataclass nor a mapping.
     """
     config = find(name).config
     if isinstance(config, Mapping):
@@ -84,7 +84,7 @@ def schema(name: str) -> type[Any]:
 
 
 def node(name: str) -> Any:
-    """The same for Hydra: with the tracker's defaults and types."""
+    """A tracker's configuration as a node for Hydra, with its defaults and types."""
     made: Any = OmegaConf.structured(schema(name))
     if OmegaConf.is_missing(made, "name"):
         made.name = name
@@ -92,7 +92,7 @@ def node(name: str) -> Any:
 
 
 def why_missing(name: str) -> str | None:
-    """Why a tracker of an installed package cannot be chosen; None for a name that is unknown, or works."""
+    """Why a tracker of an installed package cannot be chosen; None if it can be, or if the name is unknown."""
     try:
         if name in names():
             node(name)
@@ -105,8 +105,8 @@ def configured(name: str, values: Mapping[str, Any]) -> Any:
     """The typed configuration of a tracker.
 
     Args:
-        name: the tracker.
-        values: its keys.
+        name: the tracker's name.
+        values: its keys and their values.
 
     Raises:
         RequestError: there is no such tracker, or a key is unknown, missing or of the wrong type.
@@ -127,12 +127,12 @@ def configured(name: str, values: Mapping[str, Any]) -> Any:
         raise RequestError(f"{key} is not set: give it on the command line, {key}=VALUE")
     try:
         return OmegaConf.to_object(node_)
-    except Exception as error:  # The dataclass may be a user's, with rules of its own.
+    except Exception as error:  # The dataclass may be a user's, which may raise any exception.
         raise RequestError(f"{prefix}: {first_line(error)}") from error
 
 
 def chosen(config: Config) -> list[Any]:
-    """The typed configurations of the trackers that a run has chosen; each names its tracker by `name`.
+    """The typed configurations of the trackers that a run uses. The field `name` is the tracker's name.
 
     Raises:
         RequestError: one of them is unknown or misconfigured.
@@ -142,10 +142,10 @@ def chosen(config: Config) -> list[Any]:
 
 
 def check(config: Config) -> None:
-    """Refuses what a chosen tracker refuses.
+    """Checks the configurations of the chosen trackers.
 
     Raises:
-        RequestError: with the key and what to do.
+        RequestError: a tracker refuses its configuration. The message names the key and the remedy.
     """
     for cfg in chosen(config):
         try:
@@ -157,22 +157,22 @@ def check(config: Config) -> None:
 
 
 def resolved(config: Config, cwd: Path) -> Config:
-    """The configuration with the trackers' relative paths made absolute."""
+    """The configuration with absolute paths for the trackers."""
     return _with(config, [find(cfg.name).resolved(cfg, cwd) for cfg in chosen(config)])
 
 
 def public(config: Config) -> Config:
-    """The configuration without the credentials that trackers may carry."""
+    """The configuration without the trackers' credentials."""
     return _with(config, [find(cfg.name).public(cfg) for cfg in chosen(config)])
 
 
 def environment(config: Config) -> dict[str, str]:
-    """Variables that carry those credentials to a job."""
+    """The environment variables that pass the trackers' credentials to a job."""
     return {name: text for cfg in chosen(config) for name, text in find(cfg.name).environment(cfg).items()}
 
 
 def restored(cfg: Any, carried: Mapping[str, str]) -> Any:
-    """A configuration of a run folder with the credentials that an environment carries."""
+    """A tracker's configuration from a run folder, with the credentials from environment variables."""
     try:
         return find(cfg.name).restored(cfg, carried)
     except RequestError:
@@ -180,28 +180,28 @@ def restored(cfg: Any, carried: Mapping[str, str]) -> Any:
 
 
 def files(config: Config) -> list[Path]:
-    """What the chosen trackers write outside the run folder."""
+    """The files that the chosen trackers write outside the run folder."""
     return [path for cfg in chosen(config) for path in find(cfg.name).files(cfg)]
 
 
 def listing(config: Config) -> list[Any]:
-    """The configurations of those that are an overview of runs, where queued runs and sweeps are shown too."""
+    """The configurations of the chosen trackers that list runs, and so show queued runs and sweeps too."""
     return [cfg for cfg in chosen(config) if find(cfg.name).lists_runs]
 
 
 def compare_commands(config: Config, *words: str) -> list[str]:
-    """The commands that compare runs where they are recorded.
+    """The commands that compare runs in their trackers.
 
     Args:
-        config: the configuration of one of them.
-        words: options of `ortlaunch compare` that choose them.
+        config: the configuration of one of the runs.
+        words: the options of `ortlaunch compare` that choose the runs.
     """
     made = [find(cfg.name).compare_command(cfg, *words) for cfg in chosen(config)]
     return [command for command in made if command is not None]
 
 
 def flush_seconds(cfgs: list[Any]) -> float:
-    """Longest wait at the end of a run for all trackers together; MLflow's key decides where it is chosen."""
+    """The longest wait at the end of a run for all trackers together. If MLflow is chosen, its key decides."""
     return next((float(cfg.flush_seconds) for cfg in cfgs if cfg.name == MAIN), _FLUSH_SECONDS)
 
 
@@ -222,7 +222,7 @@ def _prefix(name: str) -> str:
 
 
 def _announced() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # 11 ms, a thirtieth of a command that asks for none
+    from importlib.metadata import entry_points  # This takes 11 ms, which only commands that call this function spend.
 
     return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
 
@@ -232,7 +232,7 @@ def _origin(point: EntryPoint) -> str:
 
 
 def _typed(value: Any) -> tuple[Any, Any]:
-    """Type and field of a key that is known by its default alone."""
+    """The type and the field of a key, derived from its default."""
     if isinstance(value, list):
         return list[Any], dataclasses.field(default_factory=lambda: list(value))
     if isinstance(value, Mapping):

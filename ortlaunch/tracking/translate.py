@@ -1,4 +1,4 @@
-"""From journal events to what MLflow takes: its alphabet, its limits, each point once."""
+"""Translates journal events to operations that MLflow accepts: with its characters and limits, and each point once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ortlaunch.run import events
 from ortlaunch.run.events import Event
 
 PARAM_LIMIT = 6000
-"""Characters that MLflow keeps of a parameter's value."""
+"""The longest parameter value that MLflow stores, in characters."""
 TAG_LIMIT = 5000
-"""Characters that every MLflow release and database keeps of a tag's value."""
+"""The longest tag value that every MLflow release and database stores, in characters."""
 KEY_LIMIT = 250
 FAILURE_TAG = "ortlaunch.failure"
 
 
 @dataclass(frozen=True)
 class Point:
-    """One value of one metric; `timestamp` in milliseconds."""
+    """One value of a metric. `timestamp` is in milliseconds since the epoch."""
 
     key: str
     value: float
@@ -37,7 +37,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Params:
-    """Parameters to set, once and for all."""
+    """Parameters to set. A parameter never changes."""
 
     values: dict[str, str]
     t: int = field(default=0, compare=False)
@@ -46,7 +46,7 @@ class Params:
 
 @dataclass(frozen=True)
 class Tags:
-    """Tags to set; later ones replace earlier ones."""
+    """Tags to set. Later values replace earlier ones."""
 
     values: dict[str, str]
     t: int = field(default=0, compare=False)
@@ -55,7 +55,7 @@ class Tags:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file or folder to upload, its path relative to the run folder unless it lies elsewhere."""
+    """A file or folder to upload. Its path is relative to the run folder, or absolute if it is outside it."""
 
     path: str
     artifact_path: str
@@ -63,7 +63,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Input:
-    """Data that the run trains on."""
+    """The data set that the run trains on."""
 
     name: str
     digest: str
@@ -74,7 +74,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Reopened:
-    """A new attempt of a run that had ended."""
+    """A new attempt at a run that had ended."""
 
     t: int = field(default=0, compare=False)
     """When, in milliseconds."""
@@ -82,7 +82,7 @@ class Reopened:
 
 @dataclass(frozen=True)
 class Ended:
-    """The run is over; `t` in milliseconds."""
+    """The run is over. `t` is in milliseconds since the epoch."""
 
     status: str
     t: int
@@ -92,26 +92,26 @@ Operation = Points | Params | Tags | Artifact | Input | Reopened | Ended
 
 
 class Translator:
-    """Turns a journal's events, in order and from its beginning, into operations.
+    """Translates a journal's events to operations. It must get all events in order from the journal's beginning.
 
-    It remembers what it has seen: a resumed run journals steps again, and MLflow would take them as further points;
-    a parameter that an attempt changes would make MLflow refuse the whole batch.
+    It remembers the points and parameters that it has seen. A resumed run journals steps again, and MLflow would store
+    them as further points. A parameter that an attempt changes would make MLflow refuse the whole batch.
     """
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        """What was left out or changed, for the log."""
+        """Messages for the log about what was left out or changed."""
         self._bits: dict[str, int] = {}
-        self._seen: dict[int, int] = {}  # step -> one bit per metric key: small also after a million steps
+        self._seen: dict[int, int] = {}  # Maps a step to one bit per metric key, which saves memory in long runs.
         self._params: dict[str, str] = {}
         self._ended = False
         self._failed = False
         self._told = 0
-        """When parameters or tags came last."""
+        """The time of the last event with parameters or tags, in milliseconds."""
         self._clear()
 
     def translate(self, taken: Iterable[Event]) -> list[Operation]:
-        """The operations for the next events, as few as their order allows."""
+        """The operations for the next events. Events are merged where their order allows it."""
         operations: list[Operation] = []
         for event in taken:
             self._take(event, operations)
@@ -131,7 +131,7 @@ class Translator:
             case events.Measured():
                 self._points += self._fresh(event)
             case events.Rewound():
-                # Its steps come again, and `_fresh` lets each (key, step) through once.
+                # The run will journal these steps again. `_fresh` drops each (key, step) that was already seen.
                 self.notes.append(f"training goes on after step {event.step}: {event.reason}")
             case events.Requeued():
                 self.notes.append(f"attempt {event.attempts} is over and another follows: {event.reason}")
@@ -178,7 +178,7 @@ class Translator:
                 self.notes.append(f"the parameter {original!r} keeps its first value: MLflow never changes one")
 
     def _add_failure(self, event: events.WorkerFailed) -> None:
-        if not self._failed:  # The first worker to fail is the one to look at; others fail because of it.
+        if not self._failed:  # Only the first failure is kept: the other workers fail because of it.
             message = f"rank {event.rank} on {event.host}: {event.message}"
             self._tags[FAILURE_TAG] = fitted(message, TAG_LIMIT)
         self._failed = True
@@ -195,14 +195,14 @@ class Translator:
 
 
 def safe_key(key: str) -> str:
-    """The key in MLflow's alphabet; it may not look like a path that leads elsewhere, nor be too long."""
+    """The key as MLflow accepts it: with allowed characters, not too long, and without path parts such as '..'."""
     key = re.sub(r"[^/\w.\- :]", "_", key)
     parts = [part for part in posixpath.normpath(key).split("/") if part not in ("", ".", "..")]
     return "/".join(parts)[:KEY_LIMIT].rstrip("/") or "_"
 
 
 def fitted(value: str, limit: int) -> str:
-    """The value as any store can hold it: no lone surrogates, no NUL, and shortened with a note if too long."""
+    """The value as every store accepts it: without lone surrogates and NUL, and shortened with a note if too long."""
     value = value.encode("utf-8", "replace").decode("utf-8").replace("\0", "")
     if len(value) <= limit:
         return value

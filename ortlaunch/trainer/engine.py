@@ -1,4 +1,4 @@
-"""What the loop drives: a wrapped model with its optimizer, one class per way of sharing the training."""
+"""The interface between the training loop and a wrapped model with its optimizer. Each trainer has a subclass."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ class Engine(ABC):
     """Forward, backward and optimizer step of one worker."""
 
     inner: torch.nn.Module
-    """What the backend returned: the plain model, or an ORTModule."""
+    """The module that the backend returned: the plain model, or an ORTModule."""
     guard: Guard
-    """What keeps losses and gradients that are not finite out of the weights."""
+    """Keeps losses and gradients that are not finite out of the weights."""
     forward_done: Callable[[], None] = staticmethod(lambda: None)
-    """Called in `micro_step` between forward and backward; set by the loop."""
+    """The loop sets this callback. `micro_step` calls it between forward and backward."""
     tripped: bool = False
-    """Whether the host knows that the last step was discarded because its numbers were not finite. The same on all
-    workers; always False where knowing it would mean to wait for the device, and in fp16, where it is no failure."""
+    """Whether the host knows that the last step was discarded because its numbers were not finite.
+
+    The value is the same on all workers. It stays False if the host would have to wait for the device to know, and in
+    fp16, where a discarded step is no failure.
+    """
 
     @abstractmethod
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
-        """Forward and backward of one micro-batch.
+        """Runs forward and backward of one micro-batch.
 
         Args:
             batch: tensors on this worker's device.
-            last: whether the optimizer step follows; workers exchange gradients only then.
+            last: whether the optimizer step follows. Workers need to exchange gradients only then.
 
         Returns:
             The micro-batch's loss, a detached scalar on the device.
@@ -43,22 +46,22 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> torch.Tensor | float | None:
-        """Clips, updates the weights, moves the schedule and clears the gradients.
+        """Clips the gradients, updates the weights, advances the schedule and clears the gradients.
 
-        With gradients that are not finite, weights and optimizer state stay as they were.
+        If gradients are not finite, weights and optimizer state do not change.
 
         Returns:
-            The gradient norm over all workers before clipping; None where it is not known. Not yet read from the
-            device where it lies on one.
+            The gradient norm over all workers before clipping; None if it is unknown. A tensor may still be being
+            computed on the device.
         """
 
     @abstractmethod
     def evaluate(self, batch: Batch) -> torch.Tensor:
-        """The loss of a batch, a scalar on the device; to be called within `evaluating`."""
+        """The loss of a batch, a scalar on the device. It must be called within `evaluating`."""
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The model in evaluation mode and without gradients; in training mode again afterwards."""
+        """Puts the model into evaluation mode without gradients, and back into training mode afterwards."""
         self.inner.eval()
         try:
             with torch.no_grad():
@@ -69,30 +72,30 @@ class Engine(ABC):
     @property
     @abstractmethod
     def lr(self) -> float:
-        """Learning rate that the next step will use."""
+        """The learning rate of the next step."""
 
     def precision_context(self) -> contextlib.AbstractContextManager[Any]:
-        """What the model is called in: autocast, where the engine does it that way."""
+        """The context in which the model is called: autocast if the engine uses it."""
         return contextlib.nullcontext()
 
     @property
     def loss_scale(self) -> float | None:
-        """Factor on the loss in fp16; None in other precisions. Waits for the device."""
+        """The factor on the loss in fp16; None in other precisions. It waits for the device."""
         return None
 
     @abstractmethod
     def snapshot(self, folder: Path) -> Write:
-        """Copies all state that the next step depends on to host memory; all workers call it.
+        """Copies all state that the next step depends on to host memory. All workers must call it.
 
         Args:
-            folder: where it will be written.
+            folder: the folder that the state will be written to.
 
         Returns:
-            What writes this worker's part into `folder`, from any thread.
+            A function that writes this worker's part to `folder`. Any thread may call it.
         """
 
     def warm_up(self, batch: Batch) -> None:
-        """Before `restore`: does what an engine does differently in its first step, and leaves no gradients.
+        """Does what an engine does only in its first steps, before `restore`. It leaves no gradients.
 
         Args:
             batch: any micro-batch on this worker's device.
@@ -101,19 +104,20 @@ class Engine(ABC):
 
     @abstractmethod
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
-        """Loads what `snapshot` wrote, before the first step; all workers call it.
+        """Loads a written snapshot before the first step. All workers must call it.
 
         Args:
-            folder: where it lies.
-            saved_workers: how many workers wrote it.
-            scratch: a folder that may be filled meanwhile.
-            group: all workers, on the CPU.
+            folder: the folder of the snapshot.
+            saved_workers: the number of workers that wrote it.
+            scratch: a folder for temporary files.
+            group: a process group of all workers on the CPU.
         """
 
     @abstractmethod
     def weights(self) -> dict[str, torch.Tensor]:
-        """The model's weights and buffers by their plain names, whole and in host memory; all workers call it.
+        """The whole weights and buffers of the model in host memory, by their plain names. All workers must call it.
 
         Returns:
-            Floating-point weights as the optimizer keeps them (fp32); empty on all workers but the first.
+            The weights on the first worker, with floating-point weights in fp32 as the optimizer keeps them; an empty
+            dictionary on all other workers.
         """

@@ -1,8 +1,8 @@
-"""The wrapping order: the backend inside, the trainer around it, DataParallel nowhere.
+"""Wraps a model in the right order: first the backend, then the trainer. DataParallel is refused.
 
 plain model -> (ORTModule, compiled or eager) -> (the engine of one of `ortlaunch.config.trainers`)
 
-Under ZeRO 3 the ORTModules are inside the model's blocks instead of around the model.
+With ZeRO 3, the backend wraps the model's blocks in ORTModules instead of the whole model.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ortlaunch.trainer.workers import Workers
 
 
 def wrap(model: torch.nn.Module, config: Config, workers: Workers, task: Task, run_dir: Path) -> Engine:
-    """Wraps a plain model in the one order that works: backend first, trainer around it."""
+    """Wraps a plain model in the only order that works: the backend, then the trainer around it."""
     trainer = trainer_of(config.trainer)
     inner = wrap_backend(
         model if trainer.places_model else model.to(workers.device),
         config.backend,
         threads=workers.threads,
-        # Every worker has the same graphs, so the first one's stand for all.
+        # Every worker has the same graphs, so only the first one writes them.
         onnx_dir=Run(run_dir).onnx if workers.is_first else None,
         zero_stage=trainer.zero_stage(config.trainer),
         train=config.train,
@@ -53,24 +53,24 @@ def wrap_backend(
     zero_stage: int = 0,
     train: TrainConfig | None = None,
 ) -> torch.nn.Module:
-    """Hands forward and backward of a plain model to the backend.
+    """Makes the backend execute forward and backward of a plain model.
 
     Args:
         model: a plain model on its device.
-        cfg: which backend.
-        threads: this worker's share of the cores, for a backend with a thread pool of its own.
-        onnx_dir: where ``backend.debug.save_onnx`` leaves its graphs; None on a worker that leaves none.
-        zero_stage: what will shard the parameters: at 3 they are whole only while their module runs, so ONNX Runtime
-            gets the model's blocks one by one, and the model itself is returned.
-        train: whether to checkpoint activations; None for no.
+        cfg: the backend's configuration.
+        threads: this worker's share of the cores, for a backend with its own thread pool.
+        onnx_dir: the folder for the graphs of ``backend.debug.save_onnx``; None on a worker that writes none.
+        zero_stage: how the trainer will shard the model. At stage 3, parameters are whole only while their module runs.
+            ONNX Runtime therefore gets the model's blocks one by one, and the model itself is returned.
+        train: the training node, which says whether to checkpoint activations; None means no.
 
     Raises:
-        RequestError: the model is wrapped already, holds a DataParallel, or has no blocks where it needs them.
+        RequestError: the model is already wrapped, contains a DataParallel, or has no blocks at ZeRO stage 3.
     """
     check_model(model)
     train = train or TrainConfig()
     if isinstance(cfg, OrtConfig):
-        # Imported only where asked for: it takes seconds and need not be installed.
+        # The import is here because it takes seconds and ONNX Runtime need not be installed.
         from ortlaunch.ort import session
 
         wrap_ort = session.wrap_blocks if zero_stage == 3 else session.wrap
@@ -85,13 +85,13 @@ def wrap_backend(
         recompute_activations(model)
     if isinstance(cfg, CompileConfig):
         _check_compiles(model)
-        # In place, so that parameters keep their names.
+        # The model is compiled in place, so that parameters keep their names.
         model.compile(mode=None if cfg.mode == "default" else cfg.mode, fullgraph=cfg.fullgraph)
     return model
 
 
 def _check_compiles(model: torch.nn.Module) -> None:
-    """Refuses what ends in a NameError within torch's compiler, a minute into the run (seen on torch 2.6.0)."""
+    """Refuses transformers models on torch 2.6, whose compiler would raise a NameError a minute into the run."""
     if torch.__version__.startswith("2.6.") and type(model).__module__.startswith("transformers."):
         raise RequestError(
             f"backend=compile: torch {torch.__version__} cannot compile the models of the installed transformers: take "
@@ -103,7 +103,7 @@ def wrap_trainer(inner: torch.nn.Module, config: Config, workers: Workers, task:
     """Puts the trainer around what `wrap_backend` returned.
 
     Raises:
-        RequestError: a DataParallel is somewhere in the module.
+        RequestError: the module contains a DataParallel.
     """
     reject_data_parallel(inner)
     engine: Engine = loaded(trainer_of(config.trainer).engine)(inner, config, workers, task)

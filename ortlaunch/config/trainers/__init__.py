@@ -1,4 +1,4 @@
-"""The trainers, in one table. Adding one: a file here with its keys and facts, and a line in the table."""
+"""The table of trainers. To add one, add a file here with its keys and facts, and an entry in the table."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def trainer_of(cfg: TrainerConfig) -> Trainer[Any]:
 
 
 def kind_in_words(kind: str) -> str:
-    """Which trainers a checkpoint of a kind is for: ``trainer=single or trainer=ddp``.
+    """The trainers that can load a checkpoint of this kind, as text: ``trainer=single or trainer=ddp``.
 
     Args:
-        kind: what `Trainer.checkpoint_kind` said when the checkpoint was written.
+        kind: the result of `Trainer.checkpoint_kind` when the checkpoint was written.
     """
     same = [one.name for one in _ALL if one.variants is None and one.checkpoint_kind(one.schema()) == kind]
     return " or ".join(f"trainer={name}" for name in same) or kind
 
 
 def label(name: str | None, params: Mapping[str, str]) -> str | None:
-    """A recorded run's trainer in a comparison: ddp, deepspeed z1.
+    """The name of a recorded run's trainer in a comparison: ddp, deepspeed z1.
 
     Args:
-        name: what the run says of its trainer; also one that is not here any more, or None.
+        name: the trainer's name as recorded. It may be None, or the name of a trainer that no longer exists.
         params: the run's recorded parameters.
     """
     trainer = TRAINERS.get(name or "")
@@ -47,5 +47,5 @@ def label(name: str | None, params: Mapping[str, str]) -> str | None:
 
 
 def keys_in_names() -> tuple[str, ...]:
-    """The keys of trainers that a run's default name shows."""
+    """The keys of trainers whose values appear in a run's default name."""
     return tuple(f"trainer.{trainer.variants.key}" for trainer in _ALL if trainer.variants is not None)

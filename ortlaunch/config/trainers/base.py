@@ -1,4 +1,4 @@
-"""What a trainer tells the rest of the program about itself. Light: the launcher imports it, so torch is not here."""
+"""The facts of a trainer that the rest of the program needs. The launcher imports them, so torch is not imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TrainerConfig:
 
     name: str = MISSING
     timeout_seconds: int = 1800
-    """Longest wait in a collective before the run fails."""
+    """The longest wait in a collective before the run fails."""
 
 
 C = TypeVar("C", bound=TrainerConfig)
@@ -26,75 +26,75 @@ C = TypeVar("C", bound=TrainerConfig)
 
 @dataclass(frozen=True)
 class Variants:
-    """The key of a trainer whose value makes trainers of their own: names, tables and comparisons show it."""
+    """A key of a trainer whose values count as trainers of their own in names, tables and comparisons."""
 
     key: str
     """The key, without the group."""
     mark: str
-    """Stands before the value in names: z1."""
+    """The letters before the value in names: the z of z1."""
     values: tuple[int, ...]
 
 
 class Trainer(Generic[C]):
-    """The facts of one trainer. The defaults are those of a trainer whose workers hold the whole model."""
+    """The facts of one trainer. The defaults suit a trainer whose workers hold the whole model."""
 
     schema: type[C]
-    """Its keys; the default of `name` is what it is called."""
+    """The dataclass of the trainer's keys. The default of `name` is the trainer's name."""
     engine: str
-    """``module:name`` of what makes its `Engine`, called with the wrapped model, the configuration, the workers and the
-    task."""
+    """``module:name`` of the callable that makes the trainer's `Engine`. Its arguments are the wrapped model, the
+    configuration, the workers and the task."""
     weights_reader: str = "ortlaunch.trainer.checkpoint.torch_state:read_weights"
-    """``module:name`` of what reads the whole weights of its checkpoint: called with the checkpoint's engine folder,
-    returns tensors in host memory by their plain names."""
+    """``module:name`` of the function that reads the whole weights from the trainer's checkpoint. It gets the
+    checkpoint's engine folder and returns tensors in host memory by their plain names."""
     packages: tuple[str, ...] = ()
-    """What a worker imports before it meets the others, so that the import is timed as such."""
+    """The packages that a worker imports before it connects to the others, so that their import is timed apart."""
     variants: Variants | None = None
     has_one_worker: bool = False
-    """Whether a run of it has one worker, whatever the machine has."""
+    """Whether a run with this trainer always has one worker."""
     places_model: bool = False
-    """Whether its engine brings the model to the device, so that the device need never hold the whole of it."""
+    """Whether the engine moves the model to the device, so that the device need never hold the whole model."""
 
     @property
     def name(self) -> str:
-        """What stands behind ``trainer=``."""
+        """The trainer's name, as ``trainer=NAME`` takes it."""
         return str(self.schema.name)
 
     def zero_stage(self, cfg: C) -> int:
-        """What is sharded over the workers: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too."""
+        """What is sharded over the workers: 0 nothing, 1 the optimizer state, 2 also gradients, 3 also parameters."""
         return 0
 
     def check(self, config: Config, device: Device) -> None:
-        """The rules between its keys and others.
+        """Checks the trainer's keys, alone and together with other keys.
 
         Args:
             config: the whole configuration; `config.trainer` is an instance of `schema`.
-            device: what the workers compute on.
+            device: the device that the workers compute on.
 
         Raises:
-            RequestError: with the key and the way out.
+            RequestError: keys do not fit together. The message names the key and the remedy.
         """
 
     def refusal(self, backend: str, precision: Precision, variant: int | None) -> str | None:
-        """Why it does not go with a backend or a precision and what does; None where it goes.
+        """Why the trainer does not work with a backend or a precision, and what to use; None if it works.
 
         Args:
             backend: the backend's name.
             precision: the precision.
-            variant: the value of the key that `variants` names; None without one.
+            variant: the value of the key that `variants` names; None for a trainer without variants.
         """
         return None
 
     def checkpoint_kind(self, cfg: C) -> str:
-        """How the training state is laid out: a run goes on only from a checkpoint of the same kind."""
-        # What the first version wrote; also that of trainers that came later and write the same.
+        """The layout of the training state. A run resumes only from a checkpoint of the same kind."""
+        # The first version wrote this text. Later trainers with the same layout use it too.
         return "trainer=ddp or trainer=single"
 
     def same_workers_reason(self, cfg: C, optimizer: OptimizerConfig) -> str | None:
-        """Why another number of workers cannot go on from a checkpoint with this optimizer; None where it can."""
+        """Why another number of workers cannot resume from a checkpoint with this optimizer; None if it can."""
         return None
 
     def variant(self, cfg: C) -> int | None:
-        """The value of the key that `variants` names; None without one."""
+        """The value of the key that `variants` names; None for a trainer without variants."""
         return None if self.variants is None else int(getattr(cfg, self.variants.key))
 
     def run_suffix(self, cfg: C) -> str:
@@ -103,6 +103,6 @@ class Trainer(Generic[C]):
 
 
 def loaded(target: str) -> Any:
-    """What ``module:name`` names; its module is imported only now."""
+    """Imports the module of ``module:name`` and returns the object of that name."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)

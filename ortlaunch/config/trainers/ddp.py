@@ -13,16 +13,17 @@ class DdpConfig(TrainerConfig):
 
     name: str = "ddp"
     bucket_cap_mb: int = 25
-    """Size of the packets in which gradients are exchanged, in MB."""
+    """Size in MB of the buckets in which gradients are exchanged."""
     find_unused_parameters: bool = False
-    """Look in every step for parameters that took no part in the loss; needed by models that have such, and slower."""
+    """Search in every step for parameters that did not contribute to the loss. This is slower, and needed only by
+    models that have such parameters."""
     static_graph: bool | None = None
-    """Whether every step uses the same parameters in the same way, which spares DDP the search; null says yes for the
-    models of ours that do."""
+    """Whether every step uses the same parameters in the same way, so that DDP need not search for unused ones; null
+    means yes for the built-in models that do."""
 
 
 class DdpTrainer(Trainer[DdpConfig]):
-    """Every worker holds the whole model; gradients are averaged."""
+    """Every worker holds the whole model, and gradients are averaged over the workers."""
 
     schema = DdpConfig
     engine = "ortlaunch.trainer.engines.ddp_engine:DdpEngine"

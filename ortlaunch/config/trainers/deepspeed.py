@@ -18,15 +18,15 @@ class DeepSpeedConfig(TrainerConfig):
 
     name: str = "deepspeed"
     zero_stage: int = 1
-    """0 replicates all, 1 shards optimizer state, 2 gradients too, 3 parameters too."""
+    """0 replicates everything; 1 shards the optimizer state, 2 also gradients, 3 also parameters."""
     offload_optimizer: bool = False
-    """Keep the optimizer's state and its step in the host's memory instead of the GPU's (ZeRO 1 to 3, CUDA)."""
+    """Keep the optimizer's state in host memory and run its step on the CPU (ZeRO 1 to 3 on CUDA)."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Merged over the DeepSpeed configuration that ortlaunch generates."""
+    """Keys of DeepSpeed's own configuration. They override those that ortlaunch generates."""
 
 
 class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
-    """DeepSpeed, which has the optimizer, the loss scale and the checkpoint's files in its own hands."""
+    """DeepSpeed, which handles the optimizer, the loss scale and the checkpoint's files itself."""
 
     schema = DeepSpeedConfig
     engine = "ortlaunch.trainer.engines.deepspeed_engine:DeepSpeedEngine"
@@ -68,7 +68,8 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
 def _check_stage(cfg: DeepSpeedConfig) -> None:
     if cfg.zero_stage not in (0, 1, 2, 3):
         raise RequestError(f"trainer.zero_stage={cfg.zero_stage}: must be 0, 1, 2 or 3")
-    # Another stage there would not be seen by what is built around it: ONNX Runtime computes wrong gradients from it.
+    # A stage that is set here would stay unknown to the rest of the program. ONNX Runtime would then compute wrong
+    # gradients.
     if "stage" in (cfg.config.get("zero_optimization") or {}):
         raise RequestError("trainer.config.zero_optimization.stage: set trainer.zero_stage instead")
 

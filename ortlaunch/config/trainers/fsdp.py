@@ -18,18 +18,18 @@ class FsdpConfig(TrainerConfig):
 
     name: str = "fsdp"
     blocks: str | None = None
-    """Class name, or glob of module paths (model.layers.*), of the blocks that are gathered one at a time; null finds
-    the repeated blocks of transformers and similar models. A model without any is gathered as a whole."""
+    """The blocks that are gathered one at a time, as a class name or a glob of module paths (model.layers.*); null
+    finds the repeated blocks of transformers and similar models. A model without such blocks is gathered as a whole."""
     reshard_after_forward: bool = True
-    """Free a block's parameters after its forward and gather them again for its backward; false keeps them until then,
-    which needs the memory of the whole model and exchanges less."""
+    """Free a block's parameters after its forward and gather them again for its backward. false keeps them until the
+    backward, which needs the memory of the whole model and exchanges less."""
     accumulate_sharded: bool = False
     """With train.grad_accumulation: reduce gradients and free parameters after each micro-batch instead of after the
-    last, so that no worker holds all gradients; exchanges as often as there are micro-batches."""
+    last. No worker then holds all gradients, but workers exchange data in every micro-batch."""
 
 
 class FsdpTrainer(Trainer[FsdpConfig]):
-    """Each worker keeps its part of every parameter, and holds the whole of a block only while that runs."""
+    """Each worker keeps its shard of every parameter, and holds a whole block only while the block runs."""
 
     schema = FsdpConfig
     engine = "ortlaunch.trainer.engines.fsdp_engine:FsdpEngine"

@@ -20,10 +20,10 @@ class DigitsConfig(DataConfig):
 
     name: str = "digits"
     image_size: int = 8
-    """Height and width in pixels; other sizes than the original 8 are resampled bilinearly."""
+    """Height and width in pixels. For other sizes than the original 8, images are resampled bilinearly."""
 
     def open(self, share: Share) -> Source:
-        """Loads 1,797 grey images, scaled to mean 0 and standard deviation 1 over the set, as [1, H, W] float32.
+        """Loads 1,797 grey images as float32 [1, H, W], scaled to mean 0 and standard deviation 1 over the set.
 
         Raises:
             RequestError: scikit-learn is missing, or data.image_size is below 1.

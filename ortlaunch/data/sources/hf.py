@@ -26,7 +26,7 @@ class HfDataConfig(TokenDataConfig):
     path: str = MISSING
     """Folder written by `save_to_disk`, a folder of data files, or an id on the hub."""
     config: str | None = None
-    """Which configuration of the data set, where it has several."""
+    """Configuration of the data set, if it has several."""
     split: str = "train"
     """Split to train on."""
     eval_split: str | None = None
@@ -36,7 +36,7 @@ class HfDataConfig(TokenDataConfig):
     tokenizer: str | None = None
     """Folder of a transformers tokenizer, or a tokenizer.json; null reads bytes."""
     streaming: bool = False
-    """Read samples as they come instead of preparing the whole data set first."""
+    """Read samples during training instead of preparing the whole data set first."""
 
     def check(self) -> None:
         if self.path.startswith((".", "/", "~")) and not Path(self.path).expanduser().exists():

@@ -1,4 +1,4 @@
-"""The standard library's own source files as training text: real, and on every machine."""
+"""The standard library's source files as training text, which every machine has."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class PysourceConfig(TokenDataConfig):
     name: str = "pysource"
 
     def open(self, share: Share) -> Source:
-        """Reads the standard library's *.py files as bytes, in the order of their names, the first 8 MB of them.
+        """Reads the first 8 MB of the standard library's *.py files as bytes, in the order of their names.
 
         Installed packages and test folders are left out, so that every rank with the same Python reads the same bytes.
 
         Raises:
-            RequestError: This Python has no source files.
+            RequestError: this Python has no source files.
         """
         import numpy as np
 

@@ -1,4 +1,4 @@
-"""Random tokens, for measuring without data."""
+"""Random tokens, for measurements without real data."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class SyntheticConfig(TokenDataConfig):
 
     name: str = "synthetic"
     samples: int = 4096
-    """How many there are before they come again."""
+    """Samples per epoch."""
     vocab_size: int = 256
-    """Tokens are smaller than this."""
+    """Number of distinct tokens; all tokens are smaller than this."""
 
     def open(self, share: Share) -> Source:
         """Opens random token ids in [0, data.vocab_size).
@@ -42,7 +42,7 @@ class SyntheticConfig(TokenDataConfig):
 
 @dataclass(frozen=True)
 class RandomTokens:
-    """Sample i is drawn from a generator seeded with (seed, i): nothing is stored, every rank can make any sample."""
+    """Draws sample i from a generator with the seed (seed, i). Any rank can make any sample, and none is stored."""
 
     seq_len: int
     vocab_size: int

@@ -24,7 +24,7 @@ class TextConfig(TokenDataConfig):
 
     name: str = "text"
     path: str = MISSING
-    """A file, a folder or a glob; several are separated by commas."""
+    """A file, a folder or a glob; commas separate several of them."""
     tokenizer: str | None = None
     """Folder of a transformers tokenizer, or a tokenizer.json; null reads bytes."""
 
@@ -33,13 +33,14 @@ class TextConfig(TokenDataConfig):
         check_tokenizer(self.tokenizer)
 
     def open(self, share: Share) -> Source:
-        """Reads files into memory, as they are (bytes) or through a tokenizer, each file one document.
+        """Reads files into memory, as bytes or with a tokenizer. Each file is one document.
 
-        Every rank reads and tokenizes all of it when it starts: for texts beyond some hundred megabytes, write token
-        files once and use data=tokens.
+        Every rank reads and tokenizes all files when it starts. For texts of more than some hundred megabytes, write
+        token files once and use data=tokens.
 
         Raises:
-            RequestError: A path or the tokenizer is missing, a file is no UTF-8 text, or there is less than one sample.
+            RequestError: a path or the tokenizer is missing, a file is not UTF-8 text, or there is less than one
+                sample.
         """
         import numpy as np
 

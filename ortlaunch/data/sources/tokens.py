@@ -22,11 +22,11 @@ class TokensConfig(TokenDataConfig):
 
     name: str = "tokens"
     path: str = MISSING
-    """A file, a folder or a glob; several are separated by commas."""
+    """A file, a folder or a glob; commas separate several of them."""
     dtype: str = "uint16"
     """NumPy type of one token: uint8, uint16, uint32, int32 or int64."""
     vocab_size: int | None = None
-    """Tokens must be smaller than this; null takes it from the model without a check of the data."""
+    """Upper bound that all tokens must be below; null leaves the tokens unchecked and uses the model's own size."""
 
     def check(self) -> None:
         check_paths(self.path)

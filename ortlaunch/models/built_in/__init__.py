@@ -1,1 +1,1 @@
-"""The built-in models: the module NAME registers ``model=NAME``, and imports torch or transformers when it builds."""
+"""The built-in models. The module NAME registers ``model=NAME``, and its builder imports torch or transformers."""

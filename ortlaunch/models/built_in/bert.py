@@ -15,12 +15,12 @@ def build(mask_token_id: int | None = None, **params: Any) -> PreTrainedModel:
     """BERT base, masked language modelling, 110M parameters
 
     Args:
-        mask_token_id: Token put in the place of hidden ones; None takes the last of the vocabulary. BERT's own
-            tokenizer has it at 103.
-        **params: Fields of BertConfig; the defaults are the published model's.
+        mask_token_id: the token that replaces hidden tokens; None uses the last one of the vocabulary. In BERT's own
+            tokenizer it is 103.
+        **params: fields of BertConfig. The defaults are those of the published model.
 
     Raises:
-        RequestError: for an unknown field, or a mask token outside the vocabulary.
+        RequestError: a field is unknown, or the mask token is outside the vocabulary.
     """
     from ortlaunch.models.from_config import build_from_config
     from ortlaunch.models.masked_bert import BertForMaskedLM

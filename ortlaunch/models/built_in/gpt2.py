@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def build(**params: Any) -> PreTrainedModel:
     """GPT-2 at its published size, 124M parameters
 
-    A GPT2LMHeadModel with random weights; `params` are fields of GPT2Config, the defaults the published model's.
+    The model is a GPT2LMHeadModel with random weights. `params` are fields of GPT2Config, with the published model's
+    defaults.
     """
     from transformers import GPT2LMHeadModel
 

@@ -1,4 +1,4 @@
-"""GPT-2 at about a million parameters."""
+"""GPT-2 with about a million parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEFAULTS = {"vocab_size": 256, "n_positions": 1024, "n_embd": 128, "n_layer": 4
 def build(**params: Any) -> PreTrainedModel:
     """GPT-2 over bytes at 957,184 parameters
 
-    The class of model=gpt2, with one vocabulary entry for each byte.
+    It has the class of model=gpt2 and one vocabulary entry for each byte.
     """
     from transformers import GPT2LMHeadModel
 

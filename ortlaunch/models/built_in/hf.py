@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# Not known to have a static graph: some architectures skip layers at random, or leave parameters out of some steps.
+# A static graph cannot be assumed: some architectures skip layers at random, or do not use all parameters in a step.
 @register_model("hf")
 def build(pretrained: str, task: str = "causal-lm", mask_token_id: int | None = None, **params: Any) -> PreTrainedModel:
     """a pretrained transformers model, by model.params.pretrained

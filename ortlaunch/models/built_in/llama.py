@@ -23,9 +23,7 @@ _DEFAULTS = {
 def build(**params: Any) -> PreTrainedModel:
     """small Llama over bytes, 14M parameters
 
-    A LlamaForCausalLM with random weights; `params` are fields of LlamaConfig.
-
-    The defaults make a model of 14 million parameters over bytes.
+    The model is a LlamaForCausalLM with random weights. `params` are fields of LlamaConfig.
     """
     from transformers import LlamaForCausalLM
 

@@ -23,10 +23,10 @@ _DEFAULTS = {
 def build(**params: Any) -> PreTrainedModel:
     """small ResNet for grey images, 78,570 parameters
 
-    A ResNetForImageClassification with random weights; `params` are fields of ResNetConfig.
+    The model is a ResNetForImageClassification with random weights. `params` are fields of ResNetConfig.
 
-    The defaults suit images from 8x8 to 32x32. Each stage after the first halves height and width, which the stem has
-    already quartered. Batch normalization needs more than one value per channel: at 8x8 more than one image.
+    The defaults suit images from 8x8 to 32x32. The stem divides height and width by 4, and each stage after the first
+    halves them. Batch normalization needs more than one value per channel, so a batch of 8x8 images needs at least two.
     """
     from transformers import ResNetForImageClassification
 

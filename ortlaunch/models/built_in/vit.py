@@ -25,7 +25,7 @@ _DEFAULTS = {
 def build(**params: Any) -> PreTrainedModel:
     """small vision transformer for 8x8 grey images, 202,186 parameters
 
-    A ViTForImageClassification with random weights; `params` are fields of ViTConfig.
+    The model is a ViTForImageClassification with random weights. `params` are fields of ViTConfig.
     """
     from transformers import ViTForImageClassification
 

@@ -1,8 +1,8 @@
-"""The training state of a DeepSpeed engine: DeepSpeed collects it, and we write what it collected.
+"""Saves and restores the training state of a DeepSpeed engine, in DeepSpeed's own file format.
 
-DeepSpeed lets an object of the user's write its files. Ours copies what it is given to host memory and writes it later,
-so the files are DeepSpeed's own: its tools read them, and another number of workers goes on from them by its universal
-checkpoint.
+DeepSpeed writes its files through a replaceable object. The one here copies the state to host memory, so that it can be
+written later. DeepSpeed's tools can read the files, and another number of workers can resume from them through its
+universal checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNIVERSAL = "universal"
 
 
 class _LaterEngine(CheckpointEngine):
-    """Takes what DeepSpeed would write into host memory."""
+    """A checkpoint engine that copies what DeepSpeed would write to host memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,38 +35,39 @@ class _LaterEngine(CheckpointEngine):
         self.files: list[tuple[Any, str]] = []
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Folders come with the files."""
+        """Does nothing: folders are created when the files are written."""
 
     def create(self, info: CheckpointCommitInfo) -> None:
-        """Nothing to prepare."""
+        """Does nothing: there is nothing to prepare."""
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Remembers one file."""
+        """Copies the content of one file."""
         self.files.append((to_host(state_dict), path))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Reads one file; the caller has checked it against its hash."""
+        """Reads one file. The caller has already checked its hash."""
         return torch.load(path, map_location=map_location, weights_only=False)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """The files are written later."""
+        """Reports success: the files are written later."""
         return True
 
     def preserves_storage_sharing(self) -> bool:
-        """Our copies hold no more than what is copied."""
+        """Returns False: the copy of a view holds only its elements, so DeepSpeed need not clone views."""
         return False
 
 
 def snapshot(engine: Any, folder: Path) -> Write:
-    """Copies this worker's share of the state to host memory; all workers call it.
+    """Copies this worker's share of the state to host memory. All workers must call it.
 
     Args:
         engine: the DeepSpeedEngine.
-        folder: where it will be written; it need not be there yet.
+        folder: the folder that the state will be written to. It need not exist yet.
     """
     later = _LaterEngine()
     usual, engine.checkpoint_engine = engine.checkpoint_engine, later
-    # A script of DeepSpeed's that would be copied into a folder that is not there; `ortlaunch export weights` does it.
+    # DeepSpeed would copy its recovery script into the folder, which does not exist yet. The script is not needed,
+    # because `ortlaunch export weights` does the same.
     engine._copy_recovery_script = lambda _folder: None
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -83,14 +84,15 @@ def snapshot(engine: Any, folder: Path) -> Write:
 
 
 def restore(engine: Any, folder: Path, *, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
-    """Loads what `snapshot` wrote; all workers call it.
+    """Loads a written snapshot. All workers must call it.
 
     Args:
-        engine: the DeepSpeedEngine, of the same ZeRO stage.
-        folder: the checkpoint.
-        saved_workers: how many workers wrote it; another number goes by DeepSpeed's universal checkpoint.
-        scratch: folder for the universal checkpoint, which takes as much space again while it is read.
-        group: all workers.
+        engine: the DeepSpeedEngine, with the same ZeRO stage.
+        folder: the folder of the snapshot.
+        saved_workers: the number of workers that wrote it. If the number differs, DeepSpeed's universal checkpoint is
+            used.
+        scratch: a folder for the universal checkpoint. It takes as much space as the snapshot and is removed.
+        group: a process group of all workers.
     """
     reshaped = saved_workers != dist.get_world_size() and engine.zero_optimization()
     with contextlib.redirect_stdout(sys.stderr):
@@ -113,11 +115,11 @@ def restore(engine: Any, folder: Path, *, saved_workers: int, scratch: Path, gro
 
 
 def weights(engine: Any, *, is_first: bool) -> dict[str, torch.Tensor]:
-    """The whole model by its plain names in host memory, one parameter after the other; all workers call it.
+    """The whole model in host memory, by plain names. It is gathered parameter by parameter. All workers must call it.
 
     Args:
         engine: the DeepSpeedEngine.
-        is_first: whether this worker wants them; the others help and get nothing.
+        is_first: whether this worker gets the weights. The others take part in the gathering and get nothing.
     """
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
@@ -126,8 +128,8 @@ def weights(engine: Any, *, is_first: bool) -> dict[str, torch.Tensor]:
     state = engine.module.state_dict(keep_vars=True)
     for value in state.values():
         if id(value) in whole:
-            continue  # A further name of the same weight.
-        # Under bf16 and fp16 what is trained is the optimizer's copy in fp32.
+            continue  # This is another name of the same weight.
+        # In bf16 and fp16, the optimizer updates its own copy of the weight in fp32.
         is_low = isinstance(value, torch.nn.Parameter) and value.dtype in (torch.bfloat16, torch.float16)
         full = safe_get_full_fp32_param(value) if is_low else None
         with deepspeed.zero.GatheredParameters([value], enabled=hasattr(value, "ds_id")):
@@ -136,11 +138,11 @@ def weights(engine: Any, *, is_first: bool) -> dict[str, torch.Tensor]:
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The whole model in fp32 and host memory, put together from every worker's share."""
+    """The whole model in fp32 in host memory, assembled from all workers' shares."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     files = folder / _TAG
-    # It counts aloud what it reads.
+    # DeepSpeed prints its progress here.
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         if not any(files.glob("*optim_states.pt")):
             state = torch.load(files / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
@@ -155,8 +157,11 @@ def _load(engine: Any, folder: Path, tag: str) -> None:
 
 
 def _mend_stage3(optimizer: torch.optim.Optimizer, universal: Path) -> None:
-    """Undoes what DeepSpeed's reading of a universal checkpoint does to stage 3 with several parameter groups: all get
-    the settings of the first, weight decay too, and one step counter, which each group then counts up."""
+    """Repairs what DeepSpeed loads wrongly from a universal checkpoint at stage 3 with several parameter groups.
+
+    It gives all groups the settings of the first one, weight decay included. It also gives them one shared step
+    counter, which each group would then increment.
+    """
     stored = torch.load(universal / "zero" / "optimizer_state.pt", map_location="cpu", weights_only=False)
     for group, settings in zip(optimizer.param_groups, stored["param_groups"], strict=True):
         group |= {name: value for name, value in settings.items() if name != "params"}
@@ -166,7 +171,7 @@ def _mend_stage3(optimizer: torch.optim.Optimizer, universal: Path) -> None:
 
 
 def _convert(source: Path, target: Path) -> None:
-    """DeepSpeed's own conversion."""
+    """Converts a checkpoint to a universal checkpoint with DeepSpeed's own program."""
     from deepspeed.checkpoint import ds_to_universal
 
     shutil.rmtree(target, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Copies of a training state in host memory, so that training goes on while they are written."""
+"""Copies a training state to host memory, so that training continues while the copy is written."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _Key = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
 
 def to_host(tree: Any) -> Any:
-    """A copy of a nested structure with every tensor in host memory; nothing in it is shared with the original.
+    """Copies a nested structure, with every tensor in host memory. The copy shares nothing with the original.
 
-    Tensors that are the same in the original are the same in the copy; a view leaves the rest of its storage behind.
+    Tensors that are the same memory in the original are one tensor in the copy. The copy of a view holds only the
+    view's elements, not the rest of its storage.
     """
     return _copy(tree, {})
 
@@ -24,17 +25,19 @@ def to_host(tree: Any) -> Any:
 def save_file(tree: Any, path: Path) -> None:
     """Writes a copy to a file.
 
+    torch gets an open file instead of a path. With a path, torch's own writer would hide the disk's error.
+
     Raises:
-        Exception: with what the disk said in its chain; torch's own writer, given a path, only says that it failed.
+        Exception: the file cannot be written. The chain of causes has the disk's error.
     """
     with path.open("wb") as file:
         torch.save(tree, file)
 
 
 def storage_key(tensor: torch.Tensor) -> _Key | None:
-    """Equal for tensors that are one and the same memory; None for one without memory.
+    """A key that is equal for tensors that are the same memory; None for a tensor without memory.
 
-    Of a sharded tensor this worker's shard counts, which may be empty where other workers' are not.
+    For a sharded tensor, the key is that of this worker's shard. The shard may be empty here but not on other workers.
     """
     if isinstance(tensor, DTensor):
         tensor = tensor.to_local()

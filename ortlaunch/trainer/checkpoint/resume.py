@@ -1,4 +1,4 @@
-"""Where a run goes on: which checkpoint, whether it fits this run, and what of it each worker takes."""
+"""Resumes a run: finds the checkpoint, checks that it fits this run, and reads each worker's part of it."""
 
 from __future__ import annotations
 
@@ -28,45 +28,45 @@ class Start:
     """Where training begins."""
 
     path: Path | None = None
-    """The checkpoint; None for a beginning from nothing."""
+    """The checkpoint; None if training starts from the beginning."""
     meta: dict[str, Any] = field(default_factory=dict)
-    """The facts in it."""
+    """The checkpoint's facts."""
     own: dict[str, Any] = field(default_factory=dict)
-    """What this worker left in it; empty for a worker that was not there."""
+    """The state that the worker of this rank saved; empty if there was no such worker."""
     notes: list[str] = field(default_factory=list)
-    """Newer checkpoints that could not be taken, one line each."""
+    """Why newer checkpoints were skipped, one line each."""
 
     @property
     def step(self) -> int:
-        """Steps that are done."""
+        """The number of steps that are done."""
         return int(self.meta.get("step", 0))
 
     @property
     def tokens(self) -> int:
-        """Tokens that all workers have seen."""
+        """The number of tokens that all workers together have seen."""
         return int(self.meta.get("tokens", 0))
 
     @property
     def workers(self) -> int:
-        """Workers that wrote it."""
+        """The number of workers that wrote the checkpoint."""
         return int(self.meta.get("workers", 0))
 
     @property
     def position(self) -> Position:
-        """Where this worker goes on in the data."""
+        """The position in the data from which this worker continues."""
         place = self.own.get("position", self.meta.get("position"))
         return Position(**place) if place else Position()
 
 
 def find(config: Config, run_dir: Path, workers: Workers, group: dist.ProcessGroup, *, attempt: int) -> Start:
-    """Finds where to begin; all workers call it and get the same answer.
+    """Finds the checkpoint to resume from. All workers must call it, and all get the same checkpoint.
 
     Args:
         config: the run's configuration.
-        run_dir: its folder.
+        run_dir: the run folder.
         workers: this worker's place.
-        group: all workers on the CPU.
-        attempt: how often torchrun has started the workers before, in this launch.
+        group: a process group of all workers on the CPU.
+        attempt: how often torchrun has already started the workers in this launch.
 
     Raises:
         RequestError: ``train.resume`` names no complete checkpoint, or one that does not fit this run.
@@ -92,18 +92,18 @@ def check_model(start: Start, shapes: dict[str, list[int]]) -> None:
     """Refuses a checkpoint of another model.
 
     Args:
-        start: where to begin.
-        shapes: shape of each parameter and buffer of the plain model, by name.
+        start: the place where training begins.
+        shapes: the shape of each parameter and buffer of the plain model, by name.
 
     Raises:
-        RequestError: which names and shapes differ.
+        RequestError: names or shapes differ. The message lists some of them.
     """
     if start.path is not None and (lines := differences(start.meta["shapes"], shapes)):
         raise RequestError(f"{start.path} is of another model:\n" + "\n".join(lines))
 
 
 def differences(stored: dict[str, list[int]], model: dict[str, list[int]]) -> list[str]:
-    """How stored names and shapes differ from the model's, a few lines; empty if they do not."""
+    """The differences between the stored names and shapes and the model's, in a few lines; empty if there are none."""
     lines = _listed("the model has no", [name for name in stored if name not in model])
     lines += _listed("there is no", [name for name in model if name not in stored])
     other = [
@@ -115,13 +115,20 @@ def differences(stored: dict[str, list[int]], model: dict[str, list[int]]) -> li
 
 
 def shapes_of(model: torch.nn.Module) -> dict[str, list[int]]:
-    """Shape of each parameter and buffer of a plain model, by name."""
+    """The shape of each parameter and buffer of a plain model, by name."""
     return {name: list(value.shape) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
 
 
 def reading_of(config: Config, samples: int | None) -> dict[str, Any]:
-    """The keys without which a place in a stream says nothing, since it counts batches; none for a data set, whose
-    `samples` have numbers."""
+    """The keys and values that determine the batches of a stream; empty for a data set.
+
+    A position in a stream counts batches, so it is valid only with the same values. A position in a data set counts
+    numbered samples.
+
+    Args:
+        config: the run's configuration.
+        samples: the number of samples of the data; None for a stream.
+    """
     if samples is not None:
         return {}
     of_data = ("seq_len", "workers", "eval_fraction", "eval_split")
@@ -130,17 +137,17 @@ def reading_of(config: Config, samples: int | None) -> dict[str, Any]:
 
 
 def check_data(start: Start, fingerprint: str, samples: int | None, workers: Workers, reading: dict[str, Any]) -> None:
-    """Refuses to go on in other data than the checkpoint's, or in a stream that is read otherwise.
+    """Refuses to resume with other data than the checkpoint's, or with a stream that is read in another way.
 
     Args:
-        start: where to begin.
-        fingerprint: of this run's data.
-        samples: how many samples it is cut into; None for a stream.
+        start: the place where training begins.
+        fingerprint: the fingerprint of this run's data.
+        samples: the number of samples of this run's data; None for a stream.
         workers: this worker's place.
-        reading: what `reading_of` says of this run.
+        reading: the result of `reading_of` for this run.
 
     Raises:
-        RequestError: with what differs.
+        RequestError: the data or its reading differs. The message says how.
     """
     if start.path is None:
         return
@@ -159,7 +166,7 @@ def check_data(start: Start, fingerprint: str, samples: int | None, workers: Wor
             f"many (launcher.workers_per_node={start.workers}), or take data.streaming=false"
         )
     for key, now in reading.items():
-        # Checkpoints of older versions do not say.
+        # Checkpoints of older versions do not have these values.
         then = start.meta.get("reading", {}).get(key, now)
         if then != now:
             raise RequestError(
@@ -170,7 +177,7 @@ def check_data(start: Start, fingerprint: str, samples: int | None, workers: Wor
 
 
 def kind_of(config: Config) -> str:
-    """How the workers share the training state: only a checkpoint of the same kind can be loaded."""
+    """The layout of the training state. Only a checkpoint of the same kind can be loaded."""
     return trainer_of(config.trainer).checkpoint_kind(config.trainer)
 
 
@@ -180,7 +187,7 @@ def _find_first(config: Config, run_dir: Path, attempt: int) -> dict[str, Any]:
         for earlier in store.steps_in(own):
             store.set_aside(earlier)
         return {"path": None, "notes": []}
-    # A path is where the first attempt begins; what that has saved since is further on.
+    # Only the first attempt begins at the path. A later attempt resumes from what the run has saved since.
     if wanted not in ("auto", "never") and attempt == 0:
         return _named(Path(wanted).expanduser().resolve(), own)
     found = store.newest(own)
@@ -190,7 +197,7 @@ def _find_first(config: Config, run_dir: Path, attempt: int) -> dict[str, Any]:
 
 
 def _named(path: Path, own: Path) -> dict[str, Any]:
-    """The checkpoint that a user's path means."""
+    """Finds the checkpoint that a user's path names."""
     if not (path / manifest.NAME).exists():
         inner = Run(path).checkpoints if Run(path).checkpoints.is_dir() else path
         found = store.newest(inner)
@@ -200,7 +207,7 @@ def _named(path: Path, own: Path) -> dict[str, Any]:
     if wrong := manifest.problems(path):
         return {"error": f"train.resume={path}: the checkpoint is damaged: {wrong[0]}"}
     if path.parent == own.resolve():
-        # What this run had saved further on belongs to another continuation from now on.
+        # The run continues from an earlier step, so its later checkpoints no longer belong to it.
         for later in store.steps_in(own):
             if (store.step_of(later) or 0) > (store.step_of(path) or 0):
                 store.set_aside(later)
@@ -228,7 +235,7 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
 
 
 def _word(value: Any) -> str:
-    """A value as it is typed."""
+    """The value as a user types it."""
     return "null" if value is None else str(value)
 
 

@@ -1,4 +1,4 @@
-"""The random generators of one worker, as plain values that a file can hold."""
+"""The state of one worker's random generators, as plain values that a file can hold."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 
 def capture() -> dict[str, Any]:
-    """The state of Python's, NumPy's and torch's generators, CUDA's for this worker's device included.
+    """The state of Python's, NumPy's and torch's generators, with CUDA's generator of this worker's device.
 
-    ONNX Runtime gives no access to its generator's state; it is seeded from torch's at every run of a graph.
+    ONNX Runtime does not expose its generator's state. Its generator is seeded from torch's at every run of a graph.
     """
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)

@@ -1,4 +1,4 @@
-"""Writes checkpoints beside the training: all workers copy their state, then a thread of each writes it."""
+"""Writes checkpoints during the training. Each worker copies its state, then a thread of it writes the copy."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.workers import Workers, texts_of_all
 
 ENGINE, WORKERS = "engine", "workers"
-"""Folders in a checkpoint: what the engine wrote, and one file for each worker."""
+"""The folders in a checkpoint: one for the engine's files, and one with a file for each worker."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """How the writing of one checkpoint ended."""
+    """The result of writing one checkpoint."""
 
     step: int
     seconds: float
-    """From the copy in memory to the finished checkpoint."""
+    """The time from the copy in memory to the finished checkpoint."""
     error: str
-    """What went wrong on some worker; empty for a checkpoint that is there."""
+    """The error of some worker; empty if the checkpoint was written."""
 
 
 class Saver:
-    """Saves the state of one worker together with all others; every worker makes the same calls in the same order."""
+    """Saves this worker's state together with the others'. All workers must make the same calls in the same order."""
 
     def __init__(self, store: Store, workers: Workers, group: dist.ProcessGroup) -> None:
         """
         Args:
-            store: the run's checkpoints; only the first worker writes into it.
+            store: the run's checkpoints. Only the first worker creates and commits them.
             workers: this worker's place.
-            group: all workers on the CPU, for this saver's thread alone.
+            group: a process group of all workers on the CPU, which only this saver's thread uses.
         """
         self._store = store
         self._workers = workers
@@ -52,16 +52,18 @@ class Saver:
     def save(
         self, step: int, snapshot: Callable[[Path], Write], own: dict[str, Any], meta: dict[str, Any]
     ) -> list[Written]:
-        """Begins a checkpoint; returns when the state is copied.
+        """Begins a checkpoint, and returns when the state has been copied.
+
+        It first waits for the previous checkpoint to be finished.
 
         Args:
             step: the step that has ended.
-            snapshot: copies the engine's state, given the folder that it will be written to.
-            own: this worker's further state, plain values and tensors that nobody changes later.
-            meta: facts about the checkpoint; the first worker's count.
+            snapshot: copies the engine's state. It gets the folder that the state will be written to.
+            own: this worker's further state, as plain values and as tensors that do not change later.
+            meta: facts about the checkpoint. Only the first worker's are used.
 
         Returns:
-            How earlier ones ended that had not been asked for yet: one is finished before the next begins.
+            The result of the previous checkpoint, if no call has returned it yet.
         """
         ended = self.wait()
         partial = self._store.partial(step)
@@ -70,11 +72,11 @@ class Saver:
         return ended
 
     def ended(self) -> list[Written]:
-        """How the last one ended, once; empty while it is being written. Waits for nothing."""
+        """The result of the last checkpoint, which is returned once; empty while it is being written."""
         return self.wait() if self._pending is not None and self._pending.done() else []
 
     def wait(self) -> list[Written]:
-        """Waits for the last one; empty if there is none that was not asked for yet."""
+        """Waits for the last checkpoint and returns its result; empty if a call has returned it already."""
         pending, self._pending = self._pending, None
         return [pending.result()] if pending is not None else []
 
@@ -97,28 +99,28 @@ class Saver:
             (partial / inner).mkdir()
 
     def _together(self, act: Callable[[], object]) -> str:
-        """Acts, and tells and hears how it went on every worker; returns the first error."""
+        """Runs an action on every worker, exchanges the errors, and returns the first one; empty if there is none."""
         try:
             act()
             mine = ""
-        except BaseException as error:  # torch.distributed.checkpoint's own is no Exception.
+        except BaseException as error:  # CheckpointException of torch.distributed.checkpoint is no Exception.
             place = self._store.folder if self._store.folder.exists() else self._store.folder.parent
             free = shutil.disk_usage(place).free / 1e6
-            # Errors that have come through torch's writer no longer say that the disk is full.
+            # An error that torch's writer passes on may no longer say that the disk is full.
             mine = f"rank {self._workers.rank}: {_cause(error)} ({free:.0f} MB are free in {place})"
         return next(filter(None, texts_of_all(mine, self._group)), "")
 
 
 def must_be_written(written: list[Written]) -> None:
-    """Raises a TrainingError for a checkpoint that the run cannot end without."""
+    """Raises a TrainingError if a checkpoint that the run needs was not written."""
     for one in written:
         if one.error:
             raise TrainingError(f"the checkpoint of step {one.step} could not be written: {one.error}")
 
 
 def _cause(error: BaseException) -> str:
-    """The error that the others follow from, in words: what the disk said, where it said something."""
-    failures = getattr(error, "failures", None)  # Of torch.distributed.checkpoint, by rank: (error, traceback).
+    """The first line of the error's root cause. An OSError in the chain, such as a full disk, takes precedence."""
+    failures = getattr(error, "failures", None)  # torch.distributed.checkpoint's errors by rank: (error, traceback).
     if isinstance(failures, dict) and failures:
         return _cause(next(iter(failures.values()))[0])
     chain = [error]

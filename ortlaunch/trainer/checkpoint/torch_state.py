@@ -1,8 +1,8 @@
-"""The training state of an engine whose optimizer is torch's: the model whole on every worker, or sharded (DTensor).
+"""Saves and restores the training state of an engine that uses torch's optimizer.
 
-Tensors are written by torch.distributed.checkpoint, the workers sharing the work; the little that is no tensor goes
-into a file of its own. Everything has the plain model's names and global shapes, so the number of workers may change,
-and what was whole may go on sharded.
+The model is whole on every worker, or sharded (DTensor). torch.distributed.checkpoint writes the tensors, and the
+workers divide the work. What is no tensor goes to a file of its own. All tensors have the plain model's names and
+global shapes. The number of workers may therefore change, and a state that was saved whole can be loaded sharded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _TENSORS, _REST = "tensors", "rest.pt"
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 Write = Callable[[dist.ProcessGroup], None]
-"""Writes this worker's part of a snapshot; all workers call it, from any thread, with a group that is theirs alone."""
+"""Writes this worker's part of a snapshot. All workers must call it, from any thread, with a process group that no
+other thread uses."""
 
 
 def snapshot(
@@ -35,13 +36,13 @@ def snapshot(
 
     Args:
         model: the module whose state dict has plain names.
-        optimizer: over parameters of `model`.
+        optimizer: the optimizer over the parameters of `model`.
         rest: further state without tensors, by name.
-        folder: where it will be written.
-        is_first: whether this is the first worker. Buffers are its own alone: DistributedDataParallel sends its
-            buffers to the others before every forward, so between steps theirs may differ.
+        folder: the folder that the snapshot will be written to.
+        is_first: whether this is the first worker. Only its buffers are saved: DistributedDataParallel sends them to
+            the others before every forward, and between steps the others' buffers may differ.
     """
-    # Before the parameters are listed: a sharded model puts its shards in place for it.
+    # This call comes before `named_parameters`, because a sharded model replaces gathered parameters by shards here.
     state = model.state_dict(keep_vars=True)
     parameters = dict(model.named_parameters())
     tensors = {_MODEL + name: value for name, value in _once(state).items() if is_first or name in parameters}
@@ -59,7 +60,7 @@ def snapshot(
     copied, others = to_host(tensors), to_host({**rest, "groups": groups, "plain": plain})
 
     def write(group: dist.ProcessGroup) -> None:
-        # First what all workers do together: one of them that fails before it would leave the others waiting.
+        # The collective part comes first. A worker that failed before it would leave the others waiting.
         save(copied, storage_writer=FileSystemWriter(folder / _TENSORS, sync_files=False), process_group=group)
         if is_first:
             save_file(others, folder / _REST)
@@ -70,10 +71,10 @@ def snapshot(
 def restore(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, folder: Path, group: dist.ProcessGroup
 ) -> dict[str, Any]:
-    """Loads what `snapshot` wrote into model and optimizer; all workers call it.
+    """Loads a written snapshot into model and optimizer. All workers must call it.
 
     Returns:
-        The further state.
+        The further state that `snapshot` got as `rest`.
     """
     state = model.state_dict(keep_vars=True)
     tensors = read_tensors(folder, group, {name: value for name, value in state.items() if isinstance(value, DTensor)})
@@ -92,13 +93,13 @@ def restore(
 def read_tensors(
     folder: Path, group: dist.ProcessGroup | None, sharded: Mapping[str, DTensor] | None = None
 ) -> dict[str, torch.Tensor]:
-    """All tensors that `snapshot` wrote.
+    """Reads all tensors of a written snapshot.
 
     Args:
-        folder: where they are.
-        group: the workers that read together; None for a process on its own.
-        sharded: the model's sharded parameters by name. What was stored of them is read shard by shard to their
-            device; everything else is read whole to host memory.
+        folder: the folder of the snapshot.
+        group: the process group of the workers that read together; None for a single process.
+        sharded: the model's sharded parameters by name. A worker reads only its shards of them and of their optimizer
+            state, to the parameters' device. All other tensors are read whole to host memory.
     """
     reader = FileSystemReader(folder / _TENSORS)
     stored = reader.read_metadata().state_dict_metadata
@@ -112,7 +113,7 @@ def read_tensors(
 
 
 def _room(key: str, entry: TensorStorageMetadata, sharded: Mapping[str, DTensor]) -> torch.Tensor:
-    """An empty tensor to read a stored one into, sharded as its parameter is where it has the parameter's shape."""
+    """An empty tensor to read a stored one into. It is sharded like its parameter if both have the same shape."""
     name = key.removeprefix(_MODEL) if key.startswith(_MODEL) else key.removeprefix(_OPTIMIZER).rpartition("/")[0]
     parameter = sharded.get(name)
     if parameter is None or parameter.shape != entry.size:
@@ -121,7 +122,7 @@ def _room(key: str, entry: TensorStorageMetadata, sharded: Mapping[str, DTensor]
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The model's own part of what `snapshot` wrote; a weight that has two names comes by the first."""
+    """Reads the model's weights from a written snapshot. A weight with several names has only the first one."""
     tensors = read_tensors(folder, None)
     return {key.removeprefix(_MODEL): value for key, value in tensors.items() if key.startswith(_MODEL)}
 
@@ -132,7 +133,7 @@ def _load_optimizer(
     fields: dict[str, dict[str, Any]],
     parameters: dict[str, torch.nn.Parameter],
 ) -> None:
-    """Hands state by name to the optimizer, which knows its parameters by number."""
+    """Loads state by parameter name into the optimizer, which numbers its parameters."""
     names = {parameter: name for name, parameter in parameters.items()}
     ours = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
     if ours != [group["params"] for group in groups]:
@@ -148,7 +149,7 @@ def _load_optimizer(
 
 
 def _once(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors of a state dict, one that has several names by the first of them."""
+    """The tensors of a state dict. A tensor with several names has only the first one."""
     seen = set()
     once = {}
     for name, value in state.items():
@@ -160,12 +161,15 @@ def _once(state: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _filled(known: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """`known` with the further names that tensors have in `state`."""
+    """Adds to `known` the further names that its tensors have in `state`."""
     by_key = {_identity(value): known[name] for name, value in state.items() if name in known}
     return {name: known[name] if name in known else by_key[_identity(value)] for name, value in state.items()}
 
 
 def _identity(value: torch.Tensor) -> object:
-    """Equal for the names of one tensor in a state dict with its variables; None for one without memory."""
-    # Memory does not tell: this worker's shard may be empty, and all workers must store under the same names.
+    """A key that is equal for all names of one tensor in a state dict; None for a plain tensor without memory.
+
+    The state dict must hold the parameters themselves (``keep_vars=True``).
+    """
+    # A DTensor is compared by object, because this worker's shard may be empty and all workers must use the same names.
     return id(value) if isinstance(value, DTensor) else storage_key(value)

@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel."""
+"""The engine of ``trainer=ddp``: torch's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortlaunch.trainer.workers import Workers
 
 
 class DdpEngine(TorchEngine):
-    """Every worker holds the whole model; gradients are averaged over them."""
+    """Every worker holds the whole model, and gradients are averaged over the workers."""
 
     _module: DistributedDataParallel
 
@@ -34,31 +34,32 @@ class DdpEngine(TorchEngine):
         )
 
     def _exchange(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        # Around the forward too: DDP decides there whether the backward will exchange gradients.
+        # The context must include the forward, in which DDP decides whether the backward exchanges gradients.
         return contextlib.nullcontext() if last else self._module.no_sync()
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         if self._module.modules_buffers:
-            # Each worker's last batch has moved its own. As DDP does before a forward in training, so that what is
-            # evaluated is one model: the first worker's, which checkpoints and weights hold.
+            # Each worker's last batch has changed its own buffers. All workers take the first worker's buffers, as DDP
+            # does before a forward in training. They then evaluate the model that checkpoints and weights hold.
             self._module._sync_buffers()
         with super().evaluating():
             yield
 
     def warm_up(self, batch: Batch) -> None:
-        # DDP forms its buckets anew after the first backward, in the order in which gradients came. Where more than two
-        # workers add up, the order in which they do follows from it: a resumed run needs the same buckets at once.
-        # Of a static graph it learns the order in the second backward only.
+        # DDP rebuilds its buckets after the first backward, in the order in which the gradients became ready. With more
+        # than two workers, the buckets determine the order of the sums and so their rounding. A resumed run therefore
+        # needs the same buckets from its first step. With a static graph, DDP learns the order in the second backward.
         for _ in range(2):
             self._loss(batch).backward()
             self._optimizer.zero_grad(set_to_none=True)
 
 
 def has_static_graph(config: Config, cfg: DdpConfig) -> bool:
-    """Whether DDP may take it that all steps are alike: as ``trainer.static_graph`` says, else for models known so.
+    """Whether DDP may assume that all steps use the same graph.
 
-    Not with micro-batches that exchange nothing: DDP learns the graph in the first backward, which would be one.
+    ``trainer.static_graph`` decides; null means yes for registered models with a static graph, but not with gradient
+    accumulation. DDP learns the graph in the first backward, and that micro-batch would not exchange gradients.
     """
     if cfg.static_graph is not None:
         return cfg.static_graph

@@ -1,4 +1,4 @@
-"""DeepSpeed with ZeRO 0 to 3."""
+"""The engine of ``trainer=deepspeed``: DeepSpeed with ZeRO 0 to 3."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class DeepSpeedEngine(Engine):
 
         cfg = config.trainer
         assert isinstance(cfg, DeepSpeedConfig)
-        # On the CPU it would compile a shared-memory collective of its own at the first run, for half a minute; that
-        # spins, needs a compiler, and trains no faster than gloo (gpt2_nano, ZeRO 1, two workers on four cores).
+        # On the CPU, DeepSpeed would use its own shared-memory collective. Its compilation at the first run takes half
+        # a minute and needs a compiler. It spins, and trains no faster than gloo (gpt2_nano, ZeRO 1, two workers on
+        # four cores).
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         _check_precision(config.train.precision)
         self.inner = inner
@@ -49,7 +50,7 @@ class DeepSpeedEngine(Engine):
         self._optimizer = build_optimizer(inner, config.optimizer)
         self._masks_on_device = masks_on_device(self._optimizer, workers.device)
         self._scheduler = build_scheduler(self._optimizer, config.scheduler, config.train.steps)
-        # What it prints belongs into the log, not on the terminal.
+        # DeepSpeed's output belongs in the log, not on the terminal.
         with contextlib.redirect_stdout(sys.stderr), _no_step_taken(self._optimizer):
             self._engine, _, _, _ = deepspeed.initialize(
                 model=inner,
@@ -60,8 +61,8 @@ class DeepSpeedEngine(Engine):
             )
 
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
-        # DeepSpeed counts the micro-batches itself: ZeRO 0 and 1 exchange gradients at the last, 2 and 3 keep only
-        # their shard and so exchange at each.
+        # DeepSpeed counts the micro-batches itself. ZeRO 0 and 1 exchange gradients at the last micro-batch. ZeRO 2 and
+        # 3 exchange them at each one, because a worker keeps only its shard.
         loss = self._task.loss(self._engine, cast_inputs(batch, self._precision))
         self.forward_done()
         self._engine.backward(self.guard.watch(loss))
@@ -103,13 +104,13 @@ class DeepSpeedEngine(Engine):
             self._optimizer.grad_scale = None  # type: ignore[attr-defined]
         elif not bool(finite):
             self.tripped = True
-            # Optimizers pass over parameters without a gradient.
+            # Optimizers skip parameters without a gradient.
             self._engine.zero_grad()
         self._engine.step()
         return norm
 
     def _sharded_step(self) -> torch.Tensor | float | None:
-        # It reads the norm on the host at every step, and leaves out the update where it is not finite.
+        # DeepSpeed reads the norm on the host at every step, and skips the update if the norm is not finite.
         self._engine.step()
         if self._precision is not Precision.fp16 and self._engine.optimizer.overflow:
             self.guard.check_gradients(False)
@@ -144,10 +145,10 @@ def deepspeed_config(config: Config, cfg: DeepSpeedConfig) -> dict[str, Any]:
         "zero_optimization": _zero(cfg),
         "bf16": {"enabled": config.train.precision is Precision.bf16},
         "fp16": {"enabled": config.train.precision is Precision.fp16},
-        # Our optimizers are torch's own, also on the CPU and also those that DeepSpeed has not tested.
+        # The optimizers are torch's own, on the CPU too. DeepSpeed has not tested all of them.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        # Its timer waits for the device twice per micro-step.
+        # The throughput timer waits for the device twice per micro-step.
         "timers": {"throughput": {"enabled": False}},
         "wall_clock_breakdown": False,
         "steps_per_print": 2**31 - 1,
@@ -165,15 +166,21 @@ def _zero(cfg: DeepSpeedConfig) -> dict[str, Any]:
 
 
 def _is_plain(config: Config, cfg: DeepSpeedConfig) -> bool:
-    """Whether the optimizer stays ours: at stage 0 in fp32 DeepSpeed wraps none, keeps the norm of the gradients to
-    itself and steps whatever it is. So we clip, and guard the weights."""
+    """Whether DeepSpeed leaves the optimizer unwrapped, which is so at stage 0 in fp32.
+
+    It then does not return the gradient norm, and it steps even if the norm is not finite. This engine therefore clips
+    the gradients and protects the weights itself.
+    """
     return cfg.zero_stage == 0 and config.train.precision is Precision.fp32
 
 
 @contextlib.contextmanager
 def _no_step_taken(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Undoes the step with gradients of zero by which DeepSpeed makes the optimizer's state at stage 0 in bf16: it
-    decays the weights, and AdamW would correct the first real step as if it were the second."""
+    """Undoes the optimizer step with zero gradients that DeepSpeed takes while it is initialized.
+
+    DeepSpeed creates the optimizer's state by this step at stage 0 in bf16. The step would decay the weights, and AdamW
+    would treat the first real step as the second in its bias correction.
+    """
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0

@@ -1,4 +1,4 @@
-"""torch's fully sharded data parallelism: ``torch.distributed.fsdp.fully_shard`` (FSDP2)."""
+"""The engine of ``trainer=fsdp``: torch's ``torch.distributed.fsdp.fully_shard`` (FSDP2)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ortlaunch.trainer.workers import Workers
 
 
 class FsdpEngine(TorchEngine):
-    """Every worker keeps a shard of parameters, gradients and optimizer state; blocks are gathered while they run."""
+    """Every worker keeps a shard of parameters, gradients and optimizer state. A block is gathered while it runs."""
 
     def __init__(self, inner: nn.Module, config: Config, workers: Workers, task: Task) -> None:
         cfg = config.trainer
@@ -40,14 +40,15 @@ class FsdpEngine(TorchEngine):
         mesh = init_device_mesh(workers.device.type, (workers.world_size,))
         low = None if self._precision is Precision.fp32 else DTYPES[self._precision]
         if low is not None and (norms := _with_statistics(self.inner)):
-            # Their statistics stay in fp32, and so must their weights. One group, since each of them is small.
+            # Batch normalization keeps its statistics in fp32, so its weights must stay in fp32 too. These modules form
+            # one group because each of them is small.
             fully_shard(norms, mesh=mesh)
-        # Gradients are added up in fp32 whatever they were computed in.
+        # Gradients are summed in fp32, in whatever precision they were computed.
         in_blocks = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
         for block in _apart(self.inner, repeated_blocks(self.inner, self._cfg.blocks, "trainer.blocks")).values():
             fully_shard(block, mesh=mesh, reshard_after_forward=self._cfg.reshard_after_forward, mp_policy=in_blocks)
-        # The inputs of the whole are cast by `_loss`, which knows labels. The root's backward follows its forward at
-        # once, so FSDP keeps what it gathered.
+        # `_loss` casts the inputs of the whole model, because it can tell labels from inputs. FSDP keeps the root's
+        # gathered parameters after the forward, because the root's backward follows at once.
         at_root = MixedPrecisionPolicy(in_blocks.param_dtype, in_blocks.reduce_dtype, cast_forward_inputs=False)
         fully_shard(self.inner, mesh=mesh, mp_policy=at_root)
         return self.inner
@@ -57,7 +58,7 @@ class FsdpEngine(TorchEngine):
         if exchanges is not self._exchanges:
             assert isinstance(self.inner, FSDPModule)
             self.inner.set_requires_gradient_sync(exchanges)
-            # What the backward gathered serves the next micro-batch's forward.
+            # Without an exchange, the next micro-batch's forward uses the parameters that this backward gathered.
             self.inner.set_reshard_after_backward(exchanges)
             self._exchanges = exchanges
         return contextlib.nullcontext()
@@ -70,18 +71,18 @@ class FsdpEngine(TorchEngine):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        # One model is evaluated: the first worker's statistics, which checkpoints and weights hold.
+        # All workers evaluate with the first worker's statistics, which checkpoints and weights hold.
         for buffer in self.inner.buffers():
             dist.broadcast(buffer, 0)
         with super().evaluating():
             yield
-        # Without a backward nothing else frees what the last forward gathered.
+        # No backward follows an evaluation, so the parameters that the last forward gathered are freed here.
         for module in self.inner.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     def precision_context(self) -> contextlib.AbstractContextManager[Any]:
-        # The parameters are gathered in the precision that the model computes in.
+        # FSDP gathers the parameters in the model's precision, so autocast is not needed.
         return contextlib.nullcontext()
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -89,14 +90,14 @@ class FsdpEngine(TorchEngine):
         state = self.inner.state_dict(keep_vars=True)
         for value in state.values():
             if id(value) in whole:
-                continue  # A further name of the same weight.
+                continue  # This is another name of the same weight.
             full = value.full_tensor().detach() if isinstance(value, DTensor) else value
             whole[id(value)] = to_host(full) if self._is_first else torch.empty(0)
         return {name: whole[id(value)] for name, value in state.items()} if self._is_first else {}
 
 
 def _apart(model: nn.Module, blocks: Blocks) -> Blocks:
-    """The blocks that share no parameter with another one or with the rest: a shared one is gathered by the root."""
+    """The blocks that share no parameter with another module. The root gathers shared parameters."""
     holders = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
     of_block = {
         path: Counter(id(p) for module in block.modules() for p in module.parameters(recurse=False))
@@ -118,7 +119,7 @@ def _with_statistics(model: nn.Module) -> list[nn.Module]:
 
 
 def _without_missing_kernels(optimizer: torch.optim.Optimizer) -> None:
-    """Takes back what torch's fused SGD is asked for: it has no kernel for sharded parameters."""
+    """Switches fused SGD off, because torch has no kernel of it for sharded parameters."""
     if isinstance(optimizer, torch.optim.SGD):
         for settings in (optimizer.defaults, *optimizer.param_groups):
             settings["fused"] = False

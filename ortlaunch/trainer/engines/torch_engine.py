@@ -1,4 +1,4 @@
-"""One worker alone; also what it shares with the engines that leave the optimizer to torch."""
+"""The engine of ``trainer=single``, and the base class of the engines that use torch's optimizer directly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ortlaunch.trainer.workers import Workers
 
 
 class TorchEngine(Engine):
-    """One worker alone. Subclasses share the training over several: `_distribute`, `_exchange`, `_loss`."""
+    """Trains on one worker. Subclasses override `_distribute`, `_exchange` and `_loss` to train on several."""
 
     def __init__(self, inner: torch.nn.Module, config: Config, workers: Workers, task: Task) -> None:
         self.inner = inner
@@ -42,15 +42,15 @@ class TorchEngine(Engine):
         self._scaler = torch.amp.GradScaler(self._device_type, enabled=self._precision is Precision.fp16)
 
     def _distribute(self, config: Config, workers: Workers) -> torch.nn.Module:
-        """What is called for a loss in training, made of `inner` before the optimizer is."""
+        """Returns the module that training calls, made from `inner`. It runs before the optimizer is built."""
         return self.inner
 
     def _exchange(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        """What a micro-batch is computed in; `last` as in `micro_step`."""
+        """The context of a micro-batch's forward and backward. `last` is as in `micro_step`."""
         return contextlib.nullcontext()
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        """The forward of a micro-batch in training."""
+        """Runs the forward of a micro-batch in training and returns the loss."""
         with self.precision_context():
             return self._task.loss(self._module, batch)
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 @option("optimizer")
 @dataclass
 class AdafactorConfig(OptimizerConfig):
-    """Adafactor (Shazeer and Stern, 2018), torch's own: second moments of matrices as a row and a column."""
+    """torch's Adafactor (Shazeer and Stern, 2018), which stores a matrix's second moments as one row and one column."""
 
     name: str = "adafactor"
     lr: float = 0.01
     beta2_decay: float = -0.8
-    """How fast the means of squares forget: step to the power of this."""
+    """Exponent of the decay rate: beta2 at a step is 1 - step ** beta2_decay."""
     clip_threshold: float = 1.0
     """Largest root mean square of a parameter's update."""
 

@@ -20,11 +20,11 @@ class AdamWConfig(OptimizerConfig):
     name: str = "adamw"
     weight_decay: float = 0.01
     beta1: float = 0.9
-    """How much of the mean of the gradients is kept from step to step."""
+    """Decay rate of the running mean of the gradients."""
     beta2: float = 0.95
-    """How much of the mean of their squares is kept from step to step."""
+    """Decay rate of the running mean of the squared gradients."""
     eps: float = 1e-8
-    """Added to the root of the latter, so that nothing is divided by zero."""
+    """Number that is added to the denominator of the update, so that it is never zero."""
 
     can_be_resharded: ClassVar[bool] = True
 

@@ -21,7 +21,7 @@ class SgdConfig(OptimizerConfig):
     name: str = "sgd"
     lr: float = 0.05
     momentum: float = 0.9
-    """How much of the last update is kept."""
+    """Share of the last update that is added to the next one."""
 
     def build(self, groups: ParameterGroups) -> Optimizer:
         from torch.optim import SGD

@@ -1,4 +1,4 @@
-"""The peak learning rate throughout."""
+"""A constant learning rate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ortlaunch.config.schema import SchedulerConfig
 @option("scheduler")
 @dataclass
 class ConstantConfig(SchedulerConfig):
-    """Stays at the peak."""
+    """The learning rate stays at its peak."""
 
     name: str = "constant"
 

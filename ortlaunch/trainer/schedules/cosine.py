@@ -1,4 +1,4 @@
-"""Half a cosine."""
+"""A learning rate that falls along half a cosine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ortlaunch.config.schema import SchedulerConfig
 @option("scheduler")
 @dataclass
 class CosineConfig(SchedulerConfig):
-    """Falls along half a cosine to `min_ratio` of the peak at the last step."""
+    """The learning rate falls along half a cosine to `min_ratio` of its peak at the last step."""
 
     name: str = "cosine"
     min_ratio: float = 0.1
-    """What is left of the peak at the last step."""
+    """Learning rate at the last step, as a share of its peak."""
 
     def ratio(self, progress: float) -> float:
         share = 0.5 * (1.0 + math.cos(math.pi * progress))

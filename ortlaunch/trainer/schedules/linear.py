@@ -1,4 +1,4 @@
-"""A straight line."""
+"""A learning rate that falls linearly."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ortlaunch.config.schema import SchedulerConfig
 @option("scheduler")
 @dataclass
 class LinearConfig(SchedulerConfig):
-    """Falls in a straight line to `min_ratio` of the peak at the last step."""
+    """The learning rate falls linearly to `min_ratio` of its peak at the last step."""
 
     name: str = "linear"
     min_ratio: float = 0.0
-    """What is left of the peak at the last step."""
+    """Learning rate at the last step, as a share of its peak."""
 
     def ratio(self, progress: float) -> float:
         return self.min_ratio + (1.0 - self.min_ratio) * (1.0 - progress)
