@@ -105,10 +105,10 @@ def test_another_number_of_workers_goes_on_in_the_same_data(train, folder, strai
 
 def test_fsdp_goes_on_with_one_two_and_three_workers(train, folder):
     """A global batch of 6 whoever shares it; with three workers the shards are of unlike sizes."""
-    same = (*SMALL, *STEPS, *KINDS["fsdp"], *NO_DROPOUT, "train.steps=6", "train.checkpoint_every=2")
-    same += ("train.keep_checkpoints=3",)
+    same = (*SMALL, *STEPS, *KINDS["fsdp"], *NO_DROPOUT, "train.steps=8", "train.checkpoint_every=2")
+    same += ("train.keep_checkpoints=4",)
     whole = run = train(folder, *same, "train.batch_size=6", workers=1)
-    for workers, step in ((2, 2), (3, 4), (1, 4)):
+    for workers, step in ((2, 2), (3, 4), (1, 6)):
         checkpoint = run.run_dir / "checkpoints" / f"step-{step:08d}"
         words = (f"train.batch_size={6 // workers}", f"train.resume={checkpoint}")
         run = train(folder, *same, *words, workers=workers)
