@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.packages import install_metadata
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 
@@ -219,16 +221,18 @@ def test_a_run_trains_with_all_that_was_added(tree: Path, tmp_path: Path) -> Non
 def test_an_installed_package_adds_options_too(tmp_path: Path) -> None:
     """By entry points, without a copy of the program: its module is that of `ADDED` under another name."""
     packages = tmp_path / "packages"
-    info = packages / "theirs-1.0.dist-info"
-    info.mkdir(parents=True)
+    optimizers = ["theirs = their_optimizer:MineConfig", "broken = their_optimizer:NoConfig"]
+    install_metadata(
+        packages,
+        "theirs",
+        {
+            "ortlaunch.data": ["theirs = their_data:MineConfig"],
+            "ortlaunch.optimizers": optimizers,
+            "ortlaunch.schedulers": ["theirs = their_scheduler:MineConfig"],
+        },
+    )
     for what in ("a data source", "an optimizer", "a schedule"):
         (packages / f"their_{CHOSEN[what]}.py").write_text(re.sub(r"\bmine\b", "theirs", ADDED[what][1]))
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[ortlaunch.data]\ntheirs = their_data:MineConfig\n"
-        "[ortlaunch.optimizers]\ntheirs = their_optimizer:MineConfig\nbroken = their_optimizer:NoConfig\n"
-        "[ortlaunch.schedulers]\ntheirs = their_scheduler:MineConfig\n"
-    )
     arguments = ("data=theirs", "optimizer=theirs", "scheduler=theirs", "optimizer.lr_decay=0.5", "--cfg", "job")
     composed = command(ROOT, tmp_path, *arguments, packages=packages)
     assert composed.returncode == 0, composed.stderr

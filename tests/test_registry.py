@@ -29,6 +29,7 @@ from ortlaunch.models.registry import (
     suggest,
     unknown_model_message,
 )
+from tests.support.packages import install_metadata
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
@@ -99,10 +100,7 @@ def write_module(folder: Path, name: str, text: str) -> str:
 
 def announce(folder: Path, package: str, *lines: str) -> None:
     """Installs a distribution that announces models, as far as its metadata goes."""
-    info = folder / f"{package}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[ortlaunch.models]\n" + "\n".join(lines) + "\n")
+    install_metadata(folder, package, {"ortlaunch.models": list(lines)})
 
 
 def factory(target: str | None, **params: Any) -> nn.Module:

@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import announced
 from ortlaunch.config.schema import GROUPS
 
 if TYPE_CHECKING:
@@ -22,10 +23,8 @@ _log = logging.getLogger(__name__)
 @functools.cache
 def announced_launchers() -> dict[str, EntryPoint]:
     """The launchers of installed packages by name, without importing them. One that has a name of ours is left out."""
-    from importlib.metadata import entry_points  # This takes 11 ms, which only commands that call this function spend.
-
     found: dict[str, EntryPoint] = {}
-    for point in entry_points(group=LAUNCHERS):
+    for point in announced(LAUNCHERS):
         if point.name in GROUPS["launcher"] or found.setdefault(point.name, point).value != point.value:
             _log.warning("launcher '%s' (%s) is left out: the name is taken", point.name, point.value)
     return found

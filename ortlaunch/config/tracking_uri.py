@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import announced
 from ortlaunch.base.secrets import redacted
 
 if TYPE_CHECKING:
@@ -101,9 +102,7 @@ def _quoted(advice: str) -> str:
 
 
 def _plugin_schemes() -> set[str]:
-    from importlib.metadata import entry_points  # This takes 11 ms, which only an unknown scheme makes necessary.
-
-    return {entry.name for entry in entry_points(group="mlflow.tracking_store")}
+    return {entry.name for entry in announced("mlflow.tracking_store")}
 
 
 def sqlite_path(uri: str) -> Path | None:

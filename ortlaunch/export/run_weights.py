@@ -61,13 +61,13 @@ def _checkpoint(given: Path) -> Path:
         if wrong := manifest.problems(path):
             raise RequestError(f"{given} is damaged: {wrong[0]}")
         return path
-    if not Run(given).config_file.is_file():
-        raise RequestError(f"{given} is no run folder: it has no config.yaml")
-    found = store.newest(Run(given).checkpoints)
+    run = Run(given)
+    run.require(run.config_file)
+    found = store.newest(run.checkpoints)
     for line in found.skipped:
         print(f"warning: {line}", file=sys.stderr)
     if found.path is None:
-        final = Run(given).weights
+        final = run.weights
         instead = f"; the weights at the run's end are in {final}" if final.is_dir() else ""
         raise RequestError(f"{given}: there is no complete checkpoint in it (train.checkpoint_every){instead}")
     return found.path.resolve()

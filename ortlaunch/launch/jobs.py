@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Generic, Protocol, TypeVar
 
 FRESH_SECONDS = 5.0
 """How long an answer of a scheduler is reused."""
@@ -59,18 +60,33 @@ class Job:
         return self.phase is not Phase.ENDED
 
 
+class _Numbered(Protocol):
+    """A job as a scheduler's answer has it."""
+
+    @property
+    def own_id(self) -> str:
+        """As `Job.own_id`."""
+
+
+J = TypeVar("J", bound=_Numbered)
+
+
 @dataclass(frozen=True)
-class Jobs:
+class Answer(Generic[J]):
     """An answer of a scheduler: jobs by their id."""
 
-    jobs: dict[str, Job] = field(default_factory=dict)
+    jobs: dict[str, J] = field(default_factory=dict)
     problem: str = ""
     """Why the scheduler could not be asked; empty if it has answered."""
     asked: float = 0.0
     """Time of the query, in seconds since the epoch."""
 
-    def find(self, job_id: str) -> Job | None:
+    def find(self, job_id: str) -> J | None:
         """Returns the job with this id. A task of an array is also found by its own number."""
         if job_id in self.jobs:
             return self.jobs[job_id]
         return next((job for job in self.jobs.values() if job_id and job.own_id == job_id), None)
+
+
+Jobs = Answer[Job]
+"""An answer in the terms that all schedulers share."""

@@ -65,7 +65,7 @@ class Claim:
     @property
     def is_lost(self) -> bool:
         """Whether another launcher has taken the run over."""
-        return _numbers(self._path.parent)[-1:] != [int(self._path.name)]
+        return _newest(self._path.parent) != int(self._path.name)
 
     def keep(self) -> bool:
         """Renews the claim when that is due. The launcher calls it again and again while the run lasts.
@@ -76,14 +76,13 @@ class Claim:
         now = time.monotonic()
         if now - self._renewed < RENEW_SECONDS:
             return True
-        self._renewed = now
-        numbers = _numbers(self._path.parent)
-        if not numbers:
+        newest = _newest(self._path.parent)
+        if newest is None:
             # The file system does not answer. The next call tries again.
-            self._renewed = now - RENEW_SECONDS
             return True
-        if numbers[-1] != int(self._path.name):
+        if newest != int(self._path.name):
             return False
+        self._renewed = now
         with suppress(OSError):
             os.utime(self._path)
         return True
@@ -109,12 +108,12 @@ def take(run: Run, job: str | None = None, job_is_over: Callable[[str], bool] = 
         RequestError: another process holds the run.
     """
     run.claims.mkdir(exist_ok=True)
-    numbers = _numbers(run.claims)
-    if numbers:
-        holder = _owner(run.claims / str(numbers[-1]))
+    newest = _newest(run.claims)
+    if newest is not None:
+        holder = _owner(run.claims / str(newest))
         if not (job is not None and holder.job == job) and not holder.is_gone(job_is_over):
             raise RequestError(_refusal(run, holder))
-    path = run.claims / str(numbers[-1] + 1 if numbers else 1)
+    path = run.claims / str((newest or 0) + 1)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
@@ -126,15 +125,15 @@ def take(run: Run, job: str | None = None, job_is_over: Callable[[str], bool] = 
 
 def release_of(run: Run, job: str) -> None:
     """Releases a job's claim after the job has journalled its end, because the job itself may take a while to end."""
-    numbers = _numbers(run.claims)
-    if numbers and _owner(newest := run.claims / str(numbers[-1])).job == job:
-        Claim(newest).release()
+    newest = _newest(run.claims)
+    if newest is not None and _owner(path := run.claims / str(newest)).job == job:
+        Claim(path).release()
 
 
 def owner(run: Run) -> Owner | None:
     """The present or last owner of a run; None for a run without claims, such as a run of an older release."""
-    numbers = _numbers(run.claims)
-    return _owner(run.claims / str(numbers[-1])) if numbers else None
+    newest = _newest(run.claims)
+    return _owner(run.claims / str(newest)) if newest is not None else None
 
 
 def _refusal(run: Run, holder: Owner) -> str:
@@ -151,11 +150,12 @@ def _refusal(run: Run, holder: Owner) -> str:
     )
 
 
-def _numbers(folder: Path) -> list[int]:
+def _newest(folder: Path) -> int | None:
+    """The highest number of a claim; None if there is no claim, or if the file system does not answer."""
     try:
-        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+        return max((int(path.name) for path in folder.iterdir() if path.name.isdecimal()), default=None)
     except OSError:
-        return []
+        return None
 
 
 def _owner(path: Path) -> Owner:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortlaunch.base.errors import RequestError
+from ortlaunch.run.run import Run
 
 _NAME = re.compile(r"(?P<time>\d{8}-\d{6})-(?P<name>.+)-(?P<id>[0-9a-f]{6})")
 
@@ -49,8 +49,9 @@ def folder_at(path: Path) -> RunFolder:
         RequestError: the path is no run folder.
     """
     path = path.expanduser().absolute()
-    if not any((path / name).is_file() for name in ("config.yaml", "journal.jsonl")):
-        raise RequestError(f"{path} is no run folder: it has no config.yaml")
+    run = Run(path)
+    if not run.journal_file.is_file():
+        run.require(run.config_file)
     changed = path.stat().st_mtime_ns
     place, root, experiment = str(path), path.parents[1], path.parent.name
     return _parsed(place, path.name, root, experiment, changed) or RunFolder(

@@ -104,7 +104,20 @@ def _have_lock(run: Run, wait_seconds: float) -> bool:
 
 
 def _give_signs(run: Run) -> bool:
-    return any(_gives_sign(run, rank) for rank in _ranks(run))
+    last_sign = 0.0
+    for rank in _ranks(run):
+        beat = run.beat(rank)
+        process = Process(str(beat.get("host")), int(beat.get("pid") or 0), 0)
+        if process.is_here:
+            if _is_worker_of(process.pid, run):
+                return True
+            continue
+        with suppress(OSError):
+            if _age(run.beat_file(rank)) < claim.LAPSE_SECONDS:
+                last_sign = max(last_sign, _time(beat))
+    # A sign of life that is older than the run's last end is from a worker that has ended normally. The journal may be
+    # long, so it is read only if there is such a sign.
+    return last_sign > 0 and last_sign > (run.state().last_end or 0)
 
 
 def _ranks(run: Run) -> list[int]:
@@ -112,17 +125,6 @@ def _ranks(run: Run) -> list[int]:
         names = (path.stem.rpartition("-")[2] for path in run.health.glob("rank-*.json"))
         return [int(name) for name in names if name.isdecimal()]
     return []
-
-
-def _gives_sign(run: Run, rank: int) -> bool:
-    beat = run.beat(rank)
-    process = Process(str(beat.get("host")), int(beat.get("pid") or 0), 0)
-    if process.is_here:
-        return _is_worker_of(process.pid, run)
-    with suppress(OSError):
-        # A sign of life that is older than the run's last end is from a worker that has ended normally.
-        return _age(run.beat_file(rank)) < claim.LAPSE_SECONDS and _time(beat) > (run.state().last_end or 0)
-    return False
 
 
 def _time(beat: dict[str, Any]) -> float:

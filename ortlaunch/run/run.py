@@ -255,14 +255,14 @@ class Run:
 
     # What reads and writes these files.
 
-    def check(self) -> None:
-        """Checks that the folder holds a run.
+    def require(self, file: Path) -> None:
+        """Refuses a folder that lacks one of the files that make it a run folder.
 
         Raises:
-            RequestError: the folder holds no run.
+            RequestError: the message names the folder and the file.
         """
-        if not (self.config_file.is_file() or self.journal_file.is_file()):
-            raise RequestError(f"{self.path} is no run folder: it has no {self.config_file.name}")
+        if not file.is_file():
+            raise RequestError(f"{self.path} is no run folder: it has no {file.name}")
 
     @property
     def exists(self) -> bool:

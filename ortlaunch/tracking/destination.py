@@ -26,8 +26,8 @@ def destinations_of(run_dir: Path, uri: str | None = None, environment: Mapping[
     Raises:
         RequestError: the folder has no journal, or neither the folder nor `uri` names a tracker.
     """
-    if not Run(run_dir).journal_file.is_file():
-        raise RequestError(f"{run_dir} is no run folder: it has no journal.jsonl")
+    run = Run(run_dir)
+    run.require(run.journal_file)
     main, others = _nodes(run_dir)
     cfgs = [_of_node(name, node) for name, node in others.items()]
     values = _known_values(main) if main.get("name") == trackers.MAIN else {}

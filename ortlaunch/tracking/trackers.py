@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import announced
 from ortlaunch.config.load import first_line
 from ortlaunch.config.schema import Config
 from ortlaunch.tracking.tracker import Tracker
@@ -222,9 +223,7 @@ def _prefix(name: str) -> str:
 
 
 def _announced() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # This takes 11 ms, which only commands that call this function spend.
-
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    return {point.name: point for point in announced(ENTRY_POINTS)}
 
 
 def _origin(point: EntryPoint) -> str:

@@ -75,8 +75,7 @@ def resume(arguments: list[str]) -> int:
 
 def _stored_config(run_dir: Path) -> Config:
     path = Run(run_dir).config_file
-    if not path.is_file():
-        raise RequestError(f"{run_dir} is no run folder: it has no config.yaml")
+    Run(run_dir).require(path)
     try:
         return load_config(path)
     except (OmegaConfBaseException, KeyError, OSError) as error:

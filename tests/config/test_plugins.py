@@ -11,6 +11,7 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config import plugins, schema
 from ortlaunch.launch import table
+from tests.support.packages import install_metadata
 
 BROKEN = {
     "keyless": ("Keyless", "is no class with a dataclass `config`"),
@@ -35,11 +36,8 @@ class Bare(Launcher):
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed package that announces broken launchers."""
     (tmp_path / "broken_launchers.py").write_text(SOURCE)
-    info = tmp_path / "broken-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     lines = [f"{name} = broken_launchers:{target}" for name, (target, _) in BROKEN.items()]
-    (info / "entry_points.txt").write_text("[ortlaunch.launchers]\n" + "\n".join(lines) + "\n")
+    install_metadata(tmp_path, "broken", {"ortlaunch.launchers": lines})
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     caches = (plugins.announced_launchers, plugins.load_launcher, table.launcher_named)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.packages import install_metadata
+
 MODULE = '''
 """A user's trackers: one that writes what it is told into a file, and some that fail."""
 import json
@@ -91,7 +93,4 @@ def not_a_tracker(name):
 def install(folder: Path, *lines: str) -> None:
     """Puts the module into a folder of `sys.path`, with entry points such as ``kept = their_trackers:Kept``."""
     (folder / "their_trackers.py").write_text(MODULE)
-    info = folder / "their_trackers-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-trackers\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[ortlaunch.trackers]\n" + "\n".join(lines) + "\n")
+    install_metadata(folder, "their-trackers", {"ortlaunch.trackers": list(lines)})

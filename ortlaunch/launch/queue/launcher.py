@@ -149,10 +149,9 @@ class BatchLauncher(QueueLauncher):
         """Writes a run's folder, and journals that the run is queued."""
         script = str(self.script_file(run.plan.run_dir))
         write_run_folder(run.plan, run.config, run.overrides, Start([self.submit_command, script]))
-        journal = Journal(run.plan.journal)
-        journal_start(journal, run.plan, run.config)
-        journal.tags({"ortlaunch.state": "queued"})
-        journal.close()
+        with Journal(run.plan.journal) as journal:
+            journal_start(journal, run.plan, run.config)
+            journal.tags({"ortlaunch.state": "queued"})
 
     def script_file(self, folder: Path) -> Path:
         """Returns the path of the submitted script in a run's or a sweep's folder."""
@@ -169,10 +168,9 @@ class BatchLauncher(QueueLauncher):
         """Journals the failure of runs whose jobs were refused; the last of them also ends their sweep."""
         over = []
         for run_dir in runs:
-            journal = Run(run_dir).journal()
-            journal.tags({"ortlaunch.state": "failed"})
-            journal.end("FAILED")
-            journal.close()
+            with Run(run_dir).journal() as journal:
+                journal.tags({"ortlaunch.state": "failed"})
+                journal.end("FAILED")
             sweep = note_end(run_dir, "FAILED")
             over += [run_dir] if sweep is None else [run_dir, sweep]
         announce(over, config, self.environment(config))

@@ -13,11 +13,11 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ortlaunch.base.user import user_cache, user_name
-from ortlaunch.launch.jobs import FRESH_SECONDS
+from ortlaunch.launch.jobs import FRESH_SECONDS, Answer
 from ortlaunch.launch.slurm import programs
 from ortlaunch.run.roots import keep
 
@@ -56,21 +56,8 @@ class Job:
     """The separate job number that a task of an array gets when it starts."""
 
 
-@dataclass(frozen=True)
-class Queue:
-    """An answer of SLURM: jobs by their id."""
-
-    jobs: dict[str, Job] = field(default_factory=dict)
-    problem: str = ""
-    """Why SLURM could not be asked; empty if it has answered."""
-    asked: float = 0.0
-    """Time of the query, in seconds since the epoch."""
-
-    def find(self, job_id: str) -> Job | None:
-        """Returns the job with this id. A task of an array is also found by its own number."""
-        if job_id in self.jobs:
-            return self.jobs[job_id]
-        return next((job for job in self.jobs.values() if job.own_id == job_id), None)
+Queue = Answer[Job]
+"""An answer of SLURM."""
 
 
 def queue(max_age: float = FRESH_SECONDS) -> Queue:
