@@ -161,11 +161,20 @@ _TOGETHER = {
 """Files that look at the same runs."""
 
 
+# Before pytest-xdist writes the groups into the names.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Has each file's tests run in one process (``--dist=loadgroup``), with those of files that share its runs."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.xdist_group(_TOGETHER.get(item.path.name, item.path.name)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fails where pytest-xdist has formed no groups: two processes would make the same runs, and jobs of one number."""
+    if session.config.option.__dict__.get("loadgroup"):
+        for item in session.items:
+            assert "@" in item.nodeid, f"pytest-xdist has put {item.nodeid} in no group"
 
 
 @pytest.fixture(scope="session")

@@ -60,15 +60,16 @@ def mlflow_ids(stored):
 def resumed(start, stored, mlflow_ids):
     """`ortlaunch resume` of the stopped run; beside it the job that was queued again and one that waited begin."""
     (sweep,) = stored.work.glob("runs/cluster/multirun-*")
-    jobs = [
-        stored.start_job(stored.run("requeued"), 103, restart=1),
-        stored.start_job(sweep, 105, SLURM_ARRAY_JOB_ID="104", SLURM_ARRAY_TASK_ID="0"),
-    ]
+    jobs = {
+        103: stored.start_job(stored.run("requeued"), 103, restart=1),
+        105: stored.start_job(sweep, 105, SLURM_ARRAY_JOB_ID="104", SLURM_ARRAY_TASK_ID="0"),
+    }
     try:
         result = start(stored.work, "resume", str(stored.run("stopped"))).finish()
-        assert [job.wait(SECONDS) for job in jobs] == [0, 0]
+        for job_id, job in jobs.items():
+            assert job.wait(SECONDS) == 0, stored.job_output(job_id).read_text()
     finally:
-        for job in jobs:
+        for job in jobs.values():
             if job.poll() is None:
                 os.killpg(job.pid, signal.SIGKILL)
     return result

@@ -82,10 +82,21 @@ class Stored:
         (self.bin / "squeue.txt").write_text("".join(f"{line}\n" for line in lines))
 
     def start_job(self, run_dir: Path, job_id: int, restart: int = 0, **variables: str) -> subprocess.Popen[bytes]:
-        """Runs a submitted script, as SLURM does when it is the job's turn."""
+        """Runs a submitted script, as SLURM does when it is the job's turn; what it prints goes to `job_output`."""
         job = {"SLURM_JOB_ID": str(job_id), "SLURM_JOB_NODELIST": "localhost", "SLURM_RESTART_COUNT": str(restart)}
         command = ["bash", str(run_dir / "sbatch.sh")]
-        return subprocess.Popen(command, env=self.environment | job | variables, start_new_session=True)
+        with self.job_output(job_id).open("wb") as output:
+            return subprocess.Popen(
+                command,
+                env=self.environment | job | variables,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def job_output(self, job_id: int) -> Path:
+        """What a job prints."""
+        return self.folder / f"job-{job_id}.out"
 
     def rename(self, old: str, new: str) -> None:
         """Puts one text in the place of another of the same length, wherever the runs have written it."""
