@@ -18,7 +18,7 @@ from ortlaunch.config.schema import LauncherConfig
 from ortlaunch.follow.find import HELP, find_runs
 from ortlaunch.follow.rows import Row
 from ortlaunch.follow.state import State
-from ortlaunch.follow.status import look
+from ortlaunch.follow.status import Look, look
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.identity import Process
@@ -50,10 +50,10 @@ def cancel(arguments: list[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     looked = [look(folder) for asked in options.run for folder in find_runs(asked)]
-    for row, _ in looked:
+    for row in (one.row for one in looked):
         if row.is_over:
             print(f"{_name(row)} is over already: {_state_text(row)}", flush=True)
-    going = [(row, record) for row, record in looked if not row.is_over]
+    going = [(one.row, one.record) for one in looked if not one.row.is_over]
     # Waiting jobs are cancelled first, so that none of them starts on the nodes that the others leave.
     _cancel_jobs([row for row, _ in going if row.job_id and row.state in _WAITS])
     end_checks = [_ask_to_end(row, record, now=options.now) for row, record in going]
@@ -63,7 +63,7 @@ def cancel(arguments: list[str]) -> int:
         over = _wait(is_over, begun + seconds, _QUEUE_POLL_SECONDS if row.job_id else _POLL_SECONDS)
         if over and row.job_id:
             unsent += _journal_missing_end(record.folder)
-        print(_verdict(look(record.folder)[0], over=over), flush=True)
+        print(_verdict(look(record.folder).row, over=over), flush=True)
         goes_on |= not over
     _send(unsent)
     return exit_codes.FAILED if goes_on else exit_codes.DONE
@@ -82,7 +82,7 @@ def _end_here(record: Record, now: bool) -> Callable[[], bool]:
             host = launcher.host if launcher is not None else "another machine"
             raise RequestError(f"{record.run_id} runs on {host}: cancel it there to end it at once")
         _ask_to_stop(record.folder.path)
-        return lambda: look(record.folder)[0].is_over
+        return lambda: look(record.folder).row.is_over
     _ask_to_stop(record.folder.path)
     # The launcher acts as on Ctrl-C: it ends workers that have made no step yet at once, and the others after the
     # grace period at the latest.
@@ -100,12 +100,16 @@ def _end_job(row: Row, record: Record, now: bool) -> Callable[[], bool]:
         _ask_to_stop(record.folder.path)
         if now or record.step is None:
             _cancel_jobs([row])
-    return lambda: _has_ended(look(record.folder)[0])
+    return lambda: _has_ended(look(record.folder))
 
 
-def _has_ended(row: Row) -> bool:
-    """Returns whether a job has ended. SLURM at once forgets a task of an array that is cancelled before it began."""
-    return row.is_over or row.state in (State.KILLED, State.UNKNOWN)
+def _has_ended(job: Look) -> bool:
+    """Returns whether a job has ended. A scheduler that could not be asked does not show that it has."""
+    if job.row.is_over:
+        return True
+    # SLURM at once forgets a task of an array that is cancelled before it began.
+    is_forgotten = job.row.state in (State.KILLED, State.UNKNOWN)
+    return is_forgotten and not job.problem
 
 
 def _journal_missing_end(folder: RunFolder) -> list[Path]:

@@ -121,14 +121,15 @@ def _follow(
 ) -> int:
     """Prints lines as they come, until the run is over and all was read."""
     looked, over = -_STATE_SECONDS, False
-    row, _ = look(folder, max_age=_STATE_SECONDS)
+    row = look(folder, max_age=_STATE_SECONDS).row
     if not pick() and not row.is_over:
         print(f"{folder.run_id} is {row.state.value}{f' ({row.reason})' if row.reason else ''}", file=sys.stderr)
     while True:
         # The state is read before the logs, so that all lines from before the run's end are printed below.
         if time.monotonic() - looked > _STATE_SECONDS:
-            row, _ = look(folder, max_age=_STATE_SECONDS)
-            looked, over = time.monotonic(), row.is_over or row.state is State.UNKNOWN
+            row, _, problem = look(folder, max_age=_STATE_SECONDS)
+            # A scheduler that could not be asked for once does not show that the run has ended.
+            looked, over = time.monotonic(), row.is_over or (row.state is State.UNKNOWN and not problem)
         for source in pick():
             is_new = source.path not in sources
             source = sources.setdefault(source.path, source)
@@ -188,7 +189,7 @@ def _filter(pattern: str | None) -> Callable[[str], bool]:
 
 
 def _no_log_message(folder: RunFolder, options: argparse.Namespace) -> str:
-    row, _ = look(folder, max_age=_STATE_SECONDS)
+    row = look(folder, max_age=_STATE_SECONDS).row
     standing = row.state.value + (f": {row.reason}" if row.reason else "")
     ranks = _ranks(folder.path)
     if options.log is not None:

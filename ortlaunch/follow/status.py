@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.follow.rows import Row, Survey, title_of
@@ -26,8 +26,7 @@ def status(arguments: list[str]) -> int:
         RequestError: no run or several match.
     """
     options = _parser().parse_args(arguments)
-    folder = find_run(options.run)
-    row, record = look(folder)
+    row, record, _ = look(find_run(options.run))
     if options.json:
         print(json.dumps(_document(row, record), indent=2, ensure_ascii=False))
         return 0
@@ -38,15 +37,25 @@ def status(arguments: list[str]) -> int:
     return 0
 
 
-def look(folder: RunFolder, max_age: float = 0.0) -> tuple[Row, Record]:
-    """Returns the row and the record of one run as it is now.
+class Look(NamedTuple):
+    """One run as it is now."""
+
+    row: Row
+    record: Record
+    problem: str
+    """Why the scheduler of its job could not be asked; empty if it has answered, and for a run without a job."""
+
+
+def look(folder: RunFolder, max_age: float = 0.0) -> Look:
+    """Reads one run's folder, and asks the scheduler of its job.
 
     Args:
         folder: its run folder.
         max_age: greatest age of a scheduler's cached answer, in seconds.
     """
-    record = read_record(folder)
-    return Survey([folder], max_age).row_of(record), record
+    record, survey = read_record(folder), Survey([folder], max_age)
+    row = survey.row_of(record)
+    return Look(row, record, survey.ask(row.launcher).problem if row.job_id else "")
 
 
 def _document(row: Row, record: Record) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def _check_ended(run_dir: Path, seconds: float) -> None:
     """Waits for workers that are still writing their last checkpoint; refuses a run whose launcher or job lives."""
     run = Run(run_dir)
     if run.job() is not None:
-        row, _ = look(folder_at(run_dir))
+        row = look(folder_at(run_dir)).row
         # If the scheduler cannot tell, the workers' lock decides below.
         if not row.is_over and row.state is not State.UNKNOWN:
             raise RequestError(f"{run_dir} is {row.state.value} as job {row.job_id}: ortlaunch cancel {row.run_id}")

@@ -312,7 +312,7 @@ def test_values_that_are_no_numbers_stay_valid_json(make_run, capsys) -> None:
     for _ in range(2):  # The second time from the index.
         (row,) = listed(capsys)
         assert (row["last_loss"], row["tokens_per_second"]) == ("nan", "inf")
-    assert look(find_run(str(run_dir)))[0].last_loss != 0
+    assert look(find_run(str(run_dir))).row.last_loss != 0
     jobs([])
     assert "nan" in capsys.readouterr().out
 
