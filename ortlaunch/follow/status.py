@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.follow.rows import Row, Survey, title_of
 from ortlaunch.follow.state import State
-from ortlaunch.follow.table import number, span
+from ortlaunch.follow.table import duration_text, rate_text
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.record import Record, read_record
 
@@ -80,7 +80,7 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
         ("began", _began(row, record)),
         ("restarts", str(row.restarts) if row.restarts else ""),
         ("why requeued", record.tags.get("ortlaunch.requeue_reason", "")),
-        ("time limit", f"in {span(row.limit_seconds)}" if row.limit_seconds is not None else ""),
+        ("time limit", f"in {duration_text(row.limit_seconds)}" if row.limit_seconds is not None else ""),
         ("checkpoint", row.checkpoint),
         ("mlflow run", record.run.mlflow_run_id() or ""),
         ("failure", record.state.failure if row.state is State.FAILED and record.state.failure != row.reason else ""),
@@ -102,7 +102,7 @@ def _where(row: Row) -> str:
 
 def _steps(row: Row) -> str:
     share = f" ({100 * (row.step or 0) // row.steps} %)" if row.steps else ""
-    left = f", {span(row.left_seconds)} left" if row.left_seconds is not None else ""
+    left = f", {duration_text(row.left_seconds)} left" if row.left_seconds is not None else ""
     return f"{row.step or 0} of {row.steps or 'unknown'}{share}{left}"
 
 
@@ -112,9 +112,9 @@ def _figures(row: Row) -> str:
     parts = [f"{last}loss {row.last_loss:.4g}"] if row.last_loss is not None else []
     tokens, samples = row.rates
     if tokens is not None:
-        parts.append(f"{number(tokens)} tokens/s{median}")
+        parts.append(f"{rate_text(tokens)} tokens/s{median}")
     elif samples is not None:
-        parts.append(f"{number(samples)} samples/s{median}")
+        parts.append(f"{rate_text(samples)} samples/s{median}")
     return ", ".join(parts)
 
 
@@ -122,7 +122,7 @@ def _began(row: Row, record: Record) -> str:
     if record.began is None:
         return ""
     text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.began / 1000))
-    return f"{text}, {span(row.elapsed_seconds)} {'in all' if row.is_over else 'so far'}"
+    return f"{text}, {duration_text(row.elapsed_seconds)} {'in all' if row.is_over else 'so far'}"
 
 
 def _advice(row: Row) -> list[tuple[str, str]]:

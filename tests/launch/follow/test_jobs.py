@@ -20,7 +20,7 @@ from ortlaunch.follow.find import find_run, find_runs
 from ortlaunch.follow.jobs import jobs
 from ortlaunch.follow.rows import Survey
 from ortlaunch.follow.status import look, status
-from ortlaunch.follow.table import render, span
+from ortlaunch.follow.table import duration_text, render
 from ortlaunch.run.folders import scan
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.record import read_record
@@ -322,4 +322,4 @@ def test_values_that_are_no_numbers_stay_valid_json(make_run, capsys) -> None:
     [(0.4, "0s"), (59.4, "59s"), (61, "1m01s"), (3600, "1h00m"), (90061, "1d01h"), (None, ""), (float("inf"), "")],
 )
 def test_lengths_of_time(seconds: float | None, text: str) -> None:
-    assert span(seconds) == text
+    assert duration_text(seconds) == text
