@@ -20,6 +20,7 @@ from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process
+from ortlaunch.run.key import RunKey
 from ortlaunch.run.liveness import Alive, has_workers, liveness
 from ortlaunch.run.run import Run
 
@@ -62,13 +63,15 @@ def resume(arguments: list[str]) -> int:
     state = Run(run_dir).state()
     if launcher.keeps_record(config):
         _check_ended(run_dir, config.launcher.grace_seconds)
-    if state.ended == "FINISHED" and config.train.steps <= (done := stored.train.steps):
+    done = stored.train.steps
+    if state.ended == "FINISHED" and config.train.steps <= done:
         # Otherwise the run would train its last steps again.
         raise RequestError(
             f"{run_dir} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
         )
-    # A run that was killed early has journalled neither id nor name. Its folder is <timestamp>-<name>-<id>.
-    run_id, name = state.run_id or run_dir.name.rpartition("-")[2], state.name or run_dir.name
+    # A run that was killed early has journalled neither id nor name.
+    run_id = state.run_id or RunKey.of_folder(run_dir.name).run_id
+    name = state.name or run_dir.name
     plan = plan_in(config, run_dir, run_id, name, attempt=max(1, state.attempts))
     return launcher.submit(plan, config, ["resume", *arguments])
 

@@ -14,6 +14,7 @@ from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.rules import LOCAL_RULES
 from ortlaunch.launch.plan import LaunchPlan, NodePart, Start, new_run
 from ortlaunch.launch.torchrun import torchrun, worker_environment, workers_per_node
+from ortlaunch.run.key import RunKey
 
 
 class LocalLauncher(Launcher):
@@ -64,8 +65,8 @@ class LocalLauncher(Launcher):
         keys = _keys(config)
         if keys.nodes == 1:
             return config
-        parts = run_dir.name.split("-")
-        return dataclasses.replace(config, launcher=dataclasses.replace(keys, run="-".join([*parts[:2], parts[-1]])))
+        run = str(RunKey.of_folder(run_dir.name))
+        return dataclasses.replace(config, launcher=dataclasses.replace(keys, run=run))
 
     def keeps_record(self, config: Config) -> bool:
         """Returns whether this is the run's first machine."""
