@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
@@ -166,7 +167,7 @@ def refused(run_dir: Path, command: str, job: str) -> None:
     send_all(run_dir)
 
 
-def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: list[str]) -> Facts:
+def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: Iterable[str]) -> Facts:
     """Collects the facts about a run whose workers have ended, from its folder and, if it is not done, the scheduler.
 
     Args:
@@ -193,7 +194,7 @@ def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: list[str]
         is_preempted=answer is not None and answer.is_preempted,
         crashes=past.crashes(job.job_id),
         max_restarts=config.launcher.max_restarts,
-        barren=past.barren(job.job_id, Run(run_dir).newest_checkpoint()),
+        without_checkpoint=past.without_checkpoint(job.job_id, run.newest_checkpoint()),
         requeue_limit=launcher.requeue_limit(config),
         scheduler=launcher.title,
         starter=launcher.starter,
