@@ -105,8 +105,8 @@ def _terminated(facts: Facts) -> Verdict:
 def _workers_terminated(facts: Facts) -> Verdict:
     """Decides after a SIGTERM that only the workers got, while their job goes on.
 
-    After a node has failed and the job was requeued, the scheduler may deliver a SIGTERM that it meant for the step with
-    the same number before the requeue.
+    After a node has failed and the job was requeued, the scheduler may deliver a SIGTERM that it meant for the step
+    with the same number before the requeue.
     """
     if _makes_no_progress(facts):
         reason = f"the workers got SIGTERM {facts.without_checkpoint} times without a new checkpoint"
