@@ -109,10 +109,9 @@ class Survey:
             self._answers[scheduler] = _asked(scheduler, self._max_age)
         return self._answers[scheduler]
 
-    @property
-    def answers(self) -> dict[str, Jobs]:
-        """The answers of those schedulers that were asked, by the names of their launchers."""
-        return self._answers
+    def problem_of(self, row: Row) -> str:
+        """Returns why the scheduler of a run's job could not be asked; empty if it has answered, or there is no job."""
+        return self.ask(row.launcher).problem if row.job_id else ""
 
     def _ask_again_if_submitted_since(self, job: dict[str, Any] | None) -> None:
         """Asks a scheduler again if it was asked before this job was submitted, since its answer then lacks the job.

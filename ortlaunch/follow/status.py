@@ -55,7 +55,7 @@ def look(folder: RunFolder, max_age: float = 0.0) -> Look:
     """
     record, survey = read_record(folder), Survey([folder], max_age)
     row = survey.row_of(record)
-    return Look(row, record, survey.ask(row.launcher).problem if row.job_id else "")
+    return Look(row, record, survey.problem_of(row))
 
 
 def _document(row: Row, record: Record) -> dict[str, Any]:
