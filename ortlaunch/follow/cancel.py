@@ -183,8 +183,8 @@ def _grace_seconds(run_dir: Path) -> float:
 
 def _outcome_text(row: Row, *, has_ended: bool) -> str:
     if not has_ended:
-        command = f"ortlaunch cancel {row.run_id} --now"
-        return f"{_described(row)} still goes on: {_state_text(row)}. At once, without a checkpoint: {command}"
+        remedy = f"To end it at once, without a checkpoint: ortlaunch cancel {row.run_id} --now"
+        return f"{_described(row)} still goes on: {_state_text(row)}. {remedy}"
     if row.state is State.FINISHED:
         return f"{_described(row)} had made its last step before it could be stopped: finished"
     if row.state is State.STOPPED:

@@ -19,10 +19,10 @@ from ortlaunch.run.sweep import find_sweep, runs_of
 _DESCRIPTION = """\
 List runs, the newest first: all that go on or wait, and of the others as many as fill --last rows.
 
-Runs lie below runs/ of this folder, and below every run root where you have started runs from this account.
+It looks in runs/ of this folder, and in every run root where you have started runs from this account.
 States: queued, pending (why says for what), requeued, preempted, running, stopping, and of those that are over:
-finished, stopped (goes on with ortlaunch resume), failed, killed; unknown where neither the run folder nor the
-scheduler say.
+finished, stopped (goes on with ortlaunch resume), failed, killed; unknown if neither the run folder nor the
+scheduler has the answer.
 elapsed is of the latest attempt, left is to the last step at the latest pace. tokens/s and samples/s are the
 medians that compare shows where a run has ended with them, else those of the latest log step.
 
@@ -106,7 +106,7 @@ def _of_sweep(folders: list[RunFolder], asked: str, roots: list[Path]) -> list[R
 def _existing_root(text: str) -> Path:
     root = Path(text).expanduser().absolute()
     if not root.is_dir():
-        raise RequestError(f"--root: {root} is no folder")
+        raise RequestError(f"--root: {root} is not a folder")
     return root
 
 
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--experiment", metavar="NAME", help="only runs of this experiment")
     parser.add_argument("--sweep", metavar="SWEEP", help="only runs of this sweep: folder, name, id or array job")
     parser.add_argument(
-        "--root", action="append", default=[], metavar="FOLDER", help="look below this run root only; may be repeated"
+        "--root", action="append", default=[], metavar="FOLDER", help="look in this run root only; may be repeated"
     )
     parser.add_argument("--available", action="store_true", help="list the ready jobs instead, a line each")
     parser.add_argument("--json", action="store_true", help="for programs: a list of objects, with exact values")

@@ -49,7 +49,7 @@ class Source:
         """
         try:
             with self.path.open("rb") as file:
-                if file.seek(0, 2) < self.offset:  # The file was written anew.
+                if file.seek(0, 2) < self.offset:  # The file was replaced.
                     self.offset, self.rest = 0, b""
                 file.seek(self.offset)
                 while piece := file.read(_CHUNK_BYTES):

@@ -119,7 +119,7 @@ def _in_submission(record: Record) -> Standing:
     """Judges a run that has no job yet. It is sent to MLflow before the submission, which a slow server may delay."""
     if time.time() - (record.state.last or 0) / 1000 < _SUBMISSION_SECONDS:
         return Standing(State.QUEUED, "is being submitted", is_over=False)
-    return Standing(State.KILLED, "its submission was broken off")
+    return Standing(State.KILLED, "its submission was interrupted")
 
 
 def _launched_elsewhere(record: Record, found: Liveness) -> Standing:
@@ -127,7 +127,7 @@ def _launched_elsewhere(record: Record, found: Liveness) -> Standing:
     assert found.launcher is not None
     if found.alive is Alive.MAYBE:
         return _running_or_stopping(record)
-    quiet = f"no word from {found.launcher.host} for {found.quiet_seconds / 3600:.1f} h"
+    quiet = f"no sign of life from {found.launcher.host} for {found.quiet_seconds / 3600:.1f} h"
     return Standing(State.UNKNOWN, quiet, is_over=False)
 
 

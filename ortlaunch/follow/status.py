@@ -84,14 +84,17 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
         ("checkpoint", row.checkpoint),
         ("mlflow run", record.run.mlflow_run_id() or ""),
         ("failure", record.state.failure if row.state is State.FAILED and record.state.failure != row.reason else ""),
-        ("untold", f"MLflow takes it for running: ortlaunch sync {row.run_dir}" if _is_untold(row, record) else ""),
+        ("not sent", _unsent_end(row, record)),
         *_advice(row),
     ]
     return [(label, text) for label, text in lines if text]
 
 
-def _is_untold(row: Row, record: Record) -> bool:
-    return row.is_over and record.ended is None and record.run.mlflow_run_id() is not None
+def _unsent_end(row: Row, record: Record) -> str:
+    """Returns what to do about a run whose end was not journalled and so not sent to MLflow; empty for others."""
+    if not row.is_over or record.ended is not None or record.run.mlflow_run_id() is None:
+        return ""
+    return f"MLflow shows it as running: ortlaunch sync {row.run_dir}"
 
 
 def _where(row: Row) -> str:

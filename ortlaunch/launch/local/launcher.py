@@ -37,13 +37,11 @@ class LocalLauncher(Launcher):
         """Plans a run like `Launcher.plan`.
 
         Raises:
-            RequestError: the run that ``launcher.run`` names is there already.
+            RequestError: the run that ``launcher.run`` names exists already.
         """
         keys = _keys(config)
         if attempt == 0 and keys.node_rank == 0 and not keys.dry_run and run_dir.exists():
-            raise RequestError(
-                f"launcher.run={keys.run}: {run_dir} is there already: go on with it by ortlaunch resume"
-            )
+            raise RequestError(f"launcher.run={keys.run}: {run_dir} exists already: go on with it by ortlaunch resume")
         return super().plan(config, run_dir, run_id, name, attempt)
 
     def submit(self, plan: LaunchPlan, config: Config, arguments: list[str]) -> int:

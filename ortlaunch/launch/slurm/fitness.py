@@ -120,7 +120,8 @@ def _other_folder(run_dir: Path) -> list[str]:
     token = Run(run_dir).preflight_token
     if token.is_file() and token.read_text() == attempt_token():
         return []
-    return [f"{run_dir} is not the run folder that the first node sees: run_root must lie on a file system they share"]
+    remedy = "run_root must be on a file system that all nodes share"
+    return [f"{run_dir} is not the run folder that the first node sees: {remedy}"]
 
 
 def _other_versions(recorded: dict[str, str]) -> list[str]:
@@ -148,7 +149,7 @@ def _missing_gpus(config: Config) -> list[str]:
     if visible is not None:
         seen = min(seen, len([entry for entry in visible.split(",") if entry.strip()]))
     wanted = workers_per_node(config)
-    return [] if seen >= wanted else [f"{seen} GPU(s) to be seen, and {wanted} workers want one each"]
+    return [] if seen >= wanted else [f"{seen} GPU(s) are visible, and {wanted} workers need one each"]
 
 
 def _full_disk(run_dir: Path) -> list[str]:

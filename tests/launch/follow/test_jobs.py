@@ -76,7 +76,7 @@ def test_a_run_that_is_being_submitted_is_queued(make_run, capsys) -> None:
     rows = {row["name"]: (row["state"], row["reason"], row["is_over"]) for row in listed(capsys)}
     assert rows == {
         "now": ("queued", "is being submitted", False),
-        "never": ("killed", "its submission was broken off", True),
+        "never": ("killed", "its submission was interrupted", True),
     }
 
 
