@@ -53,25 +53,47 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
         print(f"ortlaunch: {run_dir} is done", file=sys.stderr)
         return None
     _claim(launcher, run, job)
-    journal = run.journal()
     if run.stop_word() not in (None, REQUEUE_WORD):
-        journal.tags({"ortlaunch.state": "stopped"})
-        journal.end("KILLED")
-        claim.release_of(run, job.key)
-        send_all(run_dir)
-        _note_end(run_dir, "KILLED")
-        print("ortlaunch: the run was asked to stop while it was in the queue", file=sys.stderr)
+        _end_before_start(run, job)
         return None
-    # Files of the previous attempt must not be taken for those of this one.
-    for file in (run.stop_file, run.stopped_file):
-        file.unlink(missing_ok=True)
-    for folder in (run.failures, run.preflight):
-        shutil.rmtree(folder, ignore_errors=True)
+    _remove_earlier_files(run)
     past = history.load(run_dir)
     attempt = past.begin(job.job_id, job.restart, job.nodes)
     history.save(run_dir, past)
     # The workers inherit these variables.
     os.environ |= {"ORTLAUNCH_ATTEMPT": str(attempt), "ORTLAUNCH_JOB": job.job_id}
+    _journal_begin(run, job, attempt)
+    return attempt
+
+
+def _end_before_start(run: Run, job: OwnJob) -> None:
+    """Ends a run that was asked to stop while its job was in the queue."""
+    journal = run.journal()
+    journal.tags({"ortlaunch.state": "stopped"})
+    journal.end("KILLED")
+    claim.release_of(run, job.key)
+    send_all(run.path)
+    _note_end(run.path, "KILLED")
+    print("ortlaunch: the run was asked to stop while it was in the queue", file=sys.stderr)
+
+
+def _remove_earlier_files(run: Run) -> None:
+    """Removes files of the previous attempt, which must not be taken for those of this one."""
+    for file in (run.stop_file, run.stopped_file):
+        file.unlink(missing_ok=True)
+    for folder in (run.failures, run.preflight):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _journal_begin(run: Run, job: OwnJob, attempt: int) -> None:
+    """Journals that an attempt begins, and in which job it runs.
+
+    Args:
+        run: the run.
+        job: the job.
+        attempt: how many attempts there were before.
+    """
+    journal = run.journal()
     journal.tags(
         {
             "ortlaunch.state": "running",
@@ -84,7 +106,6 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
     own = run.scheduler_variables(attempt, job.scheduler)
     own.write_text(json.dumps(job.variables, indent=2) + "\n")
     journal.artifact(own, ARTIFACT_FOLDER)
-    return attempt
 
 
 def _claim(launcher: BatchLauncher, run: Run, job: OwnJob) -> None:
