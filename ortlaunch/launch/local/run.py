@@ -247,8 +247,8 @@ class _Stopping:
         if self._stop.signal is not None and self._deadline is None:
             self._deadline = time.monotonic() + self._ask()
         # torchrun would start the workers again, although their request is wrong.
-        restarts_in_vain = self._launcher.max_restarts and failure.is_request(self._plan.run_dir)
-        if self._stop.repeated or restarts_in_vain:
+        fails_again = self._launcher.max_restarts and failure.is_request(self._plan.run_dir)
+        if self._stop.repeated or fails_again:
             self._group.kill()
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._deadline = math.inf
