@@ -70,8 +70,7 @@ def run_job(launcher: BatchLauncher, config: Config, run_dir: Path) -> int:
     while True:
         job = launcher.own_job()
         print(f"--- job {job.job_id}, restart {job.restart}, on {job.nodes}", flush=True)
-        before = begin(launcher, run_dir, job)
-        if before is None:
+        if begin(launcher, run_dir, job) is None:
             return exit_codes.DONE
         code, relay = _workers(launcher, config, run_dir, signals)
         verdict = decide(gather(launcher, run_dir, code, signals.seen), run_dir, job.key)
