@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -22,6 +23,7 @@ from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process
 from ortlaunch.run.liveness import Alive, has_workers, liveness
 from ortlaunch.run.run import Run
+from ortlaunch.tracking import trackers
 
 _HELP = """\
 usage: ortlaunch resume RUN [KEY=VALUE ...]
@@ -45,7 +47,8 @@ def resume(arguments: list[str]) -> int:
         The exit code of the run.
 
     Raises:
-        RequestError: there is no such run or several, it is still going on, or a key is wrong.
+        RequestError: there is no such run or several, it is still going on, a key is wrong, or a tracker's password is
+            missing.
     """
     if {"-h", "--help"} & set(arguments):
         print(_HELP)
@@ -55,8 +58,10 @@ def resume(arguments: list[str]) -> int:
             "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
         )
     run_dir = find_run(arguments[0]).path
-    stored = _stored_config(run_dir)
+    # The variables come first, so that a key on the command line overrides them.
+    stored = trackers.with_credentials(_stored_config(run_dir), os.environ)
     changed = _changed(stored, arguments[1:], run_dir)
+    trackers.check_credentials(changed)
     launcher = launcher_of(changed)
     config = prepared(launcher.resumed(changed, run_dir))
     state = Run(run_dir).state()
