@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.compose.hydra_tree import explain
+from ortlaunch.compose.hydra_errors import explain
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import first_line, load_config, to_config
 from ortlaunch.config.schema import GROUPS, Config
