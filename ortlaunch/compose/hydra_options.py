@@ -1,4 +1,4 @@
-"""Registers options that have no file under ``conf/`` in Hydra's store: models, plugins, profiles and ready jobs."""
+"""Registers options without a file under ``conf/`` in Hydra's store, such as those of installed packages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.launchers import announced_launchers, launcher_schema
 from ortlaunch.config.options import MODULE_GROUPS, Options
 from ortlaunch.config.paths import group_options, ready_jobs, slurm_profiles
-from ortlaunch.config.plugins import announced_launchers, launcher_schema
 from ortlaunch.config.schema import MlflowConfig, open_model, register_schemas
 from ortlaunch.config.tracking_uri import default_uri
 from ortlaunch.models.registry import available
