@@ -189,7 +189,7 @@ def _of_run(verb: str, run_dir: Path, overrides: list[str]) -> Config:
         if key in _KEPT or (key == "model" and value != config.model.name):
             raise RequestError(
                 f"export {verb}: {override} does not go with from_run: the run has model={config.model.name}, "
-                f"and of its groups only {', '.join(_EXCHANGEABLE)} can be chosen anew"
+                f"and of its groups only {', '.join(_EXCHANGEABLE)} can be changed"
             )
         if key in _EXCHANGEABLE:
             if value not in GROUPS[key]:
