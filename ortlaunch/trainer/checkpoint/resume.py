@@ -160,7 +160,7 @@ def check_data(start: Start, fingerprint: str, samples: int | None, workers: Wor
             )
     if samples is None and start.workers != workers.world_size:
         raise RequestError(
-            f"{start.path} was written by {start.workers} workers, each in its own part of a stream: go on with as "
+            f"{start.path} was written by {start.workers} workers, each in its own part of a stream: resume with as "
             f"many (launcher.workers_per_node={start.workers}), or take data.streaming=false"
         )
     for key, now in reading.items():
