@@ -42,7 +42,7 @@ def _least_numbers(config: Config) -> None:
             raise RequestError(f"{key}={value}: must be at least {least}")
 
 
-def _whole_numbers(config: Config) -> dict[str, tuple[float, int]]:
+def _whole_numbers(config: Config) -> dict[str, tuple[int, int]]:
     """The value and the least value of each whole number that is set."""
     numbers = {
         "train.steps": (config.train.steps, 1),
