@@ -32,7 +32,7 @@ Usage:
   ortlaunch bench KEY=A,B ... [repeat=3]   run a grid on this machine, round by round, and compare it
   ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models
-  ortlaunch doctor [--json] [--fix]   what the environment and the machine have and lack, and the remedies
+  ortlaunch doctor [--json] [--fix]   what this environment and machine have, what is missing, how to get it
 RUN is a run folder, its short id, its name, or a job id. Every command has a --help of its own.
 
 Examples:

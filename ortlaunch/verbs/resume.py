@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.compose.hydra_tree import explain
+from ortlaunch.compose.hydra_errors import explain
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import first_line, load_config, to_config
 from ortlaunch.config.schema import GROUPS, Config
@@ -23,6 +24,7 @@ from ortlaunch.run.identity import Process
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.liveness import Alive, has_workers, liveness
 from ortlaunch.run.run import Run
+from ortlaunch.tracking import trackers
 
 _HELP = """\
 usage: ortlaunch resume RUN [KEY=VALUE ...]
@@ -46,7 +48,8 @@ def resume(arguments: list[str]) -> int:
         The exit code of the run.
 
     Raises:
-        RequestError: there is no such run or several, it is still going on, or a key is wrong.
+        RequestError: there is no such run or several, it is still going on, a key is wrong, or a tracker's password is
+            missing.
     """
     if {"-h", "--help"} & set(arguments):
         print(_HELP)
@@ -56,8 +59,10 @@ def resume(arguments: list[str]) -> int:
             "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
         )
     run_dir = find_run(arguments[0]).path
-    stored = _stored_config(run_dir)
+    # The variables come first, so that a key on the command line overrides them.
+    stored = trackers.with_credentials(_stored_config(run_dir), os.environ)
     changed = _changed(stored, arguments[1:], run_dir)
+    trackers.check_credentials(changed)
     launcher = launcher_of(changed)
     config = prepared(launcher.resumed(changed, run_dir))
     state = Run(run_dir).state()
