@@ -209,4 +209,4 @@ def _checks_of(cls: type[Event]) -> dict[str, Callable[[Any], bool]]:
 
 
 _FIELD_CHECKS = {cls: _checks_of(cls) for cls in _KINDS.values()}
-"""The checks of an event's fields, by their names. They are looked up once, because a journal may have many events."""
+"""The checks of an event's fields, by their names. A type without a check fails here."""
