@@ -14,7 +14,7 @@ from onnx import helper
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ortlaunch.ort.mends import convolutions, functions
+from ortlaunch.ort.mends import convolutions, functions, splits
 
 _DOMAIN, _OPERATOR = "org.pytorch.aten", "detach_copy"
 
@@ -38,6 +38,7 @@ def install() -> None:
         wanted = [name for name in wanted if name not in frozen]
         exported_model_info.onnx_graph_input_names_require_grad = wanted
         convolutions.pad_explicitly(exported_model_info.exported_model.graph)
+        splits.slice_where_gradients_end(exported_model_info.exported_model.graph, _stops)
         _separate_unwanted(exported_model_info.exported_model.graph, set(wanted))
         info = original(flatten_module=flatten_module, exported_model_info=exported_model_info, **rest)
         reached = _reached_by_gradients(info._post_export_processed_model.graph)

@@ -9,7 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortlaunch.ort.mends import buffers, copying, functions, gradients, guard, modes, outputs, randomness, statistics
+from ortlaunch.ort.mends import (
+    buffers,
+    copying,
+    functions,
+    gradients,
+    guard,
+    modes,
+    outputs,
+    padding,
+    randomness,
+    returned,
+    statistics,
+    unneeded,
+)
 
 _exports_training: ContextVar[list[bool] | None] = ContextVar("_exports_training", default=None)
 """The modes of the model's modules while a graph for training is made."""
@@ -26,6 +39,9 @@ def install() -> None:
     copying.install()
     randomness.install()
     guard.install()
+    padding.register_gradients()
+    returned.install()
+    unneeded.install()
     if hasattr(_FlattenedModule, "_ortlaunch_forward"):
         return
     original_forward, original_export = _FlattenedModule.forward, GraphTransitionManager._get_exported_model
