@@ -67,12 +67,11 @@ _SEED: list[Any] = []
 """The shape of a seed, an int64."""
 
 
-def _padded(x: list[Any], widths: list[int]) -> list[list[Any]]:
+def _padded(x: list[Any], widths: list[Any]) -> list[list[Any]]:
     """Returns the shape after padding; the widths start at the last dimension, two for each."""
-    pairs = list(zip(widths[::2], widths[1::2], strict=True))[::-1]
-    return [
-        [*x[: len(x) - len(pairs)], *(size + sum(pair) for size, pair in zip(x[-len(pairs) :], pairs, strict=True))]
-    ]
+    added = [sum(widths[place : place + 2]) for place in range(0, len(widths), 2)][::-1]
+    kept = len(x) - len(added)
+    return [[*x[:kept], *(size + more for size, more in zip(x[kept:], added, strict=True))]]
 
 
 _SHAPES: dict[str, Callable[..., list[list[Any]]]] = {

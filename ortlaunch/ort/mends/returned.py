@@ -16,6 +16,8 @@ _COPY = "detach_copy"
 _OWN_MEMORY = frozenset({"MatMul", "FusedMatMul", "Gemm", "Conv"})
 """Operators that make large outputs and never write into the memory of an input."""
 _OUR_OPERATORS = "ortlaunch::"
+_SAME_MEMORY = ("Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
+_READ_NO_VALUES = ("Shape", "Size", *_SAME_MEMORY)
 
 
 def install() -> None:
@@ -37,14 +39,16 @@ def copy_outputs(graph: Any) -> None:
     overwritten = _inputs_of_backward(graph, end, producers)
     copies, seen = [], set()
     for index, name in enumerate(end.input):
-        source = _before_identities(name, producers)
-        if source in seen or source in overwritten or not _has_own_memory(producers.get(source)):
+        source = _source(name, producers, ("Identity",))
+        buffer = _source(source, producers, _SAME_MEMORY)
+        if buffer in seen or buffer in overwritten or not _has_own_memory(producers.get(source)):
             copy = f"{name}/copy/{index}"
-            kind = types.get(name) or types[source]
-            copies.append(_copied(name, copy, kind))
-            graph.value_info.append(helper.make_tensor_value_info(copy, kind, None))
+            copies.append(_copied(name, copy, types.get(name) or types[source]))
+            graph.value_info.append(helper.make_tensor_value_info(copy, types.get(name) or types[source], None))
             end.input[index] = copy
-        seen.add(source)
+        else:
+            end.input[index] = source
+        seen.add(buffer)
     nodes = []
     for node in graph.node:
         nodes += [*copies, node] if node.op_type == "YieldOp" else [node]
@@ -59,8 +63,9 @@ def _copied(name: str, copy: str, kind: int) -> Any:
     return helper.make_node("ATen", [name], [copy], name=copy, domain=_DOMAIN, operator=_COPY)
 
 
-def _before_identities(name: str, producers: dict[str, Any]) -> str:
-    while (node := producers.get(name)) is not None and node.op_type == "Identity":
+def _source(name: str, producers: dict[str, Any], operators: tuple[str, ...]) -> str:
+    """Returns the value from which `name` is made by these operators alone."""
+    while (node := producers.get(name)) is not None and node.op_type in operators:
         name = node.input[0]
     return name
 
@@ -84,4 +89,5 @@ def _inputs_of_backward(graph: Any, end: Any, producers: dict[str, Any]) -> set[
             forward.add(node.name)
             waiting.extend(node.input)
     backward = [node for node in graph.node if node.name not in forward and node.domain != _DOMAIN]
-    return {_before_identities(name, producers) for node in backward for name in node.input}
+    read = {name for node in backward if node.op_type not in _READ_NO_VALUES for name in node.input}
+    return {_source(name, producers, _SAME_MEMORY) for name in read}

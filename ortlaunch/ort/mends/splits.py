@@ -12,32 +12,38 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-_NOT_DIFFERENTIATED = frozenset(
-    ("Shape", "Size", "ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "IsNaN")
-    + ("IsInf", "NonZero", "ConstantOfShape", "OneHot", "Range", "Sign", "Round", "Floor", "Ceil")
-)
+_NOT_DIFFERENTIATED = {
+    *("Shape", "Size", "ArgMax", "ArgMin", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "IsNaN"),
+    *("IsInf", "NonZero", "ConstantOfShape", "OneHot", "Range", "Sign", "Round", "Floor", "Ceil"),
+}
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _END = 2**63 - 1
 
 
-def slice_where_gradients_end(graph: Any, stops: Callable[[Any], bool]) -> None:
+def slice_where_gradients_end(graph: Any, stops: Callable[[Any], bool], stopped: Callable[[str, str], Any]) -> None:
     """Replaces each Split of which only some parts have a gradient, in place.
 
     Args:
         graph: an exported ``onnx.GraphProto``.
         stops: whether no gradient flows through a node, for nodes other than ONNX's own.
+        stopped: makes a node that copies its first argument to its second, through which no gradient flows.
     """
-    splits = [node for node in graph.node if node.op_type == "Split" and len(node.input) == 2]
-    if not splits:
+    if not any(_is_split(node) for node in graph.node):
         return
     reached = _differentiated(graph, stops)
     used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     nodes = []
     for node in graph.node:
-        is_partial = node in splits and not reached.issuperset(node.output)
-        nodes += _slices(node, [name if name in used else "" for name in node.output]) if is_partial else [node]
+        if _is_split(node) and 0 < len(reached.intersection(node.output)) < len(node.output):
+            nodes += _slices(node, reached, used, stopped)
+        else:
+            nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _is_split(node: Any) -> bool:
+    return bool(node.op_type == "Split" and len(node.input) == 2)
 
 
 def _differentiated(graph: Any, stops: Callable[[Any], bool]) -> set[str]:
@@ -59,22 +65,28 @@ def _casts_to_integers(node: Any) -> bool:
     return node.op_type == "Cast" and next(a.i for a in node.attribute if a.name == "to") not in _FLOATS
 
 
-def _slices(split: Any, parts: list[str]) -> list[Any]:
-    """Makes one Slice per part; the name of an unused part is empty."""
+def _slices(split: Any, reached: set[str], used: set[str], stopped: Callable[[str, str], Any]) -> list[Any]:
+    """Makes a Slice for each used part.
+
+    Parts without a gradient are cut from a copy. ONNX Runtime would join Slices of all parts to a Split again.
+    """
     source, sizes = split.input
     axis = next((a.i for a in split.attribute if a.name == "axis"), 0)
     prefix = f"{split.name or split.output[0]}/parts"
-    zero, last, along, ends = (f"{prefix}/{what}" for what in ("zero", "last", "axis", "ends"))
+    copy, zero, last, along, ends = (f"{prefix}/{what}" for what in ("copy", "zero", "last", "axis", "ends"))
     nodes = [_constant(zero, 0), _constant(last, _END), _constant(along, axis)]
+    if (used - reached).intersection(split.output):
+        nodes.append(stopped(source, copy))
     # The sizes may be computed in the run.
     nodes.append(helper.make_node("CumSum", [sizes, zero], [ends], name=ends))
-    places = [zero, *(f"{prefix}/end_{index}" for index in range(len(parts) - 1)), last]
+    places = [zero, *(f"{prefix}/end_{index}" for index in range(len(split.output) - 1)), last]
     for index, place in enumerate(places[1:-1]):
         nodes.append(_constant(f"{place}/index", index))
         nodes.append(helper.make_node("Gather", [ends, f"{place}/index"], [place], name=place, axis=0))
-    for name, start, end in zip(parts, places[:-1], places[1:], strict=True):
-        if name:
-            nodes.append(helper.make_node("Slice", [source, start, end, along], [name], name=f"{name}/slice"))
+    for name, start, end in zip(split.output, places[:-1], places[1:], strict=True):
+        if name in used:
+            whole = source if name in reached else copy
+            nodes.append(helper.make_node("Slice", [whole, start, end, along], [name], name=f"{name}/slice"))
     return nodes
 
 
