@@ -183,7 +183,7 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
 
 def _widened(values: Any, width: int | None) -> Any:
     """Returns the type of `values` with another last size; the other sizes are known only when the graph runs."""
-    return values.type().with_sizes([*[None] * (_rank(values) - 1), width])
+    return values.type().with_sizes([*[None] * (values.type().dim() - 1), width])
 
 
 def _is_vector(value: Any, length: int | None) -> bool:

@@ -21,6 +21,7 @@ from ortlaunch.ort.mends import (
     randomness,
     returned,
     statistics,
+    sums,
     unneeded,
 )
 
@@ -41,6 +42,7 @@ def install() -> None:
     guard.install()
     padding.register_gradients()
     returned.install()
+    sums.install()
     unneeded.install()
     if hasattr(_FlattenedModule, "_ortlaunch_forward"):
         return
