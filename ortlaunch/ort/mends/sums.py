@@ -24,12 +24,14 @@ def install() -> None:
 def avoid_fusion(graph: Any) -> None:
     """Turns the sums of two summands after such a Gemm into Add, which is not fused, in place."""
     late = {name for node in graph.node for name in node.output[_LARGEST + 1 :]}
-    products = set()
-    # The nodes are in the order of execution.
+    originals = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity"}
+
+    def is_late(name: str) -> bool:
+        while name in originals:
+            name = originals[name]
+        return name in late
+
+    products = {node.output[0] for node in graph.node if node.op_type == "Gemm" and any(map(is_late, node.input))}
     for node in graph.node:
-        if node.op_type == "Identity" and node.input[0] in late:
-            late.add(node.output[0])
-        elif node.op_type == "Gemm" and late.intersection(node.input):
-            products.add(node.output[0])
-        elif node.op_type == "Sum" and len(node.input) == 2 and products.intersection(node.input):
+        if node.op_type == "Sum" and len(node.input) == 2 and products.intersection(node.input):
             node.op_type = "Add"
