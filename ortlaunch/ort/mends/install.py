@@ -12,6 +12,7 @@ from torch import Tensor
 from ortlaunch.ort.mends import (
     buffers,
     copying,
+    fast_paths,
     functions,
     gradients,
     guard,
@@ -56,7 +57,8 @@ def install() -> None:
             # The exporter has set all modules to train mode, including those in eval mode.
             modes.set_modes(self._original_module, flags)
         tracked = gradients.tracked() if is_training else contextlib.nullcontext()
-        with tracked, statistics.collected(self._original_module, is_training) as (names, batch_statistics):
+        collected = statistics.collected(self._original_module, is_training)
+        with tracked, fast_paths.off(), collected as (names, batch_statistics):
             flat = original_forward(self, *args)
         # ORTModule also makes a graph for inference of a model in train mode, if gradients are off.
         names, batch_statistics = (names, batch_statistics) if is_training else ([], [])
