@@ -212,3 +212,53 @@ SUMS += ["vector", "matrix", "row", "column", "number"]
 def test_a_bias_may_have_any_shape_and_be_computed(assert_parity: Any, kind: str) -> None:
     torch.manual_seed(0)
     assert_parity(Sum(kind), {"x": torch.randn(3, 4)}, {"x": torch.randn(3, 4)}, tolerance=5e-6)
+
+
+class Cell(torch.nn.Module):
+    """Three steps of a recurrent cell, over the batch's columns."""
+
+    def __init__(self, cell: torch.nn.Module) -> None:
+        super().__init__()
+        self.cell, self.last = cell, torch.nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        zeros = x.new_zeros(x.shape[0], 6)
+        state = (zeros, zeros) if isinstance(self.cell, torch.nn.LSTMCell) else zeros
+        for column in range(3):
+            state = self.cell(x[:, column], state)
+        return self.last(state[0] if isinstance(state, tuple) else state)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", [torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell])
+def test_recurrent_cells(assert_parity: Any, kind: type[torch.nn.RNNCellBase], bias: bool) -> None:
+    torch.manual_seed(0)
+    model = Cell(kind(4, 6, bias=bias))
+    assert_parity(model, {"x": torch.randn(2, 3, 4)}, {"x": torch.randn(5, 3, 4)}, tolerance=5e-6)
+
+
+class Ignoring(torch.nn.Module):
+    """Cross-entropy that ignores an index computed from a shape."""
+
+    def __init__(self, ignored: str, **options: Any) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.ignored, self.options = ignored, options
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        logits = self.layer(x)
+        index = {"classes": logits.size(-1), "columns": x.size(1), "rows": target.size(0)}[self.ignored]
+        logits, target = logits.flatten(0, -2), target.flatten()
+        return torch.nn.CrossEntropyLoss(ignore_index=index, **self.options)(logits, target)
+
+
+@pytest.mark.parametrize("torch_kernels", [True, False], ids=["torch_kernels", "ort_kernels"])
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum"}], ids=str)
+@pytest.mark.parametrize(("ignored", "shape"), [("classes", (6, 8)), ("columns", (6, 8)), ("columns", (3, 5, 8))])
+def test_cross_entropy_ignores_a_computed_index(
+    assert_parity: Any, ignored: str, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    target = torch.randint(0, 5, shape[:-1])
+    target.view(-1)[:2] = shape[1] if ignored == "columns" else shape[-1]
+    assert_parity(Ignoring(ignored, **options), {"x": torch.randn(shape), "target": target}, tolerance=5e-6)

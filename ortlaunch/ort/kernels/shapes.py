@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from ortlaunch.ort.mends import padding
+
 
 def register() -> None:
     """Registers the operators' shapes for every inference of this process; repeated calls do nothing."""
@@ -35,22 +39,43 @@ def _set_shapes(inference: Any, node: Any, shapes: Callable[..., list[list[Any]]
     kind = inference.known_vi_[node.input[0]].type.tensor_type.elem_type
     for name, shape in zip(node.output, shapes(*inputs), strict=True):
         is_seed = shape is _SEED
+        # Computed sizes must have names for the nodes that follow.
+        inference._update_computed_dims(shape)
         dims = [] if is_seed else get_shape_from_sympy_shape(shape)
         info = helper.make_tensor_value_info(name, TensorProto.INT64 if is_seed else kind, dims)
         inference.known_vi_[name].CopyFrom(info)
 
 
 def _shape_or_number(inference: Any, node: Any, index: int) -> Any:
-    """Returns the shape of an input, or its value if it is a known number."""
+    """Returns the shape of an input, or its value if it is a known number or list of numbers, such as a width."""
     shape = inference._get_sympy_shape(node, index)
-    number = None if shape else inference._try_get_value(node, index)
-    return shape if number is None else int(number)
+    value = inference._try_get_value(node, index) if len(shape) < 2 else None
+    if value is None:
+        return shape
+    numbers = np.asarray(value, dtype=object)
+    return [_integer(number) for number in numbers] if numbers.ndim else _integer(numbers.item())
+
+
+def _integer(number: Any) -> Any:
+    """Returns an int; a size that varies, such as ``x.size(1)``, is a symbol and stays so."""
+    from onnxruntime.tools.symbolic_shape_infer import is_literal
+
+    return int(number) if is_literal(number) else number
 
 
 _SEED: list[Any] = []
 """The shape of a seed, an int64."""
 
+
+def _padded(x: list[Any], widths: list[Any]) -> list[list[Any]]:
+    """Returns the shape after padding; the widths start at the last dimension, two for each."""
+    added = [sum(widths[place : place + 2]) for place in range(0, len(widths), 2)][::-1]
+    kept = len(x) - len(added)
+    return [[*x[:kept], *(size + more for size, more in zip(x[kept:], added, strict=True))]]
+
+
 _SHAPES: dict[str, Callable[..., list[list[Any]]]] = {
+    **dict.fromkeys(padding.OPERATORS, _padded),
     "detach_copy": lambda x: [x],
     "gelu": lambda x, _approximate: [x],
     "ortlaunch::gelu_tanh": lambda x: [x],

@@ -20,6 +20,7 @@ import torch
 
 from ortlaunch.ort.kernels import fused_attention, shapes
 from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, constant, none, step
+from ortlaunch.ort.mends import vectors
 from ortlaunch.ort.mends.attention import known_size
 
 _OPSET = 17
@@ -97,8 +98,9 @@ def _layer_norm(g: Any, values: Any, shape: Any, weight: Any, bias: Any, eps: An
     from torch.onnx import symbolic_helper
 
     epsilon = constant(g, symbolic_helper._get_const(eps, "f", "eps"))
-    parameters = [x for x in (weight, bias) if not symbolic_helper._is_none(x) and x.requires_grad()]
-    if len(parameters) == 2:
+    needing = [x for x in (weight, bias, values) if not symbolic_helper._is_none(x) and x.requires_grad()]
+    # The operator computes all three gradients.
+    if len(needing) == 3:
         output, _, _ = g.op(ATEN_OP, weight, bias, values, epsilon, operator_s=_AFFINE_LAYER_NORM, outputs=3)
         output.setType(values.type())
         return output
@@ -164,7 +166,7 @@ def _dropout_gradient() -> list[Any]:
 
 
 def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
-    from torch.onnx import symbolic_helper, symbolic_opset9
+    from torch.onnx import symbolic_helper
 
     has_bias = bias is not None and not symbolic_helper._is_none(bias)
     is_usual = (
@@ -172,9 +174,16 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
     )
     # ONNX Runtime differentiates such a node only if the gradient of its first input is needed.
     if not is_usual or not weight.requires_grad():
-        return symbolic_opset9.linear(g, values, weight, bias)
+        return vectors.linear(g, values, weight, bias)
     inputs = [weight, bias, values] if has_bias else [weight, values]
-    return g.op(ATEN_OP, *inputs, operator_s=_LINEAR_BIAS if has_bias else _LINEAR)
+    output = g.op(ATEN_OP, *inputs, operator_s=_LINEAR_BIAS if has_bias else _LINEAR)
+    output.setType(_widened(values, known_size(weight, 0)))
+    return output
+
+
+def _widened(values: Any, width: int | None) -> Any:
+    """Returns the type of `values` with another last size; the other sizes are known only when the graph runs."""
+    return values.type().with_sizes([*[None] * (values.type().dim() - 1), width])
 
 
 def _is_vector(value: Any, length: int | None) -> bool:
@@ -214,7 +223,9 @@ def _addmm(g: Any, bias: Any, values: Any, weight: Any, beta: Any, alpha: Any) -
     # The kernel sums the gradient of the bias over rows, which is only right for a vector.
     if not plain or not bias.requires_grad() or not _is_vector(bias, known_size(weight, 1)):
         return symbolic_opset9.addmm(g, bias, values, weight, beta, alpha)
-    return g.op(ATEN_OP, bias, values, weight, operator_s=_CONV1D)
+    output = g.op(ATEN_OP, bias, values, weight, operator_s=_CONV1D)
+    output.setType(_widened(values, known_size(weight, 1)))
+    return output
 
 
 def _conv1d_gradient() -> list[Any]:

@@ -14,7 +14,7 @@ from onnx import helper
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ortlaunch.ort.mends import convolutions, functions
+from ortlaunch.ort.mends import convolutions, functions, splits
 
 _DOMAIN, _OPERATOR = "org.pytorch.aten", "detach_copy"
 
@@ -37,8 +37,12 @@ def install() -> None:
         # ORTModule would request their gradients in the first step, and build a second graph for the next.
         wanted = [name for name in wanted if name not in frozen]
         exported_model_info.onnx_graph_input_names_require_grad = wanted
-        convolutions.pad_explicitly(exported_model_info.exported_model.graph)
-        _separate_unwanted(exported_model_info.exported_model.graph, set(wanted))
+        model = exported_model_info.exported_model
+        convolutions.pad_explicitly(model.graph)
+        if not any(entry.domain == _DOMAIN for entry in model.opset_import):
+            model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+        splits.slice_where_gradients_end(model.graph, _stops, _stopped)
+        _separate_unwanted(model.graph, set(wanted))
         info = original(flatten_module=flatten_module, exported_model_info=exported_model_info, **rest)
         reached = _reached_by_gradients(info._post_export_processed_model.graph)
         for names in (
@@ -135,7 +139,7 @@ def _separate_unwanted(graph: Any, wanted: set[str]) -> None:
                 continue
             if name in seen:
                 copy = f"{name}/copy_for/{node.output[0]}/{index}"
-                nodes.append(helper.make_node("ATen", [name], [copy], name=copy, domain=_DOMAIN, operator=_OPERATOR))
+                nodes.append(_stopped(name, copy))
                 node.input[index] = copy
             seen.add(name)
         nodes.append(node)
@@ -168,6 +172,11 @@ def _reached_by_gradients(graph: Any) -> set[str]:
         reached |= new
         waiting.extend(new)
     return reached
+
+
+def _stopped(name: str, copy: str) -> Any:
+    """Makes a node that copies a value and stops its gradient."""
+    return helper.make_node("ATen", [name], [copy], name=copy, domain=_DOMAIN, operator=_OPERATOR)
 
 
 def _stops(node: Any) -> bool:
