@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from ortlaunch.ort.cache import key as export_key
-from ortlaunch.ort.cache.reachable_code import NotCacheableError
+from ortlaunch.ort.cache.files import NotCacheableError
 
 HEAD = "import enum\nimport functools\nfrom dataclasses import dataclass, field\nimport torch\nimport drawn_helper\n"
 CLASS = """
