@@ -123,7 +123,7 @@ def untested_names(codes: Iterable[types.CodeType]) -> set[str]:
     for code in codes:
         steps = list(dis.get_instructions(code))
         for step, following in zip(steps, [*steps[1:], None], strict=True):
-            if step.opname.startswith("LOAD_") and isinstance(step.argval, str):
-                if following is None or following.opname != "CONTAINS_OP":
-                    found.add(step.argval)
+            is_tested = following is not None and following.opname == "CONTAINS_OP"
+            if step.opname.startswith("LOAD_") and isinstance(step.argval, str) and not is_tested:
+                found.add(step.argval)
     return found

@@ -38,6 +38,14 @@ class Executed:
         """Calls whose result can differ in another run, each once."""
         self._origins: dict[types.CodeType, Origin] = {}
         self._calls: set[Any] = set()
+        self._numbers: list[Any] = []
+
+    def drawn(self, *, is_over: bool) -> None:
+        """Compares numpy's random numbers at both ends of a forward; ORTModule restores them after an export."""
+        numbers = _state_of_random_numbers()
+        if is_over and numbers != self._numbers:
+            self.from_outside.append("numpy.random")
+        self._numbers = numbers
 
     def called(self, frame: types.FrameType) -> None:
         """Takes a function that was entered."""
@@ -68,21 +76,18 @@ class Executed:
             self._note(frame, f"{home}.{name}")
 
     def _note(self, frame: types.FrameType | None, what: str) -> None:
-        """Notes a call, unless a part of the standard library made it for itself."""
-        while frame is not None:
-            home = str(frame.f_globals.get("__name__"))
-            package = home.partition(".")[0]
-            if package not in sys.stdlib_module_names:
-                break
-            if package in _MAY_ASK or "importlib" in frame.f_code.co_filename:
+        """Notes a call, unless a part of the standard library made it for itself, or an import made it."""
+        caller = frame
+        while caller is not None and _package(caller) in sys.stdlib_module_names:
+            if _package(caller) in _MAY_ASK:
                 return
-            frame = frame.f_back
-        if frame is None:
+            caller = caller.f_back
+        if caller is None or _is_importing(caller):
             return
-        origin = files.module_origin(frame.f_globals.get("__name__"))
+        origin = files.module_origin(caller.f_globals.get("__name__"))
         is_bookkeeping = origin is Origin.INSTALLED and what.partition(".")[0].lstrip("_") in _BOOKKEEPING
         if origin is not Origin.OWN and not is_bookkeeping:
-            self.from_outside.append(f"{what} at {frame.f_code.co_filename}:{frame.f_lineno}")
+            self.from_outside.append(f"{what} at {caller.f_code.co_filename}:{caller.f_lineno}")
 
 
 @contextlib.contextmanager
@@ -92,7 +97,6 @@ def watch() -> Iterator[Executed | None]:
         yield None
         return
     executed = Executed()
-    numbers = _state_of_random_numbers()
     depth = 0
 
     def note(frame: types.FrameType, event: str, argument: Any) -> None:
@@ -102,18 +106,17 @@ def watch() -> Iterator[Executed | None]:
                 executed.called_c(frame, argument)
         elif event in ("call", "return"):
             is_forward = frame.f_code.co_qualname == _FORWARD
-            if event == "call" and (depth or is_forward):
-                executed.called(frame)
             if is_forward:
                 depth += 1 if event == "call" else -1
+                executed.drawn(is_over=event == "return")
+            if event == "call" and depth:
+                executed.called(frame)
 
     sys.setprofile(note)
     try:
         yield executed
     finally:
         sys.setprofile(None)
-        if _state_of_random_numbers() != numbers:
-            executed.from_outside.append("numpy.random")
 
 
 def why_not(executed: Executed | None, described: frozenset[types.CodeType]) -> str | None:
@@ -127,20 +130,30 @@ def why_not(executed: Executed | None, described: frozenset[types.CodeType]) -> 
         return "a profiler is active, so that it cannot be seen what the forward runs"
     for code, module in executed.users_codes.items():
         if code not in described:
-            return f"it runs {module}.{code.co_qualname} ({code.co_filename}:{code.co_firstlineno}), which no name leads to"
+            place = f"{code.co_filename}:{code.co_firstlineno}"
+            return f"it runs {module}.{code.co_qualname} ({place}), which no name leads to"
     if executed.from_outside:
         return f"it calls {executed.from_outside[0]}, and what that gives can differ from run to run"
     return None
 
 
-def _state_of_random_numbers() -> str:
+def _state_of_random_numbers() -> list[Any]:
     """Returns the state of numpy's random numbers, whose functions no profiler sees."""
     random = sys.modules.get("numpy.random")
-    return (
-        ""
-        if random is None
-        else repr([part if isinstance(part, str | int) else bytes(part) for part in random.get_state()[:3]])
-    )
+    return [] if random is None else [random.get_state()[1].tobytes(), random.get_state()[2]]
+
+
+def _package(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def _is_importing(frame: types.FrameType | None) -> bool:
+    """Whether a module is being imported; the code of the user's modules is noticed as code that is not described."""
+    while frame is not None and frame.f_code.co_qualname != _FORWARD:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _origin(frame: types.FrameType) -> Origin:

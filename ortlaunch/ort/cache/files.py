@@ -115,16 +115,16 @@ def user_modules() -> dict[str, Path]:
     modules = {}
     for name, module in list(sys.modules.items()):
         # The top-level package decides, because packages also create modules without a file or with unusual ones.
-        top = _file(sys.modules.get(name.partition(".")[0]))
-        file = _file(module)
-        if top is not None and file is not None and not is_installed(top):
-            modules[name] = file
+        top = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
+        file = getattr(module, "__file__", None)
+        if isinstance(top, str) and isinstance(file, str) and not _is_file_installed(top):
+            modules[name] = Path(file)
     return modules
 
 
-def _file(module: types.ModuleType | None) -> Path | None:
-    file = getattr(module, "__file__", None)
-    return Path(file) if isinstance(file, str) else None
+@functools.cache
+def _is_file_installed(file: str) -> bool:
+    return is_installed(Path(file))
 
 
 def digest(path: Path) -> str:

@@ -37,6 +37,7 @@ _WITHOUT_MEANING |= {"__dataclass_fields__", "__dataclass_params__", "__firstlin
 """Members that matter only where code names them."""
 _TEXTS = frozenset(("__repr__", "__str__", "__format__"))
 _CONSTRUCTORS = frozenset(("__init__", "__new__", "__init_subclass__", "__post_init__"))
+_ALWAYS = _TEXTS | _CONSTRUCTORS | {"forward"}
 _OF_FUNCTIONS = frozenset(("backward", "setup_context", "vjp", "jvp", "vmap"))
 """Methods of an autograd.Function that torch calls."""
 
@@ -139,6 +140,7 @@ class ReachableCode:
         return bytecode.untested_names(self.codes)
 
     def _is_new(self, *key: Any) -> bool:
+        """Whether something was not looked at before; from now on it was."""
         if key in self._done:
             return False
         self._done.add(key)
@@ -246,7 +248,10 @@ class ReachableCode:
     def _members(self, cls: type, *, is_made: bool) -> bool:
         origin = module_origin(cls.__module__)
         grew = False
-        for name in sorted(vars(cls), key=str):
+        # Most members of the many classes of packages are named nowhere.
+        known = vars(cls).keys()
+        likely = known if origin is Origin.USER else known & (self._names | _ALWAYS)
+        for name in sorted(likely, key=str):
             if not self._is_reached(cls, name, origin, is_made=is_made) or not self._is_new("member", cls, name):
                 continue
             grew = True

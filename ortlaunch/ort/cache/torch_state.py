@@ -36,6 +36,8 @@ _SWITCHES = (
 )
 """Functions without arguments, and values, that a forward or the exporter may ask."""
 _MODULES = ("torch", "torch.functional", "torch.special", "torch.linalg", "torch.fft", "torch._VF", "torch.autograd")
+_MODULES += ("torch.nn", "torch.nn.functional", "torch.nn.init", "torch.nn.parameter", "torch.nn.modules")
+"""Modules with what a forward calls; all of them are there once torch is imported, so that it is always the same."""
 _CLASSES = (torch.Tensor, torch.autograd.Function, torch.nn.Parameter)
 _NAMES = (type(None), bool, int, float, complex, str, bytes)
 
@@ -64,7 +66,7 @@ def environment_facts() -> dict[str, Any]:
             [kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))] for kind in ("cpu", "cuda")
         ],
         "symbolics": _custom_symbolics(),
-        "functions of torch": _functions_of_torch(),
+        "functions of torch": functions_of_torch(),
     }
 
 
@@ -88,7 +90,7 @@ def _ask(name: str) -> str:
         return type(error).__name__
 
 
-def _functions_of_torch() -> str:
+def functions_of_torch() -> str:
     """Returns a digest of what each name of torch stands for: a program may have exchanged two functions of it."""
     names = [f"{where} {_identity(value)}" for where, value in _members_of_torch()]
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
@@ -103,10 +105,10 @@ def _identity(value: Any) -> str:
 def _members_of_torch() -> Iterator[tuple[str, Any]]:
     """Yields what modules and classes of torch hold that a forward calls, each with its place."""
     classes = dict.fromkeys(_CLASSES)
-    modules = [name for name in list(sys.modules) if name in _MODULES or name.startswith("torch.nn.")]
+    modules = [name for name in list(sys.modules) if name in _MODULES or name.startswith("torch.nn.modules.")]
     for name in modules:
         for key, value in list(vars(sys.modules[name]).items()):
-            if isinstance(value, type) and value.__module__.startswith("torch.nn."):
+            if isinstance(value, type) and value.__module__.startswith("torch.nn.modules."):
                 classes[value] = None
             if not key.startswith("__") and not isinstance(value, types.ModuleType):
                 yield f"{name}.{key}", value
