@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ortlaunch.ort import session
 from ortlaunch.ort.cache import key as export_key
 from ortlaunch.ort.cache import torch_state
 from tests.ort import ways_of_reading, ways_of_replacing
@@ -66,7 +65,6 @@ class Drawn:
 
     def key(self, values: list[float]) -> str:
         """Runs the program anew, as another process would; returns a digest of what its export depends on."""
-        session.import_ortmodule()
         for name in [name for name in sys.modules if name.startswith("drawn_")]:
             del sys.modules[name]
         importlib.invalidate_caches()

@@ -117,9 +117,8 @@ class ReachableCode:
         grew = True
         while grew:
             # All of these run each time, because each one finds names that the others follow.
-            grew = (
-                self._follow_functions() | self._follow_classes() | self._follow_modules() | self._follow_tensors()
-            )  # fmt: skip
+            grew = self._follow_functions() | self._follow_classes()
+            grew |= self._follow_modules() | self._follow_tensors()
         self._check_order()
         if self.has_paths and not FILES.isdisjoint(self._users_names):
             names = ", ".join(sorted(FILES & self._users_names))
@@ -241,7 +240,8 @@ class ReachableCode:
         grew = False
         for cls, is_made in list(self._classes.values()):
             # The class of a class gives it attributes, too.
-            for base in (*cls.__mro__, *type(cls).__mro__):
+            kind: type = type(cls)
+            for base in [*cls.__mro__, *kind.__mro__]:
                 grew |= self._members(base, is_made=is_made)
         return grew | self._members(torch.Tensor, is_made=False)
 

@@ -35,8 +35,10 @@ _SWITCHES = (
     *("torch.backends.mkldnn.enabled", "torch.backends.mkldnn.deterministic", "torch.backends.nnpack.enabled"),
 )
 """Functions without arguments, and values, that a forward or the exporter may ask."""
-_MODULES = ("torch", "torch.functional", "torch.special", "torch.linalg", "torch.fft", "torch._VF", "torch.autograd")
-_MODULES += ("torch.nn", "torch.nn.functional", "torch.nn.init", "torch.nn.parameter", "torch.nn.modules")
+_MODULES = (
+    *("torch", "torch.functional", "torch.special", "torch.linalg", "torch.fft", "torch._VF", "torch.autograd"),
+    *("torch.nn", "torch.nn.functional", "torch.nn.init", "torch.nn.parameter", "torch.nn.modules"),
+)
 """Modules with what a forward calls; all of them are there once torch is imported, so that it is always the same."""
 _CLASSES = (torch.Tensor, torch.autograd.Function, torch.nn.Parameter)
 _NAMES = (type(None), bool, int, float, complex, str, bytes)

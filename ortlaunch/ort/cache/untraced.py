@@ -31,18 +31,19 @@ def watch() -> Iterator[list[ValueRead]]:
     for owner, name in _TAKING:
         places.append((owner, name, name in vars(owner), getattr(owner, name)))
         setattr(owner, name, _watching(getattr(owner, name), reads))
-    base = torch._C.TensorBase.data
+    base: Any = torch._C.TensorBase.data
 
     def data(tensor: torch.Tensor) -> torch.Tensor:
         _note((tensor,), reads)
         value: torch.Tensor = base.__get__(tensor)
         return value
 
-    torch.Tensor.data = property(data, lambda tensor, value: base.__set__(tensor, value))
+    of_tensors: Any = torch.Tensor
+    of_tensors.data = property(data, lambda tensor, value: base.__set__(tensor, value))
     try:
         yield reads
     finally:
-        del torch.Tensor.data
+        del of_tensors.data
         for owner, name, was_its_own, original in reversed(places):
             if was_its_own:
                 setattr(owner, name, original)

@@ -23,15 +23,21 @@ from ortlaunch.ort.cache.files import NotCacheableError
 from ortlaunch.ort.cache.reachable_code import ReachableCode
 from ortlaunch.ort.cache.standard_library import gives_the_same
 
-_SCALARS = (type(None), bool, int, float, complex, str, bytes, range, type(...), type(NotImplemented))
-_SCALARS += (pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
-_SCALARS += (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
+_SCALARS: tuple[type, ...] = (
+    *(type(None), bool, int, float, complex, str, bytes, range, type(...), type(NotImplemented)),
+    *(pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format),
+)
 _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.WrapperDescriptorType)
-_FUNCTIONS += (types.MethodDescriptorType,)
+_FUNCTIONS = (
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.WrapperDescriptorType),
+    *(types.MethodDescriptorType, functools.partial, functools._lru_cache_wrapper),
+)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-_READABLE = (object, *_NUMBERS_AND_TEXTS, dict, list, tuple, set, frozenset, slice, types.SimpleNamespace)
-_READABLE += (types.MappingProxyType, collections.OrderedDict, collections.defaultdict, collections.deque)
+_READABLE: tuple[type, ...] = (
+    *(object, *_NUMBERS_AND_TEXTS, dict, list, tuple, set, frozenset, slice, types.SimpleNamespace),
+    *(types.MappingProxyType, collections.OrderedDict, collections.defaultdict, collections.deque),
+)
 """Classes written in C whose whole state is described."""
 _OF_C = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
 # transformers stores a hash() in the first, which differs between processes. OmegaConf fills the second at a read.
@@ -85,7 +91,7 @@ class Describe:
             # The tensor is not registered, so it is a constant in the graph.
             self.reached.add_tensor(where, value)
             return [*tensor_facts(value), _values(where, value)]
-        if isinstance(value, (*_FUNCTIONS, functools.partial, functools._lru_cache_wrapper)):
+        if isinstance(value, _FUNCTIONS):
             return self._function(where, value)
         return self._object(where, value)
 
