@@ -16,7 +16,7 @@ from typing import Any
 
 from ortlaunch.ort.cache import files
 from ortlaunch.ort.cache.files import Origin
-from ortlaunch.ort.cache.standard_library import UNKNOWN_BUILTINS, is_impure
+from ortlaunch.ort.cache.standard_library import UNKNOWN_BUILTINS, gives_the_same, is_impure
 
 _FORWARD = "_FlattenedModule.forward"
 _MAY_ASK = ("logging", "warnings", "traceback", "linecache", "importlib", "contextlib", "threading", "_bootstrap")
@@ -71,6 +71,9 @@ class Executed:
             return
         self._calls.add(key)
         name = function.__name__
+        if _package(frame) in sys.stdlib_module_names and gives_the_same(_package(frame)):
+            # A module such as inspect asks for itself.
+            return
         is_unknown = home in ("builtins", "io", "_io") and name in UNKNOWN_BUILTINS - {"hash", "id", "vars", "locals"}
         if is_unknown or is_impure(home) or not _is_known(home):
             self._note(frame, f"{home}.{name}")
@@ -82,7 +85,7 @@ class Executed:
             if _package(caller) in _MAY_ASK:
                 return
             caller = caller.f_back
-        if caller is None or _is_importing(caller):
+        if caller is None or _package(caller) == "onnxruntime" or _is_importing(caller):
             return
         origin = files.module_origin(caller.f_globals.get("__name__"))
         is_bookkeeping = origin is Origin.INSTALLED and what.partition(".")[0].lstrip("_") in _BOOKKEEPING
@@ -158,7 +161,13 @@ def _is_importing(frame: types.FrameType | None) -> bool:
 
 def _origin(frame: types.FrameType) -> Origin:
     name = frame.f_code.co_filename
-    return files.module_origin(frame.f_globals.get("__name__")) if name.startswith("<") else files.origin(name)
+    if not name.startswith("<"):
+        return files.origin(name)
+    home = frame.f_globals.get("__name__")
+    if isinstance(home, str) and not hasattr(sys.modules.get(home), "__file__") and frame.f_back is not None:
+        # Code that was made from a text, such as that of a named tuple, may name a module that does not exist.
+        return _origin(frame.f_back)
+    return files.module_origin(home)
 
 
 def _home(function: Any) -> str:
@@ -169,7 +178,8 @@ def _home(function: Any) -> str:
     if owner is None or isinstance(owner, types.ModuleType):
         return getattr(owner, "__name__", "")
     kind = owner if isinstance(owner, type) else type(owner)
-    for cls in kind.__mro__:
+    metaclass: type = type(kind)
+    for cls in (*kind.__mro__, *metaclass.__mro__):
         if isinstance(vars(cls).get(function.__name__), _METHODS):
             kind = cls
             break

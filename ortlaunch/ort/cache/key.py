@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ortlaunch.ort.cache import torch_state
+from ortlaunch.ort.cache.outline import REGISTRY
 from ortlaunch.ort.cache.values import Describe, tensor_facts
 
 # These belong to a module's own bookkeeping. Their content is described separately, or does not reach the graph.
@@ -76,12 +77,15 @@ def describe_model(model: torch.nn.Module, *, is_exported: bool = False) -> Mode
 
 
 def changed(before: Any, after: Any) -> bool:
-    """Whether two descriptions differ, except for values that were None and have been set.
+    """Whether two descriptions differ in more than new entries of packages and values that were None.
 
-    transformers' classifiers set such a value at the first forward: the kind of loss in their configuration.
+    transformers' classifiers set such a value at the first forward: the kind of loss in their configuration. Packages
+    such as einops remember in a dictionary what they have found.
     """
     if before == after or before == ["NoneType", "None"]:
         return False
+    if isinstance(before, list) and isinstance(after, list) and before[:1] == after[:1] == [REGISTRY]:
+        return any(changed(value, after[1].get(key)) for key, value in before[1].items())
     if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
         return any(changed(value, after[key]) for key, value in before.items())
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):

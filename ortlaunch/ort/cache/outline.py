@@ -14,6 +14,8 @@ from ortlaunch.ort.cache.files import Origin, module_origin
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _DEEPEST = 4
+REGISTRY = "registry"
+"""Begins the description of a package's dictionary."""
 
 
 class Reached(Protocol):
@@ -54,10 +56,10 @@ def outline(where: str, value: Any, reached: Reached, depth: int = 0) -> Any:
     if depth < _DEEPEST:
         # Subclasses are read as what they hold, because some import modules when they are asked.
         if isinstance(value, dict):
-            return [[_key(k), outline(where, v, reached, depth + 1)] for k, v in list(dict.items(value))]
+            return [REGISTRY, {_key(k): outline(where, v, reached, depth + 1) for k, v in list(dict.items(value))}]
         if isinstance(value, Mapping):
             # This is a registry, to which programs may add their own functions.
-            return [[_key(k), outline(where, v, reached, depth + 1)] for k, v in list(value.items())]
+            return [REGISTRY, {_key(k): outline(where, v, reached, depth + 1) for k, v in list(value.items())}]
         if isinstance(value, list | tuple):
             return [outline(where, item, reached, depth + 1) for item in value]
         if isinstance(value, set | frozenset):

@@ -33,11 +33,10 @@ _BY_ANY_NAME = frozenset(("getattr", "setattr", "hasattr", "delattr", "__dict__"
 _WITHOUT_MEANING = frozenset(
     ("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__slots__", "__hash__")
 ) | {"__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__", "__static_attributes__", "__match_args__"}
-_WITHOUT_MEANING |= {"__dataclass_fields__", "__dataclass_params__", "__firstlineno__", "__classcell__"}
+_WITHOUT_MEANING |= {"__dataclass_fields__", "__dataclass_params__", "__firstlineno__", "__slotnames__"}
 """Members that matter only where code names them."""
-_TEXTS = frozenset(("__repr__", "__str__", "__format__"))
 _CONSTRUCTORS = frozenset(("__init__", "__new__", "__init_subclass__", "__post_init__"))
-_ALWAYS = _TEXTS | _CONSTRUCTORS | {"forward"}
+_ALWAYS = _CONSTRUCTORS | {"forward"}
 _OF_FUNCTIONS = frozenset(("backward", "setup_context", "vjp", "jvp", "vmap"))
 """Methods of an autograd.Function that torch calls."""
 
@@ -261,10 +260,6 @@ class ReachableCode:
     def _is_reached(self, cls: type, name: str, origin: Origin, *, is_made: bool) -> bool:
         if name in _WITHOUT_MEANING:
             return origin is Origin.USER and self._is_named(name)
-        if name in _TEXTS:
-            # Those that Python makes for a dataclass show its values, which are described.
-            member = vars(cls)[name]
-            return isinstance(member, types.FunctionType) and _is_users(member.__code__.co_filename)
         if name in _CONSTRUCTORS and not (is_made or self._makes_its_like()):
             return False
         if name in self._names or name == "forward":

@@ -39,6 +39,7 @@ _READABLE: tuple[type, ...] = (
     *(types.MappingProxyType, collections.OrderedDict, collections.defaultdict, collections.deque),
 )
 """Classes written in C whose whole state is described."""
+_FIELD_OF_TUPLE = type(collections.namedtuple("Example", "field").field)  # type: ignore[attr-defined]
 _OF_C = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
 # transformers stores a hash() in the first, which differs between processes. OmegaConf fills the second at a read.
 _NOT_ATTRIBUTES_OF_OBJECTS = {"_original_object_hash", "_flags_cache"}
@@ -125,6 +126,8 @@ class Describe:
     def _object(self, where: str, value: Any) -> Any:
         """Describes an object by its class, its content and its attributes."""
         kind = type(value)
+        if kind is _FIELD_OF_TUPLE:
+            return ["field", repr(value)]
         if kind.__module__.partition(".")[0] == "numpy":
             return _numpy(where, value)
         for cls in kind.__mro__:
@@ -181,7 +184,9 @@ class Describe:
             self.add_package(value.__module__)
         # Code without a file, such as the methods of a dataclass, is identified by its instructions.
         self.reached.add_function(value)
-        parts = [value.__defaults__ or (), value.__kwdefaults__ or {}, cells_of(value), vars(value)]
+        # torch.compile marks functions when they are first called.
+        attributes = {key: v for key, v in vars(value).items() if not key.startswith("__dynamo")}
+        parts = [value.__defaults__ or (), value.__kwdefaults__ or {}, cells_of(value), attributes]
         return ["function", value.__module__, value.__qualname__, code.co_firstlineno, self.value(where, parts)]
 
     def _builtin(self, where: str, value: Any) -> Any:
