@@ -59,7 +59,7 @@ def test_processes_with_other_seeds_of_hashes_have_the_same_key(draw: Draw, tmp_
         subprocess.Popen(
             command, env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
         )
-        for seed in ("1", "2")
+        for seed in ("1", "4")
     ]
     one, other = (process.communicate(timeout=100)[0].split() for process in begun)
     assert [process.returncode for process in begun] == [0, 0]

@@ -362,4 +362,8 @@ WAYS = {
         init="        self.d§ = torch.nn.ModuleDict({'a': torch.nn.ReLU(), 'b': torch.nn.Tanh()})",
         patch="model.d§ = torch.nn.ModuleDict({'b': torch.nn.Tanh(), 'a': torch.nn.ReLU()}) if $ > 1 else model.d§",
     ),
+    "member of a set of texts": Fragment(
+        "x = x * 2 if 'c3.0' in self.names§ else x",
+        patch="model.names§ = {'a', 'bc', 'def', 'c' + repr($)}",
+    ),
 }  # fmt: skip

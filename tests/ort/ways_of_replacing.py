@@ -122,4 +122,9 @@ WAYS = {
         init="        from transformers.models.gpt2.modeling_gpt2 import GPT2Attention\n        from transformers import GPT2Config\n        self.a§ = GPT2Attention(GPT2Config(n_embd=4, n_head=2))\n",
         patch="import transformers.models.gpt2.modeling_gpt2 as m; patch(m, 'eager_attention_forward', {'rate': [$]})",
     ),
+    "two functions of torch that only torch calls": Fragment(
+        "x = self.p§(x)",
+        init="        self.p§ = torch.nn.ReLU6()",
+        patch="f = torch.nn.functional; patch(f, 'hardtanh', f.silu if $ > 1 else f.gelu)",
+    ),
 }
