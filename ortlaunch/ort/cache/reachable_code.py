@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ortlaunch.ort.cache import bytecode
+from ortlaunch.ort.cache import bytecode, files
 from ortlaunch.ort.cache.bytecode import cells_of
 from ortlaunch.ort.cache.files import NotCacheableError, Origin, function_origin, module_origin
 from ortlaunch.ort.cache.outline import outline
@@ -358,9 +358,8 @@ _SLOT_TYPES = (
 
 
 def _is_users(file: str | None) -> bool:
-    from ortlaunch.ort.cache.files import origin
-
-    return file is not None and not file.startswith("<") and file != "built-in" and origin(file) is Origin.USER
+    """Whether a file, as the import system names it, is the program's own."""
+    return file not in (None, "built-in", "frozen") and files.origin(str(file)) is Origin.USER
 
 
 def _is_pythons(name: str, value: Any) -> bool:
