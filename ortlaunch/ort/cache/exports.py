@@ -4,7 +4,8 @@ A hit replaces ORTModule's ``_export_model``: two forwards of the model, its tra
 does with the exported graph (shapes, gradient graph, session) happens at every start.
 
 Exports that could differ at another start are not stored: those whose trace depends on a tensor's value, those that
-change the model, and those that contain addresses of this process (custom ``autograd.Function``).
+change the model, those that run code which the key does not describe or that read something from outside, and those
+that contain addresses of this process (custom ``autograd.Function``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import types
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,8 +29,9 @@ import torch
 from torch.jit import TracerWarning  # type: ignore[attr-defined]
 
 from ortlaunch.ort import extension
+from ortlaunch.ort.cache import executed, torch_state, untraced
 from ortlaunch.ort.cache import key as export_key
-from ortlaunch.ort.cache.reachable_code import NotCacheableError
+from ortlaunch.ort.cache.files import NotCacheableError
 from ortlaunch.ort.verify import value_reads
 
 _KEPT = 100
@@ -100,7 +103,7 @@ def _install() -> None:
 
 def _export_or_load(cache: ExportCache, original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     try:
-        facts = _facts(arguments)
+        facts, codes = _facts(arguments)
     except NotCacheableError as error:
         cache.origins.append(f"not stored: {error}")
         return original(**arguments)
@@ -110,25 +113,29 @@ def _export_or_load(cache: ExportCache, original: Callable[..., Any], arguments:
         cache.origins.append("hit")
         return _replay(kept, arguments)
     before = _buffers(arguments["flattened_module"])
-    with value_reads.watch() as reads, warnings.catch_warnings(record=True) as heard:
+    with untraced.watch() as taken, value_reads.watch() as reads, warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        result = original(**arguments)
+        with executed.watch() as ran:
+            result = original(**arguments)
     _repeat_warnings([(warning.message, warning.filename, warning.lineno) for warning in heard])
-    reason = _why_not(arguments, facts, before, result[0], reads)
+    reason = _why_not(arguments, facts, before, result[0], reads + taken) or executed.why_not(ran, codes)
     if reason is None:
         reason = _store(place, facts, _pack(result, arguments, heard))
     cache.origins.append("stored" if reason is None else f"not stored: {reason}")
     return result
 
 
-def _facts(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "model": export_key.model_facts(arguments["flattened_module"]._original_module),
+def _facts(arguments: dict[str, Any]) -> tuple[dict[str, Any], frozenset[types.CodeType]]:
+    """Returns what the export depends on, and the user's code that this covers."""
+    model = export_key.describe_model(arguments["flattened_module"]._original_module)
+    facts = {
+        "model": model.facts,
         "inputs": export_key.input_facts(arguments["model_info_for_export"]),
-        "surroundings": export_key.environment_facts(),
+        "surroundings": torch_state.environment_facts(),
         "settings": {name: arguments[name] for name in _SETTINGS},
         "device": arguments["device"].type,
     }
+    return facts, model.codes
 
 
 def _why_not(
@@ -146,7 +153,7 @@ def _why_not(
         if name not in buffers or not torch.equal(buffer, buffers[name]):
             return f"the export changes the buffer {name.removeprefix('_original_module.')}"
     try:
-        after = export_key.model_facts(model._original_module)
+        after = export_key.describe_model(model._original_module, is_exported=True).facts
     except NotCacheableError as error:
         return str(error)
     for name, described in facts["model"]["modules"].items():

@@ -12,77 +12,63 @@ its own functions with them, replace theirs, or set their switches.
 from __future__ import annotations
 
 import builtins
-import dis
 import functools
-import hashlib
+import importlib.util
+import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 
-Describe = Callable[[str, Any], Any]
-"""Describes a value as nested lists of plain values; the arguments are its place and the value."""
+from ortlaunch.ort.cache import bytecode, files
+from ortlaunch.ort.cache.bytecode import cells_of
+from ortlaunch.ort.cache.files import NotCacheableError, Origin, function_origin, module_origin
+from ortlaunch.ort.cache.outline import outline
+from ortlaunch.ort.cache.standard_library import DIFFERS, FILES, NOT_PURE, UNKNOWN_BUILTINS, UNKNOWN_NAMES, is_impure
 
-
-class NotCacheableError(Exception):
-    """The graph may depend on something that cannot be described; the message names it."""
-
-
-class Origin(Enum):
-    """The owner of a file's code."""
-
-    USER = "user"
-    INSTALLED = "installed"
-    """A package whose version is part of the key."""
-    OWN = "own"
-    """torch, the standard library and ortlaunch, each described as a whole."""
-
-
-_PURE = frozenset(
-    [
-        *("__future__", "abc", "builtins", "collections", "contextlib", "copy", "dataclasses", "decimal", "enum"),
-        *("fractions", "functools", "heapq", "inspect", "itertools", "keyword", "logging", "math", "numbers"),
-        *("operator", "re", "statistics", "string", "struct", "textwrap", "types", "typing", "warnings", "weakref"),
-    ]
-)
-"""Modules of the standard library whose functions depend on nothing but their arguments."""
-_UNKNOWN_VALUES = frozenset(
-    ["breakpoint", "eval", "exec", "compile", "globals", "id", "input", "locals", "open", "vars", "__import__"]
-)
-"""Builtins that read values which cannot be followed by name."""
 _BY_ANY_NAME = frozenset(("getattr", "setattr", "hasattr", "delattr", "__dict__", "__getattribute__", "attrgetter"))
 """Names with which code reads attributes whose names are computed at run time."""
 _WITHOUT_MEANING = frozenset(
     ("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__slots__", "__hash__")
 ) | {"__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__", "__static_attributes__", "__match_args__"}
-_WITHOUT_MEANING |= {"__dataclass_fields__", "__dataclass_params__", "__repr__", "__str__"}
+_WITHOUT_MEANING |= {"__dataclass_fields__", "__dataclass_params__", "__firstlineno__", "__slotnames__"}
+"""Members that matter only where code names them."""
 _CONSTRUCTORS = frozenset(("__init__", "__new__", "__init_subclass__", "__post_init__"))
-_NOT_PURE = ("torch.distributed", "numpy.random")
-_DIFFERS = "what it gives can differ from run to run, or from worker to worker"
-_PLAIN = (type(None), bool, int, float, str, bytes)
+_ALWAYS = _CONSTRUCTORS | {"forward"}
+_OF_FUNCTIONS = frozenset(("backward", "setup_context", "vjp", "jvp", "vmap"))
+"""Methods of an autograd.Function that torch calls."""
+
+
+class Describer(Protocol):
+    """Describes values; it may add functions and classes to the code that is reached."""
+
+    def value(self, where: str, value: Any) -> Any:
+        """Describes a value as nested lists of plain values."""
+
+    def add_package(self, module: str | None) -> None:
+        """Adds the version of the package to which a module belongs."""
 
 
 class ReachableCode:
     """Collects functions, classes and modules, and follows the names in them."""
 
-    def __init__(self, describe: Describe, origin_of: Callable[[str], Origin]) -> None:
-        """
-        Args:
-            describe: describes a value that code reads; it may add functions and classes to this object.
-            origin_of: returns the owner of a file's code.
-        """
+    def __init__(self, describe: Describer) -> None:
+        self.has_paths = False
+        """Whether a path was described, whose methods look at files."""
+        self.unordered: list[str] = []
+        """Places of the sets whose order may differ between processes."""
+        self.codes: set[types.CodeType] = set()
+        """All of the user's code that is reached."""
         self._describe = describe
-        self._origin_of = origin_of
         self._names: set[str] = set()
         self._users_names: set[str] = set()
         self._uses_any_name = False
         self._functions: dict[int, types.FunctionType] = {}
         self._classes: dict[int, tuple[type, bool]] = {}
         self._modules: dict[str, types.ModuleType] = {}
+        self._tensors: list[tuple[str, torch.Tensor]] = []
         self._facts: dict[str, Any] = {}
         self._done: set[tuple[Any, ...]] = set()
 
@@ -100,6 +86,24 @@ class ReachableCode:
         _, was_made = self._classes.get(id(cls), (cls, False))
         self._classes[id(cls)] = (cls, is_made or was_made)
 
+    def add_tensor(self, where: str, tensor: torch.Tensor) -> None:
+        """Adds a tensor, whose Python attributes code may read."""
+        self._tensors.append((where, tensor))
+
+    def module(self, where: str, module: types.ModuleType) -> list[str]:
+        """Adds a module that is reached, and describes it by its name.
+
+        Raises:
+            NotCacheableError: what the module gives can differ between runs.
+        """
+        name = module.__name__
+        if is_impure(name):
+            raise NotCacheableError(f"{where} {DIFFERS}")
+        if self._modules.setdefault(name, module) is not module:
+            raise NotCacheableError(f"{where} is one of several modules with the name {name}")
+        self._describe.add_package(name)
+        return ["module", name]
+
     def facts(self) -> dict[str, Any]:
         """Follows names until nothing new is found.
 
@@ -111,11 +115,30 @@ class ReachableCode:
         """
         grew = True
         while grew:
-            # All three run each time, because each one finds names that the others follow.
-            grew = self._follow_functions() | self._follow_classes() | self._follow_modules()
+            # All of these run each time, because each one finds names that the others follow.
+            grew = self._follow_functions() | self._follow_classes()
+            grew |= self._follow_modules() | self._follow_tensors()
+        self._check_order()
+        if self.has_paths and not FILES.isdisjoint(self._users_names):
+            names = ", ".join(sorted(FILES & self._users_names))
+            raise NotCacheableError(f"the model's code may look at a file through a path ({names})")
         return self._facts
 
+    def _check_order(self) -> None:
+        if not sys.flags.hash_randomization:
+            return
+        for where in self.unordered:
+            # The first word is the model or a module.
+            words = re.findall(r"\w+", where)[1:]
+            if where.startswith("the function") or not self._used.isdisjoint(words):
+                raise NotCacheableError(f"the order of the set {where} can differ from process to process")
+
+    @functools.cached_property
+    def _used(self) -> set[str]:
+        return bytecode.untested_names(self.codes)
+
     def _is_new(self, *key: Any) -> bool:
+        """Whether something was not looked at before; from now on it was."""
         if key in self._done:
             return False
         self._done.add(key)
@@ -128,112 +151,131 @@ class ReachableCode:
         return bool(found)
 
     def _read(self, function: types.FunctionType) -> None:
-        origin = self._function_origin(function)
+        origin = function_origin(function)
         # A wrapper of torch around another function, such as ``torch.no_grad()``, has the module of that function.
-        home = self._module_origin(function.__module__) if origin is Origin.OWN else origin
+        home = module_origin(function.__module__) if origin is Origin.OWN else origin
         if home is Origin.USER:
             self._read_users(function, origin)
         elif home is Origin.INSTALLED:
+            self._describe.add_package(function.__module__)
             self._scan(function, origin)
 
     def _read_users(self, function: types.FunctionType, origin: Origin) -> None:
         """Reads a user's function: its code, its bound values, and the globals that it names."""
         where = f"{function.__module__}.{function.__qualname__}"
         bound = [function.__defaults__ or (), function.__kwdefaults__ or {}, cells_of(function), vars(function)]
-        facts = [self._describe(f"the function {where}", bound)]
+        facts = [self._describe.value(f"the function {where}", bound)]
         if origin is Origin.USER:
-            codes = list(_nested(function.__code__))
-            self._users_names |= self._take_names(codes)
+            codes = list(bytecode.nested(function.__code__))
+            self.codes.update(codes)
+            if sys.flags.hash_randomization and bytecode.uses_order_of_sets(codes):
+                raise NotCacheableError(f"{where} makes a set, whose order can differ from process to process")
+            names = bytecode.names(codes, in_texts=True)
+            if unknown := UNKNOWN_NAMES & names:
+                raise NotCacheableError(f"{where} reads {min(unknown)}, and what that gives cannot be known beforehand")
+            self._names |= names
+            self._users_names |= names
             self._uses_any_name |= any(not _BY_ANY_NAME.isdisjoint(code.co_names) for code in codes)
-            facts += [_digest(codes), self._globals_of(function, where, codes)]
+            facts += [bytecode.digest(codes), self._globals_of(function, where, codes)]
         self._note(where, facts)
 
     def _scan(self, function: types.FunctionType, origin: Origin) -> None:
         """Scans a function of an installed package for values set by other code; the version describes its own."""
-        codes = list(_nested(function.__code__)) if origin is Origin.INSTALLED else []
-        self._take_names(codes)
+        codes = list(bytecode.nested(function.__code__)) if origin is Origin.INSTALLED else []
+        self._names |= bytecode.names(codes, in_texts=False)
         names = {name for code in codes for name in code.co_names if not name.startswith("__")}
-        values = {}
-        for name, value in _named(names, function.__globals__, _package(function.__module__)):
-            if self._take_installed(value):
-                values[name] = repr(value)
-        for content in cells_of(function):
-            self._take_installed(content)
-        if values:
-            self._note(f"{function.__module__}.{function.__qualname__}", values)
+        where = f"{function.__module__}.{function.__qualname__}"
+        values = {
+            name: self._outline(f"{where}, which reads {name}:", value)
+            for name, value in _named(names, function.__globals__, _package(function.__module__))
+        }
+        bound = [function.__defaults__ or (), function.__kwdefaults__ or {}, cells_of(function)]
+        self._note(where, [values, self._outline(f"the function {where}", bound)])
 
-    def _take_installed(self, value: Any) -> bool:
-        """Follows a value in an installed package; returns whether it is plain, so that a program may have set it."""
-        if isinstance(value, types.FunctionType):
-            self.add_function(value)
-        elif isinstance(value, type):
-            self.add_class(value, is_made=True)
-        elif isinstance(value, Mapping):
-            # This is a registry, to which programs may add their own functions.
-            for entry in list(value.values()):
-                if isinstance(entry, types.FunctionType):
-                    self.add_function(entry)
-        return isinstance(value, _PLAIN)
+    def _outline(self, where: str, value: Any) -> Any:
+        """Describes a value of an installed package, where only what a program has set is not yet in the key."""
+        return outline(where, value, self)
 
-    def _take_names(self, codes: list[types.CodeType]) -> set[str]:
-        names: set[str] = set()
-        for code in codes:
-            words = [const for const in code.co_consts if isinstance(const, str) and const.isidentifier()]
-            # A constant may be the name of an attribute, as in getattr(self, "scale").
-            names.update(code.co_names, code.co_freevars, words)
-        self._names |= names
-        return names
+    def describe(self, where: str, value: Any) -> Any:
+        """Describes a value that the user's program made."""
+        return self._describe.value(where, value)
 
     def _globals_of(self, function: types.FunctionType, where: str, codes: list[types.CodeType]) -> dict[str, Any]:
         values: dict[str, Any] = {}
+        known_builtins = vars(builtins)
         for name in sorted({name for code in codes for name in code.co_names}):
             place = f"{where}, which reads {name}:"
             if name in function.__globals__:
                 values[name] = self._global(place, function.__globals__[name])
-            elif name in _UNKNOWN_VALUES and hasattr(builtins, name):
+            elif name in UNKNOWN_BUILTINS and name in known_builtins:
                 raise NotCacheableError(f"{place} what {name}() gives cannot be known beforehand")
-        for name in sorted(_imported(codes)):
-            # An import is followed as it is written, and relative to the function's own package.
-            for full in (name, f"{function.__globals__.get('__package__') or ''}.{name}".strip(".")):
-                for known in {full, full.partition(".")[0]} & sys.modules.keys():
-                    values[f"import {known}"] = self._global(f"{where}, which imports {name}:", sys.modules[known])
+            elif name in known_builtins and not _is_pythons(name, known_builtins[name]):
+                values[name] = self._global(place, known_builtins[name])
+        for name in sorted(bytecode.imports(codes)):
+            values[f"import {name}"] = self._import(where, name, function.__globals__.get("__package__") or "")
         return values
 
+    def _import(self, where: str, name: str, package: str) -> Any:
+        """Follows an import as it is written."""
+        place = f"{where}, which imports {name}:"
+        full = importlib.util.resolve_name(name, package) if name.startswith(".") else name
+        if full in sys.modules:
+            return [self._global(place, sys.modules[known]) for known in sorted({full, _package(full)})]
+        if is_impure(full):
+            raise NotCacheableError(f"{place} {DIFFERS}")
+        # A package is searched for without importing it.
+        spec = importlib.util.find_spec(_package(full))
+        if spec is None or _is_users(spec.origin):
+            raise NotCacheableError(f"{place} it is not imported yet")
+        self._describe.add_package(_package(full))
+        return "installed"
+
     def _global(self, where: str, value: Any) -> Any:
-        home = _home(value)
-        is_impure = _package(home) in sys.stdlib_module_names and _package(home).lstrip("_") not in _PURE
-        if is_impure or home.startswith(_NOT_PURE):
-            raise NotCacheableError(f"{where} {_DIFFERS}")
-        if not isinstance(value, types.ModuleType):
-            return self._describe(where, value)
-        self._modules.setdefault(home, value)
-        return ["module", home]
+        if is_impure(_home(value)):
+            raise NotCacheableError(f"{where} {DIFFERS}")
+        return self._describe.value(where, value)
 
     def _follow_classes(self) -> bool:
         grew = False
         for cls, is_made in list(self._classes.values()):
-            for base in cls.__mro__:
+            # The class of a class gives it attributes, too.
+            kind: type = type(cls)
+            for base in [*cls.__mro__, *kind.__mro__]:
                 grew |= self._members(base, is_made=is_made)
         return grew | self._members(torch.Tensor, is_made=False)
 
     def _members(self, cls: type, *, is_made: bool) -> bool:
-        origin = self._module_origin(cls.__module__)
+        origin = module_origin(cls.__module__)
         grew = False
-        for name in sorted(vars(cls), key=str):
-            if not self._is_reached(name, origin, is_made=is_made) or not self._is_new("member", cls, name):
+        # Most members of the many classes of packages are named nowhere.
+        known = vars(cls).keys()
+        likely = known if origin is Origin.USER else known & (self._names | _ALWAYS)
+        for name in sorted(likely, key=str):
+            if not self._is_reached(cls, name, origin, is_made=is_made) or not self._is_new("member", cls, name):
                 continue
             grew = True
             self._member(f"{cls.__module__}.{cls.__qualname__}.{name}", vars(cls)[name], origin)
         return grew
 
-    def _is_reached(self, name: str, origin: Origin, *, is_made: bool) -> bool:
-        if name in _WITHOUT_MEANING or (name in _CONSTRUCTORS and not (is_made or self._makes_its_like())):
+    def _is_reached(self, cls: type, name: str, origin: Origin, *, is_made: bool) -> bool:
+        if name in _WITHOUT_MEANING:
+            return origin is Origin.USER and self._is_named(name)
+        if name in _CONSTRUCTORS and not (is_made or self._makes_its_like()):
             return False
         if name in self._names or name == "forward":
             return True
+        if name in _OF_FUNCTIONS and issubclass(cls, torch.autograd.Function):
+            return origin is Origin.USER
         # Operators call methods that no code names.
         is_special = name.startswith("__") and name.endswith("__")
         return origin is Origin.USER and (is_special or self._uses_any_name)
+
+    def _is_named(self, name: str) -> bool:
+        """Whether the user's code reads a member that has no meaning otherwise."""
+        if name == "__dataclass_fields__" and "fields" in self._users_names:
+            return True
+        # The positions in ``case Point(0)`` have the names that are stored here.
+        return name == "__match_args__" or name in self._users_names
 
     def _makes_its_like(self) -> bool:
         """Whether code may create an object of the same class as an existing one."""
@@ -247,44 +289,32 @@ class ReachableCode:
         for one in (value.fget, value.fset) if isinstance(value, property) else (value,):
             if isinstance(one, types.FunctionType):
                 self._take_function(where, one, origin)
-            elif origin is Origin.USER and not isinstance(one, _SLOT_TYPES) and one is not None:
-                self._note(where, self._describe(where, one))
+            elif origin is not Origin.USER:
+                self._note(where, self._outline(where, one))
+            elif not isinstance(one, _SLOT_TYPES) and one is not None:
+                self._note(where, self._describe.value(where, one))
 
     def _take_function(self, where: str, function: types.FunctionType, origin: Origin) -> None:
         """Follows a function in a class or module of `origin`, which a program may have replaced."""
-        is_replaced = self._function_origin(function) is not origin
-        if origin is Origin.USER or is_replaced:
-            self._note(where, [function.__module__, function.__qualname__])
-        if origin is not Origin.OWN or is_replaced:
+        self._note(where, [function.__module__, function.__qualname__])
+        if origin is not Origin.OWN or function_origin(function) is not origin:
             self.add_function(function)
-
-    def _function_origin(self, function: types.FunctionType) -> Origin:
-        name = function.__code__.co_filename
-        # The methods of a dataclass have no file.
-        return (
-            self._module_origin(function.__globals__.get("__name__")) if name == "<string>" else self._origin_of(name)
-        )
-
-    def _module_origin(self, name: Any) -> Origin:
-        """Returns the owner of a module; an unknown module counts as the program's own."""
-        module = sys.modules.get(name) if isinstance(name, str) else None
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str):
-            return self._origin_of(file)
-        return Origin.OWN if name in sys.builtin_module_names else Origin.USER
 
     def _follow_modules(self) -> bool:
         grew = False
-        for forbidden in _NOT_PURE:
+        for forbidden in NOT_PURE:
             # The check goes by name, because numpy imports this part of itself at its first use.
             package, _, part = forbidden.rpartition(".")
             if package in self._modules and part in self._users_names:
-                raise NotCacheableError(f"the model's code reads {forbidden}: {_DIFFERS}")
+                raise NotCacheableError(f"the model's code reads {forbidden}: {DIFFERS}")
         for name, module in list(self._modules.items()):
-            origin = self._module_origin(name)
+            origin = module_origin(name)
             everything = origin is Origin.USER and self._uses_any_name
-            for used in sorted(vars(module) if everything else self._names & vars(module).keys()):
-                if used.startswith("__") or not self._is_new("attribute", name, used):
+            if type(module) is not types.ModuleType and origin is Origin.USER:
+                self.add_class(type(module), is_made=False)
+            names = self._names | ({"__getattr__"} if origin is Origin.USER else set())
+            for used in sorted(vars(module) if everything else names & vars(module).keys()):
+                if (used.startswith("__") and used != "__getattr__") or not self._is_new("attribute", name, used):
                     continue
                 grew = True
                 self._attribute(f"{name}.{used}", vars(module)[used], origin)
@@ -295,8 +325,20 @@ class ReachableCode:
             self._take_function(where, value, origin)
         elif origin is Origin.USER:
             self._note(where, self._global(where, value))
-        elif isinstance(value, types.ModuleType) and where.rpartition(".")[2] in self._users_names:
+        elif not isinstance(value, types.ModuleType):
+            self._note(where, self._outline(where, value))
+        elif where.rpartition(".")[2] in self._users_names:
             self._global(where, value)
+
+    def _follow_tensors(self) -> bool:
+        grew = False
+        for where, tensor in list(self._tensors):
+            for name in sorted(self._names & vars(tensor).keys()):
+                if self._is_new("attribute of a tensor", id(tensor), name):
+                    grew = True
+                    place = f"{where}.{name}"
+                    self._note(place, self._describe.value(place, vars(tensor)[name]))
+        return grew
 
     def _note(self, where: str, facts: Any) -> None:
         key, number = where, 2
@@ -315,40 +357,20 @@ _SLOT_TYPES = (
 )
 
 
-class Empty(Enum):
-    """Represents the content of an empty cell."""
-
-    CELL = "empty cell"
-
-
-def cells_of(function: types.FunctionType) -> list[Any]:
-    """Returns the content of a function's closure."""
-    contents = []
-    for cell in function.__closure__ or ():
-        try:
-            contents.append(cell.cell_contents)
-        except ValueError:
-            # The enclosing function sets this name later, or never.
-            contents.append(Empty.CELL)
-    return contents
+def _is_users(file: str | None) -> bool:
+    """Whether a file, as the import system names it, is the program's own."""
+    return file not in (None, "built-in", "frozen") and files.origin(str(file)) is Origin.USER
 
 
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yields a code object and those of the functions defined in it."""
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _nested(const)
-
-
-def _digest(codes: Any) -> str:
-    """Returns a digest of the instructions; it is the only difference of two functions on the same line."""
-    state = hashlib.sha256()
-    for code in codes:
-        state.update(code.co_code)
-        consts = [_const(const) for const in code.co_consts if not isinstance(const, types.CodeType)]
-        state.update(repr([code.co_name, code.co_names, code.co_varnames, consts]).encode())
-    return state.hexdigest()[:16]
+def _is_pythons(name: str, value: Any) -> bool:
+    """Whether a builtin is the one that Python has under this name."""
+    if value is None or isinstance(value, bool) or value is Ellipsis or value is NotImplemented:
+        return True
+    return getattr(value, "__module__", None) in ("builtins", "_sitebuiltins", "io", "_io") and name in (
+        getattr(value, "__name__", name),
+        "IOError",
+        "EnvironmentError",
+    )
 
 
 def _home(value: Any) -> str:
@@ -379,36 +401,3 @@ def _named(names: set[str], scope: Mapping[str, Any], package: str) -> Iterator[
 
 def _package(module: str | None) -> str:
     return (module or "").partition(".")[0]
-
-
-def _const(const: Any) -> str:
-    return repr(sorted(map(repr, const))) if isinstance(const, frozenset) else repr(const)
-
-
-def _imported(codes: list[types.CodeType]) -> set[str]:
-    """Returns the modules that the code imports when it runs."""
-    return {str(one.argval) for code in codes for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME"}
-
-
-def file_origin(name: str, is_installed: Callable[[Path], bool], own: list[Path]) -> Origin:
-    """Returns the owner of a file's code.
-
-    Args:
-        name: the file's name, as a code object has it.
-        is_installed: whether a file belongs to an installed package.
-        own: folders of torch, ortlaunch and the standard library.
-    """
-    path = Path(name)
-    if name.startswith("<frozen") or path.suffix == ".so":
-        return Origin.OWN
-    if any(path.is_relative_to(folder) for folder in own) and not _is_package_in_stdlib(path, own):
-        return Origin.OWN
-    return Origin.INSTALLED if is_installed(path) else Origin.USER
-
-
-def _is_package_in_stdlib(path: Path, own: list[Path]) -> bool:
-    # Outside a virtual environment the packages are in a subfolder of the standard library.
-    if not {"site-packages", "dist-packages"} & set(path.parts):
-        return False
-    inner = [folder for folder in own if {"site-packages", "dist-packages"} & set(folder.parts)]
-    return not any(path.is_relative_to(folder) for folder in inner)
