@@ -94,6 +94,7 @@ class OrtRun(BackendRun):
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
         from ortlaunch.ort import session
+        from ortlaunch.ort.mends import decisions
         from ortlaunch.ort.verify.blocks import block_findings
         from ortlaunch.ort.verify.start import QuickCheck
 
@@ -107,6 +108,8 @@ class OrtRun(BackendRun):
         for finding in found:
             if finding.kind not in self._cfg.allow:
                 raise RequestError(finding.refusal())
+        if Allow.frozen_branch not in self._cfg.allow:
+            decisions.enforce()
         # Without the export, which the first step would have made.
         seconds = time.perf_counter() - begin - (session.export_seconds(self._engine.inner) or 0.0)
         kinds = {finding.kind for finding in found}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from ortlaunch.ort.verify.compare import relative_error, tolerance_of
 from ortlaunch.ort.verify.graph import TracedGraph
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
 from ortlaunch.ort.verify.reference import Reference, SourceLine
-from ortlaunch.ort.verify.state import ModelState, copied_buffers
+from ortlaunch.ort.verify.side_effects import ParameterWrites, PythonChange, Write, python_change
+from ortlaunch.ort.verify.state import ModelState, copied, copied_buffers, same_random_numbers
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 Decisions = dict[SourceLine, list[str]]
@@ -70,8 +71,8 @@ class Pair:
     def eager(self, batch: Batch) -> tuple[NamedTensors, Decisions]:
         """Returns PyTorch's outputs, and the tensor values that Python code read."""
         self._state.restore()
-        with torch.no_grad(), self._precision(), Reference() as reference:
-            outputs = self._task.outputs(self._plain, batch)
+        with _as_in_training(), self._precision(), Reference() as reference:
+            outputs = self._task.outputs(self._plain, copied(batch))
         self.moved |= self._state.moved_buffers()
         self._state.restore()
         return named_tensors(outputs), dict(reference.decisions)
@@ -79,11 +80,32 @@ class Pair:
     def eager_buffers(self, batch: Batch) -> tuple[NamedTensors, bool]:
         """Returns the buffers after one pass in PyTorch, and whether dropout would have been active in it."""
         self._state.restore()
-        with torch.no_grad(), self._precision(), Reference() as reference:
-            self._task.outputs(self._plain, batch)
+        with _as_in_training(), self._precision(), Reference() as reference:
+            self._task.outputs(self._plain, copied(batch))
         buffers = copied_buffers(self._plain)
         self._state.restore()
         return buffers, reference.dropped
+
+    def parameter_writes(self, batch: Batch) -> list[Write]:
+        """Returns the parameters that one pass in PyTorch changes."""
+        self._state.restore()
+        with _as_in_training(), self._precision(), ParameterWrites(self._plain) as writes, Reference():
+            self._task.outputs(self._plain, copied(batch))
+        self._state.restore()
+        return list(writes.found.values())
+
+    def python_change(self, batch: Batch) -> PythonChange | None:
+        """Returns a value of the model's Python code that each pass changes; None where there is none."""
+
+        def forward() -> None:
+            with same_random_numbers(), _as_in_training(), self._precision(), Reference():
+                self._task.outputs(self._plain, copied(batch))
+
+        self._state.restore()
+        try:
+            return python_change(self._plain, forward)
+        finally:
+            self._state.restore()
 
     def exported(self, batch: Batch) -> NamedTensors:
         """Returns the graph's outputs."""
@@ -124,3 +146,14 @@ def widest(actual: NamedTensors, expected: NamedTensors) -> Gap:
     if not gaps:
         return Gap("output", 0.0, 0.0)
     return max(gaps, key=lambda gap: float("inf") if gap.error is None else gap.error / max(gap.tolerance, 1e-12))
+
+
+@contextlib.contextmanager
+def _as_in_training() -> Iterator[None]:
+    """Has PyTorch track gradients, which models look at and set hooks on, and save nothing for a backward."""
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing):
+        yield
+
+
+def _nothing(_: Any) -> None:
+    return None

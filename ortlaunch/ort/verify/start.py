@@ -19,7 +19,7 @@ from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
 from ortlaunch.ort.verify.examination import Examination
 from ortlaunch.ort.verify.pair import Context
-from ortlaunch.ort.verify.state import ModelState, same_random_numbers
+from ortlaunch.ort.verify.state import ModelState, copied, same_random_numbers
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
 from ortlaunch.ort.verify.trap import Finding
 
@@ -70,4 +70,4 @@ class QuickCheck:
 
     def _forward(self, batch: Batch) -> None:
         with self._precision():
-            self._task.outputs(self._wrapped, batch)
+            self._task.outputs(self._wrapped, copied(batch))

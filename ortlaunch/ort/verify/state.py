@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import torch
 
+from ortlaunch.models.task import Batch
 from ortlaunch.ort.verify.nested import NamedTensors
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -59,6 +60,11 @@ class ModelState:
 def copied_buffers(model: torch.nn.Module) -> NamedTensors:
     """Returns copies of the current buffers by name."""
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+def copied(batch: Batch) -> Batch:
+    """Returns a copy of a batch for a model that may change its inputs."""
+    return {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in batch.items()}
 
 
 @contextlib.contextmanager
