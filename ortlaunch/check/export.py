@@ -13,7 +13,8 @@ from ortlaunch.config.schema import OrtConfig
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
 from ortlaunch.ort.refusal import last_line
-from ortlaunch.ort.verify.pair import Context, Decisions, Pair, changed_decisions, widest
+from ortlaunch.ort.verify.gap import widest
+from ortlaunch.ort.verify.pair import Context, Decisions, Pair, changed_decisions
 from ortlaunch.ort.verify.reference import SourceLine
 from ortlaunch.ort.verify.state import ModelState
 from ortlaunch.ort.verify.trace import TraceWarning, location, trace_warnings

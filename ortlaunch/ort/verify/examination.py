@@ -9,9 +9,10 @@ import torch
 
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
+from ortlaunch.ort.verify.gap import Gap
 from ortlaunch.ort.verify.gradients import Gradients
 from ortlaunch.ort.verify.nested import NamedTensors
-from ortlaunch.ort.verify.pair import Context, Gap, Pair, changed_decisions
+from ortlaunch.ort.verify.pair import Context, Pair, changed_decisions
 from ortlaunch.ort.verify.reference import SourceLine
 from ortlaunch.ort.verify.side_effects import PythonChange, Write
 from ortlaunch.ort.verify.state import ModelState, copied_buffers

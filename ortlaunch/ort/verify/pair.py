@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
-from ortlaunch.ort.verify.compare import relative_error, tolerance_of
+from ortlaunch.ort.verify.gap import Gap, widest
 from ortlaunch.ort.verify.graph import TracedGraph
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
 from ortlaunch.ort.verify.reference import Reference, SourceLine
@@ -20,30 +19,6 @@ from ortlaunch.ort.verify.state import ModelState, copied, copied_buffers, same_
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 Decisions = dict[SourceLine, list[str]]
-
-
-@dataclass(frozen=True)
-class Gap:
-    """The output that differs most from PyTorch's."""
-
-    name: str
-    error: float | None
-    """Relative error; None if it is not defined, for example for another shape."""
-    tolerance: float
-
-    def exceeds(self, least: float) -> bool:
-        """Whether the error is larger than `least`, or not defined."""
-        return self.error is None or self.error > least
-
-    @property
-    def differs(self) -> bool:
-        """Whether the error is larger than rounding explains."""
-        return self.exceeds(self.tolerance)
-
-    def __str__(self) -> str:
-        if self.error is None:
-            return f"{self.name} cannot even be compared"
-        return f"{self.name} by {self.error:.2g} of its largest value"
 
 
 class Pair:
@@ -97,13 +72,13 @@ class Pair:
     def python_change(self, batch: Batch) -> PythonChange | None:
         """Returns a value of the model's Python code that each pass changes; None where there is none."""
 
-        def forward() -> None:
+        def forward() -> NamedTensors:
             with same_random_numbers(), _as_in_training(), self._precision(), Reference():
-                self._task.outputs(self._plain, copied(batch))
+                return named_tensors(self._task.outputs(self._plain, copied(batch)))
 
         self._state.restore()
         try:
-            return python_change(self._plain, forward)
+            return python_change(self._plain, forward, self._state.restore_buffers)
         finally:
             self._state.restore()
 
@@ -135,17 +110,6 @@ class Pair:
 def changed_decisions(first: Decisions, second: Decisions) -> set[SourceLine]:
     """Returns the lines that read different values."""
     return {place for place in {*first, *second} if first.get(place) != second.get(place)}
-
-
-def widest(actual: NamedTensors, expected: NamedTensors) -> Gap:
-    """Returns the output with the largest error relative to its tolerance."""
-    gaps = [
-        Gap(name, relative_error(actual[name], tensor) if name in actual else None, tolerance_of(tensor))
-        for name, tensor in expected.items()
-    ]
-    if not gaps:
-        return Gap("output", 0.0, 0.0)
-    return max(gaps, key=lambda gap: float("inf") if gap.error is None else gap.error / max(gap.tolerance, 1e-12))
 
 
 @contextlib.contextmanager

@@ -33,13 +33,17 @@ class ModelState:
 
     def restore(self) -> None:
         """Restores everything, and each buffer as the same tensor object."""
+        self.restore_buffers()
+        for module, values in self._values:
+            vars(module).update(values)
+
+    def restore_buffers(self) -> None:
+        """Restores the buffers alone."""
         with torch.no_grad():
             for module, name, buffer, value in self._buffers:
                 module._buffers[name] = buffer
                 if buffer is not None and value is not None and not torch.equal(buffer, value):
                     buffer.copy_(value)
-        for module, values in self._values:
-            vars(module).update(values)
 
     def moved_buffers(self) -> set[str]:
         """Returns the names of the buffers that have changed since the state was saved."""
