@@ -12,7 +12,9 @@ from ortlaunch.check.report import Effect, Export, Probe, TracedStatement
 from ortlaunch.config.schema import OrtConfig
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
-from ortlaunch.ort.verify.pair import Context, Decisions, Pair, changed_decisions, widest
+from ortlaunch.ort.refusal import last_line
+from ortlaunch.ort.verify.gap import widest
+from ortlaunch.ort.verify.pair import Context, Decisions, Pair, changed_decisions
 from ortlaunch.ort.verify.reference import SourceLine
 from ortlaunch.ort.verify.state import ModelState
 from ortlaunch.ort.verify.trace import TraceWarning, location, trace_warnings
@@ -89,12 +91,6 @@ def _failed(
         unsupported_operators=unsupported_operators(copy.deepcopy(model), setting.task, batch, opset, text),
         tracer_warnings=[TracedStatement(one.location, one.statement, one.message, "none") for one in warned],
     )
-
-
-def last_line(text: str) -> str:
-    """Returns the last line that is not empty; of a traceback, that is the exception."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
 
 
 def _probe(pair: Pair, batches: list[Batch]) -> list[_Outcome]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ortlaunch.check.export import Setting, last_line
+from ortlaunch.check.export import Setting
 from ortlaunch.check.report import Parity
 from ortlaunch.models.task import Batch, loss_of
 from ortlaunch.ort import session
+from ortlaunch.ort.refusal import last_line
 from ortlaunch.ort.verify.compare import compare
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
 from ortlaunch.ort.verify.reference import Reference

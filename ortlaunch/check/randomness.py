@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ortlaunch.check.export import Setting, last_line
+from ortlaunch.check.export import Setting
 from ortlaunch.check.report import Randomness
 from ortlaunch.models.task import Batch
 from ortlaunch.ort import session
+from ortlaunch.ort.refusal import last_line
+from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
-from ortlaunch.ort.verify.pair import widest
 from ortlaunch.ort.verify.state import ModelState, same_random_numbers
 from ortlaunch.trainer.seeds import seed_everything
 

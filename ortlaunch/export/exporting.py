@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.check.export import last_line
 from ortlaunch.check.operators import unsupported_operators
 from ortlaunch.export.forward import Forward, untouched
 from ortlaunch.models.task import Batch
 from ortlaunch.ort import compat
 from ortlaunch.ort.mends import symbolics
+from ortlaunch.ort.refusal import last_line
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
 
 OPSET = 17

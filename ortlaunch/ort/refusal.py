@@ -1,4 +1,4 @@
-"""Raises errors for models that ONNX Runtime would train wrongly."""
+"""Errors for models that ONNX Runtime would train wrongly, and the line of an error that says what it is."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ def refusal(message: str) -> Exception:
         reason: Exception = ORTModuleONNXModelException(message)
         return reason
     return RequestError(message)
+
+
+def last_line(text: str) -> str:
+    """Returns the last line that is not empty; of a traceback, that is the exception."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

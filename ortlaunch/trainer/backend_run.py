@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ortlaunch.base.errors import RequestError
+from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.config.schema import Allow, Config, OrtConfig
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.models.task import Batch, Task
@@ -18,6 +18,9 @@ from ortlaunch.run.run import Run
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.figures import Figures
 from ortlaunch.trainer.workers import Workers
+
+_FIRST_RECHECK = 1000
+"""A comparison takes as long as some four steps, so that this step and its doubles spend less than 0.5 % on them."""
 
 
 class BackendRun:
@@ -40,6 +43,21 @@ class BackendRun:
             RequestError: with the finding and its remedy.
         """
         return {}
+
+    def recheck(self, step: int, batch: Batch) -> bool:
+        """Compares what the backend computes with PyTorch again, in some steps; called before the optimizer's step.
+
+        Args:
+            step: the step that is about to be completed.
+            batch: its last micro-batch.
+
+        Returns:
+            Whether it has compared, which takes the time of some steps.
+
+        Raises:
+            TrainingError: the backend computes something else.
+        """
+        return False
 
     @property
     def is_active(self) -> bool:
@@ -91,13 +109,16 @@ class OrtRun(BackendRun):
         self._run_dir = run_dir
         self._journal = journal
         self._blocks = blocks
+        self._task: Task | None = None
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
         from ortlaunch.ort import session
+        from ortlaunch.ort.mends import decisions
         from ortlaunch.ort.verify.blocks import block_findings
         from ortlaunch.ort.verify.start import QuickCheck
 
         begin = time.perf_counter()
+        self._task = task
         here = [{name: tensor.to(self._workers.device) for name, tensor in batch.items()} for batch in batches]
         model, precision = self._engine.inner, self._engine.precision_context
         if self._blocks:
@@ -107,6 +128,8 @@ class OrtRun(BackendRun):
         for finding in found:
             if finding.kind not in self._cfg.allow:
                 raise RequestError(finding.refusal())
+        if Allow.frozen_branch not in self._cfg.allow:
+            decisions.enforce()
         # Without the export, which the first step would have made.
         seconds = time.perf_counter() - begin - (session.export_seconds(self._engine.inner) or 0.0)
         kinds = {finding.kind for finding in found}
@@ -117,6 +140,20 @@ class OrtRun(BackendRun):
         if self._journal is not None and allowed:
             self._journal.tags({"ortlaunch.allowed": ",".join(allowed)})
         return {"startup/ort_check_seconds": float(everyone.seconds.max())}
+
+    def recheck(self, step: int, batch: Batch) -> bool:
+        if self._blocks or self._task is None or not _is_due(step, self._cfg.recheck_every) or not self.is_active:
+            return False
+        from ortlaunch.ort.verify.start import gradient_error
+
+        here = {name: tensor.to(self._workers.device) for name, tensor in batch.items()}
+        error = gradient_error(self._engine.inner, self._task, self._engine.precision_context, here)
+        if error is not None and Allow.wrong_gradients not in self._cfg.allow:
+            raise TrainingError(
+                f"step {step}: {error}. The weights are those before this step. Resume from the last checkpoint with "
+                "backend=eager, or accept the difference with backend.allow=[wrong_gradients]"
+            )
+        return True
 
     @property
     def is_active(self) -> bool:
@@ -148,6 +185,14 @@ class OrtRun(BackendRun):
         assert self._journal is not None
         self._journal.tags({"ortlaunch.fallback_reason": reason})
         print(f"warning: ONNX Runtime is NOT active, plain PyTorch runs instead (backend.fallback=warn): {reason}")
+
+
+def _is_due(step: int, every: int | None) -> bool:
+    """Whether a step compares the gradients: see ``backend.recheck_every``."""
+    if every is not None:
+        return every > 0 and step % every == 0
+    times, rest = divmod(step, _FIRST_RECHECK)
+    return rest == 0 and times > 0 and times & (times - 1) == 0
 
 
 def backend_run(engine: Engine, config: Config, workers: Workers, run_dir: Path, journal: Journal | None) -> BackendRun:

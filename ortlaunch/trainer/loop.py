@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ortlaunch.config.schema import TrainConfig
+from ortlaunch.models.task import Batch
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.evaluation import Evaluation
 from ortlaunch.trainer.feed import Feed
@@ -30,6 +31,7 @@ def run_steps(
     evaluation: Evaluation | None = None,
     start_step: int = 0,
     profile: Profile | None = None,
+    recheck: Callable[[int, Batch], bool] | None = None,
 ) -> None:
     """Takes optimizer steps until ``cfg.steps`` are done or the run is asked to stop.
 
@@ -44,6 +46,7 @@ def run_steps(
         evaluation: what is evaluated after some steps; None for nothing.
         start_step: steps that earlier attempts have done.
         profile: profiles some of the steps; None for none.
+        recheck: called before the optimizer with the step and its last micro-batch; returns whether that took time.
 
     Raises:
         TrainingError: a loss or gradient was not finite; the weights are those before that step.
@@ -58,12 +61,14 @@ def run_steps(
             if profile is not None:
                 profile.step_begins(step)
             with span("forward and backward"):
-                loss = _accumulate(engine, feed, cfg.grad_accumulation, device, recorder, step_end)
+                loss, batch = _accumulate(engine, feed, cfg.grad_accumulation, device, recorder, step_end)
+            disturbed = recheck is not None and recheck(step, batch)
             with span("optimizer"):
                 grad_norm = engine.step()
             collect(step)
             recorder.step_done()
-            if profile is not None and profile.step_ends(step):
+            disturbed = (profile is not None and profile.step_ends(step)) or disturbed
+            if disturbed:
                 recorder.disturbed()
             if step == start_step + 1:
                 first_step_done()
@@ -85,9 +90,14 @@ def _unnamed(_name: str) -> contextlib.AbstractContextManager[None]:
 
 def _accumulate(
     engine: Engine, feed: Feed, count: int, device: torch.device, recorder: Recorder, step_end: StepEnd
-) -> torch.Tensor:
-    """Forward and backward over the micro-batches of one step; returns their mean loss, still on the device."""
+) -> tuple[torch.Tensor, Batch]:
+    """Forward and backward over the micro-batches of one step.
+
+    Returns:
+        Their mean loss, still on the device, and the last of them.
+    """
     total = torch.zeros((), device=device)
+    batch: Batch = {}
     waited = feed.waited
     for index in range(count):
         recorder.own_time.begin()
@@ -99,4 +109,4 @@ def _accumulate(
         feed.prefetch()
         recorder.own_time.end()
     recorder.waited_for_data(feed.waited - waited)
-    return total / count
+    return total / count, batch

@@ -58,6 +58,7 @@ def train(context: RunContext, observed: Observed) -> Trained:
         observed.evaluation,
         start_step=parts.start.step,
         profile=make_profile(context.config.profile, parts.start.step + 1, context.run.path, context.workers),
+        recheck=parts.backend.recheck,
     )
     context.system.sampler.stop()
     step_end.finish()

@@ -207,6 +207,6 @@ def test_the_precision_of_the_run_is_the_precision_of_the_check() -> None:
 
     model, data = Net(), batches(1, 1, 1)
     QuickCheck(wrap(model), make_task(model, data[0]), precision).findings(data)
-    # The export with gradients, PyTorch's passes without.
-    assert entered[0] is True
-    assert entered.count(False) == 2
+    # Also PyTorch's passes run as in training: a model may look at whether gradients are on.
+    assert len(entered) > 3
+    assert all(entered)

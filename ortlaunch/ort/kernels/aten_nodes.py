@@ -25,3 +25,9 @@ def none(g: Any) -> Any:
 def constant(g: Any, value: float) -> Any:
     """Makes a number in the only floating-point type that an ATen node passes."""
     return g.op("Constant", value_t=torch.tensor(value, dtype=torch.float32))
+
+
+def operator_of(node: Any) -> str:
+    """Returns the operator that an ATen node calls; empty for any other node."""
+    is_aten = (node.op_type, node.domain) == ATEN
+    return next((x.s.decode() for x in node.attribute if x.name == "operator"), "") if is_aten else ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ortlaunch.ort.kernels.aten_nodes import ATEN
+from ortlaunch.ort.kernels.aten_nodes import ATEN, operator_of
 
 ADD_ROWS = "ortlaunch::add_embedding_gradient"
 ADD_OUTER = "ortlaunch::add_outer_gradient"
@@ -67,7 +67,7 @@ class _View:
 def _add_rows(view: _View, node: Any, first: str, second: str) -> bool:
     """Adds an embedding's gradient into the other summand if possible; returns whether it did."""
     other = view.producers.get(second)
-    if other is None or _operator(other) != "embedding_backward" or view.uses[second] != 1:
+    if other is None or operator_of(other) != "embedding_backward" or view.uses[second] != 1:
         return False
     if not _is_ours_alone(view, first) or not _is_dense(other, view.constants):
         return False
@@ -111,7 +111,7 @@ def _add_outer(view: _View, node: Any, first: str, second: str) -> bool:
 def _is_ours_alone(view: _View, name: str) -> bool:
     """Whether the tensor is a new result of one of our operators and used once, so that it may be overwritten."""
     node = view.producers.get(name)
-    return view.uses[name] == 1 and node is not None and _operator(node).startswith(_OURS) and name == node.output[0]
+    return view.uses[name] == 1 and node is not None and operator_of(node).startswith(_OURS) and name == node.output[0]
 
 
 def _is_dense(node: Any, constants: dict[str, int]) -> bool:
@@ -129,12 +129,6 @@ def _constants(graph: Any) -> dict[str, int]:
             tensors[node.output[0]] = node.attribute[0].t
     single = {name: numpy_helper.to_array(x) for name, x in tensors.items() if len(x.dims) == 0}
     return {name: int(value) for name, value in single.items() if value.dtype.kind in "bi"}
-
-
-def _operator(node: Any) -> str:
-    """Returns the operator that an ATen node calls; empty for any other node."""
-    is_aten = (node.op_type, node.domain) == ATEN
-    return next((x.s.decode() for x in node.attribute if x.name == "operator"), "") if is_aten else ""
 
 
 def _call(node: Any, operator: str, inputs: list[str]) -> None:

@@ -285,3 +285,13 @@ _GRADIENTS = {
     _CONV1D: _conv1d_gradient,
     _CROSS_ENTROPY: _cross_entropy_gradient,
 }
+
+
+def rate_inputs() -> dict[str, int]:
+    """Returns the operators with dropout and those of their gradients, with the index of the input with the rate."""
+    found = dict(RATES)
+    for name, index in RATES.items():
+        for _, inputs, _, attributes in _GRADIENTS[name]():
+            if f"I({index})" in inputs:
+                found[attributes["operator"]["value"]] = inputs.index(f"I({index})")
+    return found

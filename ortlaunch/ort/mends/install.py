@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from ortlaunch.ort.mends import (
     buffers,
     copying,
+    decisions,
     fast_paths,
     functions,
     gradients,
@@ -26,8 +28,18 @@ from ortlaunch.ort.mends import (
     unneeded,
 )
 
-_exports_training: ContextVar[list[bool] | None] = ContextVar("_exports_training", default=None)
-"""The modes of the model's modules while a graph for training is made."""
+
+@dataclass
+class _Export:
+    """A graph for training that is being made."""
+
+    flags: list[bool]
+    """The modes of the model's modules."""
+    reads: decisions.Reads = field(default_factory=decisions.Reads)
+    """Where the trace has read tensors' values."""
+
+
+_exports_training: ContextVar[_Export | None] = ContextVar("_exports_training", default=None)
 
 
 def install() -> None:
@@ -51,32 +63,43 @@ def install() -> None:
 
     def forward(self: Any, *args: Any) -> list[Tensor]:
         """Runs the model's forward, which ORTModule calls to find the outputs and then to trace the model."""
-        flags = _exports_training.get()
-        is_training = flags is not None
-        if flags is not None:
+        current = _exports_training.get()
+        is_training = current is not None
+        if current is not None:
             # The exporter has set all modules to train mode, including those in eval mode.
-            modes.set_modes(self._original_module, flags)
+            modes.set_modes(self._original_module, current.flags)
         tracked = gradients.tracked() if is_training else contextlib.nullcontext()
-        collected = statistics.collected(self._original_module, is_training)
-        with tracked, fast_paths.off(), collected as (names, batch_statistics):
+        with (
+            tracked,
+            fast_paths.off(),
+            statistics.collected(self._original_module, is_training) as (names, batch_statistics),
+            decisions.collected(is_training) as reads,
+        ):
             flat = original_forward(self, *args)
+        if current is not None:
+            current.reads = reads
         # ORTModule also makes a graph for inference of a model in train mode, if gradients are off.
         names, batch_statistics = (names, batch_statistics) if is_training else ([], [])
         self._output_schema = outputs.Outputs(self._output_schema, [x.dtype for x in flat], names)
-        return [*flat, *batch_statistics]
+        return [*flat, *batch_statistics, *reads.tensors]
 
     def export(*, flattened_module: Any, model_info_for_export: Any, **rest: Any) -> Any:
         is_training = model_info_for_export.export_mode == torch.onnx.TrainingMode.TRAINING
         model = flattened_module._original_module
         watched = buffers.watched(model) if is_training else contextlib.nullcontext()
         with modes.kept(model) as flags, watched, functions.watched():
-            token = _exports_training.set(flags if is_training else None)
+            current = _Export(flags) if is_training else None
+            token = _exports_training.set(current)
             try:
-                return original_export(
+                graph, schema = original_export(
                     flattened_module=flattened_module, model_info_for_export=model_info_for_export, **rest
                 )
             finally:
                 _exports_training.reset(token)
+        # The schema is that of a forward before the trace, which does not know on what the trace depends.
+        if current is not None:
+            schema.decisions = current.reads.decisions()
+        return graph, schema
 
     _FlattenedModule.forward = _FlattenedModule._ortlaunch_forward = forward
     GraphTransitionManager._get_exported_model = staticmethod(export)

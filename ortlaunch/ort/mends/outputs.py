@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ortlaunch.ort.mends import statistics
+from ortlaunch.ort.mends.decisions import Decisions
 
 
 @dataclass
@@ -21,6 +22,8 @@ class Outputs:
     """Types of the model's flat outputs in eager; ONNX Runtime's CPU provider returns fp32 for some fp16 outputs."""
     batch_norms: list[str]
     """Modules whose batch statistics follow the outputs, with a mean and a variance each."""
+    decisions: Decisions = field(default_factory=Decisions)
+    """Values that the trace has frozen; what they are in a step follows the statistics."""
 
 
 def install() -> None:
@@ -34,7 +37,11 @@ def install() -> None:
     def restore(self: Any, ort_flatten_outputs: Sequence[Tensor]) -> Any:
         expected: Outputs = self.module_forward_output_schema
         count = len(expected.dtypes)
-        statistics.update(self._flattened_module._original_module, expected.batch_norms, ort_flatten_outputs[count:])
+        rest = count + 2 * len(expected.batch_norms)
+        expected.decisions.compare(ort_flatten_outputs[rest:])
+        statistics.update(
+            self._flattened_module._original_module, expected.batch_norms, ort_flatten_outputs[count:rest]
+        )
         # A tensor that has the right type is not copied.
         flat = [x.to(dtype) for x, dtype in zip(ort_flatten_outputs[:count], expected.dtypes, strict=True)]
         self.module_forward_output_schema = expected.schema

@@ -15,7 +15,7 @@ from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort.blocks import OrtBlock, attached
 from ortlaunch.ort.verify.pair import Context
 from ortlaunch.ort.verify.start import QuickCheck
-from ortlaunch.ort.verify.state import ModelState, same_random_numbers
+from ortlaunch.ort.verify.state import ModelState, copied, same_random_numbers
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
 from ortlaunch.ort.verify.trap import Finding
 
@@ -51,6 +51,11 @@ class _Call:
     def outputs(self, module: torch.nn.Module, batch: Batch) -> Any:
         return module(*batch.values())
 
+    def loss(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """A sum of all outputs with weights that differ, so that every element's gradient counts."""
+        tensors = [x for x in pytree.tree_leaves(self.outputs(module, batch)) if isinstance(x, torch.Tensor)]
+        return sum((_weighted(x) for x in tensors if x.requires_grad), torch.zeros(()))
+
 
 class _Watch:
     """Replaces a block's forward for some passes, and checks the block in the last one."""
@@ -67,7 +72,7 @@ class _Watch:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self._calls.append({f"input {n}": tensor.detach().clone() for n, tensor in enumerate(tensors)})
+        self._calls.append(copied({f"input {n}": tensor for n, tensor in enumerate(tensors)}))
         with trace_warnings() as warnings:
             outputs = self._block(*args, **kwargs)
         self._warnings += warnings
@@ -80,3 +85,8 @@ class _Watch:
     def end(self) -> None:
         """Restores the block's forward."""
         self._block.block.forward = self._block  # type: ignore[method-assign]
+
+
+def _weighted(tensor: torch.Tensor) -> torch.Tensor:
+    weights = torch.arange(tensor.numel(), device=tensor.device, dtype=torch.float64).cos()
+    return (tensor * weights.reshape(tensor.shape).to(tensor.dtype)).sum()

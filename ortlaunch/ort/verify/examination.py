@@ -9,9 +9,12 @@ import torch
 
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
+from ortlaunch.ort.verify.gap import Gap
+from ortlaunch.ort.verify.gradients import Gradients
 from ortlaunch.ort.verify.nested import NamedTensors
-from ortlaunch.ort.verify.pair import Context, Gap, Pair, changed_decisions
+from ortlaunch.ort.verify.pair import Context, Pair, changed_decisions
 from ortlaunch.ort.verify.reference import SourceLine
+from ortlaunch.ort.verify.side_effects import PythonChange, Write
 from ortlaunch.ort.verify.state import ModelState, copied_buffers
 from ortlaunch.ort.verify.trace import TraceWarning
 
@@ -75,6 +78,21 @@ class Examination:
         first, other = self._pair.gap(self.batches[0]), self.strayed[1]
         is_wrong = first.exceeds(WIDER * first.tolerance) and not other.exceeds(WIDER * (first.error or 0.0))
         return first if is_wrong else None
+
+    @cached_property
+    def gradient_error(self) -> str | None:
+        """What is wrong with the gradients on a batch that the model was not exported with; None where nothing is."""
+        return Gradients(self._wrapped, self._task, self._precision, self._state).error(self.batches[-1], WIDER)
+
+    @cached_property
+    def parameter_writes(self) -> list[Write]:
+        """The parameters that PyTorch's forward changes."""
+        return self._pair.parameter_writes(self.batches[-1])
+
+    @cached_property
+    def python_change(self) -> PythonChange | None:
+        """A value of the model's Python code that each forward changes; None where there is none."""
+        return self._pair.python_change(self.batches[-1])
 
     @property
     def moved(self) -> set[str]:

@@ -3,46 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
-from ortlaunch.ort.verify.compare import relative_error, tolerance_of
+from ortlaunch.ort.verify.gap import Gap, widest
 from ortlaunch.ort.verify.graph import TracedGraph
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
 from ortlaunch.ort.verify.reference import Reference, SourceLine
-from ortlaunch.ort.verify.state import ModelState, copied_buffers
+from ortlaunch.ort.verify.side_effects import ParameterWrites, PythonChange, Write, python_change
+from ortlaunch.ort.verify.state import ModelState, copied, copied_buffers, same_random_numbers
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 Decisions = dict[SourceLine, list[str]]
-
-
-@dataclass(frozen=True)
-class Gap:
-    """The output that differs most from PyTorch's."""
-
-    name: str
-    error: float | None
-    """Relative error; None if it is not defined, for example for another shape."""
-    tolerance: float
-
-    def exceeds(self, least: float) -> bool:
-        """Whether the error is larger than `least`, or not defined."""
-        return self.error is None or self.error > least
-
-    @property
-    def differs(self) -> bool:
-        """Whether the error is larger than rounding explains."""
-        return self.exceeds(self.tolerance)
-
-    def __str__(self) -> str:
-        if self.error is None:
-            return f"{self.name} cannot even be compared"
-        return f"{self.name} by {self.error:.2g} of its largest value"
 
 
 class Pair:
@@ -70,8 +46,8 @@ class Pair:
     def eager(self, batch: Batch) -> tuple[NamedTensors, Decisions]:
         """Returns PyTorch's outputs, and the tensor values that Python code read."""
         self._state.restore()
-        with torch.no_grad(), self._precision(), Reference() as reference:
-            outputs = self._task.outputs(self._plain, batch)
+        with _as_in_training(), self._precision(), Reference() as reference:
+            outputs = self._task.outputs(self._plain, copied(batch))
         self.moved |= self._state.moved_buffers()
         self._state.restore()
         return named_tensors(outputs), dict(reference.decisions)
@@ -79,11 +55,32 @@ class Pair:
     def eager_buffers(self, batch: Batch) -> tuple[NamedTensors, bool]:
         """Returns the buffers after one pass in PyTorch, and whether dropout would have been active in it."""
         self._state.restore()
-        with torch.no_grad(), self._precision(), Reference() as reference:
-            self._task.outputs(self._plain, batch)
+        with _as_in_training(), self._precision(), Reference() as reference:
+            self._task.outputs(self._plain, copied(batch))
         buffers = copied_buffers(self._plain)
         self._state.restore()
         return buffers, reference.dropped
+
+    def parameter_writes(self, batch: Batch) -> list[Write]:
+        """Returns the parameters that one pass in PyTorch changes."""
+        self._state.restore()
+        with _as_in_training(), self._precision(), ParameterWrites(self._plain) as writes, Reference():
+            self._task.outputs(self._plain, copied(batch))
+        self._state.restore()
+        return list(writes.found.values())
+
+    def python_change(self, batch: Batch) -> PythonChange | None:
+        """Returns a value of the model's Python code that each pass changes; None where there is none."""
+
+        def forward() -> NamedTensors:
+            with same_random_numbers(), _as_in_training(), self._precision(), Reference():
+                return named_tensors(self._task.outputs(self._plain, copied(batch)))
+
+        self._state.restore()
+        try:
+            return python_change(self._plain, forward, self._state.restore_buffers)
+        finally:
+            self._state.restore()
 
     def exported(self, batch: Batch) -> NamedTensors:
         """Returns the graph's outputs."""
@@ -115,12 +112,12 @@ def changed_decisions(first: Decisions, second: Decisions) -> set[SourceLine]:
     return {place for place in {*first, *second} if first.get(place) != second.get(place)}
 
 
-def widest(actual: NamedTensors, expected: NamedTensors) -> Gap:
-    """Returns the output with the largest error relative to its tolerance."""
-    gaps = [
-        Gap(name, relative_error(actual[name], tensor) if name in actual else None, tolerance_of(tensor))
-        for name, tensor in expected.items()
-    ]
-    if not gaps:
-        return Gap("output", 0.0, 0.0)
-    return max(gaps, key=lambda gap: float("inf") if gap.error is None else gap.error / max(gap.tolerance, 1e-12))
+@contextlib.contextmanager
+def _as_in_training() -> Iterator[None]:
+    """Has PyTorch track gradients, which models look at and set hooks on, and save nothing for a backward."""
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing):
+        yield
+
+
+def _nothing(_: Any) -> None:
+    return None

@@ -19,7 +19,7 @@ from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
 from ortlaunch.ort.verify.examination import Examination
 from ortlaunch.ort.verify.pair import Context
-from ortlaunch.ort.verify.state import ModelState, same_random_numbers
+from ortlaunch.ort.verify.state import ModelState, copied, same_random_numbers
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
 from ortlaunch.ort.verify.trap import Finding
 
@@ -70,4 +70,21 @@ class QuickCheck:
 
     def _forward(self, batch: Batch) -> None:
         with self._precision():
-            self._task.outputs(self._wrapped, batch)
+            self._task.outputs(self._wrapped, copied(batch))
+
+
+def gradient_error(wrapped: torch.nn.Module, task: Task, precision: Context, batch: Batch) -> str | None:
+    """Says what is wrong with the gradients of a model in training; None where nothing is, or where chance decides.
+
+    Args:
+        wrapped: the ORTModule, which trains. Its weights, buffers, gradients and random numbers are left as they are.
+        task: how the model is called.
+        precision: the context in which the run calls the model (autocast).
+        batch: on the model's device.
+    """
+    with same_random_numbers():
+        state = ModelState(session.plain_model(wrapped))
+        try:
+            return Examination(wrapped, task, precision, state, [batch], []).gradient_error
+        finally:
+            state.restore()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import torch
 
+from ortlaunch.models.task import Batch
 from ortlaunch.ort.verify.nested import NamedTensors
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -32,13 +33,17 @@ class ModelState:
 
     def restore(self) -> None:
         """Restores everything, and each buffer as the same tensor object."""
+        self.restore_buffers()
+        for module, values in self._values:
+            vars(module).update(values)
+
+    def restore_buffers(self) -> None:
+        """Restores the buffers alone."""
         with torch.no_grad():
             for module, name, buffer, value in self._buffers:
                 module._buffers[name] = buffer
                 if buffer is not None and value is not None and not torch.equal(buffer, value):
                     buffer.copy_(value)
-        for module, values in self._values:
-            vars(module).update(values)
 
     def moved_buffers(self) -> set[str]:
         """Returns the names of the buffers that have changed since the state was saved."""
@@ -59,6 +64,11 @@ class ModelState:
 def copied_buffers(model: torch.nn.Module) -> NamedTensors:
     """Returns copies of the current buffers by name."""
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+def copied(batch: Batch) -> Batch:
+    """Returns a copy of a batch for a model that may change its inputs."""
+    return {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in batch.items()}
 
 
 @contextlib.contextmanager

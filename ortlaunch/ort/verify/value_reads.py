@@ -35,16 +35,24 @@ class ValueRead:
         return f"{self.file}:{self.line}"
 
 
+Note = Callable[[ValueRead, str, tuple[Any, ...], dict[str, Any]], None]
+"""Is told of a read: the line, the name of the conversion or comparison, and its arguments."""
+
+
 @contextlib.contextmanager
-def watch() -> Iterator[list[ValueRead]]:
-    """Collects the lines where a trace depends on tensors' values, each once, in order."""
+def watch(note: Note | None = None) -> Iterator[list[ValueRead]]:
+    """Collects the lines where a trace depends on tensors' values, each once, in order.
+
+    Args:
+        note: called at each such read, before it.
+    """
     reads: list[ValueRead] = []
     originals: list[tuple[Any, str, bool, Any]] = []
     for owner, names in ((torch.Tensor, _CONVERSIONS + _COMPARISONS), (torch, _COMPARISONS)):
         for name in names:
             original = getattr(owner, name)
             originals.append((owner, name, name in vars(owner), original))
-            setattr(owner, name, _watching(original, reads))
+            setattr(owner, name, _watching(original, name, reads, note))
     try:
         yield reads
     finally:
@@ -55,24 +63,37 @@ def watch() -> Iterator[list[ValueRead]]:
                 delattr(owner, name)
 
 
-def _watching(original: Callable[..., Any], reads: list[ValueRead]) -> Callable[..., Any]:
+def _watching(original: Callable[..., Any], name: str, reads: list[ValueRead], note: Note | None) -> Callable[..., Any]:
+    inside = False
+
     def read(*args: Any, **kwargs: Any) -> Any:
-        if torch._C._get_tracing_state() is None:
+        nonlocal inside
+        # One of torch's modes that passes the read on makes it a second time.
+        if inside or torch._C._get_tracing_state() is None:
             return original(*args, **kwargs)
+        inside = True
+        try:
+            look(args, kwargs)
+            with warnings.catch_warnings(record=True) as heard:
+                warnings.simplefilter("always")
+                result = original(*args, **kwargs)
+        finally:
+            inside = False
+        # The tracer's warning must name the line that reads the tensor, which is the caller of this function.
+        caller = sys._getframe(1)
+        for warning in heard:
+            warnings.warn_explicit(warning.message, warning.category, caller.f_code.co_filename, caller.f_lineno)
+        return result
+
+    def look(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         traced = [torch._C._get_value_trace(tensor) for tensor in tensors]  # type: ignore[attr-defined]
         if any(_depends_on_values(value) for value in traced):
             place = _place()
             if place not in reads:
                 reads.append(place)
-        with warnings.catch_warnings(record=True) as heard:
-            warnings.simplefilter("always")
-            result = original(*args, **kwargs)
-        # The tracer's warning must name the line that reads the tensor, which is the caller of this function.
-        caller = sys._getframe(1)
-        for warning in heard:
-            warnings.warn_explicit(warning.message, warning.category, caller.f_code.co_filename, caller.f_lineno)
-        return result
+            if note is not None:
+                note(place, name, args, kwargs)
 
     return read
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ortlaunch.ort.verify.examination import WIDER, Examination
-from ortlaunch.ort.verify.pair import widest
+from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.trap import trap
 
 

@@ -1,0 +1,79 @@
+"""Lets an ORTModule run its training graph, forward and backward, with dropout off.
+
+Dropout's rates are constants of the graph. So a copy of the graph, gradients included, gets rates of zero and a session
+of its own. The graph is neither exported nor differentiated a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ortlaunch.ort import session
+from ortlaunch.ort.kernels import symbolics as kernels
+from ortlaunch.ort.kernels.aten_nodes import operator_of
+
+_OFF = "ortlaunch_no_rate"
+_RATES = {
+    "Dropout": 1,
+    "BitmaskDropout": 1,
+    "BiasDropout": 3,
+    "BitmaskBiasDropout": 3,
+    "BiasSoftmaxDropout": 2,
+    "DropoutGrad": 2,
+    "BitmaskDropoutGrad": 2,
+    "SoftmaxDropoutGrad": 3,
+}
+"""onnxruntime's operators with dropout, and the index of the input with the rate."""
+
+
+@contextlib.contextmanager
+def dropout_off(wrapped: torch.nn.Module) -> Iterator[None]:
+    """Switches dropout off in an ORTModule's training forward and backward.
+
+    Args:
+        wrapped: an ORTModule after its first training forward.
+    """
+    manager = session.training_manager(wrapped)
+    assert manager is not None
+    graphs, agent = manager._onnx_models, manager._execution_agent
+    original = graphs.optimized_model
+    without = copy.deepcopy(original)
+    if not _switch_off(without.graph):
+        yield
+        return
+    try:
+        graphs.optimized_model = without
+        manager._create_execution_agent()
+        yield
+    finally:
+        graphs.optimized_model, manager._execution_agent = original, agent
+
+
+def _switch_off(graph: Any) -> bool:
+    """Sets all rates to zero; returns whether there were any."""
+    from onnx import TensorProto, helper
+
+    ours = kernels.rate_inputs()
+    found = False
+    for node in _nodes(graph):
+        index = _RATES.get(node.op_type, ours.get(operator_of(node)))
+        if index is not None:
+            node.input.extend([""] * (index + 1 - len(node.input)))
+            node.input[index] = _OFF
+            found = True
+    if found:
+        graph.initializer.append(helper.make_tensor(_OFF, TensorProto.FLOAT, [], [0.0]))
+    return found
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)

@@ -1,0 +1,140 @@
+"""Compares the gradients of one batch's loss: ONNX Runtime's with PyTorch's, and both with PyTorch's in fp64.
+
+A model may be so sensitive that PyTorch's own gradients in fp32 are far from the true ones (BatchNorm over four rows).
+Then ONNX Runtime's differ from PyTorch's as much, and are right all the same. So where they differ, fp64 decides: an
+error is one that is larger than rounding explains, and several times PyTorch's own.
+
+At most two sets of gradients are in memory at once. Before the first step there is no state of an optimizer, so this is
+less than an adaptive optimizer takes later.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from ortlaunch.models.task import Batch, Task
+from ortlaunch.ort import session
+from ortlaunch.ort.refusal import last_line
+from ortlaunch.ort.verify.compare import compare, relative_error
+from ortlaunch.ort.verify.comparison import TensorDifference
+from ortlaunch.ort.verify.dropout_off import dropout_off
+from ortlaunch.ort.verify.nested import NamedTensors
+from ortlaunch.ort.verify.pair import Context
+from ortlaunch.ort.verify.reference import Reference
+from ortlaunch.ort.verify.state import ModelState, copied
+
+AS_GOOD = 5.0
+"""Factor of PyTorch's own error up to which an error counts as rounding."""
+
+_FLOOR = 1e-3
+"""See `compare`."""
+
+
+class Gradients:
+    """Computes gradients with dropout off, without the hooks of DDP and DeepSpeed, and without changing ``.grad``."""
+
+    def __init__(self, wrapped: torch.nn.Module, task: Task, precision: Context, state: ModelState) -> None:
+        """
+        Args:
+            wrapped: an ORTModule that has exported.
+            task: how the model is called.
+            precision: the context in which the run calls the model (autocast).
+            state: the state of the plain model from which every pass starts.
+        """
+        self._wrapped = wrapped
+        self._plain = session.plain_model(wrapped)
+        self._task = task
+        self._precision = precision
+        self._state = state
+
+    def error(self, batch: Batch, tolerance_factor: float) -> str | None:
+        """Says what is wrong with ONNX Runtime's gradients, as a sentence without a full stop; None where nothing is.
+
+        Args:
+            batch: on the model's device.
+            tolerance_factor: multiple of the tolerances of `compare` within which gradients count as equal.
+        """
+        eager = self._of(self._plain, batch)
+        try:
+            with dropout_off(self._wrapped):
+                ort = self._of(self._wrapped, batch)
+        except Exception as error:
+            return (
+                f"ONNX Runtime cannot compute the model's gradients ({last_line(str(error)) or type(error).__name__})"
+            )
+        far = [
+            one
+            for one in compare(ort, eager, floor=_FLOOR).differing
+            if one.error is None or one.error > tolerance_factor * one.tolerance
+        ]
+        return self._judged(far, ort, eager, batch, tolerance_factor) if far else None
+
+    def _judged(
+        self,
+        far: list[TensorDifference],
+        ort: NamedTensors,
+        eager: NamedTensors,
+        batch: Batch,
+        tolerance_factor: float,
+    ) -> str | None:
+        """Says which of the gradients that differ from PyTorch's is wrong by fp64; None where none is."""
+        truth = self._true(batch)
+        if truth is None:
+            return _said(far[0].name, far[0].error, "PyTorch's")
+        floor = _FLOOR * max(float(value.abs().max()) for value in truth.values() if value.numel())
+        for one in far:
+            error = relative_error(ort[one.name].double(), truth[one.name], floor) if one.name in ort else None
+            own = relative_error(eager[one.name].double(), truth[one.name], floor)
+            if error is None or error > max(tolerance_factor * one.tolerance, AS_GOOD * (own or 0.0)):
+                own_text = "not known" if own is None else f"{own:.2g}"
+                return _said(one.name, error, f"PyTorch's in fp64 (PyTorch's own error: {own_text})")
+        return None
+
+    def _of(self, model: torch.nn.Module, batch: Batch) -> NamedTensors:
+        inputs = copied(batch)
+        self._state.restore()
+        try:
+            with torch.enable_grad(), Reference(), self._precision():
+                loss = self._task.loss(model, inputs)
+            return _differentiated(loss, self._plain, inputs)
+        finally:
+            self._state.restore()
+
+    def _true(self, batch: Batch) -> NamedTensors | None:
+        """PyTorch's gradients in fp64; None where the model does not run so."""
+        try:
+            self._state.restore()
+            model = copy.deepcopy(self._plain).double()
+            wide = {name: _in_fp64(tensor) for name, tensor in batch.items()}
+            with torch.enable_grad(), Reference():
+                loss = self._task.loss(model, wide)
+            return _differentiated(loss, model, wide)
+        except Exception:
+            return None
+
+
+def _said(name: str, error: float | None, reference: str) -> str:
+    amount = "cannot even be compared with" if error is None else f"differs by {error:.2g} of its largest value from"
+    return f"under ONNX Runtime the gradient of {name} {amount} {reference}"
+
+
+def _differentiated(loss: torch.Tensor, model: torch.nn.Module, batch: Batch) -> NamedTensors:
+    """Returns the gradients of all parameters and inputs that need one; those that the loss does not use are zero."""
+    leaves = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    leaves |= {f"input {name}": tensor for name, tensor in batch.items() if tensor.requires_grad}
+    if not leaves or not loss.requires_grad:
+        return {}
+    # Not `backward`, which would call the hooks of DDP and DeepSpeed.
+    gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf) if gradient is None else gradient.detach()
+        for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
+    }
+
+
+def _in_fp64(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.detach().double().requires_grad_(tensor.requires_grad)

@@ -1,0 +1,237 @@
+"""Finds what a model's forward changes beside its outputs and buffers: parameters, and values of its Python code.
+
+ONNX Runtime's graph has neither. Parameters that forward limits or rescales would stay as the optimizer leaves them. A
+counter by which a loss is weighted would keep the value that it had when the graph was traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ortlaunch.ort.cache import key
+from ortlaunch.ort.cache.reachable_code import NotCacheableError
+from ortlaunch.ort.verify.gap import widest
+from ortlaunch.ort.verify.nested import NamedTensors
+from ortlaunch.ort.verify.reference import SourceLine, asking_place
+
+_ROUNDING = 1e-6
+"""Relative difference of outputs in two passes over the same batch up to which they are the same."""
+
+_Attribute = tuple[torch.nn.Module, str]
+
+
+@dataclass(frozen=True)
+class Write:
+    """A parameter that forward changes in place."""
+
+    parameter: str
+    operator: str
+    place: SourceLine
+
+
+@dataclass(frozen=True)
+class PythonChange:
+    """A value that each forward changes."""
+
+    where: str
+    before: str
+    after: str
+    is_of_module: bool
+    """It is an attribute of a module, or within one."""
+
+
+class ParameterWrites(TorchDispatchMode):
+    """Notes operators that write into a parameter, also through ``.data``, under ``no_grad`` and through views.
+
+    Attributes:
+        found: by name of the parameter, the first such operator.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        # Parameters of DeepSpeed may share a storage. Then the first one's name stands for all.
+        self._names: dict[int, str] = {}
+        for name, parameter in model.named_parameters():
+            if parameter.numel():
+                self._names.setdefault(parameter.untyped_storage().data_ptr(), name)
+        self.found: dict[str, Write] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            for argument, value in zip(func._schema.arguments, args, strict=False):
+                self._note(func, argument, value)
+            for argument in func._schema.arguments:
+                if argument.name in kwargs:
+                    self._note(func, argument, kwargs[argument.name])
+        return func(*args, **kwargs)
+
+    def _note(self, func: Any, argument: Any, value: Any) -> None:
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            return
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(tensor, torch.Tensor):
+                name = self._names.get(tensor.untyped_storage().data_ptr())
+                if name is not None:
+                    operator = func._schema.name.removeprefix("aten::")
+                    self.found.setdefault(name, Write(name, operator, asking_place()))
+
+
+def python_change(
+    model: torch.nn.Module, forward: Callable[[], NamedTensors], restore_buffers: Callable[[], None]
+) -> PythonChange | None:
+    """Returns a value of the model's Python code that each forward changes and that matters; None where there is none.
+
+    A value matters if the outputs change with it, if forward compares it, or if forward gives it to torch. One that is
+    only counted or kept does not. Nor does one that only the first forward changes, such as a table that it makes once.
+    A number outside the modules (of a closure, a global) counts as one that matters.
+
+    Args:
+        model: the plain model.
+        forward: runs it and returns its outputs; with the same batch and the same random numbers each time.
+        restore_buffers: gives the model the buffers of the start.
+    """
+    first = _after(model, forward, restore_buffers)
+    second = _after(model, forward, restore_buffers)
+    change = _difference("", first.facts, second.facts)
+    if change is None:
+        return None
+    if widest(second.outputs, first.outputs).exceeds(_ROUNDING) or not change.is_of_module:
+        return change
+    with _Uses(_changing_numbers(model, first.numbers)) as uses:
+        forward()
+    return change if uses.found else None
+
+
+@dataclass(frozen=True)
+class _After:
+    """What a forward has left."""
+
+    outputs: NamedTensors
+    facts: dict[str, Any]
+    numbers: dict[_Attribute, float]
+
+
+def _after(model: torch.nn.Module, forward: Callable[[], NamedTensors], restore_buffers: Callable[[], None]) -> _After:
+    restore_buffers()
+    outputs = forward()
+    return _After(outputs, _facts(model), _numbers(model))
+
+
+def _numbers(model: torch.nn.Module) -> dict[_Attribute, float]:
+    return {
+        (module, name): value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if type(value) in (int, float)
+    }
+
+
+def _changing_numbers(model: torch.nn.Module, before: dict[_Attribute, float]) -> list[_Attribute]:
+    return [place for place, value in _numbers(model).items() if before.get(place) != value]
+
+
+def _facts(model: torch.nn.Module) -> dict[str, Any]:
+    """Describes all that forward's code reaches; where that has no description, the modules' plain attributes."""
+    try:
+        facts = key.model_facts(model)
+        return {"modules": facts["modules"], "reached": facts["reached"]}
+    except NotCacheableError:
+        plain = (bool, int, float, str)
+        return {
+            "modules": {
+                name: {attribute: repr(value) for attribute, value in vars(module).items() if isinstance(value, plain)}
+                for name, module in model.named_modules()
+            }
+        }
+
+
+def _difference(where: str, before: Any, after: Any) -> PythonChange | None:
+    if not key.changed(before, after):
+        return None
+    if isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys():
+        pairs = [(f"{where}.{name}", before[name], after[name]) for name in before]
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = [(where, *pair) for pair in zip(before, after, strict=True)]
+    else:
+        return PythonChange(_name(where), _value(before), _value(after), where.startswith(".modules"))
+    return next((found for found in (_difference(*pair) for pair in pairs) if found is not None), None)
+
+
+def _name(where: str) -> str:
+    return where.removeprefix(".modules").removeprefix(".reached").lstrip(".") or "the model"
+
+
+def _value(described: Any) -> str:
+    text = str(described)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+class _Number:
+    """A number that notes that it is compared; what is computed from it notes it too."""
+
+    uses: _Uses
+
+
+def _noting(base: type, name: str) -> Callable[..., Any]:
+    original = getattr(base, name)
+
+    def method(self: Any, *args: Any) -> Any:
+        result = original(self, *args)
+        if name in _COMPARISONS:
+            self.uses.found = True
+            return result
+        return self.uses.watched(result) if type(result) in (int, float) else result
+
+    return method
+
+
+_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__", "__hash__")
+_ARITHMETIC = [
+    f"__{prefix}{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow") for prefix in ("", "r")
+]
+_ARITHMETIC += ["__neg__", "__pos__", "__abs__", "__round__"]
+_INT = type("_Int", (_Number, int), {name: _noting(int, name) for name in (*_COMPARISONS, *_ARITHMETIC)})
+_FLOAT = type("_Float", (_Number, float), {name: _noting(float, name) for name in (*_COMPARISONS, *_ARITHMETIC)})
+
+
+class _Uses(TorchFunctionMode):
+    """Finds whether forward compares some numbers, or gives them to torch, also after computing with them.
+
+    Attributes:
+        found: whether it does.
+    """
+
+    def __init__(self, attributes: list[_Attribute]) -> None:
+        super().__init__()
+        self.found = False
+        self._attributes = attributes
+
+    def watched(self, value: float) -> Any:
+        """Returns the number as one that notes its uses."""
+        number = (_FLOAT if isinstance(value, float) else _INT)(value)
+        number.uses = self
+        return number
+
+    def __enter__(self) -> Any:
+        for module, name in self._attributes:
+            setattr(module, name, self.watched(getattr(module, name)))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for module, name in self._attributes:
+            value = getattr(module, name)
+            setattr(module, name, float(value) if isinstance(value, float) else int(value))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(leaf, _Number) for leaf in pytree.tree_leaves((args, kwargs))):
+            self.found = True
+        return func(*args, **(kwargs or {}))

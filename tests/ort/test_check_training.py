@@ -1,0 +1,313 @@
+"""The check at a run's start of what training uses: gradients, parameters, Python state; and later the decisions."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from onnx import helper
+from torch import nn
+from torch.nn import functional
+
+from ortlaunch.base.errors import RequestError, TrainingError
+from ortlaunch.config.schema import Allow, OrtConfig
+from ortlaunch.models.task import Batch, make_task
+from ortlaunch.ort import session
+from ortlaunch.ort.mends import decisions
+from ortlaunch.ort.verify.gradients import Gradients
+from ortlaunch.ort.verify.start import QuickCheck, gradient_error
+from ortlaunch.ort.verify.state import ModelState
+from ortlaunch.ort.verify.trap import Finding
+from ortlaunch.trainer.backend_run import OrtRun
+from ortlaunch.trainer.workers import Workers
+
+CALLS = 0
+
+
+class Net(nn.Module):
+    """Classifies; what a test is about happens in `middle`."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.last = nn.Linear(16, 4)
+        self.scale = nn.Parameter(torch.ones(16))
+        self.embedding = nn.Embedding(4, 16, max_norm=1.0)
+        self.rate = rate
+        self.steps = 0
+        self.kept: dict[str, int] = {"steps": 0}
+        self.losses: list[float] = []
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = functional.dropout(torch.relu(self.first(x)), self.rate, self.training)
+        return functional.cross_entropy(self.last(self.middle(hidden, labels) * self.scale), labels)
+
+
+def drawn(count: int = 3) -> list[Batch]:
+    generator = torch.Generator().manual_seed(4)
+    return [
+        {"x": torch.randn(12, 8, generator=generator), "labels": torch.randint(0, 3, (12,), generator=generator)}
+        for _ in range(count)
+    ]
+
+
+def wrapped_model(model: nn.Module, *, torch_kernels: bool = True) -> nn.Module:
+    return session.wrap(model, OrtConfig(export_cache=False, torch_kernels=torch_kernels), threads=1, onnx_dir=None)
+
+
+def findings(wrapped: nn.Module) -> list[Finding]:
+    data = drawn()
+    task = make_task(session.plain_model(wrapped), data[0])
+    return QuickCheck(wrapped, task, contextlib.nullcontext).findings(data)
+
+
+def double_a_gradient(wrapped: nn.Module, parameter: str) -> None:
+    """Makes the finished training graph return twice a parameter's gradient, as an operator's wrong gradient would."""
+    manager = session.training_manager(wrapped)
+    assert manager is not None
+    graph = manager._onnx_models.optimized_model.graph
+    names = manager._graph_transition_manager._post_export_processed_model_info.onnx_graph_input_names
+    index = manager._gradient_map[next(i for i, name in enumerate(names) if name.endswith(parameter))]
+    graph.node.append(helper.make_node("Add", [graph.output[index].name] * 2, ["doubled"]))
+    # ONNX Runtime cannot tell what an ATen node returns.
+    graph.value_info.append(graph.output[index])
+    graph.output[index].name = "doubled"
+    manager._create_execution_agent()
+
+
+def trained(model: nn.Module, *, torch_kernels: bool = True) -> nn.Module:
+    """Wraps a model, and has it make its training graph."""
+    wrapped = wrapped_model(model, torch_kernels=torch_kernels)
+    make_task(model, drawn()[0]).loss(wrapped, drawn()[0]).backward()
+    return wrapped
+
+
+@pytest.mark.parametrize("torch_kernels", [True, False])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_a_wrong_gradient_is_found_also_behind_dropout(rate: float, torch_kernels: bool) -> None:
+    torch.manual_seed(0)
+    wrapped = trained(Net(rate), torch_kernels=torch_kernels)
+    assert findings(wrapped) == []
+    double_a_gradient(wrapped, "last.weight")
+    (found,) = findings(wrapped)
+    assert found.kind is Allow.wrong_gradients
+    assert "the gradient of last.weight differs by" in found.what
+    assert "backend.allow=[wrong_gradients]" in found.refusal()
+
+
+def test_the_check_leaves_gradients_and_hooks_alone() -> None:
+    wrapped = trained(Net(0.3))
+    before = {
+        name: parameter.grad.clone() for name, parameter in wrapped.named_parameters() if parameter.grad is not None
+    }
+    called: list[str] = []
+    for name, parameter in wrapped.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: called.append(name))
+    assert findings(wrapped) == []
+    assert called == []
+    assert before
+    for name, parameter in wrapped.named_parameters():
+        assert (name in before) == (parameter.grad is not None)
+        if name in before:
+            torch.testing.assert_close(parameter.grad, before[name], rtol=0, atol=0)
+
+
+class Sensitive(Net):
+    """BatchNorm over values that hardly differ: rounding in fp32 decides its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16, eps=1e-12)
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.norm(hidden * 1e-4 + 100)
+
+
+def test_a_model_in_which_rounding_decides_is_judged_by_fp64(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Sensitive()
+    wrapped = trained(model)
+    data = drawn()
+    gradients = Gradients(wrapped, make_task(model, data[0]), contextlib.nullcontext, ModelState(model))
+    assert gradients.error(data[1], 10.0) is None
+    # Without fp64 it would be refused.
+    monkeypatch.setattr(Gradients, "_true", lambda *_: None)
+    assert gradients.error(data[1], 10.0) is not None
+
+
+class Clamped(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        # Nothing changes yet: no weight is that large.
+        self.scale.data.clamp_(-3.0, 3.0)
+        return hidden
+
+
+class Rescaled(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.scale.detach()[:4].mul_(0.5)
+        return hidden
+
+
+@pytest.mark.parametrize("kind", [Clamped, Rescaled])
+def test_forward_that_changes_a_parameter_is_found(kind: type[Net]) -> None:
+    found = {one.kind: one for one in findings(wrapped_model(kind()))}
+    assert "forward changes the parameter scale in PyTorch" in found[Allow.changed_parameters].what
+    assert f"{Path(__file__).name}:" in found[Allow.changed_parameters].what
+
+
+class Warming(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return hidden * (1.0 + self.steps / 10_000)
+
+
+class Periodic(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return hidden * 2 if self.steps % 1000 == 0 else hidden
+
+
+class InDict(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.kept["steps"] += 1
+        return hidden * (1.0 + self.kept["steps"] / 10_000)
+
+
+class InGlobal(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        global CALLS
+        CALLS += 1
+        return hidden * 2 if CALLS > 1_000_000 else hidden
+
+
+class Carrying(Net):
+    """A state from batch to batch in an attribute."""
+
+    state: torch.Tensor | None = None
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if self.state is not None:
+            hidden = hidden + 0.1 * self.state
+        self.state = hidden.detach()
+        return hidden
+
+
+@pytest.mark.parametrize("kind", [Warming, Periodic, InDict, InGlobal, Carrying])
+def test_python_state_that_matters_is_found(kind: type[Net]) -> None:
+    kinds = [one.kind for one in findings(wrapped_model(kind()))]
+    assert Allow.python_state in kinds
+
+
+class Counting(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        self.losses.append(0.0)
+        self.shown = hidden.detach()
+        return hidden
+
+
+class Caching(Net):
+    """Makes a table in the first forward."""
+
+    table: torch.Tensor | None = None
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.arange(16.0)
+        return hidden + self.table
+
+
+@pytest.mark.parametrize("kind", [Counting, Caching])
+def test_python_state_that_does_not_matter_passes(kind: type[Net]) -> None:
+    model = kind()
+    assert findings(wrapped_model(model)) == []
+    assert type(model.steps) is int
+
+
+class Deciding(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if hidden.shape[0] > 2:
+            hidden = hidden * 1.0
+        self.largest = hidden.max().item()
+        if (labels == 3).any():
+            hidden = hidden * 2
+        return hidden
+
+
+@pytest.fixture
+def enforced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "_enforced", False)
+
+
+@pytest.mark.usefixtures("enforced")
+def test_a_decision_that_changes_stops_the_step_that_changes_it() -> None:
+    model = Deciding()
+    wrapped = wrapped_model(model)
+    data = drawn()
+    task = make_task(model, data[0])
+    assert findings(wrapped) == []
+    decisions.enforce()
+    for batch in data:
+        # The largest value differs in each batch, and decides nothing.
+        task.loss(wrapped, batch).backward()
+    rare = data[1] | {"labels": torch.full((12,), 3)}
+    with pytest.raises(RequestError, match=r"`if \(labels == 3\).any\(\):` at .*reads True .* traced with False"):
+        task.loss(wrapped, rare)
+
+
+@pytest.mark.usefixtures("enforced")
+def test_a_decision_that_changes_on_the_first_batches_is_a_frozen_branch() -> None:
+    model = Deciding()
+    wrapped = wrapped_model(model)
+    data = drawn()
+    data[2]["labels"][:] = 3
+    found = QuickCheck(wrapped, make_task(model, data[0]), contextlib.nullcontext).findings(data)
+    assert [one.kind for one in found] == [Allow.frozen_branch]
+
+
+def run_of(wrapped: nn.Module, cfg: OrtConfig) -> OrtRun:
+    """The backend of a run with one worker, whose engine is the ORTModule alone."""
+    engine = types.SimpleNamespace(inner=wrapped, precision_context=contextlib.nullcontext)
+    return OrtRun(engine, cfg, Workers(0, 1, torch.device("cpu"), 1), Path(), None, blocks=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize("allow", [[], [Allow.wrong_gradients]])
+def test_gradients_are_compared_again_while_a_run_trains(allow: list[Allow]) -> None:
+    model = Net(0.3)
+    wrapped = trained(model)
+    backend = run_of(wrapped, OrtConfig(recheck_every=5, allow=allow))
+    data = drawn()
+    backend.check(make_task(model, data[0]), data)
+    assert [step for step in range(1, 12) if backend.recheck(step, data[0])] == [5, 10]
+    double_a_gradient(wrapped, "first.bias")
+    assert backend.recheck(14, data[0]) is False
+    if allow:
+        assert backend.recheck(15, data[0]) is True
+    else:
+        with pytest.raises(TrainingError, match=r"step 15: .*the gradient of first.bias differs by"):
+            backend.recheck(15, data[0])
+
+
+def test_a_comparison_leaves_random_numbers_and_buffers_alone() -> None:
+    model = Sensitive()
+    wrapped = trained(model)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    state = torch.get_rng_state()
+    assert gradient_error(wrapped, make_task(model, drawn()[0]), contextlib.nullcontext, drawn()[0]) is None
+    assert torch.equal(state, torch.get_rng_state())
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+
+
+@pytest.mark.parametrize(("every", "steps"), [(None, [1000, 2000, 4000, 8000]), (0, []), (3000, [3000, 6000, 9000])])
+def test_the_steps_that_compare(every: int | None, steps: list[int]) -> None:
+    from ortlaunch.trainer.backend_run import _is_due
+
+    assert [step for step in range(1, 10_000) if _is_due(step, every)] == steps
