@@ -63,7 +63,7 @@ def _whole_numbers(config: Config) -> dict[str, tuple[int, int]]:
         "train.gc_every": (config.train.gc_every, 0),
     }
     if isinstance(config.backend, OrtConfig) and config.backend.recheck_every is not None:
-        least["backend.recheck_every"] = (config.backend.recheck_every, 0)
+        numbers["backend.recheck_every"] = (config.backend.recheck_every, 0)
     if config.train.checkpoint_every is not None:
         numbers["train.checkpoint_every"] = (config.train.checkpoint_every, 1)
     if isinstance(config.data, TokenDataConfig):
