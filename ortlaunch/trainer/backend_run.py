@@ -128,7 +128,7 @@ class OrtRun(BackendRun):
         for finding in found:
             if finding.kind not in self._cfg.allow:
                 raise RequestError(finding.refusal())
-        if Allow.frozen_branch not in self._cfg.allow:
+        if Allow["frozen_branch"] not in self._cfg.allow:
             decisions.enforce()
         # Without the export, which the first step would have made.
         seconds = time.perf_counter() - begin - (session.export_seconds(self._engine.inner) or 0.0)
@@ -148,7 +148,7 @@ class OrtRun(BackendRun):
 
         here = {name: tensor.to(self._workers.device) for name, tensor in batch.items()}
         error = gradient_error(self._engine.inner, self._task, self._engine.precision_context, here)
-        if error is not None and Allow.wrong_gradients not in self._cfg.allow:
+        if error is not None and Allow["wrong_gradients"] not in self._cfg.allow:
             raise TrainingError(
                 f"step {step}: {error}. The weights are those before this step. Resume from the last checkpoint with "
                 "backend=eager, or accept the difference with backend.allow=[wrong_gradients]"

@@ -122,7 +122,7 @@ def _said(name: str, error: float | None, reference: str) -> str:
 
 def _differentiated(loss: torch.Tensor, model: torch.nn.Module, batch: Batch) -> NamedTensors:
     """Returns the gradients of all parameters and inputs that need one; those that the loss does not use are zero."""
-    leaves = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    leaves: NamedTensors = {name: one for name, one in model.named_parameters() if one.requires_grad}
     leaves |= {f"input {name}": tensor for name, tensor in batch.items() if tensor.requires_grad}
     if not leaves or not loss.requires_grad:
         return {}

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortlaunch.ort.cache import key
-from ortlaunch.ort.cache.reachable_code import NotCacheableError
+from ortlaunch.ort.cache.files import NotCacheableError
 from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.nested import NamedTensors
 from ortlaunch.ort.verify.reference import SourceLine, asking_place
