@@ -26,6 +26,11 @@ def register() -> None:
     SymbolicShapeInference._ortlaunch_init = SymbolicShapeInference.__init__ = init
 
 
+def add(operator: str, shapes: Callable[..., list[list[Any]]]) -> None:
+    """Adds an operator: a function of the inputs' shapes that returns those of its outputs, None for an unknown size."""
+    _SHAPES[operator] = shapes
+
+
 def _set_shapes(inference: Any, node: Any, shapes: Callable[..., list[list[Any]]]) -> None:
     from onnx import TensorProto, helper
     from onnxruntime.tools.symbolic_shape_infer import get_shape_from_sympy_shape
@@ -33,9 +38,13 @@ def _set_shapes(inference: Any, node: Any, shapes: Callable[..., list[list[Any]]
     inputs = [_shape_or_number(inference, node, index) if name else None for index, name in enumerate(node.input)]
     # All of these operators compute in the type of their first input.
     kind = inference.known_vi_[node.input[0]].type.tensor_type.elem_type
-    for name, shape in zip(node.output, shapes(*inputs), strict=True):
+    for index, (name, shape) in enumerate(zip(node.output, shapes(*inputs), strict=True)):
         is_seed = shape is _SEED
-        dims = [] if is_seed else get_shape_from_sympy_shape(shape)
+        known = [
+            inference._new_symbolic_dim_from_output(node, index, axis) if size is None else size
+            for axis, size in enumerate(shape)
+        ]
+        dims = [] if is_seed else get_shape_from_sympy_shape(known)
         info = helper.make_tensor_value_info(name, TensorProto.INT64 if is_seed else kind, dims)
         inference.known_vi_[name].CopyFrom(info)
 

@@ -14,7 +14,7 @@ from onnx import helper
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ortlaunch.ort.mends import convolutions, functions
+from ortlaunch.ort.mends import convolutions, functions, torch_nodes
 
 _DOMAIN, _OPERATOR = "org.pytorch.aten", "detach_copy"
 
@@ -38,6 +38,7 @@ def install() -> None:
         wanted = [name for name in wanted if name not in frozen]
         exported_model_info.onnx_graph_input_names_require_grad = wanted
         convolutions.pad_explicitly(exported_model_info.exported_model.graph)
+        torch_nodes.choose_gradients(exported_model_info.exported_model.graph, set(wanted))
         _separate_unwanted(exported_model_info.exported_model.graph, set(wanted))
         info = original(flatten_module=flatten_module, exported_model_info=exported_model_info, **rest)
         reached = _reached_by_gradients(info._post_export_processed_model.graph)
