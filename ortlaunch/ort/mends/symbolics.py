@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.mends import scatter
+from ortlaunch.ort.mends import scatter, spatial
 from ortlaunch.ort.mends.attention import scaled_dot_product_attention
 
 _OPSET = 17
@@ -34,6 +34,7 @@ def register() -> None:
     register_custom_op_symbolic("aten::hardtanh", _hardtanh, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
     scatter.register()
+    spatial.register()
 
 
 def _diff(g: Any, values: Any, n: Any, dim: Any, prepend: Any, append: Any) -> Any:

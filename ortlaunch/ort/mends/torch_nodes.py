@@ -31,8 +31,8 @@ _NODES: dict[str, TorchNode] = {}
 _FLOATS = (1, 10, 11, 16)
 """ONNX's codes of the dtypes that have gradients: float, float16, double, bfloat16."""
 _WITHOUT_GRADIENT = frozenset(
-    "And ArgMax ArgMin Ceil ConstantOfShape Equal Floor Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual NonZero Not "
-    "Or RandomNormalLike RandomUniformLike Range Round Shape Sign Size Xor".split()
+    "And ArgMax ArgMin ConstantOfShape Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual NonZero Not "
+    "Or RandomNormalLike RandomUniformLike Range Shape Size Xor".split()
 )
 """Operators through which ONNX Runtime passes no gradient."""
 
@@ -179,7 +179,8 @@ def choose_gradients(graph: Any, wanted: set[str]) -> None:
         else:
             passes = bool(needing.intersection(node.input)) and not _stops(node)
         if passes:
-            needing.update(node.output)
+            # The others are indices, masks and statistics.
+            needing.update(node.output[:1] if node.op_type in ("ATen", "TopK") else node.output)
 
 
 def exact(values: Sequence[float] | None) -> list[int] | None:
