@@ -44,16 +44,27 @@ def _set_shapes(inference: Any, node: Any, shapes: Callable[..., list[list[Any]]
             inference._new_symbolic_dim_from_output(node, index, axis) if size is None else size
             for axis, size in enumerate(shape)
         ]
+        inference._update_computed_dims(known)
         dims = [] if is_seed else get_shape_from_sympy_shape(known)
         info = helper.make_tensor_value_info(name, TensorProto.INT64 if is_seed else kind, dims)
         inference.known_vi_[name].CopyFrom(info)
 
 
 def _shape_or_number(inference: Any, node: Any, index: int) -> Any:
-    """Returns the shape of an input, or its value if it is a known number."""
+    """Returns the shape of an input, or its value if that is a known number or list of integers."""
+    from onnxruntime.tools.symbolic_shape_infer import is_literal
+    from onnx import TensorProto
+
     shape = inference._get_sympy_shape(node, index)
-    number = None if shape else inference._try_get_value(node, index)
-    return shape if number is None else int(number)
+    is_integer = inference.known_vi_[node.input[index]].type.tensor_type.elem_type == TensorProto.INT64
+    value = inference._try_get_value(node, index) if not shape or (len(shape) == 1 and is_integer) else None
+    if value is None:
+        return shape
+    return Values(int(size) if is_literal(size) else size for size in value) if shape else int(value)
+
+
+class Values(list[Any]):
+    """The values of a list of integers that is known, in place of its shape."""
 
 
 _SEED: list[Any] = []

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ortlaunch.ort.kernels import shapes
 from ortlaunch.ort.mends.torch_nodes import exact, numbers, torch_node
 from ortlaunch.ort.mends.values import integers, sizes
 
@@ -29,6 +30,13 @@ def _channels_kept(x: list[Any], *_: Any) -> list[Any]:
     return [*x[:2], *[None] * (len(x) - 2)]
 
 
+def _resized(x: list[Any], size: Any, *_: Any) -> list[Any]:
+    """Returns the shape of a result whose sizes, of the last dimensions, are given as an argument."""
+    if not isinstance(size, shapes.Values):
+        return _channels_kept(x)
+    return [*x[: len(x) - len(size)], *size]
+
+
 def _last_unknown(x: list[Any], *_: Any) -> list[Any]:
     return [None] * len(x)
 
@@ -36,7 +44,7 @@ def _last_unknown(x: list[Any], *_: Any) -> list[Any]:
 @torch_node(
     "Tensor x, int[]? size, int[]? scales, int mode, bool align_corners, bool antialias",
     differentiable=(0,),
-    shape=_channels_kept,
+    shape=_resized,
 )
 def _interpolate(
     x: Tensor, size: list[int] | None, scales: list[int] | None, mode: int, align_corners: bool, antialias: bool
@@ -112,13 +120,13 @@ def _avg_pool(
     return functional.avg_pool3d(x, kernel, stride, padding, ceil_mode, count_padding, divisor)
 
 
-@torch_node("Tensor x, int[] size", differentiable=(0,), shape=_last_unknown)
+@torch_node("Tensor x, int[] size", differentiable=(0,), shape=_resized)
 def _adaptive_avg_pool(x: Tensor, size: list[int]) -> Tensor:
     pools = (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d)
     return pools[len(size) - 1](x, size)
 
 
-@torch_node("Tensor x, int[] size", differentiable=(0,), shape=_last_unknown)
+@torch_node("Tensor x, int[] size", differentiable=(0,), shape=_resized)
 def _adaptive_max_pool(x: Tensor, size: list[int]) -> Tensor:
     pools = (functional.adaptive_max_pool1d, functional.adaptive_max_pool2d, functional.adaptive_max_pool3d)
     return pools[len(size) - 1](x, size)
@@ -137,7 +145,8 @@ def _interpolate_symbolic(mode: str, antialias: bool, g: Any, x: Any, size: Any,
 
     align, scales = rest if len(rest) == 2 else (None, *rest)
     aligned = align is not None and bool(symbolic_helper._get_const(align, "b", "align_corners"))
-    factors = None if symbolic_helper._is_none(scales) else symbolic_helper._get_const(scales, "fs", "scale_factors")
+    # The exporter rounds lists of numbers to fp32, which moves borders between pixels.
+    factors = None if symbolic_helper._is_none(scales) else list(g.original_node.inputs())[-1].toIValue()
     return _interpolate(
         g,
         x,
@@ -212,6 +221,13 @@ def _group_norm_symbolic(g: Any, x: Any, groups: Any, weight: Any, bias: Any, ep
     return _group_norm(g, x, weight, bias, groups, exact([symbolic_helper._get_const(eps, "f", "eps")]))
 
 
+def _any_pad_symbolic(g: Any, x: Any, pads: Any, mode: Any, value: Any = None) -> Any:
+    from torch.onnx import symbolic_helper, symbolic_opset11
+
+    name = symbolic_helper._get_const(mode, "s", "mode")
+    return _pad_symbolic(name, g, x, pads) if name in _PADS else symbolic_opset11.pad(g, x, pads, mode, value)
+
+
 def _pad_symbolic(mode: str, g: Any, x: Any, pads: Any) -> Any:
     return _pad(g, x, integers(g, pads), _PADS.index(mode), dims=_last_unknown(sizes(x)))
 
@@ -260,6 +276,7 @@ _SYMBOLICS = {
     "aten::pixel_shuffle": _pixel_shuffle_symbolic,
     "aten::instance_norm": _instance_norm_symbolic,
     "aten::group_norm": _group_norm_symbolic,
+    "aten::pad": _any_pad_symbolic,
     **{f"aten::reflection_pad{n}d": partial(_pad_symbolic, "reflect") for n in (1, 2, 3)},
     **{f"aten::replication_pad{n}d": partial(_pad_symbolic, "replicate") for n in (1, 2, 3)},
     "aten::avg_pool1d": _avg_pool_symbolic,
