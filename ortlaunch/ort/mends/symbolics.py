@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.mends import arithmetic, scatter, spatial
+from ortlaunch.ort.mends import arithmetic, embeddings, noise, recurrent, scatter, spatial
 from ortlaunch.ort.mends.attention import scaled_dot_product_attention
 
 _OPSET = 17
@@ -29,9 +29,8 @@ def register() -> None:
     register_custom_op_symbolic("aten::relu6", _relu6, _OPSET)
     register_custom_op_symbolic("aten::hardtanh", _hardtanh, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
-    arithmetic.register()
-    scatter.register()
-    spatial.register()
+    for subject in (arithmetic, embeddings, noise, recurrent, scatter, spatial):
+        subject.register()
 
 
 def _diff(g: Any, values: Any, n: Any, dim: Any, prepend: Any, append: Any) -> Any:
