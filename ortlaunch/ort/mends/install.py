@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortlaunch.ort.mends import buffers, copying, functions, gradients, guard, modes, outputs, randomness, statistics
+from ortlaunch.ort.mends import buffers, copying, functions, gradients, guard, modes, outputs, randomness, side_effects, statistics
 
 _exports_training: ContextVar[list[bool] | None] = ContextVar("_exports_training", default=None)
 """The modes of the model's modules while a graph for training is made."""
@@ -38,7 +38,8 @@ def install() -> None:
             # The exporter has set all modules to train mode, including those in eval mode.
             modes.set_modes(self._original_module, flags)
         tracked = gradients.tracked() if is_training else contextlib.nullcontext()
-        with tracked, statistics.collected(self._original_module, is_training) as (names, batch_statistics):
+        refusing = side_effects.RefusesSideEffects(self._original_module) if is_training else contextlib.nullcontext()
+        with tracked, refusing, statistics.collected(self._original_module, is_training) as (names, batch_statistics):
             flat = original_forward(self, *args)
         # ORTModule also makes a graph for inference of a model in train mode, if gradients are off.
         names, batch_statistics = (names, batch_statistics) if is_training else ([], [])
