@@ -88,10 +88,13 @@ def draw(cases: dict[str, Case], samples: int) -> Batch:
 def assert_as_in_fp64(to_ort: Callable[..., nn.Module], cases: dict[str, Case], seed: int = 0) -> None:
     """Checks outputs and gradients of all operators under ORTModule against PyTorch in fp64, for two batch sizes."""
     torch.manual_seed(seed)
-    single = Operators(cases)
+    assert_model_as_in_fp64(to_ort, Operators(cases), *(draw(cases, samples) for samples in (2, 3)))
+
+
+def assert_model_as_in_fp64(to_ort: Callable[..., nn.Module], single: nn.Module, *batches: Any) -> None:
+    """Checks outputs and gradients of a model in fp32 under ORTModule against PyTorch in fp64 on some inputs."""
     double, ort = copy.deepcopy(single).double(), to_ort(single)
-    for samples in (2, 3):
-        batch = draw(cases, samples)
+    for batch in batches:
         expected = _results(double, batch.to(torch.float64))
         eager, actual = (_results(model, batch.to(torch.float32)) for model in (single, ort))
         allowed, errors = (compared(expected, {n: x.double() for n, x in got.items()}) for got in (eager, actual))
@@ -100,9 +103,10 @@ def assert_as_in_fp64(to_ort: Callable[..., nn.Module], cases: dict[str, Case], 
     assert session.is_active(ort)
 
 
-def _results(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Tensor]:
+def _results(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
     model.zero_grad()
     outputs = model(inputs)
+    outputs = outputs if isinstance(outputs, dict) else {"output": outputs}
     loss = torch.zeros((), dtype=next(model.parameters()).dtype)
     for output in outputs.values():
         weights = torch.linspace(0.5, 1.5, output.numel(), dtype=loss.dtype).reshape(output.shape)
