@@ -271,7 +271,7 @@ def test_bags_of_embeddings(to_ort: Wrap) -> None:
         bag = nn.EmbeddingBag(7, 4, include_last_offset=last)
 
         def bags(x: Tensor, i: Tensor, bag: nn.Module) -> Tensor:
-            starts = torch.arange(x.shape[0] + last) * 5
+            starts = torch.arange(x.shape[0] + int(last)) * 5
             return bag(i.flatten(), starts) * x
 
         return Case(bags, [(4,)], [((5,), 7)], [bag])
@@ -295,7 +295,7 @@ class Interpolated(nn.Module):
         rows, columns = x.shape[-2] // 2, x.shape[-1] // 2
         side = int(self.positions.shape[1] ** 0.5)
         grid = self.positions.reshape(1, side, side, -1).permute(0, 3, 1, 2)
-        size = {"scale_factor": ((rows + 0.1) / side, (columns + 0.1) / side)}
+        size = {"scale_factor": (float((rows + 0.1) / side), float((columns + 0.1) / side))}
         size = size if self.by_scale else {"size": (rows, columns)}
         grid = functional.interpolate(grid, mode="bicubic", **size)
         return self.patches(x).flatten(2).transpose(1, 2) + grid.permute(0, 2, 3, 1).flatten(1, 2)

@@ -120,7 +120,11 @@ def _bincount(x: Tensor, weights: Tensor | None, least: int) -> Tensor:
     return torch.bincount(x, weights, least)
 
 
-@torch_node("Tensor one, Tensor other, Tensor? offsets, Tensor? bias", differentiable=(0, 1, 3), shape=lambda a, b, *_: [None] * max(2, len(a) + len(b) - 3))
+@torch_node(
+    "Tensor one, Tensor other, Tensor? offsets, Tensor? bias",
+    differentiable=(0, 1, 3),
+    shape=lambda a, b, *_: [None] * max(2, len(a) + len(b) - 3),
+)
 def _grouped_mm(one: Tensor, other: Tensor, offsets: Tensor | None, bias: Tensor | None) -> Tensor:
     result: Tensor = torch._grouped_mm(one, other, offsets, bias)  # type: ignore[attr-defined]
     return result

@@ -9,7 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortlaunch.ort.mends import buffers, copying, functions, gradients, guard, modes, outputs, randomness, side_effects, statistics
+from ortlaunch.ort.mends import (
+    buffers,
+    copying,
+    functions,
+    gradients,
+    guard,
+    modes,
+    outputs,
+    randomness,
+    side_effects,
+    statistics,
+)
 
 _exports_training: ContextVar[list[bool] | None] = ContextVar("_exports_training", default=None)
 """The modes of the model's modules while a graph for training is made."""
