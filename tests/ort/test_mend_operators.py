@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -97,8 +98,8 @@ def images(rng: random.Random) -> dict[str, Case]:
             f"instance_norm{rank}": Case(lambda x, norm: norm(x), [shape], modules=[norm]),
             f"adaptive_max{rank}": Case(_pool(f"adaptive_max_pool{rank}d", size), [shape]),
             f"adaptive_avg{rank}": Case(_pool(f"adaptive_avg_pool{rank}d", size), [shape]),
-            f"reflect{rank}": Case(lambda x, pads=pads: functional.pad(x, pads, mode="reflect"), [shape]),
-            f"replicate{rank}": Case(lambda x, pads=pads: functional.pad(x, pads, mode="replicate"), [shape]),
+            f"reflect{rank}": Case(partial(functional.pad, pad=pads, mode="reflect"), [shape]),
+            f"replicate{rank}": Case(partial(functional.pad, pad=pads, mode="replicate"), [shape]),
         }
         if rank != 2:
             options = {
@@ -131,10 +132,10 @@ def powers(rng: random.Random) -> dict[str, Case]:
     for name in (*names, "digamma", "sinc", "i0", "sign", "floor", "ceil", "round", "trunc", "frac"):
         found[name] = Case(_scaled(getattr(torch, name)), positive=True)
     for name in ("hardswish", "hardsigmoid", "mish", "selu", "elu", "celu", "softplus"):
-        found[name] = Case(lambda x, f=getattr(functional, name): f(3 * x))
-    found["elu_alpha"] = Case(lambda x, alpha=rng.uniform(0.1, 2): functional.elu(x, alpha))
-    found["softplus_beta"] = Case(lambda x, beta=rng.uniform(0.5, 3): functional.softplus(x, beta, 1.0))
-    found["threshold"] = Case(lambda x, at=rng.uniform(-1, 1): functional.threshold(x, at, 0.5))
+        found[name] = Case(_scaled_up(getattr(functional, name)))
+    found["elu_alpha"] = Case(partial(functional.elu, alpha=rng.uniform(0.1, 2)))
+    found["softplus_beta"] = Case(partial(functional.softplus, beta=rng.uniform(0.5, 3), threshold=1.0))
+    found["threshold"] = Case(partial(functional.threshold, threshold=rng.uniform(-1, 1), value=0.5))
     return found
 
 
@@ -143,15 +144,20 @@ def _scaled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda x: function(x * 0.2) + x
 
 
+def _scaled_up(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Reaches the limits of an activation."""
+    return lambda x: function(3 * x)
+
+
 def reductions(rng: random.Random) -> dict[str, Case]:
     found = {}
     for name in ("amax", "amin", "logsumexp", "norm"):
         dims, keep = rng.sample([1, -1], rng.randint(1, 2)), rng.random() < 0.5
-        found[name] = Case(lambda x, f=getattr(torch, name), d=dims, k=keep: f(x, dim=d, keepdim=k))
+        found[name] = Case(partial(getattr(torch, name), dim=dims, keepdim=keep))
     for name in ("cumsum", "cumprod", "logcumsumexp", "prod"):
-        found[name] = Case(lambda x, f=getattr(torch, name), d=rng.choice([1, 2, -1]): f(x, dim=d))
+        found[name] = Case(partial(getattr(torch, name), dim=rng.choice([1, 2, -1])))
     found |= {
-        "normalize": Case(lambda x, d=rng.choice([1, 2]): functional.normalize(x, dim=d)),
+        "normalize": Case(partial(functional.normalize, dim=rng.choice([1, 2]))),
         "cumsum_of_integers": Case(lambda x, i: x * (i > 1).cumsum(1), integers=[((5, 4), 4)]),
         "mT": Case(lambda x: x.mT @ x),
         "mH": Case(lambda x: x.mH @ x),

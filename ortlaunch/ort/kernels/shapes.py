@@ -27,7 +27,7 @@ def register() -> None:
 
 
 def add(operator: str, shapes: Callable[..., list[list[Any]]]) -> None:
-    """Adds an operator: a function of the inputs' shapes that returns those of its outputs, None for an unknown size."""
+    """Adds an operator: from the inputs' shapes, the function makes those of the outputs; None is an unknown size."""
     _SHAPES[operator] = shapes
 
 
@@ -52,8 +52,8 @@ def _set_shapes(inference: Any, node: Any, shapes: Callable[..., list[list[Any]]
 
 def _shape_or_number(inference: Any, node: Any, index: int) -> Any:
     """Returns the shape of an input, or its value if that is a known number or list of integers."""
-    from onnxruntime.tools.symbolic_shape_infer import is_literal
     from onnx import TensorProto
+    from onnxruntime.tools.symbolic_shape_infer import is_literal
 
     shape = inference._get_sympy_shape(node, index)
     is_integer = inference.known_vi_[node.input[index]].type.tensor_type.elem_type == TensorProto.INT64

@@ -5,15 +5,12 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
 - ``Dropout1d`` to ``Dropout3d``, ``AlphaDropout`` and ``FeatureAlphaDropout`` are not exported in train mode.
 - ``exponential_``, and Gumbel-softmax with it, is not exported.
 - ``bernoulli`` of given probabilities returns zeros where the probability is one.
-
-ONNX Runtime merges equal nodes, so each draw has a number of its own.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
@@ -24,29 +21,28 @@ from ortlaunch.ort.mends.values import number, sizes
 
 _ALPHA = 1.7580993408473766
 """The negative limit of SELU, with the sign changed."""
-_draws = count()
 
 
-def _features(x: list[Any], _rate: Any, per_feature: Any, _draw: Any) -> list[Any]:
+def _features(x: list[Any], _rate: Any, per_feature: Any) -> list[Any]:
     return [*x[:2], *[1] * (len(x) - 2)] if per_feature else x
 
 
-@torch_node("Tensor x, int[] rate, bool per_feature, int draw", shape=_features)
-def _kept(x: Tensor, rate: list[int], per_feature: bool, draw: int) -> Tensor:
+@torch_node("Tensor x, int[] rate, bool per_feature", shape=_features)
+def _kept(x: Tensor, rate: list[int], per_feature: bool) -> Tensor:
     """Returns 1 for each element or feature that is kept and 0 for the others."""
     (share,) = numbers(rate) or [0.0]
-    mask = x.new_empty(_features(list(x.shape), rate, per_feature, draw))
+    mask = x.new_empty(_features(list(x.shape), rate, per_feature))
     return mask.bernoulli_(1.0 - share)
 
 
-@torch_node("Tensor x, int[] rate, int draw")
-def _exponential(x: Tensor, rate: list[int], draw: int) -> Tensor:
+@torch_node("Tensor x, int[] rate")
+def _exponential(x: Tensor, rate: list[int]) -> Tensor:
     (scale,) = numbers(rate) or [1.0]
     return torch.empty_like(x).exponential_(scale)
 
 
-@torch_node("Tensor probabilities, int draw")
-def _bernoulli(probabilities: Tensor, draw: int) -> Tensor:
+@torch_node("Tensor probabilities")
+def _bernoulli(probabilities: Tensor) -> Tensor:
     return torch.bernoulli(probabilities)
 
 
@@ -64,7 +60,7 @@ def dropout(g: Any, x: Any, rate: float, *, per_feature: bool = False, alpha: bo
         return x
     known = sizes(x)
     dims = [*known[:2], *[1] * (len(known) - 2)] if per_feature else known
-    kept = _kept(g, x, exact([rate]), per_feature, next(_draws), dims=dims)
+    kept = _kept(g, x, exact([rate]), per_feature, dims=dims)
     if rate == 1.0:
         return g.op("Mul", x, kept)
     if not alpha:
@@ -96,7 +92,7 @@ def _exponential_symbolic(g: Any, x: Any, rate: Any, generator: Any = None) -> A
     from torch.onnx import symbolic_helper
 
     _refuse_generator(x, generator)
-    return _exponential(g, x, exact([symbolic_helper._get_const(rate, "f", "lambd")]), next(_draws))
+    return _exponential(g, x, exact([symbolic_helper._get_const(rate, "f", "lambd")]))
 
 
 def _bernoulli_symbolic(g: Any, x: Any, p: Any = None, generator: Any = None) -> Any:
@@ -106,7 +102,7 @@ def _bernoulli_symbolic(g: Any, x: Any, p: Any = None, generator: Any = None) ->
     if given and isinstance(symbolic_helper._maybe_get_const(p, "f"), float):
         return symbolic_opset15.bernoulli(g, x, p, generator)
     _refuse_generator(x, generator)
-    return _bernoulli(g, p if given else x, next(_draws))
+    return _bernoulli(g, p if given else x)
 
 
 def _refuse_generator(x: Any, generator: Any) -> None:

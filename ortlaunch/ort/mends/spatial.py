@@ -122,14 +122,14 @@ def _avg_pool(
 
 @torch_node("Tensor x, int[] size", differentiable=(0,), shape=_resized)
 def _adaptive_avg_pool(x: Tensor, size: list[int]) -> Tensor:
-    pools = (functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d, functional.adaptive_avg_pool3d)
-    return pools[len(size) - 1](x, size)
+    result: Tensor = getattr(functional, f"adaptive_avg_pool{len(size)}d")(x, size)
+    return result
 
 
 @torch_node("Tensor x, int[] size", differentiable=(0,), shape=_resized)
 def _adaptive_max_pool(x: Tensor, size: list[int]) -> Tensor:
-    pools = (functional.adaptive_max_pool1d, functional.adaptive_max_pool2d, functional.adaptive_max_pool3d)
-    return pools[len(size) - 1](x, size)
+    result: Tensor = getattr(functional, f"adaptive_max_pool{len(size)}d")(x, size)
+    return result
 
 
 def register() -> None:
@@ -182,7 +182,7 @@ def _convolution_symbolic(
     channels = symbolic_helper._get_tensor_dim_size(weight, 1)
     count = symbolic_helper._get_const(groups, "i", "groups")
     known = sizes(x)
-    dims = [None] * len(known)
+    dims: list[int | None] = [None] * len(known)
     if len(known) == symbolic_helper._get_tensor_rank(weight):
         dims = [known[0], None if channels is None else channels * count, *dims[2:]]
     return _conv_transpose(g, x, weight, bias, *lists, count, dims=dims)
@@ -238,7 +238,7 @@ def _avg_pool_symbolic(
     from torch.onnx import symbolic_helper
 
     given = symbolic_helper._maybe_get_const(stride, "is")
-    lists = [integers(g, value) for value in (kernel, given and stride or kernel, padding)]
+    lists = [integers(g, value) for value in (kernel, stride if given else kernel, padding)]
     return _avg_pool(g, x, *lists, ceil_mode, count_padding, divisor, dims=_last_unknown(sizes(x)))
 
 

@@ -31,8 +31,11 @@ _NODES: dict[str, TorchNode] = {}
 _FLOATS = (1, 10, 11, 16)
 """ONNX's codes of the dtypes that have gradients: float, float16, double, bfloat16."""
 _WITHOUT_GRADIENT = frozenset(
-    "And ArgMax ArgMin ConstantOfShape Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual NonZero Not "
-    "Or RandomNormalLike RandomUniformLike Range Shape Size Xor".split()
+    (
+        *("And", "Or", "Xor", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsInf", "IsNaN"),
+        *("ArgMax", "ArgMin", "NonZero", "Shape", "Size", "ConstantOfShape", "Range"),
+        *("RandomNormalLike", "RandomUniformLike"),
+    )
 )
 """Operators through which ONNX Runtime passes no gradient."""
 
