@@ -204,9 +204,11 @@ def _instance_norm_symbolic(
     eps: Any,
     cudnn_enabled: Any,
 ) -> Any:
-    from torch.onnx import errors, symbolic_helper
+    from torch.onnx import errors, symbolic_helper, symbolic_opset9
 
-    if not symbolic_helper._get_const(by_batch, "b", "use_input_stats") or not symbolic_helper._is_none(mean):
+    if not symbolic_helper._get_const(by_batch, "b", "use_input_stats"):
+        return symbolic_opset9.instance_norm(g, x, weight, bias, mean, var, by_batch, momentum, eps, cudnn_enabled)
+    if not symbolic_helper._is_none(mean):
         raise errors.SymbolicValueError("InstanceNorm with track_running_stats=True keeps no statistics here", x)
     return _instance_norm(g, x, weight, bias, exact([symbolic_helper._get_const(eps, "f", "eps")]))
 
