@@ -321,9 +321,12 @@ def _split_symbolic(g: Any, x: Any, part: Any, dim: Any, _outputs: int | None = 
     from torch.onnx import symbolic_helper, symbolic_opset13
 
     known = symbolic_helper._maybe_get_const(part, "i")
-    if _outputs is None or not isinstance(known, int):
+    lasts = [output.type().sizes() for output in list(g.original_node.outputs())[-1:]]
+    axis = symbolic_helper._get_const(dim, "i", "dim")
+    is_even = bool(lasts) and lasts[0] is not None and lasts[0][axis] == known
+    if _outputs is None or not isinstance(known, int) or is_even:
         return symbolic_opset13.split(g, x, part, dim, _outputs)
-    return _split_evenly(g, x, _whole(g, known), symbolic_helper._get_const(dim, "i", "dim"), _outputs)
+    return _split_evenly(g, x, _whole(g, known), axis, _outputs)
 
 
 def _split_evenly(g: Any, x: Any, part: Any, axis: int, count: int) -> Any:
