@@ -177,6 +177,13 @@ def test_every_file_and_folder_that_the_table_names_exists() -> None:
             assert (ROOT / named).exists() or (ROOT / "ortlaunch" / named).exists(), f"{what}: {path}"
 
 
+def test_every_row_names_the_tests_of_what_is_added() -> None:
+    without = [
+        what for what, cells in table().items() if not re.search(r"`tests/[\w/.-]+`", cells.rpartition(" | ")[2])
+    ]
+    assert without == []
+
+
 @pytest.mark.parametrize("what", ADDED)
 def test_the_table_names_the_file_that_is_added_here(what: str) -> None:
     assert f"`{ADDED[what][0]}`" in table()[what]

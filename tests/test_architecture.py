@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ from pathlib import Path
 import pytest
 
 import ortlaunch
+from ortlaunch.cli import VERBS
 from ortlaunch.run.run import Run
 
 PACKAGE = Path(ortlaunch.__file__).parent
+PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 HEAVY = ("torch", "transformers", "deepspeed", "mlflow", "onnxruntime", "pandas", "tensorboard")
 LAYERS = (
     ("ortlaunch", "ortlaunch.cli", "ortlaunch.__main__"),
@@ -47,9 +50,12 @@ PUBLIC_NAMES = {
 }
 """Modules that only pass on what stands elsewhere, for programs that import it from there; nothing here does."""
 LAUNCHER = (
-    *("ortlaunch.cli", "ortlaunch.verbs", "ortlaunch.follow.jobs", "ortlaunch.models.registry", "ortlaunch.compose"),
-    *("ortlaunch.config", "ortlaunch.run", "ortlaunch.base", "ortlaunch.launch"),
+    *("ortlaunch.cli", "ortlaunch.verbs", "ortlaunch.doctor", "ortlaunch.check.command", "ortlaunch.export.command"),
+    *("ortlaunch.compare", "ortlaunch.follow", "ortlaunch.compose", "ortlaunch.launch", "ortlaunch.tracking"),
+    *("ortlaunch.models.registry", "ortlaunch.data.sources", "ortlaunch.config", "ortlaunch.run", "ortlaunch.base"),
+    *("ortlaunch.trainer.optimizers", "ortlaunch.trainer.schedules"),
 )
+"""What the launcher and the readers import."""
 
 
 def modules() -> dict[str, Path]:
@@ -134,23 +140,31 @@ def test_no_modules_import_each_other_in_a_circle(lazy: bool) -> None:
 
 def layer_of(name: str) -> int:
     """The line of `LAYERS` that a module stands on."""
-    (found,) = [
+    found = [
         number
         for number, packages in enumerate(LAYERS)
         if any(name == package or (package != "ortlaunch" and name.startswith(f"{package}.")) for package in packages)
     ]
-    return found
+    assert len(found) == 1, f"{name} needs a line of LAYERS, and of the table of layers in docs/architecture.md"
+    return found[0]
 
 
 def test_imports_point_down_the_layers_only() -> None:
+    layers = {name: layer_of(name) for name in MODULES if name not in PUBLIC_NAMES}
     above = [
         f"{name} imports {other}"
-        for name, path in MODULES.items()
-        if name not in PUBLIC_NAMES
-        for other in imports(path, lazy=True) & set(MODULES)
-        if other != "ortlaunch" and layer_of(other) < layer_of(name)
+        for name, layer in layers.items()
+        for other in imports(MODULES[name], lazy=True) & set(MODULES)
+        if other != "ortlaunch" and layer_of(other) < layer
     ]
     assert above == []
+
+
+def test_the_page_shows_the_layers_in_their_order() -> None:
+    _, _, text = PAGE.read_text().partition("| layer | what it holds |")
+    rows = [line.split(" | ")[0] for line in text.partition("\n\n")[0].splitlines()[2:]]
+    shown = [tuple(f"ortlaunch.{name}" for name in re.findall(r"`(\w+)(?:/|\.py)`", row)) for row in rows]
+    assert shown == [("ortlaunch.cli",), *LAYERS[1:]]
 
 
 def test_public_names_are_what_they_pass_on_and_nothing_here_uses_them() -> None:
@@ -193,6 +207,7 @@ except SystemExit as end:
     ("arguments", "code"),
     [
         (["--help"], 0),
+        *(([verb, "--help"], 0) for verb in VERBS),
         (["--version"], 0),
         (["model=gpt2", "--cfg", "job"], 0),
         (["models"], 0),
@@ -202,9 +217,7 @@ except SystemExit as end:
         (["logs", "nothing"], 2),
         (["cancel", "nothing"], 2),
         (["resume", "nothing"], 2),
-        (["resume", "--help"], 0),
         (["compare"], 2),
-        (["export", "--help"], 0),
         (["export", "artifacts", "--help"], 0),
         (["export", "verify", "--help"], 0),
         (["export", "onnx"], 2),

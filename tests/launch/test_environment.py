@@ -67,7 +67,7 @@ def test_no_secret_reaches_folder_or_journal(secrets: None, tmp_path: Path, monk
     words = ["model=mlp", "tracking.uri=https://ann:hunter2@mlflow.example", "name='a run'"]
     config = to_config(compose(words))
     plan = make_plan(config)
-    start = Start(["torchrun"], {"PROXY": "http://ann:hunter2@proxy.example"})
+    start = Start(["torchrun", "--note=aws-hunter2-secret"], {"PROXY": "http://ann:hunter2@proxy.example"})
     folder.write_run_folder(plan, config, [*words, "+note=aws-hunter2-secret"], start)
     folder.journal_start(Journal(plan.journal), plan, config)
     written = [path for path in plan.run_dir.rglob("*") if path.is_file()]

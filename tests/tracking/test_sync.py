@@ -197,7 +197,7 @@ def test_requests_that_cannot_work(new_run: NewRun, tmp_path: Path) -> None:
         sync_main([str(tmp_path)])
     with pytest.raises(RequestError, match="name the run folders"):
         sync_main([])
-    with pytest.raises(RequestError, match="file store"):
+    with pytest.raises(RequestError, match="--uri=mlruns is a file store"):
         sync_main([str(run_dir), "--uri", "mlruns"])
     (run_dir / "config.yaml").write_text("a: [")
     with pytest.raises(RequestError, match=r"config\.yaml"):

@@ -52,9 +52,10 @@ def test_an_attempt_clears_what_the_one_before_said_of_itself(run_dir, capsys):
     (run_dir / "STOP").write_text("requeue\n")
     (run_dir / "stopped.json").write_text("{}")
     failure.record(run_dir, 0, ValueError("old"))
+    (run_dir / "preflight").mkdir()
     assert job.begin(run_dir) == 0
     assert capsys.readouterr().out.strip() == "0"
-    assert not any((run_dir / name).exists() for name in ("STOP", "stopped.json", "failures"))
+    assert not any((run_dir / name).exists() for name in ("STOP", "stopped.json", "failures", "preflight"))
     assert (run_dir / "preflight.token").read_text() == "7-0-0"
     assert (tags(run_dir)["ortlaunch.state"], tags(run_dir)["slurm.nodes"]) == ("running", "n[1-2]")
     job.begin(run_dir)
@@ -97,6 +98,7 @@ def test_a_resumed_job_begins_while_the_former_one_leaves_its_nodes(run_dir, mon
     assert ended(run_dir) == ["KILLED"]
     monkeypatch.setenv("SLURM_JOB_ID", "78")
     monkeypatch.setattr(SlurmLauncher, "is_over", lambda *_: False)
+    monkeypatch.setattr(attempt, "_LEAVING_SECONDS", 0.0)
     assert job.begin(run_dir) == 0
 
 
