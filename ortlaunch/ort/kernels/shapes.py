@@ -30,6 +30,11 @@ def register() -> None:
     SymbolicShapeInference._ortlaunch_init = SymbolicShapeInference.__init__ = init
 
 
+def add(operator: str, shapes: Callable[..., list[list[Any]]]) -> None:
+    """Adds an operator: from the inputs' shapes, the function makes those of the outputs; None is an unknown size."""
+    _SHAPES[operator] = shapes
+
+
 def _set_shapes(inference: Any, node: Any, shapes: Callable[..., list[list[Any]]]) -> None:
     from onnx import TensorProto, helper
     from onnxruntime.tools.symbolic_shape_infer import get_shape_from_sympy_shape
@@ -37,23 +42,29 @@ def _set_shapes(inference: Any, node: Any, shapes: Callable[..., list[list[Any]]
     inputs = [_shape_or_number(inference, node, index) if name else None for index, name in enumerate(node.input)]
     # All of these operators compute in the type of their first input.
     kind = inference.known_vi_[node.input[0]].type.tensor_type.elem_type
-    for name, shape in zip(node.output, shapes(*inputs), strict=True):
+    for index, (name, shape) in enumerate(zip(node.output, shapes(*inputs), strict=True)):
         is_seed = shape is _SEED
-        # Computed sizes must have names for the nodes that follow.
-        inference._update_computed_dims(shape)
-        dims = [] if is_seed else get_shape_from_sympy_shape(shape)
+        known = [
+            inference._new_symbolic_dim_from_output(node, index, axis) if size is None else size
+            for axis, size in enumerate(shape)
+        ]
+        inference._update_computed_dims(known)
+        dims = [] if is_seed else get_shape_from_sympy_shape(known)
         info = helper.make_tensor_value_info(name, TensorProto.INT64 if is_seed else kind, dims)
         inference.known_vi_[name].CopyFrom(info)
 
 
 def _shape_or_number(inference: Any, node: Any, index: int) -> Any:
-    """Returns the shape of an input, or its value if it is a known number or list of numbers, such as a width."""
+    """Returns the shape of an input, or its value if that is a number or a list of integers; symbols stay symbols."""
+    from onnx import TensorProto
+
     shape = inference._get_sympy_shape(node, index)
-    value = inference._try_get_value(node, index) if len(shape) < 2 else None
+    is_integer = inference.known_vi_[node.input[index]].type.tensor_type.elem_type == TensorProto.INT64
+    value = inference._try_get_value(node, index) if not shape or (len(shape) == 1 and is_integer) else None
     if value is None:
         return shape
     numbers = np.asarray(value, dtype=object)
-    return [_integer(number) for number in numbers] if numbers.ndim else _integer(numbers.item())
+    return Values(_integer(number) for number in numbers) if numbers.ndim else _integer(numbers.item())
 
 
 def _integer(number: Any) -> Any:
@@ -61,6 +72,10 @@ def _integer(number: Any) -> Any:
     from onnxruntime.tools.symbolic_shape_infer import is_literal
 
     return int(number) if is_literal(number) else number
+
+
+class Values(list[Any]):
+    """The values of a list of integers that is known, in place of its shape."""
 
 
 _SEED: list[Any] = []

@@ -73,7 +73,7 @@ def _watching(cls: type[Function], forward: Callable[..., Any], refuses: bool) -
 
 def _message(name: str) -> str:
     return (
-        f"the model calls the autograd.Function {name} ({_caller()}), whose backward is not the derivative of its "
+        f"the model calls the autograd.Function {name} ({caller()}), whose backward is not the derivative of its "
         "forward's operators. On this torch ONNX Runtime would take that derivative instead and train wrongly in "
         "silence: use backend=eager or compile, or torch 2.6, where ORTModule runs such Functions, or write it with "
         "operators and detach(), a straight-through estimator as x + (f(x) - x).detach()"
@@ -175,7 +175,7 @@ def _takes_context(cls: type[Function]) -> bool:
     return cls.setup_context is Function.setup_context
 
 
-def _caller() -> str:
+def caller() -> str:
     """Returns ``file:line`` of the model's call."""
     frames = traceback.extract_stack()
     ours = {Path(torch.__file__).parent, Path(__file__).parents[1]}

@@ -23,6 +23,7 @@ from ortlaunch.ort.mends import (
     padding,
     randomness,
     returned,
+    side_effects,
     statistics,
     sums,
     unneeded,
@@ -69,8 +70,10 @@ def install() -> None:
             # The exporter has set all modules to train mode, including those in eval mode.
             modes.set_modes(self._original_module, current.flags)
         tracked = gradients.tracked() if is_training else contextlib.nullcontext()
+        refusing = side_effects.RefusesSideEffects(self._original_module) if is_training else contextlib.nullcontext()
         with (
             tracked,
+            refusing,
             fast_paths.off(),
             statistics.collected(self._original_module, is_training) as (names, batch_statistics),
             decisions.collected(is_training) as reads,

@@ -1,16 +1,26 @@
 """ONNX symbolics for ATen operators that torch's TorchScript exporter lacks or exports wrongly at ORTModule's opset.
 
-transformers' causal models use ``diff`` and ``cumsum`` without an attention mask, to look for packed sequences.
+transformers' causal models use ``diff`` without an attention mask, to look for packed sequences.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 
-from ortlaunch.ort.mends import group_norm, padding, unflattening, vectors
+from ortlaunch.ort.mends import (
+    arithmetic,
+    embeddings,
+    group_norm,
+    noise,
+    padding,
+    recurrent,
+    scatter,
+    spatial,
+    unflattening,
+    vectors,
+)
 from ortlaunch.ort.mends.attention import scaled_dot_product_attention
 
 _OPSET = 17
@@ -23,17 +33,17 @@ def register() -> None:
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
     register_custom_op_symbolic("aten::diff", _diff, _OPSET)
-    register_custom_op_symbolic("aten::cumsum", _cumsum, _OPSET)
     register_custom_op_symbolic("aten::layer_norm", _layer_norm, _OPSET)
     register_custom_op_symbolic("aten::rms_norm", _rms_norm, _OPSET)
-    for operator, logical in (("__and__", "And"), ("__or__", "Or"), ("__xor__", "Xor")):
-        register_custom_op_symbolic(f"aten::{operator}", partial(_logical, logical), _OPSET)
     register_custom_op_symbolic("aten::log_sigmoid", _log_sigmoid, _OPSET)
     register_custom_op_symbolic("aten::binary_cross_entropy_with_logits", _binary_cross_entropy_with_logits, _OPSET)
     register_custom_op_symbolic("aten::relu6", _relu6, _OPSET)
     register_custom_op_symbolic("aten::hardtanh", _hardtanh, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
-    for subject in (group_norm, padding, unflattening, vectors):
+    for subject in (
+        *(arithmetic, embeddings, noise, recurrent, scatter, spatial),
+        *(group_norm, padding, unflattening, vectors),
+    ):
         subject.register()
 
 
@@ -52,18 +62,6 @@ def _diff(g: Any, values: Any, n: Any, dim: Any, prepend: Any, append: Any) -> A
         # The difference of booleans means "differs", and ONNX's Sub does not take booleans.
         joined = g.op("Xor", later, earlier) if is_bool else g.op("Sub", later, earlier)
     return joined
-
-
-def _cumsum(g: Any, values: Any, dim: Any, dtype: Any = None) -> Any:
-    """Exports ``torch.cumsum``; torch sums booleans and small integers as int64, and ONNX's CumSum does not."""
-    from torch.onnx import TensorProtoDataType, symbolic_helper
-
-    scalar_type = values.type().scalarType()
-    if dtype is not None and not symbolic_helper._is_none(dtype):
-        values = g.op("Cast", values, to_i=_onnx_type(symbolic_helper._get_const(dtype, "i", "dtype")))
-    elif scalar_type in ("Bool", "Byte", "Char", "Short", "Int"):
-        values = g.op("Cast", values, to_i=TensorProtoDataType.INT64)
-    return g.op("CumSum", values, dim)
 
 
 def _layer_norm(g: Any, values: Any, normalized_shape: Any, weight: Any, bias: Any, eps: Any, cudnn_enable: Any) -> Any:
@@ -103,15 +101,6 @@ def _rms_norm(g: Any, values: Any, normalized_shape: Any, weight: Any, eps: Any)
     if is_half:
         normalized = g.op("Cast", normalized, to_i=scalar_type.onnx_type())
     return normalized if symbolic_helper._is_none(weight) else g.op("Mul", normalized, weight)
-
-
-def _logical(operator: str, g: Any, one: Any, other: Any) -> Any:
-    """Exports ``a & b``, ``a | b`` and ``a ^ b`` of booleans; this opset has no such operators for integers."""
-    from torch.onnx import errors
-
-    if any(value.type().scalarType() != "Bool" for value in (one, other)):
-        raise errors.SymbolicValueError(f"{operator} of integers is not in ONNX's opset {_OPSET}", one)
-    return g.op(operator, one, other)
 
 
 def _log_sigmoid(g: Any, values: Any) -> Any:
@@ -181,9 +170,3 @@ def _constant(g: Any, value: float, like: Any) -> Any:
 
     dtype = _type_utils.JitScalarType.from_value(like).dtype()
     return g.op("Constant", value_t=torch.tensor(float(value), dtype=dtype))
-
-
-def _onnx_type(torch_scalar_type: int) -> Any:
-    from torch.onnx import _type_utils
-
-    return _type_utils.JitScalarType(torch_scalar_type).onnx_type()

@@ -1,0 +1,121 @@
+"""Random operators, whose numbers come from torch's generator as in eager training.
+
+onnxruntime 1.19.2 and torch's exporter have these faults:
+
+- ``Dropout1d`` to ``Dropout3d``, ``AlphaDropout`` and ``FeatureAlphaDropout`` are not exported in train mode.
+- ``exponential_``, and Gumbel-softmax with it, is not exported.
+- ``bernoulli`` of given probabilities returns zeros where the probability is one.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortlaunch.ort.mends.torch_nodes import exact, numbers, torch_node
+from ortlaunch.ort.mends.values import number, sizes
+
+_ALPHA = 1.7580993408473766
+"""The negative limit of SELU, with the sign changed."""
+
+
+def _features(x: list[Any], _rate: Any, per_feature: Any) -> list[Any]:
+    return [*x[:2], *[1] * (len(x) - 2)] if per_feature else x
+
+
+@torch_node("Tensor x, int[] rate, bool per_feature", shape=_features)
+def _kept(x: Tensor, rate: list[int], per_feature: bool) -> Tensor:
+    """Returns 1 for each element or feature that is kept and 0 for the others."""
+    (share,) = numbers(rate) or [0.0]
+    mask = x.new_empty(_features(list(x.shape), rate, per_feature))
+    return mask.bernoulli_(1.0 - share)
+
+
+@torch_node("Tensor x, int[] rate")
+def _exponential(x: Tensor, rate: list[int]) -> Tensor:
+    (scale,) = numbers(rate) or [1.0]
+    return torch.empty_like(x).exponential_(scale)
+
+
+@torch_node("Tensor probabilities")
+def _bernoulli(probabilities: Tensor) -> Tensor:
+    return torch.bernoulli(probabilities)
+
+
+def dropout(g: Any, x: Any, rate: float, *, per_feature: bool = False, alpha: bool = False) -> Any:
+    """Adds a dropout to the graph; the formulas, and the order of the draws, are PyTorch's.
+
+    Args:
+        g: the exporter's graph.
+        x: [N, C, ...] if it drops whole features.
+        rate: share that is dropped, in 0 to 1.
+        per_feature: whether all elements of one sample and channel are dropped together.
+        alpha: whether dropped elements get SELU's negative limit, and mean and variance are kept.
+    """
+    if rate == 0.0:
+        return x
+    known = sizes(x)
+    dims = [*known[:2], *[1] * (len(known) - 2)] if per_feature else known
+    kept = _kept(g, x, exact([rate]), per_feature, dims=dims)
+    if rate == 1.0:
+        return g.op("Mul", x, kept)
+    if not alpha:
+        return g.op("Mul", x, g.op("Mul", kept, number(g, 1.0 / (1.0 - rate), x)))
+    scale = 1.0 / math.sqrt((_ALPHA * _ALPHA * rate + 1.0) * (1.0 - rate))
+    limit = g.op("Mul", g.op("Sub", kept, number(g, 1.0, x)), number(g, _ALPHA * scale, x))
+    shift = g.op("Add", limit, number(g, _ALPHA * scale * rate, x))
+    return g.op("Add", g.op("Mul", x, g.op("Mul", kept, number(g, scale, x))), shift)
+
+
+def register() -> None:
+    """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
+    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
+
+    for name, symbolic in _SYMBOLICS.items():
+        register_custom_op_symbolic(name, symbolic, 17)
+
+
+def _dropout_symbolic(per_feature: bool, alpha: bool, g: Any, x: Any, rate: Any, train: Any) -> Any:
+    from torch.onnx import symbolic_helper
+
+    if not symbolic_helper._get_const(train, "b", "train"):
+        return x
+    share = symbolic_helper._get_const(rate, "f", "p")
+    return dropout(g, x, share, per_feature=per_feature, alpha=alpha)
+
+
+def _exponential_symbolic(g: Any, x: Any, rate: Any, generator: Any = None) -> Any:
+    from torch.onnx import symbolic_helper
+
+    _refuse_generator(x, generator)
+    return _exponential(g, x, exact([symbolic_helper._get_const(rate, "f", "lambd")]))
+
+
+def _bernoulli_symbolic(g: Any, x: Any, p: Any = None, generator: Any = None) -> Any:
+    from torch.onnx import symbolic_helper, symbolic_opset15
+
+    given = p is not None and not symbolic_helper._is_none(p)
+    if given and isinstance(symbolic_helper._maybe_get_const(p, "f"), float):
+        return symbolic_opset15.bernoulli(g, x, p, generator)
+    _refuse_generator(x, generator)
+    return _bernoulli(g, p if given else x)
+
+
+def _refuse_generator(x: Any, generator: Any) -> None:
+    from torch.onnx import errors, symbolic_helper
+
+    if generator is not None and not symbolic_helper._is_none(generator):
+        raise errors.SymbolicValueError("a generator of its own is not exported", x)
+
+
+_SYMBOLICS = {
+    "aten::feature_dropout": partial(_dropout_symbolic, True, False),
+    "aten::alpha_dropout": partial(_dropout_symbolic, False, True),
+    "aten::feature_alpha_dropout": partial(_dropout_symbolic, True, True),
+    "aten::exponential": _exponential_symbolic,
+    "aten::bernoulli": _bernoulli_symbolic,
+}

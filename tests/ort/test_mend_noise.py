@@ -1,0 +1,105 @@
+"""Random operators draw from torch's generator, and their gradients are those of the numbers that they drew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Wrap = Callable[..., nn.Module]
+
+
+class Net(nn.Module):
+    """Scales its input by a weight and calls a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(shape) + 0.5)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x * self.scale)
+
+
+DROPOUTS = {
+    "1d": (nn.Dropout1d(0.4), (6, 5)),
+    "2d": (nn.Dropout2d(0.3), (6, 5, 4)),
+    "3d": (nn.Dropout3d(0.5), (6, 3, 2, 2)),
+    "alpha": (nn.AlphaDropout(0.4), (6, 5)),
+    "feature_alpha": (nn.FeatureAlphaDropout(0.4), (6, 5, 4)),
+    "all": (nn.Dropout2d(1.0), (6, 5, 4)),
+    "none": (nn.Dropout2d(0.0), (6, 5, 4)),
+    "gumbel": (lambda x: functional.gumbel_softmax(x, tau=0.7), (6, 5)),
+    "gumbel_hard": (lambda x: functional.gumbel_softmax(x, hard=True), (6, 5)),
+    "bernoulli": (lambda x: x * torch.bernoulli(torch.sigmoid(x).detach()), (6, 5)),
+    "certain": (lambda x: x * torch.bernoulli(torch.ones_like(x)), (6, 5)),
+}
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_the_numbers_and_the_gradients_are_those_of_eager_for_the_same_seed(to_ort: Wrap, name: str) -> None:
+    function, shape = DROPOUTS[name]
+    torch.manual_seed(0)
+    eager = Net(function, shape)
+    ort = to_ort(eager)
+    ort(torch.randn(2, *shape))
+    x = torch.randn(3, *shape)
+    for seed in (1, 2):
+        results = []
+        for model in (eager, ort):
+            torch.manual_seed(seed)
+            model.zero_grad()
+            output = model(x)
+            output.square().sum().backward()
+            results.append((output.detach(), model.scale.grad))
+        torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
+def test_two_draws_of_one_input_differ(to_ort: Wrap) -> None:
+    def twice(x: Tensor) -> Tensor:
+        return functional.dropout1d(x, 0.5) - functional.dropout1d(x, 0.5)
+
+    torch.manual_seed(0)
+    assert to_ort(Net(twice, (16, 4)))(torch.randn(3, 16, 4)).abs().sum() > 0
+
+
+@pytest.mark.parametrize("draw", [torch.randn_like, lambda x: torch.randn(x.shape)], ids=["like", "shape"])
+def test_a_sample_of_a_normal_distribution_has_the_gradient_of_its_own_numbers(to_ort: Wrap, draw: Any) -> None:
+    class Sampled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.log_std = (nn.Parameter(torch.randn(5, 4)) for _ in range(2))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            mean, std = x * self.mean, (x * self.log_std).exp()
+            return mean + std * draw(std), std
+
+    torch.manual_seed(0)
+    ort, x = to_ort(Sampled()), torch.randn(3, 5, 4)
+    for _ in range(2):
+        ort.zero_grad()
+        sample, std = ort(x)
+        sample.square().sum().backward()
+        noise = (sample - x * ort.mean) / std
+        torch.testing.assert_close(ort.mean.grad, (2 * sample * x).sum(0), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ort.log_std.grad, (2 * sample * noise * std * x).sum(0), rtol=1e-4, atol=1e-4)
+    assert 0.7 < float(noise.std()) < 1.3
+
+
+def test_dropped_paths_have_no_gradient(to_ort: Wrap) -> None:
+    def drop_path(x: Tensor) -> Tensor:
+        mask = 0.5 + torch.rand((x.shape[0],) + (1,) * (x.ndim - 1), dtype=x.dtype)
+        return x.div(0.5) * mask.floor_()
+
+    torch.manual_seed(0)
+    eager = Net(drop_path, (64, 1))
+    ort, x = to_ort(eager), torch.randn(8, 64, 1)
+    output = ort(x)
+    output.sum().backward()
+    kept = (output != 0).flatten(1).any(1)
+    assert 0 < int(kept.sum()) < 8
+    torch.testing.assert_close(ort.scale.grad, 2 * x[kept].sum(0))

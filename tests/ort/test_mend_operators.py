@@ -1,0 +1,334 @@
+"""Operators that onnxruntime 1.19.2 or torch's exporter lacks, computes wrongly or differentiates wrongly."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.ort.precise import Case, assert_as_in_fp64, assert_model_as_in_fp64
+
+Wrap = Callable[..., nn.Module]
+DRAWS = pytest.mark.parametrize("draw", [0, 1], ids=["draw0", "draw1"])
+
+
+def scatters(rng: random.Random) -> dict[str, Case]:
+    both = ((5, 4), (3, 4))
+    index = [((3, 4), 5)]
+
+    def reduce(how: str, include: bool) -> Case:
+        return Case(lambda a, b, i: a.scatter_reduce(1, i, b, how, include_self=include), both, index)
+
+    def row(x: Tensor) -> Tensor:
+        """One index for all samples, with repeated values."""
+        return x[0, :, 0] % 3
+
+    return {
+        "scatter_add": Case(lambda a, b, i: a.scatter_add(1, i, b), both, index),
+        "scatter_add_to_constant": Case(lambda a, b, i: a.scatter_add(1, i, b), both, index, frozen=[0]),
+        "scatter_add_of_constant": Case(lambda a, b, i: a.scatter_add(1, i, b), both, index, frozen=[1]),
+        "scatter_add_to_zeros": Case(lambda b, i: torch.zeros_like(b).scatter_add(1, i % 3, b), [(3, 4)], index),
+        **{how: reduce(how, rng.random() < 0.5) for how in ("sum", "prod", "mean", "amax", "amin")},
+        "index_add": Case(lambda a, b, i: a.index_add(1, row(i), b, alpha=0.5), both, index),
+        "index_copy": Case(lambda a, b, i: a.index_copy(1, torch.tensor([4, 0, 2]), b), both, index),
+        "index_fill": Case(lambda a, i: a.index_fill(1, row(i), 2.0), [(5, 4)], index),
+        "index_put": Case(
+            lambda a, b, i: a.index_put((torch.arange(a.shape[0])[:, None], i[:, :, 0]), b, accumulate=True),
+            both,
+            index,
+        ),
+    }
+
+
+def interpolations(rng: random.Random) -> dict[str, Case]:
+    def case(mode: str, rank: int, **options: Any) -> Case:
+        if rng.random() < 0.3:
+            size = {"size": [rng.randint(3, 9) for _ in range(rank)]}
+        else:
+            size = {"scale_factor": [rng.choice([0.6, 0.7, 1.3, 1.7, 2.0]) for _ in range(rank)]}
+        if mode in ("linear", "bilinear", "bicubic", "trilinear"):
+            options["align_corners"] = rng.random() < 0.5
+        shape = (2, *(rng.randint(5, 10) for _ in range(rank)))
+        return Case(lambda x: functional.interpolate(x, mode=mode, **size, **options), [shape])
+
+    modes = {"linear": [1], "bilinear": [2], "bicubic": [2], "trilinear": [3]}
+    modes |= {mode: [1, 2, 3] for mode in ("nearest", "nearest-exact", "area")}
+    found = {f"{mode}{rank}": case(mode, rank) for mode, ranks in modes.items() for rank in ranks}
+    found["antialias"] = case("bilinear", 2, antialias=True)
+    return found
+
+
+def convolutions(rng: random.Random) -> dict[str, Case]:
+    def case(rank: int) -> Case:
+        groups, stride = rng.choice([1, 2]), rng.randint(1, 3)
+        layer = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[rank - 1](
+            4,
+            6,
+            kernel_size=[rng.randint(1, 3) for _ in range(rank)],
+            stride=stride,
+            padding=rng.randint(0, 1),
+            output_padding=stride - 1,
+            dilation=rng.randint(stride, 3),
+            groups=groups,
+            bias=rng.random() < 0.7,
+        )
+        return Case(lambda x, layer: layer(x), [(4, *(rng.randint(3, 5) for _ in range(rank)))], modules=[layer])
+
+    return {f"transposed{rank}": case(rank) for rank in (1, 2, 3)}
+
+
+def images(rng: random.Random) -> dict[str, Case]:
+    volumes = {1: (4, 8), 2: (4, 8, 7), 3: (4, 8, 7, 6)}
+    found = {
+        "pixel_shuffle": Case(lambda x: functional.pixel_shuffle(x, 2), [(8, 3, 4)]),
+        "group_norm": Case(lambda x: functional.group_norm(x, 2), [volumes[2]]),
+        "squeeze": Case(lambda x: x * functional.adaptive_avg_pool3d(x, 1), [volumes[3]]),
+    }
+    for rank, shape in volumes.items():
+        size = [rng.randint(1, 4) for _ in range(rank)]
+        norm = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[rank - 1](4, affine=rng.random() < 0.7)
+        pads = [rng.randint(0, 2) for _ in range(2 * rank)]
+        found |= {
+            f"instance_norm{rank}": Case(lambda x, norm: norm(x), [shape], modules=[norm]),
+            f"adaptive_max{rank}": Case(_pool(f"adaptive_max_pool{rank}d", size), [shape]),
+            f"adaptive_avg{rank}": Case(_pool(f"adaptive_avg_pool{rank}d", size), [shape]),
+            f"reflect{rank}": Case(partial(functional.pad, pad=pads, mode="reflect"), [shape]),
+            f"replicate{rank}": Case(partial(functional.pad, pad=pads, mode="replicate"), [shape]),
+        }
+        if rank != 2:
+            options = {
+                "stride": rng.randint(1, 3),
+                "padding": 1,
+                "ceil_mode": rng.random() < 0.5,
+                "count_include_pad": rng.random() < 0.5,
+            }
+            found[f"avg{rank}"] = Case(_pool(f"avg_pool{rank}d", 3, **options), [shape])
+    return found
+
+
+def _pool(name: str, size: Any, **options: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: getattr(functional, name)(x, size, **options)
+
+
+def powers(rng: random.Random) -> dict[str, Case]:
+    pair = ((5, 4), (5, 4))
+    found = {
+        "pow": Case(lambda a, b: a**b, pair, positive=True),
+        "pow_of_one": Case(lambda a: a ** (a * 2), positive=True),
+        "pow_broadcast": Case(lambda a, b: a[:, :1] ** b + a ** b[0, 0], pair, positive=True),
+        "pow_exponent": Case(lambda a: 2.0**a),
+        "pow_of_constant": Case(lambda a, b: a**b, pair, positive=True, frozen=[0]),
+        "pow_by_constant": Case(lambda a, b: a**b, pair, positive=True, frozen=[1]),
+        "pow_zero": Case(lambda a, b: functional.relu(a - 0.5) ** (b + 1), pair, positive=True),
+        "prelu": Case(lambda x, layer: layer(x), modules=[nn.PReLU(5)]),
+    }
+    names = ["tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "atanh", "expm1", "erfc", "erfinv", "lgamma"]
+    for name in (*names, "digamma", "sinc", "i0", "sign", "floor", "ceil", "round", "trunc", "frac"):
+        found[name] = Case(_scaled(getattr(torch, name)), positive=True)
+    for name in ("hardswish", "hardsigmoid", "mish", "selu", "elu", "celu", "softplus"):
+        found[name] = Case(_scaled_up(getattr(functional, name)))
+    found["elu_alpha"] = Case(partial(functional.elu, alpha=rng.uniform(0.1, 2)))
+    found["softplus_beta"] = Case(partial(functional.softplus, beta=rng.uniform(0.5, 3), threshold=1.0))
+    found["threshold"] = Case(partial(functional.threshold, threshold=rng.uniform(-1, 1), value=0.5))
+    return found
+
+
+def _scaled(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Keeps the values in the domain, and the gradient of a piecewise constant function visible."""
+    return lambda x: function(x * 0.2) + x
+
+
+def _scaled_up(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Reaches the limits of an activation."""
+    return lambda x: function(3 * x)
+
+
+def reductions(rng: random.Random) -> dict[str, Case]:
+    found = {}
+    for name in ("amax", "amin", "logsumexp", "norm"):
+        dims, keep = rng.sample([1, -1], rng.randint(1, 2)), rng.random() < 0.5
+        found[name] = Case(partial(getattr(torch, name), dim=dims, keepdim=keep))
+    for name in ("cumsum", "cumprod", "logcumsumexp", "prod"):
+        found[name] = Case(partial(getattr(torch, name), dim=rng.choice([1, 2, -1])))
+    found |= {
+        "normalize": Case(partial(functional.normalize, dim=rng.choice([1, 2]))),
+        "cumsum_of_integers": Case(lambda x, i: x * (i > 1).cumsum(1), integers=[((5, 4), 4)]),
+        "mT": Case(lambda x: x.mT @ x),
+        "mH": Case(lambda x: x.mH @ x),
+        "H": Case(lambda x: x.flatten(0, 1).H.sin()),
+        "split": Case(_joined(Tensor.split, rng.randint(2, 4))),
+        "unsafe_split": Case(_joined(Tensor.unsafe_split, rng.randint(2, 4))),
+        "unsafe_chunk": Case(_joined(Tensor.unsafe_chunk, rng.randint(2, 4))),
+    }
+    return found
+
+
+def _joined(split: Callable[..., Any], count: int) -> Callable[[Tensor], Tensor]:
+    """Joins the parts again, each with a factor of its own."""
+    return lambda x: torch.cat([part * (number + 1) for number, part in enumerate(split(x, count, 1))], 1)
+
+
+def integers(rng: random.Random) -> dict[str, Case]:
+    one, two = [((5, 4), 9)], [((5, 4), 9), ((5, 4), 9)]
+
+    def histogram(x: Tensor, i: Tensor) -> Tensor:
+        return x * (torch.histc(i.to(x.dtype), bins=4, min=0, max=8) + torch.bincount(i.flatten(), minlength=9)[:4])
+
+    return {
+        "and": Case(lambda x, i, j: x * ((i & j) + (i & 3)), integers=two),
+        "or": Case(lambda x, i, j: x * ((i | j) + (i | 4)), integers=two),
+        "xor": Case(lambda x, i, j: x * ((i ^ j) + (i ^ 5)), integers=two),
+        "not": Case(lambda x, i: x * ~i, integers=one),
+        "bitwise": Case(lambda x, i, j: x * torch.bitwise_and(i, torch.bitwise_xor(j, i)), integers=two),
+        "masks": Case(lambda x: x * ((x > 0) & ~(x > 1) | (x < -1))),
+        "in_place": Case(lambda x, i: x * (i > 3).__iand__(i < 6), integers=one),
+        "histograms": Case(histogram, integers=one),
+    }
+
+
+GROUPS = {
+    function.__name__: function
+    for function in (scatters, interpolations, convolutions, images, powers, reductions, integers)
+}
+
+
+@DRAWS
+@pytest.mark.parametrize("group", GROUPS)
+def test_operators(to_ort: Wrap, group: str, draw: int) -> None:
+    torch.manual_seed(draw)
+    assert_as_in_fp64(to_ort, GROUPS[group](random.Random(f"{group} {draw}")), seed=draw)
+
+
+def recurrent(rng: random.Random, kind: str, dropout: float = 0.0) -> nn.Module:
+    """A layer of the kind with drawn options; an LSTM may have projections."""
+    options: dict[str, Any] = {
+        "num_layers": rng.randint(2, 3),
+        "bidirectional": rng.random() < 0.6,
+        "bias": rng.random() < 0.7,
+        "batch_first": rng.random() < 0.6,
+        "dropout": dropout,
+    }
+    if kind == "LSTM" and rng.random() < 0.5:
+        options["proj_size"] = 2
+    if kind == "RNN":
+        options["nonlinearity"] = rng.choice(["tanh", "relu"])
+    return getattr(nn, kind)(4, 3, **options)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer whose output and final states count; it may get its first states from the input."""
+
+    def __init__(self, layer: nn.Module, has_states: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(5, 4) + 0.5)
+        self.layer = layer
+        self.has_states = has_states
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.scale
+        steps = x if self.layer.batch_first else x.transpose(0, 1)
+        count = self.layer.num_layers * (1 + self.layer.bidirectional)
+        first = x[:, 0, : self.layer.proj_size or 3].expand(count, -1, -1)
+        start = (first, x[:, 1, :3].expand(count, -1, -1)) if isinstance(self.layer, nn.LSTM) else first
+        output, states = self.layer(steps, start if self.has_states else None)
+        states = states if isinstance(states, tuple) else (states,)
+        return torch.cat([output.flatten(), *(state.flatten() for state in states)])
+
+
+@DRAWS
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers(to_ort: Wrap, kind: str, draw: int) -> None:
+    rng = random.Random(f"{kind} {draw}")
+    torch.manual_seed(draw)
+    layer = recurrent(rng, kind)
+    model = Recurrent(layer, has_states=bool(draw))
+    assert_model_as_in_fp64(to_ort, model, torch.randn(2, 5, 4), torch.randn(3, 5, 4))
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_drop_between_layers(to_ort: Wrap, kind: str) -> None:
+    torch.manual_seed(0)
+    eager = Recurrent(recurrent(random.Random(kind), kind, dropout=0.4), has_states=True)
+    ort = to_ort(eager)
+    x = torch.randn(2, 5, 4)
+    assert not torch.equal(ort(x), ort(x))
+    # Every element reaches the output with dropout too, and evaluation has none.
+    ort(x).square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in ort.parameters())
+    assert torch.allclose(ort.eval()(x), eager.eval()(x), atol=1e-6)
+
+
+def test_bags_of_embeddings(to_ort: Wrap) -> None:
+    rng = random.Random(0)
+
+    def case(mode: str, weighted: bool = False, **options: Any) -> Case:
+        bag = nn.EmbeddingBag(7, 4, mode=mode, **options)
+        if weighted:
+            return Case(lambda x, i, bag: bag(i, per_sample_weights=x), [(5,)], [((5,), 7)], [bag])
+        return Case(lambda x, i, bag: bag(i) * x, [(4,)], [((5,), 7)], [bag])
+
+    def with_offsets(last: bool) -> Case:
+        bag = nn.EmbeddingBag(7, 4, include_last_offset=last)
+
+        def bags(x: Tensor, i: Tensor, bag: nn.Module) -> Tensor:
+            starts = torch.arange(x.shape[0] + int(last)) * 5
+            return bag(i.flatten(), starts) * x
+
+        return Case(bags, [(4,)], [((5,), 7)], [bag])
+
+    cases = {mode: case(mode, padding_idx=rng.choice([None, 1, 3])) for mode in ("sum", "mean", "max")}
+    cases |= {"weighted": case("sum", weighted=True), "by_frequency": case("sum", scale_grad_by_freq=True)}
+    cases |= {"offsets": with_offsets(last=False), "last_offset": with_offsets(last=True)}
+    assert_as_in_fp64(to_ort, cases)
+
+
+class Interpolated(nn.Module):
+    """Position embeddings as DINOv2 has them: resized to the image by its shape, as a size or as a scale."""
+
+    def __init__(self, by_scale: bool) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(1, 16, 4))
+        self.patches = nn.Conv2d(3, 4, 2, 2)
+        self.by_scale = by_scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = x.shape[-2] // 2, x.shape[-1] // 2
+        side = int(self.positions.shape[1] ** 0.5)
+        grid = self.positions.reshape(1, side, side, -1).permute(0, 3, 1, 2)
+        size = {"scale_factor": (float((rows + 0.1) / side), float((columns + 0.1) / side))}
+        size = size if self.by_scale else {"size": (rows, columns)}
+        grid = functional.interpolate(grid, mode="bicubic", **size)
+        return self.patches(x).flatten(2).transpose(1, 2) + grid.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+@pytest.mark.parametrize("by_scale", [False, True], ids=["size", "scale"])
+def test_positions_are_interpolated_by_the_shape_of_the_input(to_ort: Wrap, by_scale: bool) -> None:
+    torch.manual_seed(0)
+    assert_model_as_in_fp64(to_ort, Interpolated(by_scale), torch.randn(2, 3, 12, 8), torch.randn(3, 3, 12, 8))
+
+
+def test_grouped_products(to_ort: Wrap) -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(4) + 0.5)
+            self.weight = nn.Parameter(torch.randn(3, 4, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch._grouped_mm(x * self.scale, self.weight, torch.tensor([3, 5, 10], dtype=torch.int32))
+
+    torch.manual_seed(0)
+    eager, x = Experts(), torch.randn(10, 4)
+    # PyTorch has no such product in fp64.
+    results = []
+    for model in (eager, to_ort(eager)):
+        output = model(x)
+        output.square().sum().backward()
+        results.append([output.detach(), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(results[1], results[0])
