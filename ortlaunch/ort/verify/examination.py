@@ -13,8 +13,8 @@ from ortlaunch.ort.verify.gap import Gap
 from ortlaunch.ort.verify.gradients import Gradients
 from ortlaunch.ort.verify.nested import NamedTensors
 from ortlaunch.ort.verify.pair import Context, Pair, changed_decisions
+from ortlaunch.ort.verify.python_state import PythonChange
 from ortlaunch.ort.verify.reference import SourceLine
-from ortlaunch.ort.verify.side_effects import PythonChange, Write
 from ortlaunch.ort.verify.state import ModelState, copied_buffers
 from ortlaunch.ort.verify.trace import TraceWarning
 
@@ -83,11 +83,6 @@ class Examination:
     def gradient_error(self) -> str | None:
         """What is wrong with the gradients on a batch that the model was not exported with; None where nothing is."""
         return Gradients(self._wrapped, self._task, self._precision, self._state).error(self.batches[-1], WIDER)
-
-    @cached_property
-    def parameter_writes(self) -> list[Write]:
-        """The parameters that PyTorch's forward changes."""
-        return self._pair.parameter_writes(self.batches[-1])
 
     @cached_property
     def python_change(self) -> PythonChange | None:

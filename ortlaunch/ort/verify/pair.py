@@ -13,8 +13,8 @@ from ortlaunch.ort import session
 from ortlaunch.ort.verify.gap import Gap, widest
 from ortlaunch.ort.verify.graph import TracedGraph
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
+from ortlaunch.ort.verify.python_state import PythonChange, python_change
 from ortlaunch.ort.verify.reference import Reference, SourceLine
-from ortlaunch.ort.verify.side_effects import ParameterWrites, PythonChange, Write, python_change
 from ortlaunch.ort.verify.state import ModelState, copied, copied_buffers, same_random_numbers
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -60,14 +60,6 @@ class Pair:
         buffers = copied_buffers(self._plain)
         self._state.restore()
         return buffers, reference.dropped
-
-    def parameter_writes(self, batch: Batch) -> list[Write]:
-        """Returns the parameters that one pass in PyTorch changes."""
-        self._state.restore()
-        with _as_in_training(), self._precision(), ParameterWrites(self._plain) as writes, Reference():
-            self._task.outputs(self._plain, copied(batch))
-        self._state.restore()
-        return list(writes.found.values())
 
     def python_change(self, batch: Batch) -> PythonChange | None:
         """Returns a value of the model's Python code that each pass changes; None where there is none."""

@@ -1,7 +1,7 @@
-"""Finds what a model's forward changes beside its outputs and buffers: parameters, and values of its Python code.
+"""Finds values of Python code that a model's forward changes and that its results depend on.
 
-ONNX Runtime's graph has neither. Parameters that forward limits or rescales would stay as the optimizer leaves them. A
-counter by which a loss is weighted would keep the value that it had when the graph was traced.
+ONNX Runtime's graph has no Python. A counter by which a loss is weighted would keep the value that it had when the
+graph was traced.
 """
 
 from __future__ import annotations
@@ -13,27 +13,16 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortlaunch.ort.cache import key
 from ortlaunch.ort.cache.files import NotCacheableError
 from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.nested import NamedTensors
-from ortlaunch.ort.verify.reference import SourceLine, asking_place
 
 _ROUNDING = 1e-6
 """Relative difference of outputs in two passes over the same batch up to which they are the same."""
 
 _Attribute = tuple[torch.nn.Module, str]
-
-
-@dataclass(frozen=True)
-class Write:
-    """A parameter that forward changes in place."""
-
-    parameter: str
-    operator: str
-    place: SourceLine
 
 
 @dataclass(frozen=True)
@@ -45,43 +34,6 @@ class PythonChange:
     after: str
     is_of_module: bool
     """It is an attribute of a module, or within one."""
-
-
-class ParameterWrites(TorchDispatchMode):
-    """Notes operators that write into a parameter, also through ``.data``, under ``no_grad`` and through views.
-
-    Attributes:
-        found: by name of the parameter, the first such operator.
-    """
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        # Parameters of DeepSpeed may share a storage. Then the first one's name stands for all.
-        self._names: dict[int, str] = {}
-        for name, parameter in model.named_parameters():
-            if parameter.numel():
-                self._names.setdefault(parameter.untyped_storage().data_ptr(), name)
-        self.found: dict[str, Write] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func._schema.is_mutable:
-            for argument, value in zip(func._schema.arguments, args, strict=False):
-                self._note(func, argument, value)
-            for argument in func._schema.arguments:
-                if argument.name in kwargs:
-                    self._note(func, argument, kwargs[argument.name])
-        return func(*args, **kwargs)
-
-    def _note(self, func: Any, argument: Any, value: Any) -> None:
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            return
-        for tensor in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(tensor, torch.Tensor):
-                name = self._names.get(tensor.untyped_storage().data_ptr())
-                if name is not None:
-                    operator = func._schema.name.removeprefix("aten::")
-                    self.found.setdefault(name, Write(name, operator, asking_place()))
 
 
 def python_change(
