@@ -250,6 +250,29 @@ def test_a_decision_that_changes_on_the_first_batches_is_a_frozen_branch() -> No
     assert [one.kind for one in found] == [Allow.frozen_branch]
 
 
+class ByCount(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return hidden * 2 if torch.count_nonzero(labels == 3) > 0 else hidden
+
+
+class ByMedian(Net):
+    """Decides by an operator that torch's exporter does not have."""
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return hidden * 2 if hidden.median() > 1e6 else hidden
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize(("kind", "watched"), [(ByCount, 1), (ByMedian, 0)])
+def test_a_decision_by_an_operator_without_an_export_does_not_stop_the_export(kind: type[Net], watched: int) -> None:
+    wrapped = wrapped_model(kind())
+    assert findings(wrapped) == []
+    manager = session.training_manager(wrapped)
+    assert manager is not None
+    processed = manager._graph_transition_manager._post_export_processed_model_info
+    assert len(processed.module_forward_output_schema.decisions.all) == watched
+
+
 def run_of(wrapped: nn.Module, cfg: OrtConfig) -> OrtRun:
     """The backend of a run with one worker, whose engine is the ORTModule alone."""
     engine = types.SimpleNamespace(inner=wrapped, precision_context=contextlib.nullcontext)

@@ -1,7 +1,8 @@
 """Watches, in each step, the tensor values that a trace has turned into values of Python and so has frozen.
 
 Such a tensor becomes a further output of the graph. What the graph computes for it in a step is compared with what it
-was in the trace. On a GPU it is copied without waiting, and compared in the next step.
+was in the trace. On a GPU it is copied without waiting, and compared in the next step. A value that comes from
+operators without an export is not watched; the check at the start compares what it leads to.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class Reads:
     as_bool: list[bool] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     """What was read, for the graph to return."""
+    _untraced: dict[int, Tensor] = field(default_factory=dict)
 
     def note(self, place: value_reads.ValueRead, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Adds a read; see `value_reads.Note`."""
@@ -106,8 +108,15 @@ class Reads:
         if value is not None:
             self.places.append(place)
             self.as_bool.append(name in _TRUTH)
-            # A sum is an operator of its own also where the tensor is an input of the graph.
-            self.tensors.append(value.detach().to(torch.float64) + 0.0)
+            self.tensors.append(_output(value))
+            if torch._C._get_value_trace(self.tensors[-1]).node().kind() == "prim::Constant":  # type: ignore[attr-defined]
+                # torch reads it from C++ (`torch.tensor` of tensors), where nothing is traced.
+                self._untraced[len(self.tensors) - 1] = value
+
+    def finish(self) -> None:
+        """Traces what could not be traced where it was read; call it at the end of the traced forward."""
+        for index, value in self._untraced.items():
+            self.tensors[index] = _output(value)
 
     def decisions(self) -> Decisions:
         """Returns what the trace has frozen; call it after the trace."""
@@ -116,11 +125,17 @@ class Reads:
 
 
 @contextlib.contextmanager
-def collected(is_training: bool) -> Iterator[Reads]:
-    """Collects, while a model is traced for training, the tensors whose values Python reads."""
+def collected(is_wanted: bool) -> Iterator[Reads]:
+    """Collects, while a model is traced, the tensors whose values Python reads; none if they are not wanted."""
     reads = Reads()
-    with value_reads.watch(reads.note) if is_training else contextlib.nullcontext():
+    with value_reads.watch(reads.note) if is_wanted else contextlib.nullcontext():
         yield reads
+        reads.finish()
+
+
+def _output(value: Tensor) -> Tensor:
+    # A sum is an operator of its own also where the tensor is an input of the graph.
+    return value.detach().to(torch.float64) + 0.0
 
 
 def _value_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

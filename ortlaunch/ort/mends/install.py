@@ -38,6 +38,8 @@ class _Export:
     """The modes of the model's modules."""
     reads: decisions.Reads = field(default_factory=decisions.Reads)
     """Where the trace has read tensors' values."""
+    watches: bool = True
+    """Whether the graph is to return what was read."""
 
 
 _exports_training: ContextVar[_Export | None] = ContextVar("_exports_training", default=None)
@@ -76,7 +78,7 @@ def install() -> None:
             refusing,
             fast_paths.off(),
             statistics.collected(self._original_module, is_training) as (names, batch_statistics),
-            decisions.collected(is_training) as reads,
+            decisions.collected(current is not None and current.watches) as reads,
         ):
             flat = original_forward(self, *args)
         if current is not None:
@@ -93,10 +95,15 @@ def install() -> None:
         with modes.kept(model) as flags, watched, functions.watched():
             current = _Export(flags) if is_training else None
             token = _exports_training.set(current)
+            arguments = {"flattened_module": flattened_module, "model_info_for_export": model_info_for_export, **rest}
             try:
-                graph, schema = original_export(
-                    flattened_module=flattened_module, model_info_for_export=model_info_for_export, **rest
-                )
+                graph, schema = original_export(**arguments)
+            except Exception:
+                if current is None or not current.reads.tensors:
+                    raise
+                # What was read may come from operators that cannot be exported, and that the outputs do not need.
+                current.watches = False
+                graph, schema = original_export(**arguments)
             finally:
                 _exports_training.reset(token)
         # The schema is that of a forward before the trace, which does not know on what the trace depends.

@@ -71,4 +71,6 @@ def _address(tensor: Tensor) -> int:
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         return 0
     with torch._C.DisableTorchFunction():
-        return tensor.untyped_storage().data_ptr()
+        # Not the method of Tensor, which the export cache watches for values that a model takes unseen.
+        storage: torch.UntypedStorage = torch._C.TensorBase.untyped_storage(tensor)
+        return storage.data_ptr()

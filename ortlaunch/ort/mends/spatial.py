@@ -4,8 +4,8 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
 
 - ``interpolate``: nearest and bicubic get a wrong gradient if the scale does not divide the size, the linear modes have
   no gradient on the CPU, and the other modes are not exported.
-- Transposed convolution, ``pixel_shuffle``, ``instance_norm``, ``group_norm`` without weights, reflecting and
-  replicating padding, and average pooling in one or three dimensions have no gradient on the CPU or a failing one.
+- Transposed convolution, ``pixel_shuffle``, ``instance_norm``, ``group_norm`` without weights or of values without
+  gradient, and average pooling in one or three dimensions have no gradient on the CPU or a failing one.
 - Adaptive pooling is exported for one output element only, except for averages in two dimensions.
 """
 
@@ -23,7 +23,6 @@ from ortlaunch.ort.mends.torch_nodes import exact, numbers, torch_node
 from ortlaunch.ort.mends.values import integers, sizes
 
 _MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear")
-_PADS = ("reflect", "replicate")
 
 
 def _channels_kept(x: list[Any], *_: Any) -> list[Any]:
@@ -94,11 +93,6 @@ def _instance_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: l
 def _group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: list[int]) -> Tensor:
     (small,) = numbers(eps) or [0.0]
     return functional.group_norm(x, groups, weight, bias, small)
-
-
-@torch_node("Tensor x, int[] pads, int mode", differentiable=(0,), shape=_last_unknown)
-def _pad(x: Tensor, pads: list[int], mode: int) -> Tensor:
-    return functional.pad(x, pads, mode=_PADS[mode])
 
 
 @torch_node(
@@ -217,21 +211,11 @@ def _group_norm_symbolic(g: Any, x: Any, groups: Any, weight: Any, bias: Any, ep
     from onnxruntime.training.ortmodule._custom_op_symbolic_registry import CustomOpSymbolicRegistry
     from torch.onnx import symbolic_helper
 
-    if not symbolic_helper._is_none(weight) and not symbolic_helper._is_none(bias):
+    # ORTModule's own node has no gradient without weights, nor where its first input needs none.
+    if x.requires_grad() and not symbolic_helper._is_none(weight) and not symbolic_helper._is_none(bias):
         original = CustomOpSymbolicRegistry._SYMBOLICS["::group_norm"]
         return original(g, x, groups, weight, bias, eps, cudnn_enabled)
     return _group_norm(g, x, weight, bias, groups, exact([symbolic_helper._get_const(eps, "f", "eps")]))
-
-
-def _any_pad_symbolic(g: Any, x: Any, pads: Any, mode: Any, value: Any = None) -> Any:
-    from torch.onnx import symbolic_helper, symbolic_opset11
-
-    name = symbolic_helper._get_const(mode, "s", "mode")
-    return _pad_symbolic(name, g, x, pads) if name in _PADS else symbolic_opset11.pad(g, x, pads, mode, value)
-
-
-def _pad_symbolic(mode: str, g: Any, x: Any, pads: Any) -> Any:
-    return _pad(g, x, integers(g, pads), _PADS.index(mode), dims=_last_unknown(sizes(x)))
 
 
 def _avg_pool_symbolic(
@@ -278,9 +262,6 @@ _SYMBOLICS = {
     "aten::pixel_shuffle": _pixel_shuffle_symbolic,
     "aten::instance_norm": _instance_norm_symbolic,
     "aten::group_norm": _group_norm_symbolic,
-    "aten::pad": _any_pad_symbolic,
-    **{f"aten::reflection_pad{n}d": partial(_pad_symbolic, "reflect") for n in (1, 2, 3)},
-    **{f"aten::replication_pad{n}d": partial(_pad_symbolic, "replicate") for n in (1, 2, 3)},
     "aten::avg_pool1d": _avg_pool_symbolic,
     "aten::avg_pool3d": _avg_pool_symbolic,
     **{f"aten::adaptive_avg_pool{n}d": _adaptive_avg_pool_symbolic for n in (1, 2, 3)},

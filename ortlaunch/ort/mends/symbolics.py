@@ -12,7 +12,6 @@ import torch
 from ortlaunch.ort.mends import (
     arithmetic,
     embeddings,
-    group_norm,
     noise,
     padding,
     recurrent,
@@ -39,10 +38,11 @@ def register() -> None:
     register_custom_op_symbolic("aten::binary_cross_entropy_with_logits", _binary_cross_entropy_with_logits, _OPSET)
     register_custom_op_symbolic("aten::relu6", _relu6, _OPSET)
     register_custom_op_symbolic("aten::hardtanh", _hardtanh, _OPSET)
+    register_custom_op_symbolic("aten::count_nonzero", _count_nonzero, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
     for subject in (
         *(arithmetic, embeddings, noise, recurrent, scatter, spatial),
-        *(group_norm, padding, unflattening, vectors),
+        *(padding, unflattening, vectors),
     ):
         subject.register()
 
@@ -170,3 +170,13 @@ def _constant(g: Any, value: float, like: Any) -> Any:
 
     dtype = _type_utils.JitScalarType.from_value(like).dtype()
     return g.op("Constant", value_t=torch.tensor(float(value), dtype=dtype))
+
+
+def _count_nonzero(g: Any, values: Any, dim: Any = None) -> Any:
+    """Exports ``torch.count_nonzero``, which the exporter lacks; models decide by it whether a mask hides anything."""
+    from torch.onnx import TensorProtoDataType, symbolic_helper
+
+    axes = None if dim is None or symbolic_helper._is_none(dim) else symbolic_helper._parse_arg(dim, "is")
+    is_nonzero = g.op("Cast", g.op("Cast", values, to_i=TensorProtoDataType.BOOL), to_i=TensorProtoDataType.INT64)
+    inputs = [] if axes is None else [g.op("Constant", value_t=torch.tensor(axes))]
+    return g.op("ReduceSum", is_nonzero, *inputs, keepdims_i=0)
