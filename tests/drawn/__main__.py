@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from tests.drawn.runner import judged_all, judged_source
@@ -24,14 +25,18 @@ def main() -> int:
         verdicts[seed] = verdict
         if verdict.outcome != "same":
             print(f"{seed:>6} {verdict.outcome:<10} {verdict.reason}  [{', '.join(verdict.kinds)}]", flush=True)
-    for seed, verdict in verdicts.items():
-        if verdict.is_bad and shrinks:
-            again = partial(judged_source, seed=seed, is_random=verdict.is_random)
-            small = shrunk(verdict, again)
+    bad = {seed: verdict for seed, verdict in verdicts.items() if verdict.is_bad and shrinks}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for seed, small in zip(bad, pool.map(_shrunk, bad.items()), strict=True):
             print(f"\nseed {seed}: {small.outcome}: {small.reason}\n{small.source}", flush=True)
     counts = Counter(verdict.outcome for verdict in verdicts.values())
     print("\n" + "  ".join(f"{outcome} {counts[outcome]}" for outcome in _OUTCOMES))
     return int(any(verdict.is_bad for verdict in verdicts.values()))
+
+
+def _shrunk(bad: tuple[int, Verdict]) -> Verdict:
+    seed, verdict = bad
+    return shrunk(verdict, partial(judged_source, seed=seed, is_random=verdict.is_random))
 
 
 if __name__ == "__main__":
