@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import numpy
 import torch
 
 from ortlaunch.base.errors import RequestError, TrainingError
@@ -241,7 +240,5 @@ def _gist(error: Exception) -> str:
     return f"{type(error).__name__} in {place.name} ({Path(place.filename).name}:{place.lineno}): {line}"[:300]
 
 
+# Before the fork: the libraries, which take seconds, but no session, whose threads a fork would lose.
 session.import_ortmodule()
-# torch's random state and numpy's must be the same in every forked process.
-seed_everything(0)
-numpy.random.seed(0)
