@@ -41,6 +41,8 @@ _NOISE = 8.0
 """How many times eager's own error ONNX Runtime's may be."""
 _CHAOS = 5.0
 """How many times the floor eager's own error may be; a model with more amplifies rounding and shows nothing."""
+_LONGEST = 300
+"""Characters of a reason."""
 _EXPORTS_NOT = ("UnsupportedOperatorError", "SymbolicValueError", "Unsupported: ONNX export of")
 """What the exporter's own refusals contain; they name the operator."""
 
@@ -232,12 +234,12 @@ def _gist(error: Exception) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, RequestError | TrainingError):
-        return f"{lines[0] if lines else ''}"[:300]
+        return (lines or [""])[0][:_LONGEST]
     causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     # ONNX Runtime's C++ errors begin with a file and a signature, and end with what is the matter.
     line = re.sub(r"/onnxruntime_src/\S*/(\S+:\d+) .*\) (?=\S)", r"\1 ", (causes or lines or [""])[-1])
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} in {place.name} ({Path(place.filename).name}:{place.lineno}): {line}"[:300]
+    return f"{type(error).__name__} in {place.name} ({Path(place.filename).name}:{place.lineno}): {line[-_LONGEST:]}"
 
 
 # Before the fork: the libraries, which take seconds, but no session, whose threads a fork would lose.
