@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import dataclass
 from functools import cache
@@ -89,7 +90,10 @@ def operator(chance: random.Random, number: int) -> Piece:
     """A call whose arguments depend on the activations and whose every output value has a weight of its own."""
     names = sorted(_calls())
     weights = [1.0 if name.startswith(_RARE) else 5.0 for name in names]
-    call = chance.choice(_calls()[chance.choices(names, weights)[0]])
+    calls = _calls()[chance.choices(names, weights)[0]]
+    # torch's lists begin with scalars, which few networks compute with.
+    shaped = [call for call in calls if any(math.prod(shape) > 1 for shape, *_ in call.floats.values())]
+    call = chance.choice(shaped if shaped and chance.random() < 0.9 else calls)
     init, forward = [], []
     for name, (shape, low, high, trained) in call.floats.items():
         values = f"torch.empty({_sizes(shape)}).uniform_({low}, {high})"
@@ -98,10 +102,7 @@ def operator(chance: random.Random, number: int) -> Piece:
             forward.append(f"{name}# = self.{name}#")
             continue
         init.append(f"self.{name}# = nn.Parameter({values})")
-        size = 1
-        for length in shape:
-            size *= length
-        activations = f"h.flatten()[:{size}].view({_sizes(shape)})"
+        activations = f"h.flatten()[:{math.prod(shape)}].view({_sizes(shape)})"
         forward.append(f"{name}# = self.{name}# * (1 + 0.1 * {activations}.tanh())")
     for name, (values, dtype) in call.integers.items():
         forward.append(f"{name}# = torch.tensor({values}, dtype={dtype})")

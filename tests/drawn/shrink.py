@@ -34,9 +34,10 @@ def shrunk(verdict: Verdict, judged: Callable[[str], Verdict]) -> Verdict:
 
 
 def _cause(verdict: Verdict) -> tuple[str, str]:
-    """What must stay the same: the outcome, and of an error its beginning without numbers and names."""
-    beginning = "" if verdict.outcome == "wrong" else re.sub(r"[\d']+|net_\w+", "", verdict.reason)[:60]
-    return verdict.outcome, beginning
+    """What must stay the same: the outcome, and of an error its text without names and numbers."""
+    # Words with a digit, an underscore or a slash name nodes, tensors and sizes.
+    words = [word for word in verdict.reason.split() if not re.search(r"[\d_/]", word)]
+    return verdict.outcome, "" if verdict.outcome == "wrong" else " ".join(words)
 
 
 def _smaller(source: str) -> Iterator[str]:
