@@ -236,10 +236,12 @@ def _gist(error: Exception) -> str:
     if isinstance(error, RequestError | TrainingError):
         return (lines or [""])[0][:_LONGEST]
     causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    # ONNX Runtime's C++ errors begin with a file and a signature, and end with what is the matter.
-    line = re.sub(r"/onnxruntime_src/\S*/(\S+:\d+) .*\) (?=\S)", r"\1 ", (causes or lines or [""])[-1])
+    line = (causes or lines or [""])[-1]
+    if "onnxruntime_src" in line:
+        # Its C++ errors begin with a file and a signature, and end with what is the matter.
+        line = re.sub(r"/onnxruntime_src/\S*/(\S+:\d+) .*\) (?=\S)", r"\1 ", line)[-_LONGEST:]
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} in {place.name} ({Path(place.filename).name}:{place.lineno}): {line[-_LONGEST:]}"
+    return f"{type(error).__name__} in {place.name} ({Path(place.filename).name}:{place.lineno}): {line[:_LONGEST]}"
 
 
 # Before the fork: the libraries, which take seconds, but no session, whose threads a fork would lose.
