@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -17,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-import ortlaunch
 from ortlaunch.base.errors import RequestError
 from ortlaunch.cli import dispatch
 from ortlaunch.compose.hydra_tree import compose
+from tests.support.environment import environment
 from tests.support.pool import Pool, Trained
 from tests.support.runs import Recorded, journal
 
@@ -28,8 +27,6 @@ RUN_SECONDS = 240
 """Longest wait for one run: some thirty times what it takes on an idle machine."""
 
 Launch = Callable[..., "Result"]
-
-_FOREIGN = ("MLFLOW_TRACKING_URI", "HYDRA_FULL_ERROR", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Started:
         self.process = subprocess.Popen(
             [*(prefix or []), sys.executable, "-m", "ortlaunch", *arguments],
             cwd=cwd,
-            env=_environment(),
+            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -143,13 +140,6 @@ def mentioning(folder: Path) -> list[psutil.Process]:
         if named and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process)
     return found
-
-
-def _environment() -> dict[str, str]:
-    """The environment without what would change a run, and with the very ortlaunch that the tests import."""
-    environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-    paths = [str(Path(ortlaunch.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
 
 
 _TOGETHER = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import socket
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 import ortlaunch
+from tests.support.environment import environment
 from tests.support.needs import needs
 
 ROOT = Path(ortlaunch.__file__).parents[1]
@@ -28,8 +28,6 @@ from files import Lab  # noqa: E402
 
 PATIENCE = 240
 """Longest wait for anything: some ten times what it takes on an idle machine."""
-
-_FOREIGN = ("MLFLOW_TRACKING_URI", "HYDRA_FULL_ERROR", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 @dataclass(frozen=True)
@@ -115,10 +113,7 @@ class Slurm:
     @property
     def environment(self) -> dict[str, str]:
         """What a user's shell on the login node has."""
-        kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-        ours = {"SLURM_CONF": str(self.lab.conf), "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUTF8": "1"}
-        return kept | ours
+        return environment() | {"SLURM_CONF": str(self.lab.conf)}
 
     def __call__(self, *command: str) -> str:
         """Standard output of one of SLURM's commands, which must succeed."""

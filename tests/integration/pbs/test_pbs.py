@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.environment import environment
+
 HERE = Path(__file__).parent
 _LONGEST_SECONDS = 150.0
 TINY = ("launcher=pbs", "model=mlp", "backend=eager", "trainer=single", "train.log_every=1")
@@ -30,7 +32,7 @@ class Cluster:
         (folder / "spool").mkdir(parents=True)
         path = os.pathsep.join([str(HERE / "installed"), *filter(None, sys.path)])
         self._variables = {
-            **os.environ,
+            **environment(),
             "PYTHONPATH": path,
             "PATH": f"{HERE / 'bin'}:{os.environ['PATH']}",
             "PBS_SPOOL": str(folder / "spool"),
