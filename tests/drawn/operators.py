@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.drawn.piece import Catalogue, Piece, numbered
+from tests.drawn.piece import WIDTH, Catalogue, Piece, numbered
 
 TABLE = Path(__file__).with_name("operators.jsonl")
 
@@ -111,7 +111,8 @@ def operator(chance: random.Random, number: int) -> Piece:
     for index, shape in enumerate(call.outputs):
         if shape is not None:
             init.append(f"self.mix{index}# = nn.Parameter(torch.rand({_sizes(shape)}) * 0.1)")
-            forward.append(f"h = h + (y{index}# * self.mix{index}#).sum()")
+            # Each feature gets another share: what all classes get alike, cross-entropy ignores.
+            forward.append(f"h = h + (y{index}# * self.mix{index}#).sum() * torch.linspace(-1, 1, {WIDTH})")
     return numbered(Piece(call.name, init=tuple(init), forward=tuple(forward)), number)
 
 
