@@ -41,7 +41,7 @@ test-faults: $(INSTALLED)
 
 ## test-drawn: 500 drawn models trained under ORT and in eager; prints what became of them, and each bad one made small
 test-drawn: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.drawn
+	$(BIN)/python -m tests.drawn
 
 ## test-torch26: the same tests on torch 2.6.0, in an environment of its own
 test-torch26: $(VENV26)/.installed

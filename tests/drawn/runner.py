@@ -13,6 +13,8 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import torch
+
 from tests.drawn.generator import draw
 from tests.drawn.verdict import Verdict
 
@@ -41,8 +43,6 @@ def judged_all(seeds: Iterable[int]) -> Iterator[tuple[int, Verdict]]:
 
 
 def _in_a_process(seed: int, source: str | None, is_random: bool) -> Verdict:
-    # A session takes as many threads as the worker's share, which is one core here; so must torch.
-    os.environ["OMP_NUM_THREADS"] = "1"
     folder = Path(tempfile.mkdtemp(prefix="drawn-"))
     ours, theirs = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=_child, args=(theirs, folder, seed, source, is_random), daemon=True)
@@ -79,6 +79,8 @@ def _child(answer: Connection, folder: Path, seed: int, source: str | None, is_r
     output = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    # As many as the session takes, which is told that the worker's share is one core.
+    torch.set_num_threads(1)
     for attempt in range(_ATTEMPTS if source is None else 1):
         drawn = draw(seed, attempt) if source is None else None
         text = drawn.source() if drawn is not None else str(source)
