@@ -15,9 +15,7 @@ from tests.drawn.verdict import Verdict
 SEEDS = range(20)
 KNOWN: dict[int, str] = {
     0: "cross_entropy with label_smoothing: an error that is no refusal",
-    5: "the norm of a parameter as a term: a graph without types",
     10: "reflection padding: no gradient",
-    12: "nn.RNN: no gradient",
     13: "scatter_add onto what needs a gradient: a wrong gradient",
     14: "MultiheadAttention without weights: onnxruntime's shape inference fails",
     16: "a convolution's padding_mode: no gradient",
