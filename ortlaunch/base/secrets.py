@@ -65,6 +65,11 @@ def redacted(uri: str) -> str:
     return _SECRET_QUERY.sub(r"\1***", before + after)
 
 
+def is_hidden(text: str) -> bool:
+    """Whether a secret in the text was replaced by ``***``."""
+    return "***" in text
+
+
 def _parts(uri: str) -> tuple[str, str, str]:
     """Splits a URI into the part before the credentials, the credentials, and the part after their '@'."""
     scheme, separator, rest = uri.partition("://")

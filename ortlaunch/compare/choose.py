@@ -246,7 +246,7 @@ def sweep_runs(client: MlflowClient, ids: list[str], asked: str) -> list[RunRow]
     condition = f"tags.`{PARENT_TAG}` = {quoted(parent)}"
     rows = [row_of(run) for run in _search(client, ids, condition, _RUNS_PAGE)]
     if not rows:
-        raise RequestError(f"{asked} is no sweep of which MLflow has a run")
+        raise RequestError(f"MLflow has no run of a sweep {asked}")
     return sorted(rows, key=lambda row: (int(row.tags.get("ortlaunch.sweep_task", "0")), row.started))
 
 

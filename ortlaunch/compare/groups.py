@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ortlaunch.compare.runs import MEMORY, RATES, STEPS_TAKEN, RunRow
 from ortlaunch.compare.statistics import Mean, Ratio, mean_of, ratio_interval
-from ortlaunch.config.plugins import launcher_schemas
+from ortlaunch.config.launchers import launcher_schemas
 from ortlaunch.config.schema import key_facts
 
 _SAME_WORK = frozenset(

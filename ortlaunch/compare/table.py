@@ -90,7 +90,7 @@ def repeats_line(comparison: Comparison, *, each: bool) -> str:
         return "1 run of each: no intervals (repeat runs with other seeds, or: ortlaunch bench repeat=3)"
     if each:
         return "single runs have no intervals; their groups of repeats do, without --each"
-    mark = f"; {figures.UNDECIDED} 1 lies in it: no difference is shown" if comparison.has_undecided else ""
+    mark = f"; {figures.UNDECIDED} 1 is in it: no difference is shown" if comparison.has_undecided else ""
     return f"means of repeats with 95 % intervals{mark}"
 
 

@@ -36,8 +36,15 @@ def check(config: Config) -> None:
         rule(config)
 
 
-def _positive_numbers(config: Config) -> None:
-    least = {
+def _least_numbers(config: Config) -> None:
+    for key, (value, least) in _whole_numbers(config).items():
+        if value < least:
+            raise RequestError(f"{key}={value}: must be at least {least}")
+
+
+def _whole_numbers(config: Config) -> dict[str, tuple[int, int]]:
+    """The value and the least value of each whole number that is set."""
+    numbers = {
         "train.steps": (config.train.steps, 1),
         "train.batch_size": (config.train.batch_size, 1),
         "train.grad_accumulation": (config.train.grad_accumulation, 1),
@@ -56,18 +63,19 @@ def _positive_numbers(config: Config) -> None:
         "train.gc_every": (config.train.gc_every, 0),
     }
     if config.train.checkpoint_every is not None:
-        least["train.checkpoint_every"] = (config.train.checkpoint_every, 1)
+        numbers["train.checkpoint_every"] = (config.train.checkpoint_every, 1)
     if isinstance(config.data, TokenDataConfig):
-        least["data.seq_len"] = (config.data.seq_len, 2)
+        numbers["data.seq_len"] = (config.data.seq_len, 2)
     if config.launcher.workers_per_node is not None:
-        least["launcher.workers_per_node"] = (config.launcher.workers_per_node, 1)
+        numbers["launcher.workers_per_node"] = (config.launcher.workers_per_node, 1)
     if isinstance(config.backend, OrtConfig) and config.backend.threads is not None:
-        least["backend.threads"] = (config.backend.threads, 1)
+        numbers["backend.threads"] = (config.backend.threads, 1)
     if config.train.eval_every is not None:
-        least["train.eval_every"] = (config.train.eval_every, 1)
-    for key, (value, minimum) in least.items():
-        if value < minimum:
-            raise RequestError(f"{key}={value}: must be at least {minimum}")
+        numbers["train.eval_every"] = (config.train.eval_every, 1)
+    return numbers
+
+
+def _ranges(config: Config) -> None:
     if config.optimizer.lr <= 0:
         raise RequestError(f"optimizer.lr={config.optimizer.lr}: must be greater than 0")
     if not 0.0 <= config.data.eval_fraction < 1.0:
@@ -186,7 +194,8 @@ def _compile_mode(config: Config) -> None:
 
 
 RULES: tuple[Callable[[Config], None], ...] = (
-    _positive_numbers,
+    _least_numbers,
+    _ranges,
     _names,
     _known_model,
     _model_fits_data,

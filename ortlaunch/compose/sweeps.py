@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.compose.hydra_tree import explain
+from ortlaunch.compose.hydra_errors import explain
 
 
 def swept_name(overrides: list[str], name: str | None) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ortlaunch.config.plugins import launcher_schemas
+from ortlaunch.config.launchers import launcher_schemas
 from ortlaunch.config.schema import GROUPS, Config, ModelConfig
 
 

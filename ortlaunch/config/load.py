@@ -12,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.launchers import launcher_schema
 from ortlaunch.config.meant import unknown_key
-from ortlaunch.config.plugins import launcher_schema
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
 from ortlaunch.run.settings import read_settings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from dataclasses import dataclass
 
 from ortlaunch.config.keys import has_key, known_keys, schemas_of
 from ortlaunch.config.schema import GROUPS
@@ -50,15 +51,13 @@ def meant_keys(name: str) -> list[str]:
     Returns:
         At most two, each a key of the schema, a group, ``model.params.NAME`` or ``KEY=VALUE``.
     """
-    plain = _plain(name)
-    if plain in known_keys():
-        return [plain]
-    group = _group_of(plain)
-    leaf = plain.partition(".")[2] if group else plain
+    asked = _asked(name)
+    if asked.plain in known_keys():
+        return [asked.plain]
     # A model's own parameters are not in the schema, so the user may always mean one of them.
-    anywhere = (_a_model_parameter,) if group == "model" else (_by_leaf, _by_words, _by_spelling)
+    anywhere = (_a_model_parameter,) if asked.group == "model" else (_by_last_part, _by_words, _by_spelling)
     for guess in (_in_its_group, _by_table, *anywhere):
-        if found := guess(plain, group, leaf):
+        if found := guess(asked):
             return found[:_MANY]
     return []
 
@@ -66,6 +65,29 @@ def meant_keys(name: str) -> list[str]:
 def meant_key(name: str) -> str | None:
     """The likeliest of `meant_keys`, such as ``train.batch_size`` for ``batch-size``."""
     return next(iter(meant_keys(name)), None)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The parts of an unknown key, such as those of ``--launchr.env.nccl-debug``."""
+
+    plain: str
+    """The whole key in the schema's style: ``launchr.env.nccl_debug``."""
+    group: str
+    """The group or node that it begins with, spelt right: ``launcher``; empty without one."""
+    below: str
+    """What follows the group: ``env.nccl_debug``; the whole key without a group."""
+
+    @property
+    def last(self) -> str:
+        """The last part: ``nccl_debug``."""
+        return self.below.rpartition(".")[2]
+
+
+def _asked(name: str) -> _Asked:
+    plain = _plain(name)
+    group = _group_of(plain)
+    return _Asked(plain, group, plain.partition(".")[2] if group else plain)
 
 
 def _plain(name: str) -> str:
@@ -91,76 +113,75 @@ def _groups() -> list[str]:
     return sorted({key.partition(".")[0] for key in known_keys() if "." in key} | set(GROUPS))
 
 
-def _in_its_group(plain: str, group: str, leaf: str) -> list[str]:
+def _in_its_group(asked: _Asked) -> list[str]:
     """Finds a key whose group is misspelt or is not followed by a dot: ``trian.steps``, ``train_steps``."""
     keys = known_keys()
-    if group and f"{group}.{leaf}" in keys:
-        return [f"{group}.{leaf}"]
-    found = [key for key in keys if "." in key and key.replace(".", "_") == plain.replace(".", "_")]
+    if asked.group and f"{asked.group}.{asked.below}" in keys:
+        return [f"{asked.group}.{asked.below}"]
+    found = [key for key in keys if "." in key and key.replace(".", "_") == asked.plain.replace(".", "_")]
     # A user chooses an option by its group: optimizer=sgd, not optimizer.name=sgd.
     return [key.removesuffix(".name") if key.removesuffix(".name") in GROUPS else key for key in found]
 
 
-def _by_table(plain: str, group: str, leaf: str) -> list[str]:
+def _by_table(asked: _Asked) -> list[str]:
     """Finds the keys that another tool calls by this name. A key of the same group that has its words comes first."""
-    found = KEYS.get(plain) or KEYS.get(leaf) or ()
-    inside = [key for key in found if group and key.startswith(f"{group}.")]
-    if group and not inside and _with_words(leaf, group):
+    found = KEYS.get(asked.plain) or KEYS.get(asked.below) or ()
+    inside = [key for key in found if asked.group and key.startswith(f"{asked.group}.")]
+    if asked.group and not inside and _with_words(asked.below, asked.group):
         return []
     return inside or list(found)
 
 
-def _a_model_parameter(plain: str, group: str, leaf: str) -> list[str]:
+def _a_model_parameter(asked: _Asked) -> list[str]:
     """Finds a misspelt key of the group, else takes a parameter one level too high: ``model.n_layer``."""
-    return _spelt_in(group, leaf) or [f"model.params.{leaf}"]
+    return _spelt_in(asked.group, asked.below) or [f"model.params.{asked.below}"]
 
 
-def _by_leaf(plain: str, group: str, leaf: str) -> list[str]:
+def _by_last_part(asked: _Asked) -> list[str]:
     """Finds the same name in another group. A single word after another tool's group is too vague: ``amp.mode``."""
-    last = leaf.rpartition(".")[2]
-    if not group and "." in plain and "_" not in last:
+    if not asked.group and "." in asked.plain and "_" not in asked.last:
         return []
-    found = [key for key in known_keys() if key.rpartition(".")[2] == last]
-    return _nearest_group_first(found, group)[:1] if len(found) <= _MANY else []
+    found = [key for key in known_keys() if key.rpartition(".")[2] == asked.last]
+    return _nearest_group_first(found, asked.group)[:1] if len(found) <= _MANY else []
 
 
-def _by_words(plain: str, group: str, leaf: str) -> list[str]:
+def _by_words(asked: _Asked) -> list[str]:
     """Finds keys that have all words of the name, or words that begin with them: in its group, else in any."""
-    inside = _with_words(leaf, group) if group else []
-    last = leaf.rpartition(".")[2]
-    return inside or _nearest_group_first(_with_words(last if "_" in last else leaf, ""), group)
+    inside = _with_words(asked.below, asked.group) if asked.group else []
+    words = asked.last if "_" in asked.last else asked.below
+    return inside or _nearest_group_first(_with_words(words, ""), asked.group)
 
 
-def _by_spelling(plain: str, group: str, leaf: str) -> list[str]:
+def _by_spelling(asked: _Asked) -> list[str]:
     """Finds keys, and other tools' names for keys, with a similar spelling: in the group first, then anywhere."""
-    if found := _spelt_in(group, leaf):
+    if found := _spelt_in(asked.group, asked.below):
         return found
     names: dict[str, tuple[str, ...]] = {key: (key,) for key in known_keys() if "." not in key}
-    for key in _nearest_group_first([key for key in known_keys() if "." in key], group):
+    for key in _nearest_group_first([key for key in known_keys() if "." in key], asked.group):
         names.setdefault(key.rpartition(".")[2], (key,))
     names = KEYS | names
-    closest = _closest(leaf.rpartition(".")[2], list(names), _ALIKE)
+    closest = _closest(asked.last, list(names), _ALIKE)
     return list(names[closest]) if closest else []
 
 
-def _spelt_in(group: str, leaf: str) -> list[str]:
-    """The key of a group whose spelling is similar to `leaf`."""
-    leaves = [key.partition(".")[2] for key in known_keys() if group and key.startswith(f"{group}.")]
-    closest = _closest(leaf, leaves, _ALIKE)
+def _spelt_in(group: str, below: str) -> list[str]:
+    """The key of a group whose part below the group has a similar spelling."""
+    names = [key.partition(".")[2] for key in known_keys() if group and key.startswith(f"{group}.")]
+    closest = _closest(below, names, _ALIKE)
     return [f"{group}.{closest}"] if closest else []
 
 
-def _with_words(leaf: str, group: str) -> list[str]:
+def _with_words(name: str, group: str) -> list[str]:
     """The keys of a group, or of all groups, that have all words of a name and the fewest other words."""
-    words = _words(leaf)
-    held: dict[str, int] = {}
+    words = _words(name)
+    sizes: dict[str, int] = {}
     for key in known_keys():
         if words and "." in key and key.startswith(group):
-            own = _words(key.rpartition(".")[2])
-            if all(any(_begins(word, other) for other in own) for word in words):
-                held[key] = len(own)
-    fewest = min(held.values(), default=0)
-    found = [key for key, count in held.items() if count == fewest]
+            of_key = _words(key.rpartition(".")[2])
+            if all(any(_begins(word, other) for other in of_key) for word in words):
+                sizes[key] = len(of_key)
+    fewest = min(sizes.values(), default=0)
+    found = [key for key, size in sizes.items() if size == fewest]
     return found if len(found) <= _MANY else []
 
 

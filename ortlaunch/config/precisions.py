@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ortlaunch.config import trainers
 from ortlaunch.config.schema import Device, Precision
 from ortlaunch.config.trainers.base import TrainerConfig
 
+
+def _trainer_names() -> Iterator[str]:
+    for name, trainer in trainers.TRAINERS.items():
+        if trainer.variants is None:
+            yield name
+        else:
+            yield from (f"{name} {variant}" for variant in trainer.variants.values)
+
+
 BACKENDS = ("eager", "compile", "ort")
-TRAINERS = tuple(
-    name if trainer.variants is None else f"{name} {value}"
-    for name, trainer in trainers.TRAINERS.items()
-    for value in (trainer.variants.values if trainer.variants else (0,))
-)
-"""The names of all trainers. DeepSpeed appears once for each ZeRO stage, as ``deepspeed 1``."""
+TRAINERS = tuple(_trainer_names())
+"""The names of all trainers. A trainer with variants appears once for each of them: ``deepspeed 1`` is ZeRO stage 1."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class Cell:
 
     backend: str
     trainer: str
-    """The trainer's name; for DeepSpeed the ZeRO stage follows it."""
+    """A name of `TRAINERS`."""
     precision: Precision
     device: Device
     """`cpu` or `cuda`."""
@@ -31,10 +37,10 @@ class Cell:
     @property
     def refusal(self) -> str | None:
         """Why the combination cannot run and what to use instead; None if it can run."""
-        name, _, variant = self.trainer.partition(" ")
-        of_trainer = trainers.TRAINERS[name].refusal(self.backend, self.precision, int(variant) if variant else None)
-        if of_trainer is not None:
-            return of_trainer
+        name, _, text = self.trainer.partition(" ")
+        variant = int(text) if text else None
+        if reason := trainers.TRAINERS[name].refusal(self.backend, self.precision, variant):
+            return reason
         if self.precision is not Precision.fp32 and self.backend == "ort" and self.device is Device.cpu:
             return (
                 f"train.precision={self.precision.value} does not run with backend=ort on the CPU: ONNX Runtime has no "
@@ -44,7 +50,7 @@ class Cell:
 
 
 def cell_name(cfg: TrainerConfig) -> str:
-    """The name of a configured trainer, as `Cell.trainer` has it."""
+    """The name of a configured trainer in `TRAINERS`."""
     variant = trainers.trainer_of(cfg).variant(cfg)
     return cfg.name if variant is None else f"{cfg.name} {variant}"
 

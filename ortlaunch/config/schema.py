@@ -570,7 +570,11 @@ GROUPS: dict[str, Mapping[str, type[Any]]] = {
     "tracking": {"mlflow": MlflowConfig, "none": NoTrackingConfig},
     "profile": {"torch": TorchProfileConfig, "memory": MemoryProfileConfig, "nsight": NsightProfileConfig},
 }
-"""The schema of each option of each typed config group."""
+"""The schema of each option of each typed config group.
+
+Installed packages add options by entry points. Those of data, optimizer and scheduler are in these tables too
+(`ortlaunch.config.options`). Launchers are in `ortlaunch.config.launchers`, trackers in `ortlaunch.tracking.trackers`.
+"""
 
 
 def register_schemas() -> None:

@@ -38,12 +38,14 @@ class EndlessBatches(Sampler[list[int]]):
         self._start = start
 
     def __iter__(self) -> Iterator[list[int]]:
-        together = self._batch_size * self._share.world_size
+        samples_per_step = self._batch_size * self._share.world_size
         first = self._start.samples
         for epoch in count(self._start.epoch):
             self._order.set_epoch(epoch)
             left = list(self._order)[first:]
-            mine = left[: len(left) // together * together][self._share.rank :: self._share.world_size]
+            steps = len(left) // samples_per_step
+            of_whole_steps = left[: steps * samples_per_step]
+            mine = of_whole_steps[self._share.rank :: self._share.world_size]
             yield from BatchSampler(mine, self._batch_size, drop_last=True)
             first = 0
 
@@ -80,8 +82,8 @@ class Loader:
         self.batches_per_epoch = _batches_per_epoch(source, share, batch_size)
         self.epoch = start.epoch
         self.position = start
-        self._together = batch_size * share.world_size
-        self._skip = start.batches
+        self._samples_per_step = batch_size * share.world_size
+        self._batches_to_skip = start.batches
         self._too_small = _too_small(source, share, batch_size)
         if isinstance(source.dataset, PackedStream):
             source.dataset.start_at(start.epoch)
@@ -110,8 +112,8 @@ class Loader:
         try:
             batch = self._next_batch()
         except RequestError as error:
-            raise RequestError(_own_message(error)) from None
-        self._move()
+            raise RequestError(_without_traceback(error)) from None
+        self._advance()
         return batch
 
     def held_out(self, samples: int) -> list[Batch]:
@@ -120,7 +122,9 @@ class Loader:
 
     def close(self) -> None:
         """Ends the loader processes and waits for them. No batches follow. A second call does nothing."""
-        iterator, self._iterator, self._closed = self._iterator, None, True
+        self._closed = True
+        iterator = self._iterator
+        self._iterator = None
         # torch ends the processes when the iterator is collected. A traceback that holds it can delay that for ever.
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down is not None:
@@ -128,11 +132,12 @@ class Loader:
 
     def _next_batch(self) -> Batch:
         assert self._iterator is not None
-        while self._skip:
+        while self._batches_to_skip:
             # A stream has no random access: the batches before the start are read and dropped.
-            self._skip -= 1
+            self._batches_to_skip -= 1
             next(self._iterator, None)
-        return next(self._iterator, None) or self._next_epoch()
+        batch = next(self._iterator, None)
+        return batch if batch is not None else self._next_epoch()
 
     def _next_epoch(self) -> Batch:
         """Starts the next epoch of a stream and returns its first batch."""
@@ -143,17 +148,17 @@ class Loader:
         self.position = Position(self.position.epoch + 1)
         return batch
 
-    def _move(self) -> None:
+    def _advance(self) -> None:
         """Advances the position by the batch that is about to be returned."""
         at = self.position
         if self.samples is None:
             self.epoch = at.epoch
             self.position = Position(at.epoch, batches=at.batches + 1)
             return
-        if at.samples + self._together > self.samples:
+        if at.samples + self._samples_per_step > self.samples:
             at = Position(at.epoch + 1)
         self.epoch = at.epoch
-        self.position = Position(at.epoch, at.samples + self._together)
+        self.position = Position(at.epoch, at.samples + self._samples_per_step)
 
 
 def build_loader(
@@ -208,14 +213,16 @@ def _batches_per_epoch(source: Source, share: Share, batch_size: int) -> int | N
 
 
 def _too_small(source: Source, share: Share, batch_size: int) -> str:
+    """The message for a source that has less than one batch for every rank."""
     needed = f"{batch_size * share.world_size} samples a step"
-    held = f"holds {source.samples} to train on"
     advice = "lower train.batch_size"
     if source.kind == "tokens":
         advice += " or data.seq_len"
     if source.samples is None:
         held = f"gives rank {share.rank} less than a batch per epoch and loader process"
         advice += ", or data.workers"
+    else:
+        held = f"holds {source.samples} to train on"
     return (
         f"train.batch_size={batch_size} on {share.world_size} workers takes {needed}, but {source.origin} {held}: "
         f"{advice}, or give more data"
@@ -227,8 +234,10 @@ def _data_loader(
 ) -> DataLoader[dict[str, Any]]:
     if source.max_workers is not None:
         workers = min(workers, source.max_workers)
-    options: dict[str, Any] = {"batch_size": batch_size, "drop_last": True, "persistent_workers": workers > 0}
-    if source.samples is not None:
+    if source.samples is None:
+        # A stream's iterator ends with each epoch, so its loader processes have to stay for the next one.
+        options: dict[str, Any] = {"batch_size": batch_size, "drop_last": True, "persistent_workers": workers > 0}
+    else:
         options = {"batch_sampler": EndlessBatches(source, share, batch_size, start)}
     return DataLoader(
         source.dataset,
@@ -244,6 +253,7 @@ def _data_loader(
     )
 
 
-def _own_message(error: RequestError) -> str:
-    """The message without the traceback that torch adds when a loader process raises."""
-    return str(error).rpartition("errors.RequestError: ")[2].strip()
+def _without_traceback(error: RequestError) -> str:
+    """The message without the traceback that torch puts before it when a loader process raises."""
+    _, _, message = str(error).rpartition("errors.RequestError: ")
+    return message.strip()

@@ -92,14 +92,8 @@ def prove_training(
         RequestError: the outputs differ, or dropout or BatchNorm is not in train mode in the graph.
     """
     found = Proofs(parameters=len(names.parameters))
-    counting = _Counting()
-    with untouched(model), torch.no_grad(), counting:
-        forward(model, batches[0])
     found.dropout = graph.active_dropout(exported)
-    if counting.count is not None and counting.count != len(found.dropout):
-        raise RequestError(
-            f"the export has {len(found.dropout)} active dropouts, and the model has {counting.count} in train mode"
-        )
+    _check_count(len(found.dropout), model, forward, batches[0])
     found.batch_norms = _batch_norms(model, exported)
     quiet = graph.with_statistics(graph.without_dropout(exported))
     _compare_trials(found, model, forward, _trials(batches), external_data.runnable(quiet, folder), warned)
@@ -111,6 +105,17 @@ def prove_training(
     if found.dropout:
         _check_random(external_data.runnable(exported, folder), batches[0])
     return found
+
+
+def _check_count(exported: int, model: torch.nn.Module, forward: Forward, batch: Batch) -> None:
+    """Refuses a graph that has another number of active dropouts than the model, where they can be counted."""
+    counting = _Counting()
+    with untouched(model), torch.no_grad(), counting:
+        forward(model, batch)
+    if counting.count is not None and counting.count != exported:
+        raise RequestError(
+            f"the export has {exported} active dropouts, and the model has {counting.count} in train mode"
+        )
 
 
 def prove_inference(

@@ -73,26 +73,8 @@ def parse(verb: str, arguments: list[str], keys: tuple[str, ...], flags: Mapping
         RequestError: the command line is wrong; the message names the first error.
     """
     options, words = _split(verb, arguments, flags)
-    own: dict[str, str] = {}
-    overrides = []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise RequestError(f"export {verb}: {word} is not of the form KEY=VALUE (ortlaunch export {verb} --help)")
-        if key not in OWN_KEYS:
-            overrides.append(word)
-        elif key not in keys:
-            raise RequestError(f"export {verb}: {key}= is not for this export (ortlaunch export {verb} --help)")
-        elif not value:
-            raise RequestError(f"export {verb}: {key}= is empty")
-        else:
-            own[key] = value
-    if "out" not in own:
-        raise RequestError(f"export {verb}: name the output folder with out=FOLDER")
-    if "from_run" in own and "from_weights" in own:
-        raise RequestError(f"export {verb}: from_run and from_weights both give the weights: drop one of them")
-    if own.get("loss", LOSSES[0]) not in LOSSES:
-        raise RequestError(f"loss={own['loss']}: must be one of {', '.join(LOSSES)}")
+    own, overrides = _own_keys(verb, words, keys)
+    _check_own_keys(verb, own)
     run_dir, checkpoint = _run_of(own["from_run"]) if "from_run" in own else (None, None)
     config = _composed(overrides) if run_dir is None else _of_run(verb, run_dir, overrides)
     check(_neutral(config))
@@ -108,6 +90,38 @@ def parse(verb: str, arguments: list[str], keys: tuple[str, ...], flags: Mapping
         frozen=_globs(own.get("frozen", "")),
         options=options,
     )
+
+
+def _own_keys(verb: str, words: list[str], keys: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
+    """Separates the keys of an export from those of the configuration.
+
+    Returns:
+        The export's own keys with their values, and the overrides of the configuration.
+    """
+    own: dict[str, str] = {}
+    overrides = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise RequestError(f"export {verb}: {word} is not of the form KEY=VALUE (ortlaunch export {verb} --help)")
+        if key not in OWN_KEYS:
+            overrides.append(word)
+        elif key not in keys:
+            raise RequestError(f"export {verb}: {key}= is not for this export (ortlaunch export {verb} --help)")
+        elif not value:
+            raise RequestError(f"export {verb}: {key}= is empty")
+        else:
+            own[key] = value
+    return own, overrides
+
+
+def _check_own_keys(verb: str, own: dict[str, str]) -> None:
+    if "out" not in own:
+        raise RequestError(f"export {verb}: name the output folder with out=FOLDER")
+    if "from_run" in own and "from_weights" in own:
+        raise RequestError(f"export {verb}: from_run and from_weights both give the weights: drop one of them")
+    if own.get("loss", LOSSES[0]) not in LOSSES:
+        raise RequestError(f"loss={own['loss']}: must be one of {', '.join(LOSSES)}")
 
 
 def _split(verb: str, arguments: list[str], flags: Mapping[str, bool]) -> tuple[dict[str, str | bool], list[str]]:
@@ -189,7 +203,7 @@ def _of_run(verb: str, run_dir: Path, overrides: list[str]) -> Config:
         if key in _KEPT or (key == "model" and value != config.model.name):
             raise RequestError(
                 f"export {verb}: {override} does not go with from_run: the run has model={config.model.name}, "
-                f"and of its groups only {', '.join(_EXCHANGEABLE)} can be chosen anew"
+                f"and of its groups only {', '.join(_EXCHANGEABLE)} can be changed"
             )
         if key in _EXCHANGEABLE:
             if value not in GROUPS[key]:

@@ -86,33 +86,38 @@ def _load(model: torch.nn.Module, request: Request) -> str:
 
 
 def _load_run(model: torch.nn.Module, config: Config, run_dir: Path, named: Path | None) -> str:
-    checkpoint = named or _last_checkpoint(run_dir)
-    final = Run(run_dir).weights
+    """Loads the named checkpoint of a run, else the latest weights that the run folder has; says which they are."""
+    checkpoint = named or _latest_checkpoint(run_dir)
     if checkpoint is None:
-        if not final.is_dir():
-            raise RequestError(f"{run_dir}: there is neither a complete checkpoint nor {final.name}/ in it")
-        load_weights(model, final, "from_run")
-        return f"{final}, at the run's end"
+        return _load_final(model, run_dir)
     if wrong := manifest.problems(checkpoint):
         raise RequestError(f"{checkpoint} is damaged: {wrong[0]}")
     model.load_state_dict(weights_in(checkpoint, config, model), strict=True)
     return f"{checkpoint}, after step {store.step_of(checkpoint)}"
 
 
-def _last_checkpoint(run_dir: Path) -> Path | None:
-    """Returns the newest complete checkpoint, or None if the run's final weights are newer."""
+def _load_final(model: torch.nn.Module, run_dir: Path) -> str:
+    final = Run(run_dir).weights
+    if not final.is_dir():
+        raise RequestError(f"{run_dir}: there is neither a complete checkpoint nor {final.name}/ in it")
+    load_weights(model, final, "from_run")
+    return f"{final}, at the run's end"
+
+
+def _latest_checkpoint(run_dir: Path) -> Path | None:
+    """Returns the newest complete checkpoint; None if there is none, or if the run's final weights are later."""
     found = store.newest(Run(run_dir).checkpoints)
     for line in found.skipped:
         print(f"warning: {line}", file=sys.stderr)
-    final = Run(run_dir).weights
-    if found.path is None:
+    if found.path is None or _is_before_final(found.path, run_dir):
         return None
-    if final.is_dir() and final.stat().st_mtime_ns > (found.path / manifest.NAME).stat().st_mtime_ns:
-        steps = store.step_of(found.path)
-        # After the last step the two are the same, and the checkpoint also knows its step.
-        return found.path if steps == _steps(run_dir) else None
     return found.path
 
 
-def _steps(run_dir: Path) -> int:
-    return load_config(Run(run_dir).config_file).train.steps
+def _is_before_final(checkpoint: Path, run_dir: Path) -> bool:
+    """Whether the run has written final weights of a later step than a checkpoint."""
+    run = Run(run_dir)
+    if not run.weights.is_dir() or run.weights.stat().st_mtime_ns <= (checkpoint / manifest.NAME).stat().st_mtime_ns:
+        return False
+    # After the last step the two are the same, and the checkpoint also knows its step.
+    return store.step_of(checkpoint) != load_config(run.config_file).train.steps

@@ -53,7 +53,8 @@ def after(config: Config, names: list[str]) -> Config:
 def _jobs_of(launcher: QueueLauncher, names: list[str]) -> list[str]:
     """Returns the jobs of those runs that have not finished yet."""
     jobs = []
-    for row in _rows(_folders(names)):
+    folders = _folders(names)
+    for row in Survey(folders).rows(folders):
         if _has_finished(row):
             continue
         if row.job_id is None or row.launcher != launcher.name:
@@ -70,20 +71,22 @@ def wait_for(names: list[str]) -> None:
         RequestError: one of them has ended before it had finished.
     """
     folders = _folders(names)
-    has_printed = False
-    while waiting := [row for row in _rows(folders) if not _has_finished(row)]:
-        if not has_printed:
-            print(f"waiting for {', '.join(_name(row) for row in waiting)}", flush=True)
-        has_printed = True
+    waiting = [row for row in Survey(folders).rows(folders) if not _has_finished(row)]
+    if waiting:
+        print(f"waiting for {', '.join(_name(row) for row in waiting)}", flush=True)
+    while waiting:
         time.sleep(_POLL_SECONDS)
+        survey = Survey(folders)
+        waiting = [row for row in survey.rows(folders) if _is_unasked(row, survey) or not _has_finished(row)]
+
+
+def _is_unasked(row: Row, survey: Survey) -> bool:
+    """Returns whether the state is unknown only because the scheduler could not be asked this time."""
+    return row.state is State.UNKNOWN and survey.problem_of(row) != ""
 
 
 def _folders(names: list[str]) -> list[RunFolder]:
     return [folder for name in names for folder in find_runs(name)]
-
-
-def _rows(folders: list[RunFolder]) -> list[Row]:
-    return Survey(folders).rows(folders)
 
 
 def _has_finished(row: Row) -> bool:

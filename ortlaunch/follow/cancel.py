@@ -18,7 +18,7 @@ from ortlaunch.config.schema import LauncherConfig
 from ortlaunch.follow.find import HELP, find_runs
 from ortlaunch.follow.rows import Row
 from ortlaunch.follow.state import State
-from ortlaunch.follow.status import look
+from ortlaunch.follow.status import Look, look
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.identity import Process
@@ -30,10 +30,10 @@ from ortlaunch.tracking.destination import has_trackers
 
 _POLL_SECONDS = 0.3
 _QUEUE_POLL_SECONDS = 1.5
-_PARTING_SECONDS = 75.0
+_LEAVING_SECONDS = 75.0
 """Time after the grace period in which an ending run sends its record to MLflow."""
-_SEND_SECONDS = 60.0
-_WAITS = (State.QUEUED, State.PENDING, State.REQUEUED, State.PREEMPTED)
+_SYNC_SECONDS = 60.0
+_WAITING_STATES = (State.QUEUED, State.PENDING, State.REQUEUED, State.PREEMPTED)
 
 
 def cancel(arguments: list[str]) -> int:
@@ -50,23 +50,24 @@ def cancel(arguments: list[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     looked = [look(folder) for asked in options.run for folder in find_runs(asked)]
-    for row, _ in looked:
+    for row in (one.row for one in looked):
         if row.is_over:
-            print(f"{_name(row)} is over already: {_state_text(row)}", flush=True)
-    going = [(row, record) for row, record in looked if not row.is_over]
+            print(f"{_described(row)} is over already: {_state_text(row)}", flush=True)
+    active = [(one.row, one.record) for one in looked if not one.row.is_over]
     # Waiting jobs are cancelled first, so that none of them starts on the nodes that the others leave.
-    _cancel_jobs([row for row, _ in going if row.job_id and row.state in _WAITS])
-    end_checks = [_ask_to_end(row, record, now=options.now) for row, record in going]
-    goes_on, unsent, begun = False, list[Path](), time.monotonic()
-    for (row, record), is_over in zip(going, end_checks, strict=True):
-        seconds = options.wait if options.wait is not None else _grace(record.folder.path) + _PARTING_SECONDS
-        over = _wait(is_over, begun + seconds, _QUEUE_POLL_SECONDS if row.job_id else _POLL_SECONDS)
-        if over and row.job_id:
+    _cancel_jobs([row for row, _ in active if row.job_id and row.state in _WAITING_STATES])
+    end_checks = [_ask_to_end(row, record, now=options.now) for row, record in active]
+    asked_at = time.monotonic()
+    all_ended, unsent = True, list[Path]()
+    for (row, record), check_end in zip(active, end_checks, strict=True):
+        seconds = options.wait if options.wait is not None else _grace_seconds(record.folder.path) + _LEAVING_SECONDS
+        has_ended = _wait_until(check_end, asked_at + seconds, _QUEUE_POLL_SECONDS if row.job_id else _POLL_SECONDS)
+        if has_ended and row.job_id:
             unsent += _journal_missing_end(record.folder)
-        print(_verdict(look(record.folder)[0], over=over), flush=True)
-        goes_on |= not over
+        print(_outcome_text(look(record.folder).row, has_ended=has_ended), flush=True)
+        all_ended &= has_ended
     _send(unsent)
-    return exit_codes.FAILED if goes_on else exit_codes.DONE
+    return exit_codes.DONE if all_ended else exit_codes.FAILED
 
 
 def _ask_to_end(row: Row, record: Record, *, now: bool) -> Callable[[], bool]:
@@ -82,7 +83,7 @@ def _end_here(record: Record, now: bool) -> Callable[[], bool]:
             host = launcher.host if launcher is not None else "another machine"
             raise RequestError(f"{record.run_id} runs on {host}: cancel it there to end it at once")
         _ask_to_stop(record.folder.path)
-        return lambda: look(record.folder)[0].is_over
+        return lambda: look(record.folder).row.is_over
     _ask_to_stop(record.folder.path)
     # The launcher acts as on Ctrl-C: it ends workers that have made no step yet at once, and the others after the
     # grace period at the latest.
@@ -95,17 +96,21 @@ def _end_here(record: Record, now: bool) -> Callable[[], bool]:
 
 def _end_job(row: Row, record: Record, now: bool) -> Callable[[], bool]:
     """Ends a run that is a job of a scheduler."""
-    if row.state not in _WAITS:
+    if row.state not in _WAITING_STATES:
         # The request is written even if the job is cancelled next: its first process then starts no workers again.
         _ask_to_stop(record.folder.path)
         if now or record.step is None:
             _cancel_jobs([row])
-    return lambda: _has_ended(look(record.folder)[0])
+    return lambda: _has_ended(look(record.folder))
 
 
-def _has_ended(row: Row) -> bool:
-    """Returns whether a job has ended. SLURM at once forgets a task of an array that is cancelled before it began."""
-    return row.is_over or row.state in (State.KILLED, State.UNKNOWN)
+def _has_ended(job: Look) -> bool:
+    """Returns whether a job has ended. A scheduler that could not be asked does not show that it has."""
+    if job.row.is_over:
+        return True
+    # SLURM at once forgets a task of an array that is cancelled before it began.
+    is_forgotten = job.row.state in (State.KILLED, State.UNKNOWN)
+    return is_forgotten and not job.problem
 
 
 def _journal_missing_end(folder: RunFolder) -> list[Path]:
@@ -116,10 +121,10 @@ def _journal_missing_end(folder: RunFolder) -> list[Path]:
     with run.journal() as journal:
         journal.tags({STATE_TAG: "stopped"})
         journal.end("KILLED")
-    over = note_end(folder.path, "KILLED")
+    ended_sweep = note_end(folder.path, "KILLED")
     if not has_trackers(folder.path):
         return []
-    return [folder.path, *([over] if over is not None else [])]
+    return [folder.path, *([ended_sweep] if ended_sweep is not None else [])]
 
 
 def _ask_to_stop(run_dir: Path) -> None:
@@ -157,39 +162,40 @@ def _send(folders: list[Path]) -> None:
         return
     command = [sys.executable, "-m", "ortlaunch", "sync", *map(str, folders)]
     try:
-        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=_SEND_SECONDS, check=False)
+        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=_SYNC_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         print(f"MLflow does not know all of it yet: {shlex.join(command[2:])}", file=sys.stderr)
 
 
-def _wait(is_over: Callable[[], bool], deadline: float, pause: float) -> bool:
-    while not is_over():
+def _wait_until(check_end: Callable[[], bool], deadline: float, pause: float) -> bool:
+    """Waits until a run has ended, until `deadline` on the monotonic clock at most; returns whether it has ended."""
+    while not check_end():
         if time.monotonic() > deadline:
             return False
         time.sleep(pause)
     return True
 
 
-def _grace(run_dir: Path) -> float:
+def _grace_seconds(run_dir: Path) -> float:
     seconds = Run(run_dir).setting("launcher.grace_seconds")
     return float(LauncherConfig.grace_seconds if seconds is None else seconds)
 
 
-def _verdict(row: Row, *, over: bool) -> str:
-    if not over:
-        command = f"ortlaunch cancel {row.run_id} --now"
-        return f"{_name(row)} still goes on: {_state_text(row)}. At once, without a checkpoint: {command}"
+def _outcome_text(row: Row, *, has_ended: bool) -> str:
+    if not has_ended:
+        remedy = f"To end it at once, without a checkpoint: ortlaunch cancel {row.run_id} --now"
+        return f"{_described(row)} still goes on: {_state_text(row)}. {remedy}"
     if row.state is State.FINISHED:
-        return f"{_name(row)} had made its last step before it could be stopped: finished"
+        return f"{_described(row)} had made its last step before it could be stopped: finished"
     if row.state is State.STOPPED:
-        return f"{_name(row)} stopped {row.reason} with a checkpoint. Go on with: ortlaunch resume {row.run_id}"
+        return f"{_described(row)} stopped {row.reason} with a checkpoint. Go on with: ortlaunch resume {row.run_id}"
     if row.checkpoint:
         kept = f"its newest checkpoint is {row.checkpoint}. Go on with: ortlaunch resume {row.run_id}"
-        return f"{_name(row)} was ended; {kept}"
-    return f"{_name(row)} was ended; it has left no checkpoint"
+        return f"{_described(row)} was ended; {kept}"
+    return f"{_described(row)} was ended; it has left no checkpoint"
 
 
-def _name(row: Row) -> str:
+def _described(row: Row) -> str:
     return f"{row.name} ({row.run_id}{f', job {row.job_id}' if row.job_id else ''})"
 
 

@@ -115,7 +115,9 @@ def _is_a_sweep_message(asked: str) -> str:
 
 def _not_found_message(asked: str, folders: list[RunFolder]) -> str:
     if not folders:
-        return f"there is no run {asked}, and no run folder is known: they lie below runs/; name one by its path"
+        return (
+            f"there is no run {asked}: no run folder was found in {RUN_ROOT}/ or a known run root; name one by its path"
+        )
     names = list(dict.fromkeys([*(f.run_id for f in folders), *(f.name for f in folders)]))
     near = difflib.get_close_matches(asked, names, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}? " if near else ""

@@ -19,10 +19,10 @@ from ortlaunch.run.sweep import find_sweep, runs_of
 _DESCRIPTION = """\
 List runs, the newest first: all that go on or wait, and of the others as many as fill --last rows.
 
-Runs lie below runs/ of this folder, and below every run root where you have started runs from this account.
+It looks in runs/ of this folder, and in every run root where you have started runs from this account.
 States: queued, pending (why says for what), requeued, preempted, running, stopping, and of those that are over:
-finished, stopped (goes on with ortlaunch resume), failed, killed; unknown where neither the run folder nor the
-scheduler say.
+finished, stopped (goes on with ortlaunch resume), failed, killed; unknown if neither the run folder nor the
+scheduler has the answer.
 elapsed is of the latest attempt, left is to the last step at the latest pace. tokens/s and samples/s are the
 medians that compare shows where a run has ended with them, else those of the latest log step.
 
@@ -44,18 +44,18 @@ def jobs(arguments: list[str]) -> int:
 
         print(jobs_text())
         return 0
-    roots = [_root(folder) for folder in options.root] or known_roots()
-    folders = scan(roots)
-    chosen = _of_experiment(folders, options.experiment) if options.experiment else folders
+    roots = [_existing_root(folder) for folder in options.root] or known_roots()
+    known = scan(roots)
+    selected = _of_experiment(known, options.experiment) if options.experiment else known
     if options.sweep:
-        chosen = _of_sweep(chosen, options.sweep, roots)
-    survey = Survey(folders)
-    rows = _rows(survey, chosen, options)
+        selected = _of_sweep(selected, options.sweep, roots)
+    survey = Survey(known)
+    rows = _rows(survey, selected, options)
     survey.close()
     if options.json:
         print(json.dumps([row.as_dict() for row in rows], indent=2, ensure_ascii=False))
         return 0
-    _show(rows, len(chosen), survey)
+    _show(rows, len(selected), survey)
     return 0
 
 
@@ -67,7 +67,8 @@ def _rows(survey: Survey, folders: list[RunFolder], options: argparse.Namespace)
     return rows if options.all else rows[: options.last]
 
 
-def _show(rows: list[Row], known: int, survey: Survey) -> None:
+def _show(rows: list[Row], selected: int, survey: Survey) -> None:
+    """Prints the rows, how many of the `selected` runs they are, and which schedulers could not be asked."""
     from rich.console import Console
 
     from ortlaunch.follow.table import rate_note, render
@@ -77,9 +78,9 @@ def _show(rows: list[Row], known: int, survey: Survey) -> None:
         if note := rate_note(rows):
             print(note)
     else:
-        print("no runs" if not known else "no such runs")
-    if rows and len(rows) < known:
-        print(f"{len(rows)} of {known} runs (--all shows the others)")
+        print("no runs" if not selected else "no such runs")
+    if rows and len(rows) < selected:
+        print(f"{len(rows)} of {selected} runs (--all shows the others)")
     for name in sorted({row.launcher for row in rows if row.job_id and not row.is_over}):
         if problem := survey.ask(name).problem:
             print(f"ortlaunch: {title_of(name)} cannot be asked: {problem}", file=sys.stderr)
@@ -87,25 +88,25 @@ def _show(rows: list[Row], known: int, survey: Survey) -> None:
 
 def _of_experiment(folders: list[RunFolder], experiment: str) -> list[RunFolder]:
     # The experiment is known only as a folder's name, which has no spaces.
-    chosen = [folder for folder in folders if folder.experiment in (experiment, folder_name(experiment))]
-    if not chosen:
-        known = ", ".join(sorted({folder.experiment for folder in folders})) or "none"
-        raise RequestError(f"there are no runs of an experiment {experiment} (known: {known})")
-    return chosen
+    found = [folder for folder in folders if folder.experiment in (experiment, folder_name(experiment))]
+    if not found:
+        experiments = ", ".join(sorted({folder.experiment for folder in folders})) or "none"
+        raise RequestError(f"there are no runs of an experiment {experiment} (known: {experiments})")
+    return found
 
 
 def _of_sweep(folders: list[RunFolder], asked: str, roots: list[Path]) -> list[RunFolder]:
     sweep = find_sweep(asked, roots)
     if sweep is None:
         raise RequestError(f"there is no sweep {asked}: give its folder, its name, its id or its array's job id")
-    known = {folder.path: folder for folder in folders}
-    return [known[run] for run in runs_of(sweep) or [] if run in known]
+    folder_of = {folder.path: folder for folder in folders}
+    return [folder_of[run_dir] for run_dir in runs_of(sweep) or [] if run_dir in folder_of]
 
 
-def _root(text: str) -> Path:
+def _existing_root(text: str) -> Path:
     root = Path(text).expanduser().absolute()
     if not root.is_dir():
-        raise RequestError(f"--root: {root} is no folder")
+        raise RequestError(f"--root: {root} is not a folder")
     return root
 
 
@@ -122,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--experiment", metavar="NAME", help="only runs of this experiment")
     parser.add_argument("--sweep", metavar="SWEEP", help="only runs of this sweep: folder, name, id or array job")
     parser.add_argument(
-        "--root", action="append", default=[], metavar="FOLDER", help="look below this run root only; may be repeated"
+        "--root", action="append", default=[], metavar="FOLDER", help="look in this run root only; may be repeated"
     )
     parser.add_argument("--available", action="store_true", help="list the ready jobs instead, a line each")
     parser.add_argument("--json", action="store_true", help="for programs: a list of objects, with exact values")

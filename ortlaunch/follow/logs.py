@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from ortlaunch.base.arguments import count
 from ortlaunch.base.errors import RequestError
 from ortlaunch.follow.find import HELP, find_run
+from ortlaunch.follow.rows import Row
 from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
 from ortlaunch.launch.local.display import describe_step
@@ -25,7 +27,7 @@ from ortlaunch.run.run import Run
 _POLL_SECONDS = 0.3
 _STATE_SECONDS = 5.0
 _CHUNK_BYTES = 1 << 20
-_OTHERS = ("steps", "torchrun", "slurm", "job", "relay")
+_OTHER_LOGS = ("steps", "torchrun", "slurm", "job", "relay")
 _RANK = re.compile(r"rank-(\d+)\.log")
 
 
@@ -47,7 +49,7 @@ class Source:
         """
         try:
             with self.path.open("rb") as file:
-                if file.seek(0, 2) < self.offset:  # The file was written anew.
+                if file.seek(0, 2) < self.offset:  # The file was replaced.
                     self.offset, self.rest = 0, b""
                 file.seek(self.offset)
                 while piece := file.read(_CHUNK_BYTES):
@@ -97,52 +99,58 @@ def logs(arguments: list[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     folder = find_run(options.run)
-    keep = _filter(options.grep)
-    pick = _picker(folder.path, options)
-    sources: dict[Path, Source] = {}
-    if not options.follow:
-        found = pick()
-        if not found:
-            raise RequestError(_no_log_message(folder, options))
-        for source in found:
-            lines = (line for line in source.lines(final=True) if keep(line))
-            for line in lines if options.lines is None else deque(lines, maxlen=options.lines):
-                print(source.label + line)
+    find_sources = _source_finder(folder.path, options)
+    is_wanted = _line_filter(options.grep)
+    if options.follow:
+        _follow(folder, find_sources, is_wanted, options.lines)
         return 0
-    return _follow(folder, pick, keep, options.lines, sources)
+    found = find_sources()
+    if not found:
+        raise RequestError(_no_log_message(folder, options))
+    for source in found:
+        _print_lines(source, is_wanted, options.lines, final=True)
+    return 0
 
 
 def _follow(
     folder: RunFolder,
-    pick: Callable[[], list[Source]],
-    keep: Callable[[str], bool],
-    last: int | None,
-    sources: dict[Path, Source],
-) -> int:
+    find_sources: Callable[[], list[Source]],
+    is_wanted: Callable[[str], bool],
+    last_lines: int | None,
+) -> None:
     """Prints lines as they come, until the run is over and all was read."""
-    looked, over = -_STATE_SECONDS, False
-    row, _ = look(folder, max_age=_STATE_SECONDS)
-    if not pick() and not row.is_over:
+    row = look(folder, max_age=_STATE_SECONDS).row
+    if not find_sources() and not row.is_over:
         print(f"{folder.run_id} is {row.state.value}{f' ({row.reason})' if row.reason else ''}", file=sys.stderr)
+    opened: dict[Path, Source] = {}
+    looked_at, is_over = -math.inf, False
     while True:
         # The state is read before the logs, so that all lines from before the run's end are printed below.
-        if time.monotonic() - looked > _STATE_SECONDS:
-            row, _ = look(folder, max_age=_STATE_SECONDS)
-            looked, over = time.monotonic(), row.is_over or row.state is State.UNKNOWN
-        for source in pick():
-            is_new = source.path not in sources
-            source = sources.setdefault(source.path, source)
-            lines: Iterator[str] | deque[str] = (line for line in source.lines(final=over) if keep(line))
-            for line in deque(lines, maxlen=last) if is_new and last is not None else lines:
-                print(source.label + line, flush=True)
-        if over:
-            if not sources:
-                print(f"{folder.run_id} is {row.state.value}{': ' if row.reason else ''}{row.reason}; it has no log")
-            return 0
+        if time.monotonic() - looked_at > _STATE_SECONDS:
+            row, _, problem = look(folder, max_age=_STATE_SECONDS)
+            # A scheduler that could not be asked for once does not show that the run has ended.
+            is_over = row.is_over or (row.state is State.UNKNOWN and not problem)
+            looked_at = time.monotonic()
+        for found in find_sources():
+            is_new = found.path not in opened
+            source = opened.setdefault(found.path, found)
+            _print_lines(source, is_wanted, last_lines if is_new else None, final=is_over)
+        sys.stdout.flush()
+        if is_over:
+            if not opened:
+                print(f"{folder.run_id} is {_state_text(row)}; it has no log")
+            return
         time.sleep(_POLL_SECONDS)
 
 
-def _picker(run_dir: Path, options: argparse.Namespace) -> Callable[[], list[Source]]:
+def _print_lines(source: Source, is_wanted: Callable[[str], bool], last: int | None, *, final: bool) -> None:
+    """Prints the wanted lines that came since the last call, only the last `last` of them unless it is None."""
+    lines = (line for line in source.lines(final=final) if is_wanted(line))
+    for line in lines if last is None else deque(lines, maxlen=last):
+        print(source.label + line)
+
+
+def _source_finder(run_dir: Path, options: argparse.Namespace) -> Callable[[], list[Source]]:
     """Returns a function that finds the requested log files. More may come while a run goes on."""
     if options.log is not None:
         return lambda: _other_logs(run_dir, options.log)
@@ -177,7 +185,7 @@ def _other_logs(run_dir: Path, name: str) -> list[Source]:
     return [Source(path) for path in [*earlier, *current] if path.is_file()]
 
 
-def _filter(pattern: str | None) -> Callable[[str], bool]:
+def _line_filter(pattern: str | None) -> Callable[[str], bool]:
     if pattern is None:
         return lambda line: True
     try:
@@ -188,19 +196,21 @@ def _filter(pattern: str | None) -> Callable[[str], bool]:
 
 
 def _no_log_message(folder: RunFolder, options: argparse.Namespace) -> str:
-    row, _ = look(folder, max_age=_STATE_SECONDS)
-    standing = row.state.value + (f": {row.reason}" if row.reason else "")
+    row = look(folder, max_age=_STATE_SECONDS).row
+    state = _state_text(row)
     ranks = _ranks(folder.path)
     if options.log is not None:
-        there = [name for name in _OTHERS if _other_logs(folder.path, name)]
-        return (
-            f"{folder.run_id} has no log of {options.log} (there are: {', '.join(there) or 'none'}); it is {standing}"
-        )
+        existing = ", ".join(name for name in _OTHER_LOGS if _other_logs(folder.path, name)) or "none"
+        return f"{folder.run_id} has no log of {options.log} (there are: {existing}); it is {state}"
     if ranks:
         return f"{folder.run_id} has no rank {options.rank}: it has ranks 0 to {max(ranks)}"
     started = next((name for name in ("slurm", "job") if _other_logs(folder.path, name)), None)
     hint = f"; what started it: --log {started}" if started is not None else ""
-    return f"{folder.run_id} has no log of a worker yet; it is {standing}{hint}"
+    return f"{folder.run_id} has no log of a worker yet; it is {state}{hint}"
+
+
+def _state_text(row: Row) -> str:
+    return row.state.value + (f": {row.reason}" if row.reason else "")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -215,7 +225,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-n", "--lines", type=count, metavar="N", help="begin with the last N lines of each log")
     parser.add_argument(
         "--log",
-        choices=_OTHERS,
+        choices=_OTHER_LOGS,
         help="another log: the log steps from the journal, torchrun's, the batch script's, or what MLflow did not take",
     )
     return parser

@@ -109,15 +109,21 @@ class Survey:
             self._answers[scheduler] = _asked(scheduler, self._max_age)
         return self._answers[scheduler]
 
-    @property
-    def answers(self) -> dict[str, Jobs]:
-        """The answers of those schedulers that were asked, by the names of their launchers."""
-        return self._answers
+    def problem_of(self, row: Row) -> str:
+        """Returns why the scheduler of a run's job could not be asked; empty if it has answered, or there is no job."""
+        return self.ask(row.launcher).problem if row.job_id else ""
 
-    def _refresh_if_older(self, job: dict[str, Any] | None) -> None:
-        """Asks a scheduler anew if a job was submitted after its answer."""
+    def _ask_again_if_submitted_since(self, job: dict[str, Any] | None) -> None:
+        """Asks a scheduler again if it was asked before this job was submitted, since its answer then lacks the job.
+
+        Args:
+            job: the content of job.json; None for a run without a job.
+        """
         scheduler, submitted = scheduler_of(job), (job or {}).get("submitted")
-        if scheduler and isinstance(submitted, float) and submitted >= self.ask(scheduler).asked > 0:
+        if not scheduler or not isinstance(submitted, float):
+            return
+        asked = self.ask(scheduler).asked
+        if 0 < asked <= submitted:  # 0 means that the scheduler was never asked, for example because it is not here.
             self._answers[scheduler] = _asked(scheduler, 0.0)
 
     def newest(self, folders: list[RunFolder], last: int) -> list[Row]:
@@ -139,16 +145,15 @@ class Survey:
                 row_at[folder.place] = _row_from(entry.row)
             else:
                 records.append(read_record(folder))
-        for record, standing, job in self._judged(records):
-            row = row_at[record.folder.place] = _row(record, standing, job)
-            if standing.is_over:
+        for record, row in zip(records, self._rows_of(records), strict=True):
+            row_at[record.folder.place] = row
+            if row.is_over:
                 self._index(record.folder).put(record.folder, record.job_id, row.as_dict())
         return [row_at[folder.place] for folder in folders]
 
     def row_of(self, record: Record) -> Row:
         """Returns the row of a run whose folder was already read."""
-        ((_, standing, job),) = self._judged([record])
-        return _row(record, standing, job)
+        return self._rows_of([record])[0]
 
     def job_ids(self) -> dict[str, str]:
         """Returns the job id of each run folder that has a job, by `RunFolder.place`."""
@@ -176,7 +181,7 @@ class Survey:
             return False
         run = Run(folder.path)
         job = run.job()
-        self._refresh_if_older(job)
+        self._ask_again_if_submitted_since(job)
         if self._goes_on(run, job):
             return True
         self._index(folder).put(folder, job_key(job), None)
@@ -189,21 +194,30 @@ class Survey:
         answer = self.ask(scheduler)
         return may_be_active(answer.find(key), answer.problem)
 
-    def _judged(self, records: list[Record]) -> list[tuple[Record, Standing, Job | None]]:
+    def _rows_of(self, records: list[Record]) -> list[Row]:
+        """Returns the rows of runs whose folders were read, by what their schedulers say now."""
         for record in records:
-            self._refresh_if_older(record.job)
+            self._ask_again_if_submitted_since(record.job)
+        past = self._past_jobs(records)
+        rows = []
+        for record in records:
+            view = self._view(record, past)
+            job = (view.job or view.past) if view is not None else None
+            rows.append(_row(record, judge(record, view), job))
+        return rows
+
+    def _past_jobs(self, records: list[Record]) -> dict[str, Jobs]:
+        """Asks for jobs that their schedulers no longer list, if their runs have journalled no end.
+
+        Returns:
+            The answers of the schedulers' accounting, by the names of their launchers.
+        """
         forgotten: dict[str, list[str]] = {}
         for record in records:
             key, scheduler = record.job_id, record.scheduler
             if key and scheduler and record.ended is None and self.ask(scheduler).find(key) is None:
                 forgotten.setdefault(scheduler, []).append(key)
-        past = {name: _past(name, keys, self._max_age) for name, keys in forgotten.items()}
-        judged = []
-        for record in records:
-            view = self._view(record, past)
-            job = (view.job or view.past) if view is not None else None
-            judged.append((record, judge(record, view), job))
-        return judged
+        return {name: _past(name, keys, self._max_age) for name, keys in forgotten.items()}
 
     def _view(self, record: Record, past: dict[str, Jobs]) -> SchedulerView | None:
         key, scheduler = record.job_id or "", record.scheduler

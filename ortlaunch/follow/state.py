@@ -119,7 +119,7 @@ def _in_submission(record: Record) -> Standing:
     """Judges a run that has no job yet. It is sent to MLflow before the submission, which a slow server may delay."""
     if time.time() - (record.state.last or 0) / 1000 < _SUBMISSION_SECONDS:
         return Standing(State.QUEUED, "is being submitted", is_over=False)
-    return Standing(State.KILLED, "its submission was broken off")
+    return Standing(State.KILLED, "its submission was interrupted")
 
 
 def _launched_elsewhere(record: Record, found: Liveness) -> Standing:
@@ -127,7 +127,7 @@ def _launched_elsewhere(record: Record, found: Liveness) -> Standing:
     assert found.launcher is not None
     if found.alive is Alive.MAYBE:
         return _running_or_stopping(record)
-    quiet = f"no word from {found.launcher.host} for {found.quiet_seconds / 3600:.1f} h"
+    quiet = f"no sign of life from {found.launcher.host} for {found.quiet_seconds / 3600:.1f} h"
     return Standing(State.UNKNOWN, quiet, is_over=False)
 
 
@@ -149,28 +149,36 @@ def _ended(record: Record) -> Standing:
 
 
 def _of_job(record: Record, view: SchedulerView) -> Standing:
-    job = view.job
-    if job is not None and job.phase is Phase.WAITING:
-        return _waiting(record, job)
-    if job is not None and job.phase is Phase.RUNNING:
-        return _running_or_stopping(record, job.reason)
-    if job is not None and job.phase is Phase.LEAVING:
-        return _ended(record) if record.ended is not None else _running_or_stopping(record, job.reason)
-    job = job or view.past
+    if view.job is not None and view.job.lives:
+        return _of_living_job(record, view.job)
+    job = view.job or view.past
     if record.ended is not None:
         return _with_scheduler_reason(_ended(record), job)
     if job is not None and not job.lives:
-        return _by_scheduler(record, job, view)
+        return _of_ended_job(record, job, view)
+    return _of_unknown_job(record, view)
+
+
+def _of_living_job(record: Record, job: Job) -> Standing:
+    if job.phase is Phase.WAITING:
+        return _waiting(record, job)
+    if job.phase is Phase.LEAVING and record.ended is not None:
+        return _ended(record)
+    return _running_or_stopping(record, job.reason)
+
+
+def _of_unknown_job(record: Record, view: SchedulerView) -> Standing:
+    """Judges a run that has journalled no end, by its folder: the scheduler could not be asked, or has no answer."""
     if record.done:
         return Standing(State.FINISHED)
     if view.problem:
         return Standing(State.UNKNOWN if record.step else State.QUEUED, view.problem, is_over=False)
     if record.stopped_step is not None:
         return Standing(State.STOPPED, f"at step {record.stopped_step}")
-    gone = f"{view.title} no longer knows job {record.job_id}"
     # A job that has begun has changed this tag.
-    began = STATE_TAG not in record.tags or record.tags[STATE_TAG] != "queued"
-    return Standing(State.UNKNOWN, gone, is_over=False) if began else Standing(State.KILLED, gone, is_over=False)
+    has_begun = record.tags.get(STATE_TAG) != "queued"
+    state = State.UNKNOWN if has_begun else State.KILLED
+    return Standing(state, f"{view.title} no longer knows job {record.job_id}", is_over=False)
 
 
 def _waiting(record: Record, job: Job) -> Standing:
@@ -188,7 +196,7 @@ def _with_scheduler_reason(standing: Standing, job: Job | None) -> Standing:
     return standing
 
 
-def _by_scheduler(record: Record, job: Job, view: SchedulerView) -> Standing:
+def _of_ended_job(record: Record, job: Job, view: SchedulerView) -> Standing:
     """Judges a run that could not journal its end, by the end of its job."""
     if record.done:
         return Standing(State.FINISHED)
@@ -197,7 +205,6 @@ def _by_scheduler(record: Record, job: Job, view: SchedulerView) -> Standing:
     if job.end in _ENDS:
         return Standing(_ENDS[job.end], job.reason)
     if job.end is End.CANCELLED:
-        return Standing(
-            State.KILLED, job.reason or ("cancelled" if record.step is not None else "cancelled before it began")
-        )
+        text = "cancelled" if record.step is not None else "cancelled before it began"
+        return Standing(State.KILLED, job.reason or text)
     return Standing(State.FAILED, record.state.failure or job.reason or f"see logs/{view.log}.log")

@@ -6,12 +6,12 @@ import argparse
 import json
 import shlex
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.follow.rows import Row, Survey, title_of
 from ortlaunch.follow.state import State
-from ortlaunch.follow.table import number, span
+from ortlaunch.follow.table import duration_text, rate_text
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.record import Record, read_record
 
@@ -26,8 +26,7 @@ def status(arguments: list[str]) -> int:
         RequestError: no run or several match.
     """
     options = _parser().parse_args(arguments)
-    folder = find_run(options.run)
-    row, record = look(folder)
+    row, record, _ = look(find_run(options.run))
     if options.json:
         print(json.dumps(_document(row, record), indent=2, ensure_ascii=False))
         return 0
@@ -38,15 +37,25 @@ def status(arguments: list[str]) -> int:
     return 0
 
 
-def look(folder: RunFolder, max_age: float = 0.0) -> tuple[Row, Record]:
-    """Returns the row and the record of one run as it is now.
+class Look(NamedTuple):
+    """One run as it is now."""
+
+    row: Row
+    record: Record
+    problem: str
+    """Why the scheduler of its job could not be asked; empty if it has answered, and for a run without a job."""
+
+
+def look(folder: RunFolder, max_age: float = 0.0) -> Look:
+    """Reads one run's folder, and asks the scheduler of its job.
 
     Args:
         folder: its run folder.
         max_age: greatest age of a scheduler's cached answer, in seconds.
     """
-    record = read_record(folder)
-    return Survey([folder], max_age).row_of(record), record
+    record, survey = read_record(folder), Survey([folder], max_age)
+    row = survey.row_of(record)
+    return Look(row, record, survey.problem_of(row))
 
 
 def _document(row: Row, record: Record) -> dict[str, Any]:
@@ -71,18 +80,21 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
         ("began", _began(row, record)),
         ("restarts", str(row.restarts) if row.restarts else ""),
         ("why requeued", record.tags.get("ortlaunch.requeue_reason", "")),
-        ("time limit", f"in {span(row.limit_seconds)}" if row.limit_seconds is not None else ""),
+        ("time limit", f"in {duration_text(row.limit_seconds)}" if row.limit_seconds is not None else ""),
         ("checkpoint", row.checkpoint),
         ("mlflow run", record.run.mlflow_run_id() or ""),
         ("failure", record.state.failure if row.state is State.FAILED and record.state.failure != row.reason else ""),
-        ("untold", f"MLflow takes it for running: ortlaunch sync {row.run_dir}" if _is_untold(row, record) else ""),
+        ("not sent", _unsent_end(row, record)),
         *_advice(row),
     ]
     return [(label, text) for label, text in lines if text]
 
 
-def _is_untold(row: Row, record: Record) -> bool:
-    return row.is_over and record.ended is None and record.run.mlflow_run_id() is not None
+def _unsent_end(row: Row, record: Record) -> str:
+    """Returns what to do about a run whose end was not journalled and so not sent to MLflow; empty for others."""
+    if not row.is_over or record.ended is not None or record.run.mlflow_run_id() is None:
+        return ""
+    return f"MLflow shows it as running: ortlaunch sync {row.run_dir}"
 
 
 def _where(row: Row) -> str:
@@ -93,7 +105,7 @@ def _where(row: Row) -> str:
 
 def _steps(row: Row) -> str:
     share = f" ({100 * (row.step or 0) // row.steps} %)" if row.steps else ""
-    left = f", {span(row.left_seconds)} left" if row.left_seconds is not None else ""
+    left = f", {duration_text(row.left_seconds)} left" if row.left_seconds is not None else ""
     return f"{row.step or 0} of {row.steps or 'unknown'}{share}{left}"
 
 
@@ -103,9 +115,9 @@ def _figures(row: Row) -> str:
     parts = [f"{last}loss {row.last_loss:.4g}"] if row.last_loss is not None else []
     tokens, samples = row.rates
     if tokens is not None:
-        parts.append(f"{number(tokens)} tokens/s{median}")
+        parts.append(f"{rate_text(tokens)} tokens/s{median}")
     elif samples is not None:
-        parts.append(f"{number(samples)} samples/s{median}")
+        parts.append(f"{rate_text(samples)} samples/s{median}")
     return ", ".join(parts)
 
 
@@ -113,7 +125,7 @@ def _began(row: Row, record: Record) -> str:
     if record.began is None:
         return ""
     text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.began / 1000))
-    return f"{text}, {span(row.elapsed_seconds)} {'in all' if row.is_over else 'so far'}"
+    return f"{text}, {duration_text(row.elapsed_seconds)} {'in all' if row.is_over else 'so far'}"
 
 
 def _advice(row: Row) -> list[tuple[str, str]]:

@@ -34,28 +34,42 @@ def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
         RequestError: If a folder is no run folder, or nothing says where to send it.
     """
     options = _parser().parse_args(args)
-    roots = [Path(folder) for folder in options.run_dir]
-    if not options.all and not roots:
-        raise RequestError("sync: name the run folders to send, or send all with --all")
-    run_dirs = _all_below(roots or [run_root]) if options.all else roots
-    if options.all and options.uri is None:
-        everything, run_dirs = run_dirs, [run_dir for run_dir in run_dirs if not is_without_trackers(run_dir)]
-        if left := len(everything) - len(run_dirs):
-            print(f"{left} started without MLflow (tracking=none) are left out: --uri names a store for them")
-    plans = [(run_dir, destinations_of(run_dir, options.uri)) for run_dir in run_dirs]
-    complete = True
-    for run_dir, cfgs in plans:
-        note = end_if_dead(run_dir)
+    run_dirs = _requested(options, run_root)
+    destinations = [(run_dir, destinations_of(run_dir, options.uri)) for run_dir in run_dirs]
+    all_sent = True
+    for run_dir, cfgs in destinations:
+        end_note = end_if_dead(run_dir)
         result = sync(run_dir, *cfgs)
-        complete &= result.sent
-        for one in result.sinks:
-            print(_line(run_dir, one, note), flush=True)
-    for run_dir, cfgs in plans:
+        all_sent &= result.sent
+        for sink_result in result.sinks:
+            print(_line(run_dir, sink_result, end_note), flush=True)
+    sent = set(run_dirs)
+    for run_dir, cfgs in destinations:
         # A sweep ends with its last run, so its own journal may have changed.
-        if (task := task_of(run_dir)) is not None and task.folder.is_dir() and task.folder not in run_dirs:
-            complete &= sync(task.folder, *cfgs).sent
-            run_dirs.append(task.folder)
-    return 0 if complete else 1
+        if (task := task_of(run_dir)) is not None and task.folder.is_dir() and task.folder not in sent:
+            all_sent &= sync(task.folder, *cfgs).sent
+            sent.add(task.folder)
+    return 0 if all_sent else 1
+
+
+def _requested(options: argparse.Namespace, run_root: Path) -> list[Path]:
+    """Returns the run folders to send. `--all` leaves out runs without a tracker, unless `--uri` names a store.
+
+    Raises:
+        RequestError: no folder is named, or there is no run folder.
+    """
+    named = [Path(folder) for folder in options.run_dir]
+    if not options.all:
+        if not named:
+            raise RequestError("sync: name the run folders to send, or send all with --all")
+        return named
+    found = _all_below(named or [run_root])
+    if options.uri is not None:
+        return found
+    tracked = [run_dir for run_dir in found if not is_without_trackers(run_dir)]
+    if untracked := len(found) - len(tracked):
+        print(f"{untracked} started without MLflow (tracking=none) are left out: --uri names a store for them")
+    return tracked
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,9 +89,9 @@ def _all_below(roots: list[Path]) -> list[Path]:
     return run_dirs
 
 
-def _line(run_dir: Path, result: SinkResult, note: str) -> str:
+def _line(run_dir: Path, result: SinkResult, end_note: str) -> str:
     text = f"{run_dir}: {result.sent_events} events sent, {result.where}"
-    return "; ".join(part for part in (text, note, result.message) if part)
+    return "; ".join(part for part in (text, end_note, result.message) if part)
 
 
 def end_if_dead(run_dir: Path) -> str:

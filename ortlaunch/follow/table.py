@@ -21,10 +21,10 @@ _STYLES = {
     State.KILLED: "yellow",
     State.UNKNOWN: "yellow",
 }
-_NUMERIC = ("nodes", "step", "tokens/s", "samples/s", "loss", "elapsed", "left")
-_FOLDS = ("name", "experiment", "why")
-_FOLDED_WIDTH = 10
-_RATES = "tokens/s and samples/s: the median where a run has ended with one, else of the latest log step"
+_RIGHT_ALIGNED = ("nodes", "step", "tokens/s", "samples/s", "loss", "elapsed", "left")
+_WRAPPED = ("name", "experiment", "why")
+_LEAST_WRAPPED_WIDTH = 10
+_RATE_NOTE = "tokens/s and samples/s: the median where a run has ended with one, else of the latest log step"
 _REASON_LENGTH = 60
 
 
@@ -34,14 +34,14 @@ def render(rows: list[Row], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     width = 0
     for title, cells in columns.items():
-        least = max(len(title), *map(len, cells))
-        least = min(least, _FOLDED_WIDTH) if title in _FOLDS else least
-        width += least + 1
-        folds = title in _FOLDS
-        justify = "right" if title in _NUMERIC else "left"
-        table.add_column(title, justify=justify, no_wrap=not folds, overflow="fold", min_width=least)  # type: ignore[arg-type]
-    for row, line in zip(rows, zip(*columns.values(), strict=True), strict=True):
-        table.add_row(*(Text(cell) for cell in line), style=_STYLES.get(row.state, "cyan"))
+        wraps = title in _WRAPPED
+        min_width = max(len(title), *map(len, cells))
+        min_width = min(min_width, _LEAST_WRAPPED_WIDTH) if wraps else min_width
+        width += min_width + 1
+        justify = "right" if title in _RIGHT_ALIGNED else "left"
+        table.add_column(title, justify=justify, no_wrap=not wraps, overflow="fold", min_width=min_width)  # type: ignore[arg-type]
+    for row, cells_of_row in zip(rows, zip(*columns.values(), strict=True), strict=True):
+        table.add_row(*(Text(cell) for cell in cells_of_row), style=_STYLES.get(row.state, "cyan"))
     if console.is_terminal and width <= console.width:
         console.print(table)
     else:
@@ -59,24 +59,24 @@ def _columns(rows: list[Row]) -> dict[str, list[str]]:
         "state": [row.state.value for row in rows],
         "nodes": [str(row.nodes) for row in rows],
         "step": [f"{row.step or 0}/{row.steps or '?'}" for row in rows],
-        "tokens/s": [number(tokens) for tokens, _ in rates],
-        "samples/s": ["" if tokens is not None else number(samples) for tokens, samples in rates],
+        "tokens/s": [rate_text(tokens) for tokens, _ in rates],
+        "samples/s": ["" if tokens is not None else rate_text(samples) for tokens, samples in rates],
         "loss": ["" if row.last_loss is None else f"{row.last_loss:.4g}" for row in rows],
-        "elapsed": [span(row.elapsed_seconds) for row in rows],
-        "left": [span(row.left_seconds) for row in rows],
+        "elapsed": [duration_text(row.elapsed_seconds) for row in rows],
+        "left": [duration_text(row.left_seconds) for row in rows],
         "why": [_shortened(printable(row.reason)) for row in rows],
     }
     always = ("id", "name", "state", "step", "tokens/s", "loss", "elapsed")
-    same = len({row.experiment for row in rows}) == 1
-    return {
-        title: cells
-        for title, cells in columns.items()
-        if title in always or (any(cells) and not (title == "experiment" and same) and not _is_plain(title, cells))
-    }
+    return {title: cells for title, cells in columns.items() if title in always or _tells_something(title, cells)}
 
 
-def _is_plain(title: str, cells: list[str]) -> bool:
-    return title == "nodes" and set(cells) == {"1"}
+def _tells_something(title: str, cells: list[str]) -> bool:
+    """Returns whether a column has values that a reader does not expect anyway."""
+    if title == "experiment":
+        return len(set(cells)) > 1
+    if title == "nodes":
+        return set(cells) != {"1"}
+    return any(cells)
 
 
 def _shortened(text: str) -> str:
@@ -86,17 +86,17 @@ def _shortened(text: str) -> str:
 def rate_note(rows: list[Row]) -> str:
     """Returns a note on which rates are medians; empty if all of them are, or none."""
     kinds = {row.has_median for row in rows if any(rate is not None for rate in row.rates)}
-    return "" if len(kinds) < 2 else _RATES
+    return "" if len(kinds) < 2 else _RATE_NOTE
 
 
-def number(value: float | None) -> str:
+def rate_text(value: float | None) -> str:
     """Returns a rate as text with its significant digits."""
     if value is None or math.isnan(value):
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def span(seconds: float | None) -> str:
+def duration_text(seconds: float | None) -> str:
     """Returns a length of time in its two largest units: ``3d04h``, ``2h07m``, ``4m05s``, ``12s``."""
     if seconds is None or not math.isfinite(seconds):
         return ""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import secrets
 import shlex
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class LaunchPlan:
     @property
     def run(self) -> str:
         """The unique identifier of this run: <date>-<time>-<id>."""
-        return "-".join([*self.run_dir.name.split("-")[:2], self.run_id])
+        return str(RunKey.of_folder(self.run_dir.name))
 
     @property
     def world_size(self) -> int:
@@ -106,7 +105,7 @@ class NodePart:
 
 def new_run() -> str:
     """Returns the unique identifier of a new run: <date>-<time>-<id>."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return str(RunKey.new())
 
 
 def folder_name(name: str) -> str:

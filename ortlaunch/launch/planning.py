@@ -8,16 +8,17 @@ from ortlaunch.config.schema import Config
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.plan import LaunchPlan, folder_name
 from ortlaunch.launch.table import launcher_of
+from ortlaunch.run.key import RunKey
 
 
 def make_plan(config: Config) -> LaunchPlan:
     """Plans a run of `config`, which has passed all checks. Writes nothing."""
     launcher = launcher_of(config)
-    when, _, run_id = launcher.new_run(config).rpartition("-")
+    key = RunKey.parsed(launcher.new_run(config))
     name = config.name or default_name(config)
-    folder = f"{when}-{folder_name(name)}-{run_id}"
-    run_dir = (Path(config.run_root) / folder_name(config.experiment) / folder).absolute()
-    return launcher.plan(config, run_dir, run_id, name)
+    experiment = Path(config.run_root) / folder_name(config.experiment)
+    run_dir = (experiment / key.folder(folder_name(name))).absolute()
+    return launcher.plan(config, run_dir, key.run_id, name)
 
 
 def plan_in(config: Config, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:

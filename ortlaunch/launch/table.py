@@ -13,7 +13,7 @@ import importlib
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.plugins import announced_launchers, load_launcher
+from ortlaunch.config.launchers import announced_launchers, load_launcher
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.launcher import Launcher, QueueLauncher
 

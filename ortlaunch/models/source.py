@@ -40,11 +40,11 @@ def check_source(cfg: ModelConfig, *, same_environment: bool) -> None:
     """
     if cfg.imports:
         # The import of this module may add to the search path, so the later ones cannot be checked.
-        _find(cfg.imports[0], f"model.imports: {cfg.imports[0]}", same_environment)
+        _find_module(cfg.imports[0], f"model.imports: {cfg.imports[0]}", same_environment)
     elif cfg.target is not None:
         module, _, path = cfg.target.partition(":")
         where = f"model.target={cfg.target}"
-        spec = _find(module, where, same_environment)
+        spec = _find_module(module, where, same_environment)
         text = _read(spec, module, where, same_environment) if spec is not None else None
         if spec is not None and text is not None:
             _check_name(path, text, spec, module, where)
@@ -83,29 +83,37 @@ class _Text:
     """Whether the module can have no other names."""
 
 
-def _find(name: str, where: str, same_environment: bool) -> ModuleSpec | None:
-    """Finds a module; None if that is impossible without an import."""
+def _find_module(name: str, where: str, same_environment: bool) -> ModuleSpec | None:
+    """Finds a module; None if that is impossible without an import.
+
+    Raises:
+        RequestError: the module certainly does not exist.
+    """
     if not _MODULE.fullmatch(name):
         raise RequestError(f"{where}: not of the form package.module")
-    known, *others = name.split(".")
-    spec = _top_level(known, same_environment)
-    if spec is None:
-        if same_environment:
-            raise RequestError(no_module(known, where))
-        return None
+    package, *others = name.split(".")
+    spec = _top_level(package, same_environment)
+    if spec is None and not same_environment:
+        return None  # The workers' environment may have it.
     for part in others:
-        text = _read(spec, known, where, same_environment)
-        # A folder without a source is a (namespace) package too. A package that is not a folder has its own finder.
-        is_plain = text.is_all if text is not None else spec.origin is None
-        folders = list(spec.submodule_search_locations or ())
-        if not is_plain or not all(Path(folder).is_dir() for folder in folders):
-            return None
-        known = f"{known}.{part}"
-        # The finder gets only the last part: for a dotted name it would look up the package in the imported modules.
-        spec = PathFinder.find_spec(part, folders)
         if spec is None:
-            raise RequestError(no_module(known, where))
+            break
+        if not _shows_submodules(spec, package, where, same_environment):
+            return None
+        package = f"{package}.{part}"
+        # The finder gets only the last part: for a dotted name it would look up the package in the imported modules.
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations or ()))
+    if spec is None:
+        raise RequestError(no_module(package, where))
     return spec
+
+
+def _shows_submodules(spec: ModuleSpec, package: str, where: str, same_environment: bool) -> bool:
+    """Whether the folders of a package certainly tell which submodules it has."""
+    text = _read(spec, package, where, same_environment)
+    # A folder without a source is a (namespace) package too. A package that is not a folder has its own finder.
+    is_plain = text.is_all if text is not None else spec.origin is None
+    return is_plain and all(Path(folder).is_dir() for folder in spec.submodule_search_locations or ())
 
 
 def _top_level(name: str, same_environment: bool) -> ModuleSpec | None:

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -167,8 +167,9 @@ def decode(line: bytes) -> Event | None:
         cls = _KINDS.get(kind)
         if cls is None:
             return Unknown(t, kind)
-        values = {field.name: stored[field.name] for field in fields(cls)}
-        if not all(_IS_SOUND[field.type](values[field.name]) for field in fields(cls)):
+        checks = _FIELD_CHECKS[cls]
+        values = {name: stored[name] for name in checks}
+        if not all(is_valid(values[name]) for name, is_valid in checks.items()):
             return None
         if cls is Measured:
             values["values"] = {key: float(value) for key, value in values["values"].items()}
@@ -191,12 +192,21 @@ def _holds(kind: type[Any]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, Mapping) and all(isinstance(one, kind) for one in value.values())
 
 
-_IS_SOUND: dict[Any, Callable[[Any], bool]] = {
-    "int": _is_count,
-    "str": lambda value: isinstance(value, str),
-    "Status": lambda value: value in get_args(Status),
-    "dict[str, str]": _holds(str),
+_TYPE_CHECKS: dict[Any, Callable[[Any], bool]] = {
+    int: _is_count,
+    str: lambda value: isinstance(value, str),
+    Status: lambda value: value in get_args(Status),
+    dict[str, str]: _holds(str),
     # NaN and infinity are stored as texts, which `float` parses.
-    "dict[str, float]": lambda value: isinstance(value, Mapping),
+    dict[str, float]: lambda value: isinstance(value, Mapping),
 }
-"""Checks that a stored value has a field's type. The key is the annotation as it is written above."""
+"""Checks of a stored value, by the type of its field."""
+
+
+def _checks_of(cls: type[Event]) -> dict[str, Callable[[Any], bool]]:
+    types = get_type_hints(cls)
+    return {field.name: _TYPE_CHECKS[types[field.name]] for field in fields(cls)}
+
+
+_FIELD_CHECKS = {cls: _checks_of(cls) for cls in _KINDS.values()}
+"""The checks of an event's fields, by their names. They are looked up once, because a journal may have many events."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
+from ortlaunch.run.attempt import last_attempt
 from ortlaunch.run.run import Run
 
 _TAIL_LINES = 15
@@ -113,12 +114,10 @@ def _read(path: Path) -> Failure:
 
 def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     """The worker that a signal killed before torchrun stopped the others; None if the log reports none."""
-    text = torchrun_log.read_text(errors="replace") if torchrun_log.is_file() else ""
-    # Only the last attempt's report counts. Earlier parts of the log are about attempts that were restarted.
-    text = text.rpartition("--- attempt ")[2]
-    known_host = re.match(r"\d+ on (\S+) at ", text)
-    text = text.rpartition("ChildFailedError")[2]
-    killed = {int(rank): -int(code) for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)", text)}
+    log = torchrun_log.read_text(errors="replace") if torchrun_log.is_file() else ""
+    # Earlier parts of the log are about attempts that were restarted.
+    attempt = last_attempt(log)
+    killed = _reported_signals(attempt.text)
     # A worker that torchrun stopped ended by SIGTERM. A worker that raised an exception has a failure file. torchrun's
     # own "root cause" is no help: with several failures it depends on the order in which torchrun polled the workers.
     candidates = [
@@ -129,12 +128,20 @@ def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     if not candidates:
         return None
     rank = candidates[0]
-    number = killed[rank]
+    return Failure(rank, attempt.host or socket.gethostname(), _killed_message(run_dir, rank, killed[rank]), False, 0.0)
+
+
+def _reported_signals(log: str) -> dict[int, int]:
+    """The signals that ended workers, by rank, in torchrun's report of a failed attempt."""
+    report = log.rpartition("ChildFailedError")[2]
+    exit_codes = re.findall(r"rank\s*:\s*(\d+)[^\[]*?exitcode\s*:\s*(-\d+)", report)
+    return {int(rank): -int(code) for rank, code in exit_codes}
+
+
+def _killed_message(run_dir: Path, rank: int, number: int) -> str:
+    """The signal that ended a worker, and the last lines of the worker's log."""
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = " (out of memory?)" if number == signal.SIGKILL else ""
     log = Run(run_dir).rank_log(rank)
     tail = log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:] if log.is_file() else []
-    message = "\n".join([f"{_ENDED} {name}{hint}; the last lines of its log:", *tail])
-    # On a cluster, the attempt's header has the scheduler's name of the node.
-    host = known_host[1] if known_host else socket.gethostname()
-    return Failure(rank, host, message, False, 0.0)
+    return "\n".join([f"{_ENDED} {name}{hint}; the last lines of its log:", *tail])

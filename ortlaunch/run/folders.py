@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 
 _NAME = re.compile(r"(?P<time>\d{8}-\d{6})-(?P<name>.+)-(?P<id>[0-9a-f]{6})")
@@ -55,7 +56,7 @@ def folder_at(path: Path) -> RunFolder:
     changed = path.stat().st_mtime_ns
     place, root, experiment = str(path), path.parents[1], path.parent.name
     return _parsed(place, path.name, root, experiment, changed) or RunFolder(
-        place, root, experiment, path.name, path.name.rpartition("-")[2], "", changed
+        place, root, experiment, path.name, RunKey.of_folder(path.name).run_id, "", changed
     )
 
 

@@ -19,23 +19,27 @@ from ortlaunch.run.state import FIRST_STEP, STOPPED_TAG, RunState
 class Goodput:
     """A run's wall time in seconds, divided into parts that add up to `wall`."""
 
-    wall: float
+    wall: float = 0.0
     """From the first start to the end, without the time in a queue and the time after a stop or a finish."""
-    productive: float
+    productive: float = 0.0
     """The time of optimizer steps that were not repeated."""
-    startup: float
+    startup: float = 0.0
     """The time up to the first step (processes, imports, building, export, compilation), and the time that warm-up
     steps take in excess of the later steps."""
-    evaluation: float
-    checkpoint: float
+    evaluation: float = 0.0
+    checkpoint: float = 0.0
     """The time in which training waited for a checkpoint."""
-    lost: float
+    lost: float = 0.0
     """The time of steps that were repeated because no checkpoint held them."""
-    down: float
+    down: float = 0.0
     """The time between an attempt's last journalled work and the start of the next attempt: work that was not
     journalled, a failure that nobody noticed yet, the restart."""
-    other: float
-    """The rest: logging, starts that led to no step, writing the weights at the end."""
+
+    @property
+    def other(self) -> float:
+        """The rest: logging, starts that led to no step, writing the weights at the end."""
+        named = (self.productive, self.startup, self.evaluation, self.checkpoint, self.lost, self.down)
+        return max(0.0, self.wall - sum(named))
 
     @property
     def percent(self) -> float:
@@ -49,6 +53,111 @@ class Goodput:
         return {"summary/goodput_percent": self.percent} | seconds
 
 
+_ACCOUNT = Goodput().metrics().keys()
+"""Metrics that are journalled when a run ends. They do not show that it worked at that time."""
+
+
+class Ledger:
+    """Takes a journal's events in order and adds up the parts of a `Goodput`."""
+
+    def __init__(self) -> None:
+        self._run = RunState()
+        self._clock: _Clock | None = None
+        self._steps = _Steps()
+        self._evaluation = self._checkpoint = self._down = 0.0
+        self._last_work: float | None = None
+        """When the last metric was journalled, on the clock."""
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was journalled; 0 if there is none."""
+        return self._steps.last_journalled
+
+    def take(self, event: Event) -> None:
+        """Takes the next event."""
+        at = event.t / 1000.0
+        if self._clock is None:
+            self._clock = _Clock(at)
+        self._clock.advance(at, counts=self._run.is_wanted)
+        self._run.take(event)
+        if isinstance(event, events.Tagged):
+            if (step := event.values.get(STOPPED_TAG)) is not None and step.isdigit():
+                self._steps.reach(int(step))
+        elif isinstance(event, events.Rewound):
+            self._steps.rewind(event.step)
+        elif isinstance(event, events.Measured):
+            self._take_metrics(event.step, event.values, self._clock)
+
+    def result(self, now: float | None = None) -> Goodput:
+        """The account as of a moment.
+
+        Args:
+            now: the moment in seconds since the epoch; the time of the last event by default.
+        """
+        if self._clock is None:
+            return Goodput()
+        if now is not None:
+            self._clock.advance(now, counts=self._run.is_wanted)
+        self._steps.close_attempt()
+        return Goodput(
+            wall=self._clock.wall,
+            productive=self._steps.productive,
+            startup=self._steps.startup,
+            evaluation=self._evaluation,
+            checkpoint=self._checkpoint,
+            lost=self._steps.lost,
+            down=self._down,
+        )
+
+    def _take_metrics(self, step: int, values: dict[str, float], clock: _Clock) -> None:
+        if (seconds := values.get(FIRST_STEP)) is not None:
+            self._begin_attempt(clock.now - seconds, clock)
+            self._steps.begin_attempt(seconds)
+        self._evaluation += values.get("eval/seconds", 0.0)
+        self._checkpoint += values.get("checkpoint/stall_seconds", 0.0)
+        if (seconds := values.get("throughput/step_seconds")) is not None:
+            self._steps.take(step, seconds)
+        if not values.keys() <= _ACCOUNT:
+            self._last_work = clock.now
+
+    def _begin_attempt(self, began: float, clock: _Clock) -> None:
+        """Takes the time on the clock at which an attempt began. The journal has only its first step."""
+        if self._last_work is None:
+            # The launcher starts shortly before it writes its first line to the journal.
+            clock.first = min(clock.first, began)
+        else:
+            self._down += max(0.0, began - self._last_work)
+
+
+class _Clock:
+    """A clock that stands still while the run is not wanted: while it is queued, stopped or finished."""
+
+    def __init__(self, at: float) -> None:
+        """
+        Args:
+            at: the time of the first event, in seconds since the epoch.
+        """
+        self.first = self.now = at
+        self._at = at
+
+    @property
+    def wall(self) -> float:
+        """The time since the first event that counts."""
+        return self.now - self.first
+
+    def advance(self, at: float, *, counts: bool) -> None:
+        """Advances to a time in seconds since the epoch.
+
+        Args:
+            at: the time. An end event that is written late can have an earlier time than the event before it.
+            counts: whether the time since the last call counts.
+        """
+        passed = max(0.0, at - self._at)
+        self._at += passed
+        if counts:
+            self.now += passed
+
+
 @dataclass
 class _Window:
     """The steps `first` to `last`, both included, which took `seconds` each."""
@@ -58,138 +167,96 @@ class _Window:
     seconds: float
 
     @property
+    def steps(self) -> int:
+        return max(0, self.last - self.first + 1)
+
+    @property
     def total(self) -> float:
-        return (self.last - self.first + 1) * self.seconds
+        return self.steps * self.seconds
+
+    def cap(self, seconds: float) -> float:
+        """Lowers the step time to `seconds` at most; returns how much shorter the whole window is then."""
+        before = self.total
+        self.seconds = min(self.seconds, seconds)
+        return before - self.total
 
 
-class Ledger:
-    """Takes a journal's events in order and adds up the parts of a `Goodput`."""
+class _Steps:
+    """The time of the optimizer steps: of those that count, of those that were lost, and of the attempts' starts."""
 
     def __init__(self) -> None:
-        self.last_step = 0
-        """The last step that was journalled."""
-        self._now: float | None = None
-        self._state = RunState()
-        self._uncounted = 0.0
-        self._first: float | None = None
-        self._windows: list[_Window] = []  # Steps of earlier attempts that still count.
+        self.last_journalled = 0
+        self.startup = 0.0
+        self.lost = 0.0
+        self._reached = 0
+        """The step that training has reached."""
+        self._earlier: list[_Window] = []
+        """Steps of earlier attempts that still count."""
         self._attempt: list[_Window] = []
-        self._position = 0
-        self._worked: tuple[float, float] | None = None  # Time of the last journalled metric, and `_uncounted` then.
-        self._starting: float | None = None
-        # These metrics are journalled when a run ends. They do not show that it worked at that time.
-        self._account = Goodput(*[0.0] * 8).metrics().keys()
-        self._startup = self._evaluation = self._checkpoint = self._lost = self._down = 0.0
+        self._to_first_step = 0.0
+        """How long the attempt took up to the end of its first step."""
 
-    def take(self, event: Event) -> None:
-        """Takes the next event."""
-        at = event.t / 1000.0
-        if self._first is None:
-            self._first = self._now = at
-        self._pass_time(at)
-        self._state.take(event)
-        if isinstance(event, events.Tagged):
-            if (step := event.values.get(STOPPED_TAG)) is not None and step.isdigit():
-                self._reach(int(step))
-        elif isinstance(event, events.Rewound):
-            self._rewind(event.step)
-        elif isinstance(event, events.Measured):
-            self._take_metrics(event.step, event.values)
+    @property
+    def productive(self) -> float:
+        """The time of the steps that count, without those of an attempt that is not closed."""
+        return sum(window.total for window in self._earlier)
 
-    def result(self, now: float | None = None) -> Goodput:
-        """The account as of a moment.
+    def begin_attempt(self, to_first_step: float) -> None:
+        """Begins an attempt, which took `to_first_step` seconds up to the end of its first step."""
+        self.close_attempt()
+        self._to_first_step = to_first_step
 
-        Args:
-            now: the moment in seconds since the epoch; the time of the last event by default.
-        """
-        if self._first is None:
-            return Goodput(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        if now is not None:
-            self._pass_time(now)
-        self._close_attempt()
-        productive = sum(window.total for window in self._windows)
-        wall = (self._now or 0.0) - self._first - self._uncounted
-        named = (productive, self._startup, self._evaluation, self._checkpoint, self._lost, self._down)
-        return Goodput(wall, *named, max(0.0, wall - sum(named)))
+    def take(self, step: int, seconds: float) -> None:
+        """Takes a log step. The steps since the one before took `seconds` each."""
+        if step > self._reached:
+            self._attempt.append(_Window(self._reached + 1, step, seconds))
+            self._reached = self.last_journalled = step
 
-    def _pass_time(self, at: float) -> None:
-        """Advances the clock. Time in which the run was queued, stopped or finished does not count as wall time."""
-        last = at if self._now is None else self._now
-        # An end event that is written late can have an earlier time than the event before it.
-        self._now = max(at, last)
-        if not self._state.is_wanted:
-            self._uncounted += self._now - last
-
-    def _take_metrics(self, step: int, values: dict[str, float]) -> None:
-        assert self._now is not None
-        if (seconds := values.get(FIRST_STEP)) is not None:
-            self._begin(seconds)
-        self._evaluation += values.get("eval/seconds", 0.0)
-        self._checkpoint += values.get("checkpoint/stall_seconds", 0.0)
-        if (seconds := values.get("throughput/step_seconds")) is not None and step > self._position:
-            self._attempt.append(_Window(self._position + 1, step, seconds))
-            self._position = self.last_step = step
-        if not values.keys() <= self._account:
-            self._worked = (self._now, self._uncounted)
-
-    def _begin(self, to_first_step: float) -> None:
-        """Takes the first step of an attempt. The attempt itself began `to_first_step` seconds ago."""
-        assert self._now is not None
-        assert self._first is not None
-        begin = self._now - to_first_step
-        if self._worked is None:
-            # The launcher starts shortly before it writes its first line to the journal.
-            self._first = min(self._first, begin)
-        else:
-            then, uncounted = self._worked
-            self._down += max(0.0, begin - then - (self._uncounted - uncounted))
-        self._close_attempt()
-        self._starting = to_first_step
-
-    def _rewind(self, step: int) -> None:
-        """Continues after `step`. Journalled steps beyond it are lost; steps up to it count even if not journalled."""
-        self._reach(step)
-        self._close_attempt()
-        kept = []
-        for window in self._windows:
-            beyond = max(0, window.last - max(step, window.first - 1))
-            self._lost += beyond * window.seconds
-            if window.last - beyond >= window.first:
-                kept.append(_Window(window.first, window.last - beyond, window.seconds))
-        self._windows = kept
-        self._position = step
-
-    def _reach(self, step: int) -> None:
+    def reach(self, step: int) -> None:
         """Counts the steps from the last log step up to `step`, with the step time of the last window."""
-        if self._attempt and step > self._position:
-            self._attempt.append(_Window(self._position + 1, step, self._attempt[-1].seconds))
-            self._position = step
+        if self._attempt and step > self._reached:
+            self._attempt.append(_Window(self._reached + 1, step, self._attempt[-1].seconds))
+            self._reached = step
 
-    def _close_attempt(self) -> None:
+    def rewind(self, step: int) -> None:
+        """Continues after `step`. Journalled steps beyond it are lost; steps up to it count even if not journalled."""
+        self.reach(step)
+        self.close_attempt()
+        kept = [_Window(window.first, min(window.last, step), window.seconds) for window in self._earlier]
+        self.lost += self.productive - sum(window.total for window in kept)
+        self._earlier = [window for window in kept if window.steps]
+        self._reached = step
+
+    def close_attempt(self) -> None:
         """Ends an attempt. Its warm-up steps count with the usual step time; their excess is counted as start-up."""
-        if self._attempt:
-            usual = _usual(self._attempt[1:] or self._attempt)
-            first, *others = self._attempt
-            for window in others[:1]:  # Warm-up ends within this window.
-                self._startup += max(0.0, window.seconds - usual) * (window.last - window.first + 1)
-                window.seconds = min(window.seconds, usual)
-            first.seconds = min(first.seconds, usual)
-            if self._starting is not None:
-                self._startup += max(0.0, self._starting - first.seconds)
-                self._starting = None
-            self._windows += self._attempt
-            self._attempt = []
-        elif self._starting is not None:
-            self._startup += self._starting
-            self._starting = None
+        self.startup += _cap_warm_up(self._attempt)
+        first_step = self._attempt[0].seconds if self._attempt else 0.0
+        self.startup += max(0.0, self._to_first_step - first_step)
+        self._to_first_step = 0.0
+        self._earlier += self._attempt
+        self._attempt = []
+
+
+def _cap_warm_up(attempt: list[_Window]) -> float:
+    """Lowers the step times of an attempt's warm-up to the usual one.
+
+    Returns:
+        The excess in the second window, in which warm-up ends. That of the first window, which is the first step, is a
+        part of the time to the first step.
+    """
+    if not attempt:
+        return 0.0
+    usual = _usual(attempt[1:] or attempt)
+    attempt[0].cap(usual)
+    return sum(window.cap(usual) for window in attempt[1:2])
 
 
 def _usual(windows: list[_Window]) -> float:
     """The median step time, weighted by the number of steps in each window."""
     ordered = sorted(windows, key=lambda window: window.seconds)
-    half = sum(window.last - window.first + 1 for window in ordered) / 2
+    half = sum(window.steps for window in ordered) / 2
     for window in ordered:
-        half -= window.last - window.first + 1
+        half -= window.steps
         if half <= 0:
             break
     return window.seconds

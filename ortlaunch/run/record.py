@@ -23,6 +23,9 @@ _HEAD_BYTES = 16 * 1024
 _TAIL_BYTES = (8 * 1024, 128 * 1024)
 """The bytes read from the journal's end: the first number, or the second if that part holds no log step."""
 
+_STOP_WITHOUT_WORD = "cancel"
+"""What a request to stop without a word counts as. A user may make the STOP file with ``touch``."""
+
 
 @dataclass
 class Record:
@@ -42,7 +45,7 @@ class Record:
     launcher: Process | None = None
     """The local launcher's process."""
     stop: str | None = None
-    """The first word of the request to stop, ``cancel`` if it has none; None where there is no request."""
+    """The first word of the request to stop; None where there is no request."""
     stopped_step: int | None = None
     done: bool = False
     checkpoint: str = ""
@@ -95,9 +98,10 @@ def read_record(folder: RunFolder) -> Record:
     """Reads the summary of a run folder. Files that are missing or broken leave their fields unset."""
     run = Run(folder.path)
     record = Record(folder, job=run.job(), launcher=run.launcher(), done=run.is_done())
-    word, stopped = run.stop_word(), run.stopped()
-    record.stop = "cancel" if word == "" else word
-    record.stopped_step = stopped.step if stopped is not None else None
+    if (word := run.stop_word()) is not None:
+        record.stop = word or _STOP_WITHOUT_WORD
+    if (stopped := run.stopped()) is not None:
+        record.stopped_step = stopped.step
     _read_journal(run.journal_file, record.state)
     record.step, record.began = record.state.step, record.state.began
     _take_launch_time(run.launcher_file, record)

@@ -96,65 +96,73 @@ class Forwarder:
             handler.close()
 
     def _step(self, final: bool) -> bool:
+        """Sends the next chunk.
+
+        The object remembers each part that is done. After a failure, the next call continues with the part that failed.
+        """
         if not self._journal.exists():
             return False
-        state = self._state or self._take_over()
-        sink = self._sink
-        assert sink is not None
-        if self._chunk is None and not self._read_next(state, final):
+        sink = self._made_sink()
+        state = self._state or self._take_over(sink)
+        chunk = self._chunk or self._read_next(state, final)
+        if chunk is None:
             return False
-        chunk = self._chunk or Chunk([], state.offset)
         if chunk.events and not self._is_open:
-            state.mark = sink.open(self._identity(), state.mark)
-            self._is_open = True
-            self.to.save(state)
-        while self._pending:
-            sink.send(self._pending[0])
-            self._pending.popleft()
-        if self._is_open:
-            state.mark = sink.commit() or state.mark
-        state.refused += self._refused
-        self._refused = 0
-        state.offset = chunk.offset
-        self.to.save(state)
-        self.sent_events += len(chunk.events)
-        self._chunk = None
+            self._open(sink, state)
+        self._send_pending(sink)
+        self._commit(sink, state, chunk)
         return True
 
-    def _take_over(self) -> RelayState:
-        """Locks out other relays of this run, then continues from the stored offset."""
+    def _made_sink(self) -> Sink:
         if self._sink is None:
             context = Context(self._run_dir, self._log, self._refuse, lambda folder: mark_of(folder, self.to.cfg))
             self._sink = self.to.tracker.sink(self.to.cfg, context)
-        if not self._is_locked and not self._held.enter_context(exclusive(self.to.lock)):
-            self._held.close()
-            raise RelayBusy("another ortlaunch process is sending this run")
-        self._is_locked = True
-        state = self.to.load()
-        if state.mark is not None and not self._sink.holds(state.mark):
-            self._log.warning("what was sent before is gone: everything is sent again")
-            state = RelayState(state.place)
-            self.to.save(state)
-        self._translator = Translator()
-        offset = 0
-        while offset < state.offset:  # The translator has to know which points and parameters were already sent.
-            chunk = read_chunk(self._journal, offset, min(_CHUNK_BYTES, state.offset - offset))
-            self._translator.translate(chunk.events)
-            offset = chunk.offset
-        self._translator.notes.clear()
+        return self._sink
+
+    def _take_over(self, sink: Sink) -> RelayState:
+        """Locks out other relays of this run, then continues from the stored offset."""
+        self._lock()
+        state = self._stored_state(sink)
+        self._translator = self._translator_at(state.offset)
         self._state = state
         return state
 
-    def _refuse(self, what: str, why: object) -> None:
-        self._refused += 1
-        self._log.error("%s refused %s, it is left out: %s", self.to.tracker.title, what, why)
+    def _lock(self) -> None:
+        if self._is_locked:
+            return
+        if not self._held.enter_context(exclusive(self.to.lock)):
+            self._held.close()
+            raise RelayBusy("another ortlaunch process is sending this run")
+        self._is_locked = True
 
-    def _read_next(self, state: RelayState, final: bool) -> bool:
+    def _stored_state(self, sink: Sink) -> RelayState:
+        """The progress of earlier relays; none if the tracker has lost what they sent."""
+        state = self.to.load()
+        if state.mark is None or sink.holds(state.mark):
+            return state
+        self._log.warning("what was sent before is gone: everything is sent again")
+        state = RelayState(state.place)
+        self.to.save(state)
+        return state
+
+    def _translator_at(self, offset: int) -> Translator:
+        """A translator that knows which points and parameters of the journal before `offset` were already sent."""
+        translator = Translator()
+        position = 0
+        while position < offset:
+            chunk = read_chunk(self._journal, position, min(_CHUNK_BYTES, offset - position))
+            translator.translate(chunk.events)
+            position = chunk.offset
+        translator.notes.clear()
+        return translator
+
+    def _read_next(self, state: RelayState, final: bool) -> Chunk | None:
+        """Reads and translates the next chunk; None if there is nothing to send now."""
         if state.mark is None and not final and self._first_start() is None:
-            return False
+            return None
         chunk = read_chunk(self._journal, state.offset, _CHUNK_BYTES)
         if chunk.offset == state.offset:
-            return False
+            return None
         for position in chunk.corrupt:
             self._log.error("left out a line that is no journal event, at byte %d", position)
         state.refused += len(chunk.corrupt)
@@ -163,7 +171,33 @@ class Forwarder:
             self._log.warning("%s", note)
         self._translator.notes.clear()
         self._chunk = chunk
-        return True
+        return chunk
+
+    def _open(self, sink: Sink, state: RelayState) -> None:
+        """Finds or creates the run in the tracker, and stores its mark before anything is sent."""
+        state.mark = sink.open(self._identity(), state.mark)
+        self._is_open = True
+        self.to.save(state)
+
+    def _send_pending(self, sink: Sink) -> None:
+        while self._pending:
+            sink.send(self._pending[0])
+            self._pending.popleft()
+
+    def _commit(self, sink: Sink, state: RelayState, chunk: Chunk) -> None:
+        """Makes the chunk durable in the tracker, then stores the offset after it."""
+        if self._is_open:
+            state.mark = sink.commit() or state.mark
+        state.refused += self._refused
+        self._refused = 0
+        state.offset = chunk.offset
+        self.to.save(state)
+        self.sent_events += len(chunk.events)
+        self._chunk = None
+
+    def _refuse(self, what: str, why: object) -> None:
+        self._refused += 1
+        self._log.error("%s refused %s, it is left out: %s", self.to.tracker.title, what, why)
 
     def _first_start(self) -> Started | None:
         return next((event for event in iterate(self._journal) if isinstance(event, Started)), None)

@@ -24,6 +24,7 @@ class MlflowTracker(Tracker[MlflowConfig]):
     config = MlflowConfig
     lists_runs = True
     mark_key = "mlflow_run_id"
+    variable = TRACKING_URI
 
     def check(self, cfg: MlflowConfig) -> None:
         """Refuses a URI that MLflow would refuse, and invalid waiting times."""
@@ -46,8 +47,10 @@ class MlflowTracker(Tracker[MlflowConfig]):
         return {TRACKING_URI: cfg.uri} if redacted(cfg.uri) != cfg.uri else {}
 
     def restored(self, cfg: MlflowConfig, environment: Mapping[str, str]) -> MlflowConfig:
-        """The configuration with the URI from the environment, if there is one."""
-        return replace(cfg, uri=environment.get(TRACKING_URI) or cfg.uri)
+        """The configuration with the URI from the environment, if that is the same URI with its password."""
+        uri = environment.get(TRACKING_URI, "")
+        # The variable may be left from another run, whose store must not get this run.
+        return replace(cfg, uri=uri) if redacted(uri) == cfg.uri else cfg
 
     def place(self, cfg: MlflowConfig) -> str:
         """The URI without credentials."""

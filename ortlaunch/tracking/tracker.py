@@ -105,6 +105,8 @@ class Tracker(Generic[C]):
     """Whether users look for runs in the tracker. Queued runs, and sweeps as runs of their own, are then sent too."""
     mark_key: str = "mark"
     """The key of the mark in the tracker's file in the run folder."""
+    variable: str = ""
+    """The environment variable from which `restored` takes the credentials, for messages; empty if there is none."""
 
     def __init__(self, name: str) -> None:
         """

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.modules import announced
+from ortlaunch.base.secrets import is_hidden
 from ortlaunch.config.load import first_line
 from ortlaunch.config.schema import Config
 from ortlaunch.tracking.tracker import Tracker
@@ -38,7 +39,7 @@ def names() -> list[str]:
     return [*_BUILT_IN, *(name for name in _announced() if name not in (*_BUILT_IN, NONE))]
 
 
-def beside() -> list[str]:
+def built_in_besides_mlflow() -> list[str]:
     """The names of the built-in trackers other than MLflow."""
     return [name for name in _BUILT_IN if name != MAIN]
 
@@ -159,12 +160,12 @@ def check(config: Config) -> None:
 
 def resolved(config: Config, cwd: Path) -> Config:
     """The configuration with absolute paths for the trackers."""
-    return _with(config, [find(cfg.name).resolved(cfg, cwd) for cfg in chosen(config)])
+    return _with_trackers(config, [find(cfg.name).resolved(cfg, cwd) for cfg in chosen(config)])
 
 
 def public(config: Config) -> Config:
     """The configuration without the trackers' credentials."""
-    return _with(config, [find(cfg.name).public(cfg) for cfg in chosen(config)])
+    return _with_trackers(config, [find(cfg.name).public(cfg) for cfg in chosen(config)])
 
 
 def environment(config: Config) -> dict[str, str]:
@@ -178,6 +179,37 @@ def restored(cfg: Any, carried: Mapping[str, str]) -> Any:
         return find(cfg.name).restored(cfg, carried)
     except RequestError:
         return cfg  # The tracker is not installed here.
+
+
+def with_credentials(config: Config, carried: Mapping[str, str]) -> Config:
+    """A run folder's configuration, with the trackers' credentials from environment variables.
+
+    Args:
+        config: the configuration as `public` left it.
+        carried: the environment variables.
+
+    Raises:
+        RequestError: a tracker is unknown or misconfigured.
+    """
+    return _with_trackers(config, [restored(cfg, carried) for cfg in chosen(config)])
+
+
+def check_credentials(config: Config) -> None:
+    """Refuses a configuration from a run folder in which a credential is still hidden.
+
+    Raises:
+        RequestError: a value holds *** instead of a credential. The message names the key and the remedy.
+    """
+    for cfg in chosen(config):
+        for key, value in _plain(cfg).items():
+            if is_hidden(str(value)):
+                variable = find(cfg.name).variable
+                remedy = f", or set {variable} to it" if variable else ""
+                key = f"{_prefix(cfg.name)}.{key}"
+                raise RequestError(
+                    f"{key}: the run folder holds *** instead of the credentials: give the whole value, "
+                    f"{key}=VALUE{remedy}"
+                )
 
 
 def files(config: Config) -> list[Path]:
@@ -206,7 +238,8 @@ def flush_seconds(cfgs: list[Any]) -> float:
     return next((float(cfg.flush_seconds) for cfg in cfgs if cfg.name == MAIN), _FLUSH_SECONDS)
 
 
-def _with(config: Config, cfgs: list[Any]) -> Config:
+def _with_trackers(config: Config, cfgs: list[Any]) -> Config:
+    """The configuration with other configurations of its trackers, as `chosen` returns them."""
     main = next((cfg for cfg in cfgs if cfg.name == config.tracking.name), config.tracking)
     others = {cfg.name: _plain(cfg) for cfg in cfgs if cfg is not main}
     return dataclasses.replace(config, tracking=main, trackers=others)

@@ -25,7 +25,7 @@ class Engine(ABC):
     """Keeps losses and gradients that are not finite out of the weights."""
     forward_done: Callable[[], None] = staticmethod(lambda: None)
     """The loop sets this callback. `micro_step` calls it between forward and backward."""
-    tripped: bool = False
+    known_discarded: bool = False
     """Whether the host knows that the last step was discarded because its numbers were not finite.
 
     The value is the same on all workers. It stays False if the host would have to wait for the device to know, and in

@@ -72,4 +72,4 @@ def _journal_start(journal: Journal, start: Start, run: Run, attempt: int, finge
             tags["ortlaunch.resumed_from_run"] = str(earlier)
     journal.tags(tags)
     if start.path is not None or attempt:
-        journal.rewind(start.step, f"goes on from {start.path}" if start.path else "begins anew")
+        journal.rewind(start.step, f"goes on from {start.path}" if start.path else "starts from the beginning")

@@ -147,32 +147,19 @@ class Recorder:
         Raises:
             TrainingError: a loss or gradient was not finite on some worker, at this step or since the last log step.
         """
-        # Steady windows begin after the first steps of this attempt, which include export and compilation.
-        steady = not self._window_disturbed and step - self._window.steps >= self._start_step + self._cfg.steady_after
+        steady = self._is_steady(step)
         measured = worker_metrics(self._workers.device)
         mine, step_seconds = self._own_figures(step, loss, engine, measured, steady=steady)
         everyone = mine.gather(self._workers)
         _check_finite(everyone.bad_loss_step, everyone.bad_gradient_step)
         self._note_ort(bool(everyone.ort_active.min() > 0))
-        metrics = {"train/loss": float(everyone.loss.mean()), "train/lr": lr}
-        if grad_norm is not None:
-            metrics["train/grad_norm"] = float(grad_norm)
-        if (scale := engine.loss_scale) is not None:
-            _check_scale(step, scale)
-            metrics["train/loss_scale"] = scale
-        metrics |= window_metrics(
-            self._window,
-            step_seconds,
-            world_size=self._workers.world_size,
-            flops_per_sample=self._flops_per_sample,
-            peak_flops=self._peak_flops,
-        )
+        stragglers = straggler_metrics(everyone.own_seconds.tolist(), everyone.step_seconds.tolist())
+        metrics = _training_metrics(step, everyone, grad_norm, lr, engine.loss_scale)
+        metrics |= self._throughput(step_seconds)
         metrics |= dict(zip(measured, everyone.measured.amax(dim=0).tolist(), strict=True))
         metrics["throughput/steady"] = float(steady)
-        stragglers = straggler_metrics(everyone.own_seconds.tolist(), everyone.step_seconds.tolist())
         metrics |= stragglers
-        resident = everyone.measured[:, list(measured).index("memory/rss_gib")]
-        metrics |= self._system.nodes.metrics(everyone.system.tolist(), resident.tolist())
+        metrics |= self._machine_metrics(everyone, list(measured))
         if steady:
             self._steady.add(self._window, step_seconds)
             self._stragglers.add(stragglers)
@@ -181,6 +168,28 @@ class Recorder:
             self._journal.metrics(step, metrics)
         # The journal's own time belongs to no step.
         self._clock.restart()
+
+    def _is_steady(self, step: int) -> bool:
+        """Whether the window that `step` ends counts for the run's summary.
+
+        Steady windows begin after the first steps of this attempt, which include export and compilation.
+        """
+        steps_before = step - self._window.steps
+        return not self._window_disturbed and steps_before >= self._start_step + self._cfg.steady_after
+
+    def _throughput(self, step_seconds: list[float]) -> dict[str, float]:
+        return window_metrics(
+            self._window,
+            step_seconds,
+            world_size=self._workers.world_size,
+            flops_per_sample=self._flops_per_sample,
+            peak_flops=self._peak_flops,
+        )
+
+    def _machine_metrics(self, everyone: WindowFigures, measured: list[str]) -> dict[str, float]:
+        """The figures of each machine and GPU. `measured` has the names of the columns of `WindowFigures.measured`."""
+        resident = everyone.measured[:, measured.index("memory/rss_gib")]
+        return self._system.nodes.metrics(everyone.system.tolist(), resident.tolist())
 
     def _own_figures(
         self, step: int, loss: torch.Tensor, engine: Engine, measured: dict[str, float], *, steady: bool
@@ -270,6 +279,18 @@ class Recorder:
         if self._journal is not None and self._worst_ort_active != self._ort_active:
             self._ort_active = self._worst_ort_active
             self._journal.tags({"ortlaunch.ort_active": str(self._ort_active).lower()})
+
+
+def _training_metrics(
+    step: int, everyone: WindowFigures, grad_norm: torch.Tensor | float | None, lr: float, loss_scale: float | None
+) -> dict[str, float]:
+    metrics = {"train/loss": float(everyone.loss.mean()), "train/lr": lr}
+    if grad_norm is not None:
+        metrics["train/grad_norm"] = float(grad_norm)
+    if loss_scale is not None:
+        _check_scale(step, loss_scale)
+        metrics["train/loss_scale"] = loss_scale
+    return metrics
 
 
 def _check_finite(losses: torch.Tensor, gradients: torch.Tensor) -> None:

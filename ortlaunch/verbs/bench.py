@@ -216,25 +216,23 @@ class _Bench:
         return code
 
     def _rounds(self) -> int:
-        cells = list(self._grid.cells)
-        total = len(cells) * self._repeat
+        """Runs all rounds; returns the exit code of the whole, or that of a run that was stopped."""
+        working = list(self._grid.cells)
         number = 0
         for turn in range(self._repeat):
-            for cell in list(cells):
+            later_rounds = self._repeat - turn - 1
+            this_round = list(working)
+            for index, cell in enumerate(this_round):
                 number += 1
-                print(f"\n{number}/{total}  round {turn + 1} of {self._repeat}: {cell.name}", flush=True)
+                left = len(this_round) - index - 1 + later_rounds * len(working)
+                print(f"\n{number}/{number + left}  round {turn + 1} of {self._repeat}: {cell.name}", flush=True)
                 code = self._run(cell, turn)
                 if code >= FIRST_STOPPED:
                     return code
                 if code:
                     # A cell that has failed once would most likely fail again, which costs time.
-                    cells.remove(cell)
-                    total = number + len(cells) * (self._repeat - turn - 1) + self._left_in_round(cell)
+                    working.remove(cell)
         return FAILED if self._failed else DONE
-
-    def _left_in_round(self, cell: Cell) -> int:
-        after = self._grid.cells[self._grid.cells.index(cell) + 1 :]
-        return sum(1 for one in after if one.name not in self._failed)
 
     def _run(self, cell: Cell, turn: int) -> int:
         seed = cell.config.seed + turn

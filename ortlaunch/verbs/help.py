@@ -22,17 +22,17 @@ Usage:
   ortlaunch jobs --available          list the ready jobs, which ortlaunch +jobs=NAME runs
   ortlaunch status RUN                all about one run
   ortlaunch logs RUN [-f]             what its workers printed, over all attempts
-  ortlaunch cancel RUN [--now]        end it, with a checkpoint unless at once
+  ortlaunch cancel RUN [--now]        end it, with a checkpoint unless --now is given
   ortlaunch resume RUN [KEY=VALUE ...]   go on with a run that was stopped or has failed, in its folder
   ortlaunch export weights RUN [--out FOLDER]   its weights as safetensors, in the model's own names
   ortlaunch export onnx|artifacts|inference [KEY=VALUE ...] out=DIR   ONNX: as it trains, to train on a device, to serve
-  ortlaunch export verify DIR         train a device's artifacts beside PyTorch (ortlaunch export --help)
+  ortlaunch export verify DIR         compare a device's artifacts with PyTorch (ortlaunch export --help)
   ortlaunch compare [RUN ...]         put runs side by side; --sweep SWEEP those of a --multirun
                                       --tag KEY=VALUE  --html FILE  --png FILE  --log
   ortlaunch bench KEY=A,B ... [repeat=3]   run a grid on this machine, round by round, and compare it
   ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models
-  ortlaunch doctor [--json] [--fix]   what environment and machine have, and what mends what they lack
+  ortlaunch doctor [--json] [--fix]   what this environment and machine have, what is missing, how to get it
 RUN is a run folder, its short id, its name, or a job id. Every command has a --help of its own.
 
 Examples:
@@ -63,7 +63,7 @@ Options:
   -c, --cfg job             print the composed configuration and stop (--resolve resolves it)
   -m, --multirun            run every combination of comma-separated values: here one after the other, with
                             launcher=slurm as one array of jobs
-      +after=RUN            begin when that run has finished
+      +after=RUN            start when that run has finished
   -cd, --config-dir DIR     add a folder of your own configuration files
   -sc, --shell-completion   install=bash|zsh|fish, for example: eval "$(ortlaunch -sc install=bash)"
   --hydra-help              Hydra's other options

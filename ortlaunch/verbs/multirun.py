@@ -57,22 +57,36 @@ class Multirun:
         """
         if not self._planned:
             self._name = swept_name(self._varied, config.name)
-        elif (first := self._planned[0].config.launcher.name) != config.launcher.name:
-            raise RequestError(f"launcher={first},{config.launcher.name}: a sweep has one launcher: give one value")
-        config = dataclasses.replace(config, name=combination_name(config, self._varied, overrides))
-        task = SweepTask(self._folder, len(self._planned))
-        plan = dataclasses.replace(make_plan(config), sweep=task)
-        self._planned.append(PlannedRun(plan, config, overrides))
+        self._check_launcher(config)
+        run = self._planned_run(config, overrides)
+        self._planned.append(run)
         launcher = launcher_of(config)
         if isinstance(launcher, QueueLauncher):
             return DONE
         if not config.launcher.dry_run:
-            if self._sweep is None:
-                self._sweep = self._created()
-                # Lets `ortlaunch sync` tell a sweep that goes on from one whose launcher was killed.
-                Run(self._folder).note_launcher()
-            self._sweep.write([one.plan.run_dir for one in self._planned], complete=False)
-        return launcher.submit(plan, config, overrides)
+            self._record_runs()
+        return launcher.submit(run.plan, run.config, overrides)
+
+    def _check_launcher(self, config: Config) -> None:
+        """Refuses a combination whose launcher is not that of the combinations before it."""
+        first = self._planned[0].config.launcher.name if self._planned else config.launcher.name
+        if first != config.launcher.name:
+            raise RequestError(f"launcher={first},{config.launcher.name}: a sweep has one launcher: give one value")
+
+    def _planned_run(self, config: Config, overrides: list[str]) -> PlannedRun:
+        """Plans a combination as the next run of the sweep, under a name that shows what varies."""
+        config = dataclasses.replace(config, name=combination_name(config, self._varied, overrides))
+        task = SweepTask(self._folder, len(self._planned))
+        plan = dataclasses.replace(make_plan(config), sweep=task)
+        return PlannedRun(plan, config, overrides)
+
+    def _record_runs(self) -> None:
+        """Records the runs so far in the sweep's folder, which the first of them creates."""
+        if self._sweep is None:
+            self._sweep = self._created()
+            # Lets `ortlaunch sync` tell a sweep that goes on from one whose launcher was killed.
+            Run(self._folder).note_launcher()
+        self._sweep.write([one.plan.run_dir for one in self._planned], complete=False)
 
     def close(self, code: int) -> int:
         """Submits all combinations, or ends the sweep. No further combination may come.

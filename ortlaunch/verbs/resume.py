@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.compose.hydra_tree import explain
+from ortlaunch.compose.hydra_errors import explain
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import first_line, load_config, to_config
 from ortlaunch.config.schema import GROUPS, Config
@@ -20,8 +21,10 @@ from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process
+from ortlaunch.run.key import RunKey
 from ortlaunch.run.liveness import Alive, has_workers, liveness
 from ortlaunch.run.run import Run
+from ortlaunch.tracking import trackers
 
 _HELP = """\
 usage: ortlaunch resume RUN [KEY=VALUE ...]
@@ -45,7 +48,8 @@ def resume(arguments: list[str]) -> int:
         The exit code of the run.
 
     Raises:
-        RequestError: there is no such run or several, it is still going on, or a key is wrong.
+        RequestError: there is no such run or several, it is still going on, a key is wrong, or a tracker's password is
+            missing.
     """
     if {"-h", "--help"} & set(arguments):
         print(_HELP)
@@ -55,20 +59,24 @@ def resume(arguments: list[str]) -> int:
             "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
         )
     run_dir = find_run(arguments[0]).path
-    stored = _stored_config(run_dir)
+    # The variables come first, so that a key on the command line overrides them.
+    stored = trackers.with_credentials(_stored_config(run_dir), os.environ)
     changed = _changed(stored, arguments[1:], run_dir)
+    trackers.check_credentials(changed)
     launcher = launcher_of(changed)
     config = prepared(launcher.resumed(changed, run_dir))
     state = Run(run_dir).state()
     if launcher.keeps_record(config):
         _check_ended(run_dir, config.launcher.grace_seconds)
-    if state.ended == "FINISHED" and config.train.steps <= (done := stored.train.steps):
+    done = stored.train.steps
+    if state.ended == "FINISHED" and config.train.steps <= done:
         # Otherwise the run would train its last steps again.
         raise RequestError(
             f"{run_dir} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
         )
-    # A run that was killed early has journalled neither id nor name. Its folder is <timestamp>-<name>-<id>.
-    run_id, name = state.run_id or run_dir.name.rpartition("-")[2], state.name or run_dir.name
+    # A run that was killed early has journalled neither id nor name.
+    run_id = state.run_id or RunKey.of_folder(run_dir.name).run_id
+    name = state.name or run_dir.name
     plan = plan_in(config, run_dir, run_id, name, attempt=max(1, state.attempts))
     return launcher.submit(plan, config, ["resume", *arguments])
 
@@ -112,7 +120,7 @@ def _check_ended(run_dir: Path, seconds: float) -> None:
     """Waits for workers that are still writing their last checkpoint; refuses a run whose launcher or job lives."""
     run = Run(run_dir)
     if run.job() is not None:
-        row, _ = look(folder_at(run_dir))
+        row = look(folder_at(run_dir)).row
         # If the scheduler cannot tell, the workers' lock decides below.
         if not row.is_over and row.state is not State.UNKNOWN:
             raise RequestError(f"{run_dir} is {row.state.value} as job {row.job_id}: ortlaunch cancel {row.run_id}")

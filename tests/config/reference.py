@@ -52,7 +52,7 @@ def page() -> str:
 def _trackers() -> list[str]:
     """Trackers beside MLflow: options of `tracking` whose keys have a place of their own."""
     parts = []
-    for name in trackers.beside():
+    for name in trackers.built_in_besides_mlflow():
         node = trackers.schema(name)
         parts += [f"### tracking=[mlflow,{name}]\n", f"{_summary(node)}\n", _table(node, f"trackers.{name}.")]
     return parts
@@ -142,7 +142,7 @@ def _summary(node: type) -> str:
 def field_docs() -> dict[tuple[type, str], str]:
     """The text below each field of the schema, and of the modules that hold the options of a group or a tracker."""
     nodes = [node for options in schema.GROUPS.values() for node in options.values()]
-    nodes += [trackers.schema(name) for name in trackers.beside()]
+    nodes += [trackers.schema(name) for name in trackers.built_in_besides_mlflow()]
     bases = {base for node in nodes for base in node.__mro__ if dataclasses.is_dataclass(base)}
     modules = {sys.modules[node.__module__] for node in bases} | {schema}
     docs = {}

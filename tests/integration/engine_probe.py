@@ -51,7 +51,7 @@ def probe(config: Config, workers: Workers) -> dict[str, Any]:
     moved, before = weights(engine), weights(engine)
     engine.guard.step = 5
     step(engine, config, workers, 5, bad=workers.rank == BAD_RANK)
-    tripped = engine.tripped
+    known_discarded = engine.known_discarded
     after_bad = weights(engine)
     # What follows is good again, but must not be trusted: the host may learn of the bad step only later.
     engine.guard.step = 6
@@ -61,7 +61,7 @@ def probe(config: Config, workers: Workers) -> dict[str, Any]:
         "finite": all(bool(weight.isfinite().all()) for weight in moved),
         "kept": all(torch.equal(*pair) for pair in zip(before, after_bad, strict=True)),
         "kept afterwards": all(torch.equal(*pair) for pair in zip(before, weights(engine), strict=True)),
-        "tripped": tripped,
+        "known_discarded": known_discarded,
         "read": engine.guard.read(),
     }
 

@@ -94,7 +94,7 @@ def test_every_worker_knows_of_it_and_the_right_one_is_to_blame(
     if name.endswith("fp16"):
         # An overflow is no failure there: the others go on, and do not step, until the next log step.
         assert (good, bad) == ((0, 0), (5, 0))
-        assert [rank["tripped"] for rank in probed[name]] == [False, False]
+        assert [rank["known_discarded"] for rank in probed[name]] == [False, False]
     else:
         assert (good, bad) == ((0, 5), (5, 5))
-        assert [rank["tripped"] for rank in probed[name]] == [True, True]
+        assert [rank["known_discarded"] for rank in probed[name]] == [True, True]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ortlaunch.base.errors import RequestError
 from ortlaunch.run import failure
+from ortlaunch.run.attempt import header
 
 TORCHRUN_REPORT = """\
 Root Cause (first observed failure):
@@ -112,15 +116,19 @@ def test_no_failure_is_none(tmp_path: Path) -> None:
     assert failure.first(tmp_path, tmp_path / "torchrun.log") is None
 
 
-def test_a_killed_worker_on_a_cluster_is_on_the_node_of_its_torchrun(tmp_path: Path) -> None:
-    earlier = "--- attempt 1 on n1 at 2026-01-01T10:00:00+0000, job 7\nChildFailedError\n" + TORCHRUN_REPORT.format(
-        code=-11
-    )
+def test_a_killed_worker_on_a_cluster_is_on_the_node_of_its_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "torchrun-1.log"
-    log.write_text(earlier + "--- attempt 2 on n2 at 2026-01-01T11:00:00+0000, job 7\n")
+    monkeypatch.setattr(socket, "gethostname", lambda: "n1")
+    log.write_text(f"{header()}\nChildFailedError\n{TORCHRUN_REPORT.format(code=-11)}")
+    monkeypatch.setattr(socket, "gethostname", lambda: "n2")
+    with log.open("a") as file:
+        file.write(f"{header()}\n")
     assert failure.first(tmp_path, log) is None
     with log.open("a") as file:
         file.write("ChildFailedError\n" + TORCHRUN_REPORT.format(code=-9))
+    monkeypatch.setattr(socket, "gethostname", lambda: "n1")
     found = failure.first(tmp_path, log)
     assert found is not None
     assert (found.rank, found.host) == (1, "n2")

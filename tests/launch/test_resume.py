@@ -8,9 +8,12 @@ import pytest
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
-from ortlaunch.config.load import to_config
-from ortlaunch.config.schema import Config, Precision, SlurmConfig
-from ortlaunch.verbs.resume import _changed
+from ortlaunch.config.load import save_config, to_config
+from ortlaunch.config.schema import Config, MlflowConfig, Precision, SlurmConfig
+from ortlaunch.launch.local.launcher import LocalLauncher
+from ortlaunch.tracking import trackers
+from ortlaunch.tracking.mlflow import TRACKING_URI
+from ortlaunch.verbs.resume import _changed, resume
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +56,39 @@ def test_what_cannot_be_changed_is_said_with_its_key(stored: Config, tmp_path: P
         _changed(stored, [word], tmp_path)
     message = str(caught.value)
     assert message.startswith("resume: ") and said in message and "\n" not in message
+
+
+URI = "http://ada:geheim@team:5000"
+
+
+def uri_of_resumed(run_dir: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    """The tracking URI with which a run goes on whose folder holds the URI above without its password."""
+    config = to_config(compose(["model=mlp", "backend=eager", "device=cpu", f"tracking.uri={URI}"]))
+    save_config(trackers.public(config), run_dir / "config.yaml")
+    assert "geheim" not in (run_dir / "config.yaml").read_text()
+    submitted: list[Config] = []
+    monkeypatch.setattr(LocalLauncher, "submit", lambda self, plan, config, arguments: submitted.append(config) or 0)
+    assert resume([str(run_dir), *words]) == 0
+    tracking = submitted[0].tracking
+    assert isinstance(tracking, MlflowConfig)
+    return tracking.uri
+
+
+def test_the_password_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRACKING_URI, URI)
+    assert uri_of_resumed(tmp_path, monkeypatch) == URI
+
+
+def test_the_command_line_overrides_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TRACKING_URI, URI)
+    assert uri_of_resumed(tmp_path, monkeypatch, "tracking.uri=http://ada:neu@team:5000") == "http://ada:neu@team:5000"
+
+
+@pytest.mark.parametrize("carried", [None, "http://ada:geheim@elsewhere:5000"], ids=["unset", "another server"])
+def test_a_missing_password_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carried: str | None) -> None:
+    """The stars of the run folder are no password, and the variable may be left from another run."""
+    monkeypatch.delenv(TRACKING_URI, raising=False)
+    if carried is not None:
+        monkeypatch.setenv(TRACKING_URI, carried)
+    with pytest.raises(RequestError, match=rf"^tracking\.uri: .*tracking\.uri=VALUE, or set {TRACKING_URI} to it$"):
+        uri_of_resumed(tmp_path, monkeypatch)

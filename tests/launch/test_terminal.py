@@ -114,14 +114,14 @@ def test_the_end_has_the_figures_and_the_places() -> None:
     ("account", "shown"),
     [
         # Of a short run start-up is most, and that is no news.
-        (Goodput(60, 10, 48, 0, 0, 0, 0, 2), ""),
-        (Goodput(6000, 5700, 48, 0, 0, 0, 0, 252), ""),
+        (Goodput(60, 10, 48, 0, 0, 0, 0), ""),
+        (Goodput(6000, 5700, 48, 0, 0, 0, 0), ""),
         (
-            Goodput(6000, 3000, 1000, 500, 0.2, 0, 1400, 100),
+            Goodput(6000, 3000, 1000, 500, 0.2, 0, 1400),
             "goodput:    50 % of 6,000 s went into steps that count (down 1,400 s, start-up 1,000 s, evaluation 500 s)",
         ),
         # It died: that is said whatever it took.
-        (Goodput(60, 30, 20, 0, 0, 6, 4, 0), "steps taken again 6 s, down 4 s"),
+        (Goodput(60, 30, 20, 0, 0, 6, 4), "steps taken again 6 s, down 4 s"),
     ],
 )
 def test_what_kept_a_run_from_training_is_said_where_it_matters(account: Goodput, shown: str) -> None:

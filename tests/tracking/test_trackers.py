@@ -130,6 +130,13 @@ def test_a_token_is_in_no_file(tmp_path: Path) -> None:
     assert config.trackers["kept"]["api_token"] == "geheim"
 
 
+def test_a_hidden_token_of_a_users_tracker_is_refused_by_its_key() -> None:
+    config = composed("tracking=kept", "trackers.kept.api_token=geheim")
+    trackers.check_credentials(config)
+    with pytest.raises(RequestError, match=r"^trackers\.kept\.api_token: .*trackers\.kept\.api_token=VALUE$"):
+        trackers.check_credentials(trackers.public(config))
+
+
 def test_a_users_tracker_stands_beside_mlflow(store: MlflowConfig, new_run: NewRun, client: Any) -> None:
     run_dir, journal = new_run("beside")
     relay = Relay(run_dir, store, kept())

@@ -62,7 +62,7 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
 
     def same_workers_reason(self, cfg: DeepSpeedConfig, optimizer: OptimizerConfig) -> str | None:
         is_free = cfg.zero_stage == 0 or optimizer.can_be_resharded
-        return None if is_free else "DeepSpeed shares out anew the state of AdamW alone"
+        return None if is_free else "DeepSpeed can redistribute the state of AdamW only"
 
 
 def _check_stage(cfg: DeepSpeedConfig) -> None:

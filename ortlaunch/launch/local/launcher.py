@@ -14,6 +14,7 @@ from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.rules import LOCAL_RULES
 from ortlaunch.launch.plan import LaunchPlan, NodePart, Start, new_run
 from ortlaunch.launch.torchrun import torchrun, worker_environment, workers_per_node
+from ortlaunch.run.key import RunKey
 
 
 class LocalLauncher(Launcher):
@@ -36,13 +37,11 @@ class LocalLauncher(Launcher):
         """Plans a run like `Launcher.plan`.
 
         Raises:
-            RequestError: the run that ``launcher.run`` names is there already.
+            RequestError: the run that ``launcher.run`` names exists already.
         """
         keys = _keys(config)
         if attempt == 0 and keys.node_rank == 0 and not keys.dry_run and run_dir.exists():
-            raise RequestError(
-                f"launcher.run={keys.run}: {run_dir} is there already: go on with it by ortlaunch resume"
-            )
+            raise RequestError(f"launcher.run={keys.run}: {run_dir} exists already: go on with it by ortlaunch resume")
         return super().plan(config, run_dir, run_id, name, attempt)
 
     def submit(self, plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
@@ -64,8 +63,8 @@ class LocalLauncher(Launcher):
         keys = _keys(config)
         if keys.nodes == 1:
             return config
-        parts = run_dir.name.split("-")
-        return dataclasses.replace(config, launcher=dataclasses.replace(keys, run="-".join([*parts[:2], parts[-1]])))
+        run = str(RunKey.of_folder(run_dir.name))
+        return dataclasses.replace(config, launcher=dataclasses.replace(keys, run=run))
 
     def keeps_record(self, config: Config) -> bool:
         """Returns whether this is the run's first machine."""

@@ -29,7 +29,7 @@ def _machines(config: Config) -> None:
     assert isinstance(launcher, LocalConfig)
     if launcher.run is not None and not re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", launcher.run):
         raise RequestError(
-            f"launcher.run={launcher.run}: not of the form 20260101-120000-1a2b3c, as the first machine says"
+            f"launcher.run={launcher.run}: must have the form 20260101-120000-1a2b3c, as the first machine prints it"
         )
     if not 1 <= launcher.master_port <= 65535:
         raise RequestError(f"launcher.master_port={launcher.master_port}: must be a port, 1 to 65535")

@@ -31,6 +31,7 @@ from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay, RelayResult
 
 _POLL_SECONDS = 0.1
+_TAIL_LINES = 15
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -196,48 +197,82 @@ def _watch(
     launcher: LauncherConfig,
     own_claim: Claim | None,
 ) -> int:
-    """Shows the journal and rank 0's output until torchrun ends; passes on a request to stop.
+    """Watches the workers until torchrun ends; returns torchrun's exit code.
 
     Raises:
         RequestError: another launcher has taken the run over; nothing more is written.
     """
     offset = plan.journal.stat().st_size
-    deadline: float | None = None
+    stopping = _Stopping(group, stop, plan, display, launcher)
     while True:
+        # torchrun is polled before its output is read, so that all output from before its end is shown below.
         code = group.poll()
-        events, offset = read_events(plan.journal, offset)
-        for event in events:
-            display.event(event)
-        display.look()
+        offset = _show(plan, group, display, offset)
         if own_claim is not None and not own_claim.keep():
             group.kill()
             raise RequestError(f"{plan.run_dir}: another launcher has taken this run over; its workers here are ended")
-        for line in group.lines():
-            display.line(line)
         if code is not None:
             return code
-        if stop.signal is not None and deadline is None:
-            deadline = _ask_to_stop(plan, display, launcher)
-        if stop.repeated or (launcher.max_restarts and failure.is_request(plan.run_dir)):
-            group.kill()
-        if deadline is not None and time.monotonic() > deadline:
-            deadline = math.inf
-            threading.Thread(target=group.terminate, daemon=True).start()
+        stopping.act()
         time.sleep(_POLL_SECONDS)
 
 
-def _ask_to_stop(plan: LaunchPlan, display: Display, launcher: LauncherConfig) -> float:
-    """Passes on the first request to stop; returns the time on the monotonic clock at which the workers are ended."""
-    if not display.trains:
-        display.line("stopping the workers (again to stop them at once)")
-        return 0.0
-    # torchrun would pass a signal on and then end the workers while they write their checkpoint.
-    plan.stop_file.touch()
-    display.line("finishing the step and writing a checkpoint (again to stop at once)")
-    return time.monotonic() + launcher.grace_seconds
+def _show(plan: LaunchPlan, group: WorkerGroup, display: Display, offset: int) -> int:
+    """Shows what the workers have journalled from `offset` on, and rank 0's output; returns the new offset."""
+    events, offset = read_events(plan.journal, offset)
+    for event in events:
+        display.event(event)
+    display.look()
+    for line in group.lines():
+        display.line(line)
+    return offset
+
+
+class _Stopping:
+    """Ends the workers: on request after a checkpoint, and at once on a second request or when it takes too long."""
+
+    def __init__(
+        self, group: WorkerGroup, stop: _StopFlag, plan: LaunchPlan, display: Display, launcher: LauncherConfig
+    ) -> None:
+        self._group = group
+        self._stop = stop
+        self._plan = plan
+        self._display = display
+        self._launcher = launcher
+        self._deadline: float | None = None
+        """When the workers are ended, on the monotonic clock; None before a request, infinite once it has passed."""
+
+    def act(self) -> None:
+        """Does what is due now. The caller calls it several times a second while the workers run."""
+        if self._stop.signal is not None and self._deadline is None:
+            self._deadline = time.monotonic() + self._ask()
+        # torchrun would start the workers again, although their request is wrong.
+        fails_again = self._launcher.max_restarts and failure.is_request(self._plan.run_dir)
+        if self._stop.repeated or fails_again:
+            self._group.kill()
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            self._deadline = math.inf
+            threading.Thread(target=self._group.terminate, daemon=True).start()
+
+    def _ask(self) -> float:
+        """Passes on the first request to stop; returns the seconds after which the workers are ended."""
+        if not self._display.trains:
+            self._display.line("stopping the workers (again to stop them at once)")
+            return 0.0
+        # torchrun would pass a signal on and then end the workers while they write their checkpoint.
+        self._plan.stop_file.touch()
+        self._display.line("finishing the step and writing a checkpoint (again to stop at once)")
+        return self._launcher.grace_seconds
 
 
 def _outcome(part: NodePart, code: int, stop_signal: int | None) -> Outcome:
+    """Returns how the run ended.
+
+    Args:
+        part: this machine's part of the run.
+        code: torchrun's exit code.
+        stop_signal: the first signal to this process that asked to stop; None if there was none.
+    """
     plan = part.plan
     if plan.stopped.exists():
         # A stop by the file alone has the exit code of Ctrl-C. If torchrun has failed, a signal has reached torchrun
@@ -249,11 +284,14 @@ def _outcome(part: NodePart, code: int, stop_signal: int | None) -> Outcome:
         return Outcome("FINISHED" if code == 0 else "KILLED", exit_codes.stopped_by(stop_signal))
     if code == 0:
         return Outcome("FINISHED", exit_codes.DONE)
-    found = failure.first(plan.run_dir, *plan.files.torchrun_logs())
-    if found is None:
-        tail = "\n".join(part.torchrun_log.read_text(errors="replace").strip().splitlines()[-15:])
-        found = failure.Failure(0, socket.gethostname(), f"torchrun ended with {code}:\n{tail}", False, 0.0)
+    found = failure.first(plan.run_dir, *plan.files.torchrun_logs()) or _torchrun_failure(part, code)
     return Outcome("FAILED", exit_codes.REQUEST if found.is_request else exit_codes.FAILED, found)
+
+
+def _torchrun_failure(part: NodePart, code: int) -> failure.Failure:
+    """Returns the failure of torchrun itself, with the end of its log."""
+    tail = "\n".join(part.torchrun_log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:])
+    return failure.Failure(0, socket.gethostname(), f"torchrun ended with {code}:\n{tail}", False, 0.0)
 
 
 def _record(

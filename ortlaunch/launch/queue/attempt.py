@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
@@ -52,25 +53,47 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
         print(f"ortlaunch: {run_dir} is done", file=sys.stderr)
         return None
     _claim(launcher, run, job)
-    journal = run.journal()
     if run.stop_word() not in (None, REQUEUE_WORD):
-        journal.tags({"ortlaunch.state": "stopped"})
-        journal.end("KILLED")
-        claim.release_of(run, job.key)
-        send_all(run_dir)
-        _note_end(run_dir, "KILLED")
-        print("ortlaunch: the run was asked to stop while it was in the queue", file=sys.stderr)
+        _end_before_start(run, job)
         return None
-    # Files of the previous attempt must not be taken for those of this one.
-    for file in (run.stop_file, run.stopped_file):
-        file.unlink(missing_ok=True)
-    for folder in (run.failures, run.preflight):
-        shutil.rmtree(folder, ignore_errors=True)
+    _remove_earlier_files(run)
     past = history.load(run_dir)
     attempt = past.begin(job.job_id, job.restart, job.nodes)
     history.save(run_dir, past)
     # The workers inherit these variables.
     os.environ |= {"ORTLAUNCH_ATTEMPT": str(attempt), "ORTLAUNCH_JOB": job.job_id}
+    _journal_begin(run, job, attempt)
+    return attempt
+
+
+def _end_before_start(run: Run, job: OwnJob) -> None:
+    """Ends a run that was asked to stop while its job was in the queue."""
+    journal = run.journal()
+    journal.tags({"ortlaunch.state": "stopped"})
+    journal.end("KILLED")
+    claim.release_of(run, job.key)
+    send_all(run.path)
+    _note_end(run.path, "KILLED")
+    print("ortlaunch: the run was asked to stop while it was in the queue", file=sys.stderr)
+
+
+def _remove_earlier_files(run: Run) -> None:
+    """Removes files of the previous attempt, which must not be taken for those of this one."""
+    for file in (run.stop_file, run.stopped_file):
+        file.unlink(missing_ok=True)
+    for folder in (run.failures, run.preflight):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _journal_begin(run: Run, job: OwnJob, attempt: int) -> None:
+    """Journals that an attempt begins, and in which job it runs.
+
+    Args:
+        run: the run.
+        job: the job.
+        attempt: how many attempts there were before.
+    """
+    journal = run.journal()
     journal.tags(
         {
             "ortlaunch.state": "running",
@@ -83,7 +106,6 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
     own = run.scheduler_variables(attempt, job.scheduler)
     own.write_text(json.dumps(job.variables, indent=2) + "\n")
     journal.artifact(own, ARTIFACT_FOLDER)
-    return attempt
 
 
 def _claim(launcher: BatchLauncher, run: Run, job: OwnJob) -> None:
@@ -166,7 +188,7 @@ def refused(run_dir: Path, command: str, job: str) -> None:
     send_all(run_dir)
 
 
-def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: list[str]) -> Facts:
+def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: Iterable[str]) -> Facts:
     """Collects the facts about a run whose workers have ended, from its folder and, if it is not done, the scheduler.
 
     Args:
@@ -193,7 +215,7 @@ def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: list[str]
         is_preempted=answer is not None and answer.is_preempted,
         crashes=past.crashes(job.job_id),
         max_restarts=config.launcher.max_restarts,
-        barren=past.barren(job.job_id, Run(run_dir).newest_checkpoint()),
+        without_checkpoint=past.without_checkpoint(job.job_id, run.newest_checkpoint()),
         requeue_limit=launcher.requeue_limit(config),
         scheduler=launcher.title,
         starter=launcher.starter,

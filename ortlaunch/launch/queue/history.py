@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from dataclasses import asdict, dataclass, field
@@ -50,20 +51,18 @@ class History:
         """Returns the number of crashes of a job."""
         return sum(attempt.is_crash for attempt in self.attempts if attempt.job_id == job_id)
 
-    def barren(self, job_id: str, checkpoint: str) -> int:
+    def without_checkpoint(self, job_id: str, checkpoint: str) -> int:
         """Returns how many attempts of a job in a row, up to the newest, have left no new checkpoint.
 
         Args:
             job_id: the job.
             checkpoint: the newest checkpoint now; empty if there is none.
         """
-        count, after = 0, checkpoint
-        for attempt in reversed([one for one in self.attempts if one.job_id == job_id][:-1]):
-            if attempt.checkpoint != after:
-                return count
-            count += 1
-        # Only the job's first attempt is left. Any checkpoint counts as its own, though it may be from before the job.
-        return count + (after == "")
+        earlier = [attempt.checkpoint for attempt in self.attempts if attempt.job_id == job_id][:-1]
+        # Any checkpoint counts as new for the job's first attempt, though it may be from before the job.
+        checkpoints = ["", *earlier, checkpoint]
+        before_and_after = reversed(list(itertools.pairwise(checkpoints)))
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], before_and_after))
 
 
 def load(run_dir: Path) -> History:

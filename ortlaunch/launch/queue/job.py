@@ -23,6 +23,7 @@ from ortlaunch.launch.plan import Start
 from ortlaunch.launch.queue.announce import destinations
 from ortlaunch.launch.queue.attempt import begin, decide, gather, refused
 from ortlaunch.launch.queue.launcher import BatchLauncher
+from ortlaunch.launch.queue.own import OwnJob
 from ortlaunch.launch.queue.verdict import REQUEUE_WORD
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.run import Run
@@ -69,16 +70,23 @@ def run_job(launcher: BatchLauncher, config: Config, run_dir: Path) -> int:
     while True:
         job = launcher.own_job()
         print(f"--- job {job.job_id}, restart {job.restart}, on {job.nodes}", flush=True)
-        before = begin(launcher, run_dir, job)
-        if before is None:
+        if begin(launcher, run_dir, job) is None:
             return exit_codes.DONE
         code, relay = _workers(launcher, config, run_dir, signals)
         verdict = decide(gather(launcher, run_dir, code, signals.seen), run_dir, job.key)
         _finish(relay, run_dir)
-        if verdict.action != "again" or "WARNING" in signals.seen:
-            break
-    if verdict.action not in ("requeue", "again"):
-        return verdict.code
+        action = verdict.action
+        # The warning may have come after the workers had ended. They would not get far in the rest of this job.
+        if action == "again" and "WARNING" in signals.seen:
+            action = "requeue"
+        if action == "requeue":
+            return _requeue(launcher, run_dir, job)
+        if action != "again":
+            return verdict.code
+
+
+def _requeue(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int:
+    """Queues the job again, or ends the run if the scheduler refuses this; returns the exit code of the job."""
     if launcher.requeue(job):
         return exit_codes.DONE
     refused(run_dir, f"the requeue by {launcher.title}", job.key)
@@ -91,7 +99,7 @@ class _Signals:
     def __init__(self, launcher: BatchLauncher, run_dir: Path) -> None:
         self.seen: list[str] = []
         """Names of the signals, as in `Facts.signals`."""
-        self.since: float | None = None
+        self._since: float | None = None
         """Time of the first signal on the monotonic clock."""
         self._run_dir = run_dir
         self._names = {launcher.warning: "WARNING", signal.SIGTERM: "TERM"}
@@ -100,13 +108,17 @@ class _Signals:
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
         self.seen.append(self._names[signal.Signals(number)])
-        self.since = self.since or time.monotonic()
+        self._since = self._since or time.monotonic()
 
     def pass_on(self) -> None:
         """Asks the workers to stop together after a checkpoint, unless they were already asked."""
         run = Run(self._run_dir)
-        if self.since is not None and run.stop_word() is None and run.stopped() is None:
+        if self._since is not None and run.stop_word() is None and run.stopped() is None:
             run.ask_to_stop(REQUEUE_WORD)
+
+    def came_before(self, seconds: float) -> bool:
+        """Whether the first signal came more than `seconds` ago."""
+        return self._since is not None and time.monotonic() > self._since + seconds
 
 
 def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _Signals) -> tuple[int, Relay | None]:
@@ -128,10 +140,7 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
             signals.pass_on()
             for line in group.lines():
                 print(line, flush=True)
-            if (
-                signals.since is not None
-                and time.monotonic() > signals.since + _PATIENCE * config.launcher.grace_seconds
-            ):
+            if signals.came_before(_PATIENCE * config.launcher.grace_seconds):
                 signals.seen.append("LATE")
                 break
             time.sleep(_POLL_SECONDS)

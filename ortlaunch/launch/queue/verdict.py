@@ -41,7 +41,7 @@ class Facts:
     crashes: int = 0
     """Crashes of this job before this end of the workers."""
     max_restarts: int = 0
-    barren: int = 0
+    without_checkpoint: int = 0
     """How often in a row, this end included, the run left the nodes without a new checkpoint."""
     requeue_limit: int = 3
     scheduler: str = "SLURM"
@@ -89,8 +89,9 @@ def _left(facts: Facts) -> Verdict:
 
 
 def _terminated(facts: Facts) -> Verdict:
-    """Decides after SIGTERM from a user or the scheduler to the workers, and with TERM to the job's first process."""
+    """Decides after a SIGTERM, which a user or the scheduler has sent, by what the scheduler says of the job."""
     if facts.job_state is None:
+        # The run is not ended, because the scheduler may have queued the job again.
         return _left(facts)
     if facts.job_state != "RUNNING":
         return Verdict("end", "cancelled, or its time limit came before the warning", "KILLED", exit_codes.INTERRUPTED)
@@ -98,22 +99,31 @@ def _terminated(facts: Facts) -> Verdict:
         return _warned(facts)
     if "TERM" in facts.signals:
         return Verdict("end", "stopped by SIGTERM", "KILLED", exit_codes.TERMINATED)
-    # After a node has failed and the job was requeued, the scheduler may deliver a SIGTERM that it meant for the step
-    # with the same number before the requeue.
-    if facts.barren >= facts.requeue_limit:
-        return Verdict(
-            "end", f"the workers got SIGTERM {facts.barren} times without a new checkpoint", "FAILED", exit_codes.FAILED
-        )
+    return _workers_terminated(facts)
+
+
+def _workers_terminated(facts: Facts) -> Verdict:
+    """Decides after a SIGTERM that only the workers got, while their job goes on.
+
+    After a node has failed and the job was requeued, the scheduler may deliver a SIGTERM that it meant for the step
+    with the same number before the requeue.
+    """
+    if _makes_no_progress(facts):
+        reason = f"the workers got SIGTERM {facts.without_checkpoint} times without a new checkpoint"
+        return Verdict("end", reason, "FAILED", exit_codes.FAILED)
     return Verdict("again", "the workers got SIGTERM, and the job goes on")
 
 
 def _queued_again(facts: Facts, why: str) -> Verdict:
-    if facts.barren >= facts.requeue_limit:
-        text = f"{why}, for the {facts.barren}th time without a new checkpoint (launcher.requeue_limit)"
-        return Verdict(
-            "end", f"{text}: lower train.checkpoint_every, or raise launcher.time", "FAILED", exit_codes.FAILED
-        )
+    if _makes_no_progress(facts):
+        reason = f"{why}, {facts.without_checkpoint} times in a row without a new checkpoint (launcher.requeue_limit)"
+        advice = "lower train.checkpoint_every, or raise launcher.time"
+        return Verdict("end", f"{reason}: {advice}", "FAILED", exit_codes.FAILED)
     return Verdict("requeue", why)
+
+
+def _makes_no_progress(facts: Facts) -> bool:
+    return facts.without_checkpoint >= facts.requeue_limit
 
 
 def _warned(facts: Facts) -> Verdict:

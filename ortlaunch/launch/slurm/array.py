@@ -35,13 +35,23 @@ def submit_array(launcher: BatchLauncher, sweep: SweepPlan) -> int:
     named = dataclasses.replace(plan, name=sweep.name)
     script = request_for(named, config, tasks=len(sweep.runs), folder=sweep.folder).script()
     if config.launcher.dry_run:
-        tasks = [
-            f"# {sweep.folder / 'tasks'}/{number}: {one.plan.run_dir}  {' '.join(one.overrides)}\n"
-            for number, one in enumerate(sweep.runs)
-        ]
         places = [("runs", f"{len(sweep.runs)}{_at_once(config)}"), ("sweep", str(sweep.folder))]
-        launcher.show("".join([script, *tasks]), named, config, places)
-        return DONE
+        launcher.show(script + _tasks_text(sweep), named, config, places)
+    else:
+        _submit(launcher, sweep, config, script)
+    return DONE
+
+
+def _tasks_text(sweep: SweepPlan) -> str:
+    """Returns a comment for each task that says which run it is."""
+    return "".join(
+        f"# {sweep.folder / 'tasks'}/{number}: {one.plan.run_dir}  {' '.join(one.overrides)}\n"
+        for number, one in enumerate(sweep.runs)
+    )
+
+
+def _submit(launcher: BatchLauncher, sweep: SweepPlan, config: Config, script: str) -> None:
+    """Writes the folders of the sweep and of its runs, and submits the array."""
     launcher.ask(script, config)
     made = sweep.create()
     for one in sweep.runs:
@@ -62,7 +72,6 @@ def submit_array(launcher: BatchLauncher, sweep: SweepPlan) -> int:
     launcher.say_sweep(
         sweep, f"{made.name} is in the queue as job {ticket.job_id}", ticket.job_id, said, _at_once(config)
     )
-    return DONE
 
 
 def _at_once(config: Config) -> str:

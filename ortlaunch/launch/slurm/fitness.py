@@ -69,7 +69,7 @@ def examine(run_dir: Path) -> list[str]:
         *(_other_versions(recorded["packages"]) if same_system else []),
         *_missing_gpus(config),
         *_full_disk(run_dir),
-        *_unresolved(os.environ["ORTLAUNCH_HEAD"], cfg.nodes),
+        *_unreachable(os.environ["ORTLAUNCH_HEAD"], cfg.nodes),
     ]
 
 
@@ -120,7 +120,8 @@ def _other_folder(run_dir: Path) -> list[str]:
     token = Run(run_dir).preflight_token
     if token.is_file() and token.read_text() == attempt_token():
         return []
-    return [f"{run_dir} is not the run folder that the first node sees: run_root must lie on a file system they share"]
+    remedy = "run_root must be on a file system that all nodes share"
+    return [f"{run_dir} is not the run folder that the first node sees: {remedy}"]
 
 
 def _other_versions(recorded: dict[str, str]) -> list[str]:
@@ -148,7 +149,7 @@ def _missing_gpus(config: Config) -> list[str]:
     if visible is not None:
         seen = min(seen, len([entry for entry in visible.split(",") if entry.strip()]))
     wanted = workers_per_node(config)
-    return [] if seen >= wanted else [f"{seen} GPU(s) to be seen, and {wanted} workers want one each"]
+    return [] if seen >= wanted else [f"{seen} GPU(s) are visible, and {wanted} workers need one each"]
 
 
 def _full_disk(run_dir: Path) -> list[str]:
@@ -156,30 +157,40 @@ def _full_disk(run_dir: Path) -> list[str]:
     return [] if free >= _LEAST_FREE_GIB else [f"only {free:.2f} GiB are free in {run_dir}"]
 
 
-def _unresolved(head: str, nodes: int) -> list[str]:
+def _unreachable(head: str, nodes: int) -> list[str]:
+    """Checks that this node finds the first node by its name, and that the other nodes can reach this one."""
     try:
-        there = _addresses(head)
+        head_addresses = _addresses(head)
     except OSError as error:
         return [f"the name of the first node, {head}, does not resolve here: {error}"]
-    if nodes == 1:
+    is_one_machine = nodes == 1 or _are_loopback(head_addresses)
+    return [] if is_one_machine else _loopback_name()
+
+
+def _loopback_name() -> list[str]:
+    """Checks this node's own name. gloo listens on its address, unless a network interface is named."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
         return []
     own = socket.gethostname()
     try:
-        here = _addresses(own)
+        addresses = _addresses(own)
     except OSError:
-        here = set()
-    if "GLOO_SOCKET_IFNAME" in os.environ or not all(address.startswith("127.") for address in here):
+        addresses = set()
+    if not _are_loopback(addresses):
         return []
-    if all(address.startswith("127.") for address in there):
-        return []  # All nodes are on one machine.
     return [
-        f"its own name {own} is {', '.join(sorted(here)) or 'nothing'}, where other nodes cannot reach it: "
+        f"its own name {own} is {', '.join(sorted(addresses)) or 'nothing'}, where other nodes cannot reach it: "
         "name the network card that joins the nodes, +launcher.env.GLOO_SOCKET_IFNAME=eth0 (ip -brief address)"
     ]
 
 
 def _addresses(name: str) -> set[str]:
     return {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET)}
+
+
+def _are_loopback(addresses: set[str]) -> bool:
+    """Returns whether only this machine can use these addresses, or there are none."""
+    return all(address.startswith("127.") for address in addresses)
 
 
 def gpu_orphans() -> list[str]:

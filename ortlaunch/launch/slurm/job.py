@@ -19,6 +19,7 @@ from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 from ortlaunch.launch.queue import attempt
 from ortlaunch.launch.queue.announce import destinations
+from ortlaunch.launch.queue.verdict import Verdict
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.run.run import Run
@@ -56,17 +57,32 @@ def relay(run_dir: Path) -> int:
     return 0
 
 
-def decide(run_dir: Path, code: int, signals: list[str]) -> int:
-    """Journals how the workers have ended, and prints the batch script's next step."""
+def decide(run_dir: Path, code: int, script_signals: list[str]) -> int:
+    """Journals how the workers have ended, and prints the batch script's next step.
+
+    Args:
+        run_dir: the run folder.
+        code: what srun ended with.
+        script_signals: what the batch script knows, in the words of `Facts.signals`.
+    """
+    signals = set(script_signals)
     if "UNFIT" in signals and only_silence(run_dir, code):
-        signals = [*signals, "LOST"]
-    unfit = problems(run_dir) if {"UNFIT", "LOST"} & {*signals} else ""
+        # The script cannot tell a node that is unfit from one that is lost.
+        signals.add("LOST")
+    node_problems = problems(run_dir) if signals & {"UNFIT", "LOST"} else ""
     launcher = SlurmLauncher()
     facts = attempt.gather(launcher, run_dir, code, signals)
-    verdict = attempt.decide(facts, run_dir, launcher.own_job().key, unfit)
-    # If SLURM has already taken the job off its nodes, it also queues the job again.
-    print({"again": "again", "requeue": "requeue", "left": "end 0", "end": f"end {verdict.code}"}[verdict.action])
+    verdict = attempt.decide(facts, run_dir, launcher.own_job().key, node_problems)
+    print(_next_step(verdict))
     return 0
+
+
+def _next_step(verdict: Verdict) -> str:
+    """Returns a verdict as the batch script reads it: ``again``, ``requeue``, or ``end`` and an exit code."""
+    if verdict.action in ("again", "requeue"):
+        return verdict.action
+    # If SLURM has already taken the job off its nodes (`left`), it also queues the job again, and the script ends.
+    return f"end {verdict.code}"
 
 
 def refused(run_dir: Path) -> int:

@@ -43,7 +43,7 @@ def _partition(cfg: SlurmConfig) -> str:
 
 
 def _account(cfg: SlurmConfig) -> str:
-    return f"launcher.account={cfg.account}: not an account of yours in this partition (sacctmgr show associations)"
+    return f"launcher.account={cfg.account}: you have no such account in this partition (sacctmgr show associations)"
 
 
 def _qos(cfg: SlurmConfig) -> str:

@@ -11,7 +11,7 @@ from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.launcher import Rule
 
 _OURS = {
-    "--array": "it is --multirun's; launcher.array_limit says how many may run at once",
+    "--array": "--multirun sets it; launcher.array_limit limits how many tasks run at once",
     "--chdir": "start ortlaunch in that folder",
     "--container-image": "set launcher.container.image",
     "--export": "set launcher.env",
@@ -23,7 +23,7 @@ _OURS = {
     "--output": "the job's output goes to the run folder",
     "--error": "the job's output goes to the run folder",
     "--parsable": "ortlaunch reads sbatch's answer",
-    "--requeue": "it is there already",
+    "--requeue": "ortlaunch sets it already",
     "--signal": "set launcher.grace_seconds",
     "--test-only": "ortlaunch asks that by itself; launcher.dry_run=true shows the script",
     "--wait": "ortlaunch returns when the job is submitted",
@@ -68,7 +68,7 @@ def _options(config: Config) -> None:
             raise RequestError(f"launcher.env.{name}: not the name of a variable (letters, digits and _)")
         if is_secret(name):
             raise RequestError(
-                f"launcher.env.{name}: it would stand in the run folder, the job script and MLflow: export {name} in "
+                f"launcher.env.{name}: the run folder, the job script and MLflow would hold it: export {name} in "
                 "the shell that submits, whose environment the job inherits"
             )
     if any("\0" in text for text in (*cfg.setup, *cfg.env.values())):

@@ -94,24 +94,11 @@ def restore(engine: Any, folder: Path, *, saved_workers: int, scratch: Path, gro
         scratch: a folder for the universal checkpoint. It takes as much space as the snapshot and is removed.
         group: a process group of all workers.
     """
-    reshaped = saved_workers != dist.get_world_size() and engine.zero_optimization()
     with contextlib.redirect_stdout(sys.stderr):
-        if not reshaped:
+        if saved_workers == dist.get_world_size() or not engine.zero_optimization():
             _load(engine, folder, _TAG)
-            return
-        if dist.get_rank() == 0:
-            _convert(folder / _TAG, scratch / _UNIVERSAL)
-        dist.barrier(group)
-        engine._config.load_universal_checkpoint = True
-        try:
-            _load(engine, scratch, _UNIVERSAL)
-        finally:
-            engine._config.load_universal_checkpoint = False
-        if engine.zero_optimization_partition_weights():
-            _mend_stage3(engine.optimizer.optimizer, scratch / _UNIVERSAL)
-        dist.barrier(group)
-        if dist.get_rank() == 0:
-            shutil.rmtree(scratch, ignore_errors=True)
+        else:
+            _restore_reshaped(engine, folder, scratch, group)
 
 
 def weights(engine: Any, *, is_first: bool) -> dict[str, torch.Tensor]:
@@ -156,15 +143,42 @@ def _load(engine: Any, folder: Path, tag: str) -> None:
         raise RuntimeError(f"DeepSpeed found no checkpoint in {folder / tag}")
 
 
-def _mend_stage3(optimizer: torch.optim.Optimizer, universal: Path) -> None:
-    """Repairs what DeepSpeed loads wrongly from a universal checkpoint at stage 3 with several parameter groups.
+def _restore_reshaped(engine: Any, folder: Path, scratch: Path, group: dist.ProcessGroup) -> None:
+    """Loads a snapshot that another number of workers wrote, through a universal checkpoint in `scratch`."""
+    universal = scratch / _UNIVERSAL
+    if dist.get_rank() == 0:
+        _convert(folder / _TAG, universal)
+    dist.barrier(group)
+    engine._config.load_universal_checkpoint = True
+    try:
+        _load(engine, scratch, _UNIVERSAL)
+    finally:
+        engine._config.load_universal_checkpoint = False
+    if engine.zero_optimization_partition_weights():
+        _restore_group_settings(engine.optimizer.optimizer, universal)
+        _separate_step_counters(engine.optimizer.optimizer)
+    dist.barrier(group)
+    if dist.get_rank() == 0:
+        shutil.rmtree(scratch, ignore_errors=True)
 
-    It gives all groups the settings of the first one, weight decay included. It also gives them one shared step
-    counter, which each group would then increment.
+
+def _restore_group_settings(optimizer: torch.optim.Optimizer, universal: Path) -> None:
+    """Gives each parameter group its own settings again.
+
+    From a universal checkpoint at stage 3, DeepSpeed gives all groups the settings of the first one, weight decay
+    included.
     """
     stored = torch.load(universal / "zero" / "optimizer_state.pt", map_location="cpu", weights_only=False)
     for group, settings in zip(optimizer.param_groups, stored["param_groups"], strict=True):
         group |= {name: value for name, value in settings.items() if name != "params"}
+
+
+def _separate_step_counters(optimizer: torch.optim.Optimizer) -> None:
+    """Gives each parameter a step counter of its own.
+
+    From a universal checkpoint at stage 3, DeepSpeed gives all groups one shared counter, which each group would then
+    increment.
+    """
     for state in optimizer.state.values():
         if isinstance(state.get("step"), torch.Tensor):
             state["step"] = state["step"].clone()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ortlaunch.trainer.checkpoint.saver import WORKERS
 from ortlaunch.trainer.workers import Workers
 
 _SHOWN = 5
+_NEW_RUN = "start a new run from its weights, by ortlaunch export weights and model.weights"
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,17 @@ def find(config: Config, run_dir: Path, workers: Workers, group: dist.ProcessGro
     Raises:
         RequestError: ``train.resume`` names no complete checkpoint, or one that does not fit this run.
     """
-    answer = [""]
+    choice = _Choice()
     if workers.is_first:
-        answer = [json.dumps(_find_first(config, run_dir, attempt))]
-    dist.broadcast_object_list(answer, 0, group=group)
-    found = json.loads(answer[0])
-    if "error" in found:
-        raise RequestError(found["error"])
-    if found["path"] is None:
-        return Start(notes=found["notes"])
-    path = Path(found["path"])
-    file = path / WORKERS / f"rank-{workers.rank}.pt"
-    own = torch.load(file, weights_only=True) if file.is_file() else {}
-    start = Start(path, store.read_meta(path), own, found["notes"])
+        choice = _choose(config, run_dir, attempt)
+        for path in choice.abandoned:
+            store.set_aside(path)
+    choice = _from_first(choice, group)
+    if choice.error:
+        raise RequestError(choice.error)
+    if choice.path is None:
+        return Start(notes=choice.notes)
+    start = _read(choice.path, choice.notes, workers)
     _check_run(config, start, workers)
     return start
 
@@ -157,12 +155,12 @@ def check_data(start: Start, fingerprint: str, samples: int | None, workers: Wor
     ):
         if then != now:
             raise RequestError(
-                f"{start.path} was written in the midst of {what} {then}, and this run has {now}: give the same data, "
-                "or begin anew from its weights, by ortlaunch export weights and model.weights"
+                f"{start.path} was written while training on {what} {then}, and this run has {now}: give the same "
+                f"data, or {_NEW_RUN}"
             )
     if samples is None and start.workers != workers.world_size:
         raise RequestError(
-            f"{start.path} was written by {start.workers} workers, each in its own part of a stream: go on with as "
+            f"{start.path} was written by {start.workers} workers, each in its own part of a stream: resume with as "
             f"many (launcher.workers_per_node={start.workers}), or take data.streaming=false"
         )
     for key, now in reading.items():
@@ -171,8 +169,7 @@ def check_data(start: Start, fingerprint: str, samples: int | None, workers: Wor
         if then != now:
             raise RequestError(
                 f"{start.path} counts the batches of a stream that was read with {key}={_word(then)}, and this run has "
-                f"{key}={_word(now)}: use the same, or begin anew from its weights, by ortlaunch export weights and "
-                "model.weights"
+                f"{key}={_word(now)}: use the same, or {_NEW_RUN}"
             )
 
 
@@ -181,37 +178,74 @@ def kind_of(config: Config) -> str:
     return trainer_of(config.trainer).checkpoint_kind(config.trainer)
 
 
-def _find_first(config: Config, run_dir: Path, attempt: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Choice:
+    """The first worker's choice of the checkpoint to resume from."""
+
+    path: Path | None = None
+    """The checkpoint; None if training starts from the beginning."""
+    notes: list[str] = field(default_factory=list)
+    """Why newer checkpoints were skipped, one line each."""
+    abandoned: list[Path] = field(default_factory=list)
+    """Checkpoints in the run folder that no longer belong to the run. `find` renames them."""
+    error: str = ""
+    """Why no checkpoint can be chosen."""
+
+
+def _choose(config: Config, run_dir: Path, attempt: int) -> _Choice:
+    """Chooses the checkpoint by ``train.resume``. It changes no file."""
     own, wanted = Run(run_dir).checkpoints, config.train.resume
-    if wanted == "never" and attempt == 0:
-        for earlier in store.steps_in(own):
-            store.set_aside(earlier)
-        return {"path": None, "notes": []}
-    # Only the first attempt begins at the path. A later attempt resumes from what the run has saved since.
-    if wanted not in ("auto", "never") and attempt == 0:
-        return _named(Path(wanted).expanduser().resolve(), own)
-    found = store.newest(own)
-    if found.path is None and wanted not in ("auto", "never"):
-        return _named(Path(wanted).expanduser().resolve(), own)
-    return {"path": str(found.path) if found.path else None, "notes": found.skipped}
+    asked = None if wanted in ("auto", "never") else Path(wanted).expanduser().resolve()
+    # Only the first attempt follows `never` or a path. A later attempt resumes from what the run has saved since.
+    if attempt == 0 and wanted == "never":
+        return _Choice(abandoned=store.steps_in(own))
+    if attempt == 0 and asked is not None:
+        return _choose_at(asked, own)
+    newest = store.newest(own)
+    if newest.path is None and asked is not None:
+        return _choose_at(asked, own)
+    return _Choice(newest.path, newest.skipped)
 
 
-def _named(path: Path, own: Path) -> dict[str, Any]:
-    """Finds the checkpoint that a user's path names."""
+def _choose_at(path: Path, own: Path) -> _Choice:
+    """Chooses the checkpoint that a user's path names.
+
+    Args:
+        path: a checkpoint, a run folder, or a folder of checkpoints.
+        own: the folder of this run's checkpoints.
+    """
     if not (path / manifest.NAME).exists():
-        inner = Run(path).checkpoints if Run(path).checkpoints.is_dir() else path
-        found = store.newest(inner)
-        if found.path is None:
-            return {"error": "\n".join([f"train.resume={path}: there is no complete checkpoint in it", *found.skipped])}
-        return {"path": str(found.path), "notes": found.skipped}
+        return _choose_newest_in(path)
     if wrong := manifest.problems(path):
-        return {"error": f"train.resume={path}: the checkpoint is damaged: {wrong[0]}"}
-    if path.parent == own.resolve():
-        # The run continues from an earlier step, so its later checkpoints no longer belong to it.
-        for later in store.steps_in(own):
-            if (store.step_of(later) or 0) > (store.step_of(path) or 0):
-                store.set_aside(later)
-    return {"path": str(path), "notes": []}
+        return _Choice(error=f"train.resume={path}: the checkpoint is damaged: {wrong[0]}")
+    if path.parent != own.resolve():
+        return _Choice(path)
+    # The run continues from an earlier step, so its later checkpoints no longer belong to it.
+    step = store.step_of(path) or 0
+    return _Choice(path, abandoned=[later for later in store.steps_in(own) if (store.step_of(later) or 0) > step])
+
+
+def _choose_newest_in(folder: Path) -> _Choice:
+    checkpoints = Run(folder).checkpoints
+    found = store.newest(checkpoints if checkpoints.is_dir() else folder)
+    if found.path is None:
+        lines = [f"train.resume={folder}: there is no complete checkpoint in it", *found.skipped]
+        return _Choice(error="\n".join(lines))
+    return _Choice(found.path, found.skipped)
+
+
+def _from_first(choice: _Choice, group: dist.ProcessGroup) -> _Choice:
+    """Returns the first worker's choice on all workers."""
+    sent = [choice]
+    dist.broadcast_object_list(sent, 0, group=group)
+    return sent[0]
+
+
+def _read(path: Path, notes: list[str], workers: Workers) -> Start:
+    """Reads a checkpoint's facts and this worker's own state."""
+    file = path / WORKERS / f"rank-{workers.rank}.pt"
+    own = torch.load(file, weights_only=True) if file.is_file() else {}
+    return Start(path, store.read_meta(path), own, notes)
 
 
 def _check_run(config: Config, start: Start, workers: Workers) -> None:
@@ -219,12 +253,12 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
     if then != now:
         raise RequestError(
             f"{start.path} was written with {kind_in_words(then)} and this run has {kind_in_words(now)}: use the same, "
-            "or begin anew from its weights, by ortlaunch export weights and model.weights"
+            f"or {_NEW_RUN}"
         )
     reason = trainer_of(config.trainer).same_workers_reason(config.trainer, config.optimizer)
     if reason is not None and start.workers != workers.world_size:
         raise RequestError(
-            f"{start.path} was written by {start.workers} workers: {reason}, so go on with as many "
+            f"{start.path} was written by {start.workers} workers: {reason}, so resume with as many "
             f"(launcher.workers_per_node={start.workers})"
         )
     if start.meta.get("seed") != config.seed:

@@ -103,7 +103,7 @@ class DeepSpeedEngine(Engine):
             self._optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self._optimizer.grad_scale = None  # type: ignore[attr-defined]
         elif not bool(finite):
-            self.tripped = True
+            self.known_discarded = True
             # Optimizers skip parameters without a gradient.
             self._engine.zero_grad()
         self._engine.step()
@@ -114,7 +114,7 @@ class DeepSpeedEngine(Engine):
         self._engine.step()
         if self._precision is not Precision.fp16 and self._engine.optimizer.overflow:
             self.guard.check_gradients(False)
-            self.tripped = True
+            self.known_discarded = True
         return self._engine.get_global_grad_norm()
 
     def snapshot(self, folder: Path) -> Write:

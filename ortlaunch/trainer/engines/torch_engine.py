@@ -67,7 +67,9 @@ class TorchEngine(Engine):
         finite = torch.isfinite(norm)
         if not self._scaler.is_enabled():
             self.guard.check_gradients(finite)
-            self.tripped = not self._masks_on_device and not bool(finite)
+            if not self._masks_on_device:
+                # `step_if` reads the flag on the host as well, so this adds no wait.
+                self.known_discarded = not bool(finite)
         step_if(self._optimizer, finite, on_device=self._masks_on_device)
         self._scaler.update()
         self._scheduler.step()

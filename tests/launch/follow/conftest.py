@@ -86,6 +86,16 @@ def make_run(tmp_path: Path) -> Maker:
 
 
 @pytest.fixture
+def squeue_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster whose controller does not answer."""
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text("#!/bin/sh\necho squeue: Unable to contact the controller >&2\nexit 1\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{squeue.parent}:/usr/bin:/bin")
+
+
+@pytest.fixture
 def alive() -> dict[str, Any]:
     """A launcher.json of a process that lives: this one."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "start_ticks": start_ticks(os.getpid())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 
@@ -11,6 +12,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import SlurmConfig
+from ortlaunch.follow import after as follow_after
 from ortlaunch.follow.after import after, split_after, wait_for
 from ortlaunch.run.journal import Journal
 
@@ -51,6 +53,29 @@ def test_this_command_waits_for_a_run_that_goes_on(make_run, alive, capsys) -> N
     assert time.monotonic() > ended[0]
     ender.join()
     assert capsys.readouterr().out == "waiting for going (000001)\n"
+
+
+def test_the_wait_goes_on_while_the_scheduler_does_not_answer(make_run, squeue_fails, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(follow_after, "_POLL_SECONDS", 0.1)
+    squeue = tmp_path / "bin" / "squeue"
+    fails = squeue.read_text()
+    squeue.write_text("#!/bin/sh\necho '5|5|N/A|RUNNING|0|1|0:10|1:00:00|N/A|n1|None|/job.sh'\n")
+    run_dir = make_run("training", end=None, job={"scheduler": "slurm", "job_id": "5"})
+    ended = []
+
+    def fail_and_end() -> None:
+        time.sleep(0.5)
+        squeue.write_text(fails)
+        shutil.rmtree(tmp_path / "cache")
+        time.sleep(1)
+        ended.append(time.monotonic())
+        Journal(run_dir / "journal.jsonl").end("FINISHED")
+
+    scheduler = threading.Thread(target=fail_and_end)
+    scheduler.start()
+    wait_for(["training"])
+    scheduler.join()
+    assert ended and time.monotonic() > ended[0]
 
 
 @pytest.mark.parametrize("status", ["FAILED", "KILLED"])

@@ -36,3 +36,11 @@ def test_a_job_that_cannot_be_cancelled_from_here_is_said(make_run, monkeypatch:
         cancel(["5"])
     events = [json.loads(line)["event"] for line in (run_dir / "journal.jsonl").read_text().splitlines()]
     assert "end" not in events
+
+
+def test_a_scheduler_that_does_not_answer_has_ended_no_job(make_run, squeue_fails, capsys) -> None:
+    run_dir = make_run("training", end=None, job={"scheduler": "slurm", "job_id": "5"})
+    assert cancel(["5", "--wait", "0"]) == 1
+    assert "training (000001, job 5) still goes on: unknown, squeue: Unable to contact" in capsys.readouterr().out
+    events = [json.loads(line)["event"] for line in (run_dir / "journal.jsonl").read_text().splitlines()]
+    assert "end" not in events

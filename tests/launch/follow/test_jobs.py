@@ -20,7 +20,7 @@ from ortlaunch.follow.find import find_run, find_runs
 from ortlaunch.follow.jobs import jobs
 from ortlaunch.follow.rows import Survey
 from ortlaunch.follow.status import look, status
-from ortlaunch.follow.table import render, span
+from ortlaunch.follow.table import duration_text, render
 from ortlaunch.run.folders import scan
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.record import read_record
@@ -76,7 +76,7 @@ def test_a_run_that_is_being_submitted_is_queued(make_run, capsys) -> None:
     rows = {row["name"]: (row["state"], row["reason"], row["is_over"]) for row in listed(capsys)}
     assert rows == {
         "now": ("queued", "is being submitted", False),
-        "never": ("killed", "its submission was broken off", True),
+        "never": ("killed", "its submission was interrupted", True),
     }
 
 
@@ -312,7 +312,7 @@ def test_values_that_are_no_numbers_stay_valid_json(make_run, capsys) -> None:
     for _ in range(2):  # The second time from the index.
         (row,) = listed(capsys)
         assert (row["last_loss"], row["tokens_per_second"]) == ("nan", "inf")
-    assert look(find_run(str(run_dir)))[0].last_loss != 0
+    assert look(find_run(str(run_dir))).row.last_loss != 0
     jobs([])
     assert "nan" in capsys.readouterr().out
 
@@ -322,4 +322,4 @@ def test_values_that_are_no_numbers_stay_valid_json(make_run, capsys) -> None:
     [(0.4, "0s"), (59.4, "59s"), (61, "1m01s"), (3600, "1h00m"), (90061, "1d01h"), (None, ""), (float("inf"), "")],
 )
 def test_lengths_of_time(seconds: float | None, text: str) -> None:
-    assert span(seconds) == text
+    assert duration_text(seconds) == text

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.follow import logs as follow_logs
 from ortlaunch.follow.logs import logs
 from ortlaunch.run.journal import Journal
 
@@ -99,3 +100,20 @@ def test_following_goes_on_until_the_run_is_over(make_run, alive, capsys) -> Non
     assert logs(["abc123", "-f"]) == 0
     writer.join()
     assert capsys.readouterr().out.splitlines() == ["one", "two", "three"]
+
+
+def test_following_goes_on_while_the_scheduler_does_not_answer(make_run, squeue_fails, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(follow_logs, "_STATE_SECONDS", 0.2)
+    folder = make_run(run_id="abc123", end=None, job={"scheduler": "slurm", "job_id": "5"})
+
+    def write() -> None:
+        time.sleep(1)
+        (folder / "logs" / "rank-0.log").write_text("one\n")
+        with Journal(folder / "journal.jsonl") as journal:
+            journal.end("FINISHED")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert logs(["abc123", "-f"]) == 0
+    writer.join()
+    assert capsys.readouterr().out.splitlines() == ["one"]

@@ -28,10 +28,10 @@ def left(*checkpoints):
 
 
 def test_attempts_without_a_new_checkpoint():
-    assert left().barren("7", "") == 1
-    assert left().barren("7", "step-1") == 0
-    assert left("step-1").barren("7", "step-2") == 0
-    assert left("step-1").barren("7", "step-1") == 1
-    assert left("step-1", "step-1").barren("7", "step-1") == 2
-    assert left("", "").barren("7", "") == 3
-    assert left("step-1", "step-1").barren("7", "step-2") == 0
+    assert left().without_checkpoint("7", "") == 1
+    assert left().without_checkpoint("7", "step-1") == 0
+    assert left("step-1").without_checkpoint("7", "step-2") == 0
+    assert left("step-1").without_checkpoint("7", "step-1") == 1
+    assert left("step-1", "step-1").without_checkpoint("7", "step-1") == 2
+    assert left("", "").without_checkpoint("7", "") == 3
+    assert left("step-1", "step-1").without_checkpoint("7", "step-2") == 0

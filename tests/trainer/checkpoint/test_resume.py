@@ -9,7 +9,8 @@ import torch
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, DataConfig, HfDataConfig, SyntheticConfig, TrainConfig
-from ortlaunch.trainer.checkpoint.resume import Start, check_data, reading_of
+from ortlaunch.run.checkpoints import Store
+from ortlaunch.trainer.checkpoint.resume import Start, _choose, check_data, reading_of
 from ortlaunch.trainer.workers import Workers
 
 WORKERS = Workers(0, 2, torch.device("cpu"), threads=1)
@@ -56,3 +57,32 @@ def test_what_has_not_changed_and_older_checkpoints_go_on() -> None:
 
 def test_numbered_samples_can_be_read_in_other_batches() -> None:
     goes_on(SyntheticConfig(), SyntheticConfig(workers=3), 100, (8, 4))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "attempt", "chosen", "abandoned"),
+    [
+        ("auto", 0, 30, []),
+        ("never", 0, None, [30, 20, 10]),
+        ("never", 1, 30, []),
+        ("RUN/checkpoints/step-00000010", 0, 10, [30, 20]),
+        ("RUN/checkpoints/step-00000010", 1, 30, []),
+        ("RUN", 0, 30, []),
+    ],
+)
+def test_the_choice_of_a_checkpoint_changes_no_file(
+    tmp_path: Path, wanted: str, attempt: int, chosen: int | None, abandoned: list[int]
+) -> None:
+    """`never` and a path hold for the first attempt only: later ones go on from what the run has saved since."""
+    folder = tmp_path / "checkpoints"
+    store = Store(folder, keep=3)
+    paths = {}
+    for step in (10, 20, 30):
+        store.begin(step)
+        paths[step] = store.commit(step, {"step": step})
+    before = sorted(tmp_path.rglob("*"))
+    config = Config(train=TrainConfig(resume=wanted.replace("RUN", str(tmp_path))))
+    choice = _choose(config, tmp_path, attempt)
+    assert choice.path == (None if chosen is None else paths[chosen]) and not choice.error
+    assert choice.abandoned == [paths[step] for step in abandoned]
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,4 +1,7 @@
-"""Launchers that installed packages add, found by their entry points."""
+"""The keys of every launcher, and the classes of the launchers that installed packages add by an entry point.
+
+The classes of the built-in launchers are in `ortlaunch.launch.table`, above this layer.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config import plugins, schema
+from ortlaunch.config import launchers, schema
 from ortlaunch.launch import table
 from tests.support.packages import install_metadata
 
@@ -40,7 +40,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_metadata(tmp_path, "broken", {"ortlaunch.launchers": lines})
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    caches = (plugins.announced_launchers, plugins.load_launcher, table.launcher_named)
+    caches = (launchers.announced_launchers, launchers.load_launcher, table.launcher_named)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -59,7 +59,7 @@ def test_a_broken_launcher_is_refused_by_its_name(name: str, words: str) -> None
 @pytest.mark.usefixtures("package")
 def test_broken_launchers_do_not_break_the_others() -> None:
     assert table.queue_names() == ["slurm"]
-    assert {"local", "slurm"} <= plugins.launcher_schemas().keys()
+    assert {"local", "slurm"} <= launchers.launcher_schemas().keys()
 
 
 @pytest.mark.parametrize("name", ["SingleConfig", "DdpConfig", "DeepSpeedConfig", "FsdpConfig", "AdamWConfig"])

@@ -1,0 +1,75 @@
+"""Turns the errors of Hydra and OmegaConf into one message that names the key or option and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from ortlaunch.config.load import first_line
+from ortlaunch.config.meant import unknown_key
+from ortlaunch.config.schema import GROUPS
+from ortlaunch.config.synonyms import KEYS
+from ortlaunch.models.registry import unknown_model_message
+from ortlaunch.tracking import trackers
+
+
+def explain(error: Exception) -> str:
+    """Returns one message for an error of Hydra or OmegaConf: the key or option, and the nearest right one."""
+    from hydra.errors import OverrideParseException
+
+    text = str(error)
+    if "launcher/slurm_profile" in text and "No match in the defaults list" in text:
+        return "launcher/slurm_profile: profiles belong to launcher=slurm: give that too"
+    if "In 'schema/tracking/" in text and "is not a subclass of" in text:
+        return "tracking: none means no tracker, so it is not combined with mlflow: leave it out of the list"
+    if option := re.search(r"Could not (?:find|load) '([^']+)/([^/']+)'", text):
+        return _unknown_option(option[1], option[2], text)
+    if key := re.search(r"Key '[^']+' (?:is )?not in .*?full_key: (\S+)", text, re.DOTALL):
+        return _unknown_key(key[1])
+    if key := re.search(r"^Could not override '([^'@]+)'", text):
+        return _unknown_key(key[1])
+    if isinstance(error, OverrideParseException):
+        if "=" not in error.override:
+            return f"{error.override}: keys are given as KEY=VALUE (ortlaunch --help)"
+        return (
+            f"{error.override}: not understood. A value with special characters needs quotes that reach ortlaunch: "
+            "KEY='\"VALUE\"'"
+        )
+    if several := re.search(r"^Ambiguous value for argument '([^=]+)=(.*?)'$", text, re.MULTILINE):
+        name, values = several[1], several[2]
+        return (
+            f"{name}={values}: several values: add --multirun to run them one after the other, or compare them by "
+            f"ortlaunch bench; a list that is one value is written '{name}=[{values}]'"
+        )
+    if override := re.search(r"Error merging override (\S+)", text):
+        return f"{override[1]}: {_cause(error)}"
+    return "configuration: " + " ".join(line.strip() for line in text.strip().splitlines()[:2])
+
+
+def _unknown_option(group: str, name: str, text: str) -> str:
+    if group == "model":
+        return unknown_model_message(name)
+    available = re.findall(r"^\t(\S+)$", text, re.MULTILINE) or sorted(GROUPS.get(group, {}))
+    if group == "tracking":
+        if (reason := trackers.why_missing(name)) is not None:
+            return reason
+        available = sorted({*trackers.names(), trackers.NONE})
+    elsewhere = [option for option in KEYS.get(name.lower(), ()) if option.startswith(f"{group}=")]
+    hint = f". Did you mean {elsewhere[0]}?" if elsewhere else _nearest(name, available, f"{group}=")
+    return f"{group}={name}: no such option{hint} (there are {', '.join(available)})"
+
+
+def _unknown_key(key: str) -> str:
+    group, _, rest = key.partition(".")
+    if group == "trackers" and (name := rest.partition(".")[0]) in trackers.names():
+        return f"{key}: no such key of a chosen tracker; {name} is chosen by tracking=[mlflow,{name}]"
+    return unknown_key(key)
+
+
+def _nearest(name: str, names: list[str], prefix: str = "") -> str:
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f". Did you mean {prefix}{found[0]}?" if found else ""
+
+
+def _cause(error: Exception) -> str:
+    return first_line(error.__cause__) if error.__cause__ is not None else first_line(error)
