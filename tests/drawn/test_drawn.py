@@ -15,12 +15,7 @@ from tests.drawn.verdict import Verdict
 SEEDS = range(20)
 KNOWN: dict[int, str] = {
     0: "cross_entropy with label_smoothing: an error that is no refusal",
-    10: "reflection padding: no gradient",
-    13: "scatter_add onto what needs a gradient: a wrong gradient",
     14: "MultiheadAttention without weights: onnxruntime's shape inference fails",
-    16: "a convolution's padding_mode: no gradient",
-    18: "ConvTranspose: no kernel for its gradient",
-    19: "Upsample: an argument that the call into PyTorch cannot convert",
 }
 """Of these seeds, those that find a defect which is not corrected yet, on the newest torch that is supported."""
 

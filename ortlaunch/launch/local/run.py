@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import shlex
@@ -10,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,11 +82,12 @@ def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: 
     sweep_over = sweep.note_end(plan.run_dir, outcome.status)
     sent, is_stopped = _send_the_rest(relay, sweep_over, cfgs)
     code = outcome.exit_code or (exit_codes.INTERRUPTED if is_stopped else exit_codes.DONE)
-    if outcome.failure is not None:
-        print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
-    ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
-    record = _record(plan, config, sent, outcome, has_trained="train/loss" in display.latest)
-    display.summary(ending, time.time() - started, record, account)
+    with _uninterrupted():
+        if outcome.failure is not None:
+            print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
+        ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
+        record = _record(plan, config, sent, outcome, has_trained="train/loss" in display.latest)
+        display.summary(ending, time.time() - started, record, account)
     return code
 
 
@@ -104,8 +107,19 @@ def _send_the_rest(relay: Relay, sweep_over: Path | None, cfgs: list[Any]) -> tu
         if sweep_over is not None:
             Relay(sweep_over, *cfgs).finish(trackers.flush_seconds(cfgs))
     except KeyboardInterrupt:
-        return relay.finish(0.0), True
+        with _uninterrupted():
+            return relay.finish(0.0), True
     return sent, False
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Lets a further Ctrl-C not cut off the last lines, which say how the run ended and how to go on."""
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _run_further_machine(part: NodePart, config: Config, started: float) -> int:
