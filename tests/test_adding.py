@@ -136,7 +136,7 @@ CHOSEN = {"a model": "model", "a data source": "data", "an optimizer": "optimize
 
 def table() -> dict[str, str]:
     """The rows of the table."""
-    _, _, text = PAGE.read_text().partition("## Adding something\n")
+    text = PAGE.read_text().partition("## Adding something\n")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     return {what: " | ".join(where) for what, *where in rows[2:]}
 

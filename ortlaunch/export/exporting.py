@@ -122,7 +122,7 @@ def _standard_symbolics() -> Iterator[None]:
     groups = registration.registry._registry
     before = {name: dict(group._functions._overrides) for name, group in groups.items()}
     _put(groups, {})
-    symbolics.register()
+    symbolics.register_standard()
     try:
         yield
     finally:

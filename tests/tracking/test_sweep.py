@@ -101,7 +101,7 @@ def test_compare_shows_the_runs_of_a_sweep_and_never_its_parent(sweep_of, store:
         assert [row.name for row in rows] == names, asked
     latest = collect(store.uri, Selection(experiment=request.node.name, last=3)).rows
     assert sorted(row.name for row in latest) == names
-    with pytest.raises(RequestError, match="run-0 is no sweep"):
+    with pytest.raises(RequestError, match="no run of a sweep run-0"):
         collect(store.uri, Selection(sweep="run-0", experiment=request.node.name))
 
 

@@ -28,7 +28,15 @@ _NO_REDUCTION, _MEAN = 0, 1
 
 
 def register() -> None:
-    """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
+    """Registers the symbolics for training; call it after the constructor of an ORTModule, which registers its own."""
+    register_standard()
+    # Their nodes call PyTorch.
+    for subject in (arithmetic, embeddings, noise, recurrent, scatter, spatial, padding):
+        subject.register()
+
+
+def register_standard() -> None:
+    """Registers those symbolics that write standard ONNX operators, which any runtime has."""
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
     register_custom_op_symbolic("aten::diff", _diff, _OPSET)
@@ -40,10 +48,7 @@ def register() -> None:
     register_custom_op_symbolic("aten::hardtanh", _hardtanh, _OPSET)
     register_custom_op_symbolic("aten::count_nonzero", _count_nonzero, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
-    for subject in (
-        *(arithmetic, embeddings, noise, recurrent, scatter, spatial),
-        *(padding, unflattening, vectors),
-    ):
+    for subject in (unflattening, vectors):
         subject.register()
 
 
