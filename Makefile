@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 VENV26 := .venv-torch26
 WHOLE_RUNS := tests/integration tests/faults tests/wheel
 CLUSTER_RUNS := tests/slurm
+# Models exported to ONNX Runtime and compared with PyTorch, without workers.
+ORT_PARITY := tests/ort tests/drawn
 # Whole runs side by side: starting up is one core wide and most of a short run. Their threads must not spin for each other.
 AT_ONCE := $(shell cores=$$(nproc); echo $$((cores > 3 ? 3 : 2)))
 # In CI also what took longest.
@@ -13,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-jobs coverage docs docs-reference run test test-drawn test-quick test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 check bench-ort bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-jobs coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 check bench-ort bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -21,7 +23,7 @@ run: $(INSTALLED)
 	$(BIN)/ortlaunch compare
 
 ## test: all tests but test-slurm's: those that start no workers on all cores, then faults and whole runs, some at a time
-test: test-quick
+test: test-quick test-ort
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 $(SLOWEST) tests/faults
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(SLOWEST) \
 		tests/integration tests/wheel
@@ -30,10 +32,14 @@ test: test-quick
 test-nightly: export ORTLAUNCH_NIGHTLY = 1
 test-nightly: test test-faults
 
-## test-quick: the tests that start no workers
+## test-quick: the tests that start no workers and compare no models under ONNX Runtime
 test-quick: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal $(SLOWEST) \
-		$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
+		$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%) $(ORT_PARITY:%=--ignore=%)
+
+## test-ort: models under ONNX Runtime compared with PyTorch: operators, families, the export cache, some drawn models
+test-ort: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal $(SLOWEST) $(ORT_PARITY)
 
 ## test-faults: ten of each kind of fault, at moments drawn with fixed seeds; prints how many the runs survived
 test-faults: $(INSTALLED)
