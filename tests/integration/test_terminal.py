@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import RUN_SECONDS, _environment, journal
+from tests.integration.conftest import RUN_SECONDS, journal
+from tests.support.environment import environment
 
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "aws-hunter2-secret",
@@ -57,7 +58,7 @@ def shown(tmp_path_factory):
     process = subprocess.Popen(
         [sys.executable, "-m", "ortlaunch", *words],
         cwd=folder,
-        env=_environment() | SECRETS | {"TERM": "xterm-256color"},
+        env=environment() | SECRETS | {"TERM": "xterm-256color"},
         stdin=other,
         stdout=other,
         stderr=other,
