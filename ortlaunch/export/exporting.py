@@ -67,9 +67,8 @@ def export_inference(model: torch.nn.Module, forward: Forward, batch: Batch, pat
 
 
 def _export(model: torch.nn.Module, forward: Forward, batch: Batch, path: Path, **arguments: Any) -> list[TraceWarning]:
-    compat.before_import()
     inputs = forward.feed(batch)
-    with untouched(model), _flat(model, forward), _standard_symbolics(), _quietly(), trace_warnings() as warned:
+    with untouched(model), _flat(model, forward), standard_symbolics(), _quietly(), trace_warnings() as warned:
         try:
             torch.onnx.export(
                 model,
@@ -112,11 +111,13 @@ def _flat(model: torch.nn.Module, forward: Forward) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _standard_symbolics() -> Iterator[None]:
+def standard_symbolics() -> Iterator[None]:
     """Leaves only those custom symbolics in the exporter that produce standard ONNX operators.
 
     An ORTModule in the same process registers its own, which produce operators that a plain runtime does not have.
     """
+    # The module name below is that of older torch, which the compatibility layer provides.
+    compat.before_import()
     from torch.onnx._internal import registration  # type: ignore[attr-defined]
 
     groups = registration.registry._registry

@@ -84,7 +84,7 @@ def test_exported_choice_equals_eager() -> None:
     file = io.BytesIO()
     axes: dict[str, Any] = {"ids": {0: "batch", 1: "length"}}
     # Another test of this process may have wrapped a model for training.
-    with exporting._standard_symbolics():
+    with exporting.standard_symbolics():
         torch.onnx.export(
             Choice(), (tokens(2, 16),), file, opset_version=17, dynamo=False, input_names=["ids"], dynamic_axes=axes
         )
