@@ -112,6 +112,7 @@ bench: $(INSTALLED)
 ## docs-families: measure the model families under ORT with this torch, and write them into docs/ort-families.md
 docs-families: $(INSTALLED)
 	$(BIN)/python -m tests.ort.families_table
+	$(BIN)/python -m tests.ort.foreign_table
 
 ## docs-reference: write docs/reference.md as the schema has it
 docs-reference: $(INSTALLED)

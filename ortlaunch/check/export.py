@@ -66,7 +66,7 @@ def check_export(model: torch.nn.Module, batches: list[Batch], setting: Setting)
         return _failed(model, batches[0], setting, error, warned), wrapped
     found = Export("ok", succeeded=True, seconds=session.export_seconds(wrapped))
     pair = Pair(wrapped, setting.task, setting.precision, ModelState(session.plain_model(wrapped)))
-    found.comparable = not pair.is_random(batches[0])
+    found.comparable = not pair.is_random(batches[0]) or pair.hold_chance(batches[0])
     outcomes = _probe(pair, batches) if found.comparable else []
     found.probes = [outcome.probe for outcome in outcomes]
     chance = pair.chance_decisions(batches[0], _TRIES)

@@ -15,7 +15,7 @@ from ortlaunch.ort.refusal import last_line
 from ortlaunch.ort.verify.compare import compare
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
 from ortlaunch.ort.verify.reference import Reference
-from ortlaunch.ort.verify.state import ModelState, copied_buffers
+from ortlaunch.ort.verify.state import ModelState, copied_buffers, same_random_numbers, seed_all
 
 STEPS = 3
 
@@ -74,9 +74,11 @@ def _train(model: torch.nn.Module, batches: list[Batch], setting: Setting, rate:
     state: ModelState | None = None
     first: tuple[NamedTensors, NamedTensors, NamedTensors] | None = None
     before = copied_buffers(plain)
-    with Reference():
+    with Reference(), same_random_numbers():
         for step in range(STEPS):
             batch = batches[step % len(batches)]
+            # A model that draws numbers itself gets the same ones on both sides.
+            seed_all(setting.seed + step)
             with setting.precision():
                 outputs = setting.task.outputs(model, batch)
                 loss = loss_of(outputs, batch)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from tests.ort.families import FAMILIES, SHAPES, Family
+from tests.ort.foreign_table import HEADING
 from tests.ort.parity import PARTS, STEPS, TOLERANCE, Parity, measure
 
 TABLE = Path(__file__).parents[2] / "docs" / "ort-families.md"
@@ -104,7 +105,9 @@ def main() -> None:
             rows.append(row_of(family, measure(family, Path(folder))))
             print(_line(astuple(rows[-1])), flush=True)
     TABLE.parent.mkdir(exist_ok=True)
-    TABLE.write_text(page(rows))
+    # The families of `foreign_table` come after these.
+    _, heading, rest = TABLE.read_text().partition(HEADING) if TABLE.is_file() else ("", "", "")
+    TABLE.write_text(page(rows) + (f"\n{heading}{rest}" if heading else ""))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -80,6 +81,11 @@ class ByChance(Net):
 class Noisy(Net):
     def between(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.randn_like(x)
+
+
+class NoisyByNumpy(Net):
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.from_numpy(numpy.random.randn(*x.shape)).float()
 
 
 class Exotic(nn.Module):
@@ -231,8 +237,17 @@ def test_a_branch_by_chance_is_frozen_though_outputs_cannot_be_compared() -> Non
     assert found.status == "failed"
 
 
-def test_a_model_that_is_random_throughout_is_called_not_comparable() -> None:
-    found, _ = exported(Noisy())
+def test_a_model_that_draws_numbers_of_torch_is_compared_with_the_same_numbers() -> None:
+    model, data = Noisy(), batches(1, 1, 1)
+    found, _ = exported(model, data)
+    assert (found.comparable, found.status) == (True, "ok")
+    assert found.probes and not any(probe.differs for probe in found.probes)
+    parity = check_parity(model, data, setting(model, data[0]))
+    assert parity.status == "ok", parity
+
+
+def test_a_model_that_draws_numbers_of_numpy_is_called_not_comparable() -> None:
+    found, _ = exported(NoisyByNumpy())
     assert (found.comparable, found.status, found.probes) == (False, "warning", [])
 
 

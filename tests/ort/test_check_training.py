@@ -6,6 +6,7 @@ import contextlib
 import types
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from onnx import helper
@@ -295,6 +296,36 @@ def test_gradients_are_compared_again_while_a_run_trains(allow: list[Allow]) -> 
     else:
         with pytest.raises(TrainingError, match=r"step 15: .*the gradient of first.bias differs by"):
             backend.recheck(15, data[0])
+
+
+class Sampling(Net):
+    """Adds noise of its own, besides its dropout."""
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return hidden + torch.randn_like(hidden) * torch.rand(hidden.shape[0], 1)
+
+
+class SamplingByNumpy(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return hidden + torch.from_numpy(numpy.random.randn(16)).float()
+
+
+@pytest.mark.parametrize("make", [Sampling, SamplingByNumpy])
+def test_a_model_that_draws_numbers_is_not_stopped_for_them(make: type[Net]) -> None:
+    model = make(0.3)
+    wrapped = trained(model)
+    assert findings(wrapped) == []
+    assert gradient_error(wrapped, make_task(model, drawn()[0]), contextlib.nullcontext, drawn()[0]) is None
+
+
+def test_a_wrong_gradient_of_a_model_that_draws_numbers_is_found() -> None:
+    model = Sampling(0.3)
+    wrapped = trained(model)
+    double_a_gradient(wrapped, "first.bias")
+    (found,) = findings(wrapped)
+    assert found.kind is Allow.wrong_gradients
+    error = gradient_error(wrapped, make_task(model, drawn()[0]), contextlib.nullcontext, drawn()[0])
+    assert error is not None and "the gradient of first.bias differs by" in error
 
 
 def test_a_comparison_leaves_random_numbers_and_buffers_alone() -> None:

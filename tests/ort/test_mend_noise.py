@@ -36,6 +36,10 @@ DROPOUTS = {
     "gumbel": (lambda x: functional.gumbel_softmax(x, tau=0.7), (6, 5)),
     "gumbel_hard": (lambda x: functional.gumbel_softmax(x, hard=True), (6, 5)),
     "bernoulli": (lambda x: x * torch.bernoulli(torch.sigmoid(x).detach()), (6, 5)),
+    "rand": (lambda x: x * torch.rand(x.shape[0], 1, 4), (6, 4)),
+    "randn": (lambda x: x * torch.randn(6, 4) + torch.rand(4), (6, 4)),
+    "rand_like": (lambda x: x * torch.rand_like(x) + torch.randn_like(x), (6, 4)),
+    "randn_like_of_another_dtype": (lambda x: x * torch.randn_like(x > 0, dtype=torch.float32), (6, 4)),
     "certain": (lambda x: x * torch.bernoulli(torch.ones_like(x)), (6, 5)),
 }
 

@@ -5,6 +5,8 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
 - ``Dropout1d`` to ``Dropout3d``, ``AlphaDropout`` and ``FeatureAlphaDropout`` are not exported in train mode.
 - ``exponential_``, and Gumbel-softmax with it, is not exported.
 - ``bernoulli`` of given probabilities returns zeros where the probability is one.
+- ``rand``, ``randn`` and the like draw from a generator of ONNX Runtime's own, so that a model with stochastic depth or
+  with sampling (DropPath, VAE) could not be compared with PyTorch.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import torch
 from torch import Tensor
 
 from ortlaunch.ort.mends.torch_nodes import exact, numbers, torch_node
-from ortlaunch.ort.mends.values import number, sizes
+from ortlaunch.ort.mends.values import integers, number, sizes
 
 _ALPHA = 1.7580993408473766
 """The negative limit of SELU, with the sign changed."""
+_DRAWN = {"rand": torch.rand_like, "randn": torch.randn_like}
+_NAMES = tuple(_DRAWN)
 
 
 def _features(x: list[Any], _rate: Any, per_feature: Any) -> list[Any]:
@@ -44,6 +48,11 @@ def _exponential(x: Tensor, rate: list[int]) -> Tensor:
 @torch_node("Tensor probabilities")
 def _bernoulli(probabilities: Tensor) -> Tensor:
     return torch.bernoulli(probabilities)
+
+
+@torch_node("Tensor like, int which")
+def _drawn(like: Tensor, which: int) -> Tensor:
+    return _DRAWN[_NAMES[which]](like)
 
 
 def dropout(g: Any, x: Any, rate: float, *, per_feature: bool = False, alpha: bool = False) -> Any:
@@ -105,6 +114,47 @@ def _bernoulli_symbolic(g: Any, x: Any, p: Any = None, generator: Any = None) ->
     return _bernoulli(g, p if given else x)
 
 
+def _drawn_symbolic(name: str, g: Any, shape: Any, dtype: Any, *_: Any) -> Any:
+    """Exports ``rand`` and ``randn``: numbers in the shape of a tensor of zeros, which costs a small buffer."""
+    from torch.onnx import symbolic_helper
+
+    known = symbolic_helper._maybe_get_const(shape, "is")
+    is_known = not isinstance(known, torch._C.Value)
+    kind = symbolic_helper._maybe_get_const(dtype, "i")
+    zero = torch.zeros(1, dtype=_dtype(kind) if isinstance(kind, int) else torch.get_default_dtype())
+    dims = known if is_known else [None] * _length(shape)
+    zeros = g.op("ConstantOfShape", integers(g, shape), value_t=zero)
+    return _drawn(g, zeros, _NAMES.index(name), dims=dims)
+
+
+def _drawn_like_symbolic(name: str, g: Any, x: Any, dtype: Any = None, *_: Any) -> Any:
+    from torch.onnx import _type_utils, symbolic_helper
+
+    kind = None if dtype is None else symbolic_helper._maybe_get_const(dtype, "i")
+    if isinstance(kind, int) and _dtype(kind) != _type_utils.JitScalarType.from_value(x).dtype():
+        dims, x = sizes(x), g.op("Cast", x, to_i=_type_utils.JitScalarType(kind).onnx_type())
+        return _drawn(g, x, _NAMES.index(name), dims=dims)
+    return _drawn(g, x, _NAMES.index(name), dims=sizes(x))
+
+
+def _dtype(kind: int) -> torch.dtype:
+    """Returns the dtype of torch's number for it."""
+    from torch.onnx import _type_utils
+
+    return _type_utils.JitScalarType(kind).dtype()
+
+
+def _length(shape: Any) -> int:
+    """Returns how many sizes a list in the graph has."""
+    from torch.onnx import symbolic_helper
+
+    if symbolic_helper._is_packed_list(shape):
+        return len(symbolic_helper._unpack_list(shape))
+    size = symbolic_helper._get_tensor_dim_size(shape, 0)
+    assert size is not None
+    return size
+
+
 def _refuse_generator(x: Any, generator: Any) -> None:
     from torch.onnx import errors, symbolic_helper
 
@@ -118,4 +168,6 @@ _SYMBOLICS = {
     "aten::feature_alpha_dropout": partial(_dropout_symbolic, True, True),
     "aten::exponential": _exponential_symbolic,
     "aten::bernoulli": _bernoulli_symbolic,
+    **{f"aten::{name}": partial(_drawn_symbolic, name) for name in _DRAWN},
+    **{f"aten::{name}_like": partial(_drawn_like_symbolic, name) for name in _DRAWN},
 }

@@ -13,19 +13,14 @@ from typing import Any
 
 import torch
 
-_RANDOM = {
-    "BiasDropout",
-    "BiasSoftmaxDropout",
-    "BitmaskBiasDropout",
-    "BitmaskDropout",
-    "Dropout",
-    "Bernoulli",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-}
+_DROPOUT = {"BiasDropout", "BiasSoftmaxDropout", "BitmaskBiasDropout", "BitmaskDropout", "Dropout"}
+_RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+
+
+def draws(graph: Any, *, with_dropout: bool = True) -> bool:
+    """Whether an ``onnx.GraphProto`` has operators with random numbers of ONNX Runtime's own."""
+    kinds = _RANDOM | _DROPOUT if with_dropout else _RANDOM
+    return any(node.op_type in kinds for node in graph.node)
 
 
 def install() -> None:
@@ -39,7 +34,7 @@ def install() -> None:
 
     def run(execution_session: Any, onnx_model: Any, *args: Any) -> Any:
         if not hasattr(execution_session, "_ortlaunch_draws"):
-            execution_session._ortlaunch_draws = any(node.op_type in _RANDOM for node in onnx_model.graph.node)
+            execution_session._ortlaunch_draws = draws(onnx_model.graph)
         # A graph without random operators leaves torch's generator as eager would.
         if execution_session._ortlaunch_draws:
             set_seed(int(torch.randint(2**31 - 2, (), dtype=torch.int64, device="cpu")) + 1)

@@ -16,6 +16,7 @@ import torch
 from ortlaunch.ort import session
 from ortlaunch.ort.kernels import symbolics as kernels
 from ortlaunch.ort.kernels.aten_nodes import operator_of
+from ortlaunch.ort.mends import randomness
 
 _OFF = "ortlaunch_no_rate"
 _RATES = {
@@ -49,6 +50,8 @@ def dropout_off(wrapped: torch.nn.Module) -> Iterator[None]:
     try:
         graphs.optimized_model = without
         manager._create_execution_agent()
+        # A seed for dropout would be drawn in vain, and shift the numbers that the model itself draws.
+        manager._execution_agent._ortlaunch_draws = randomness.draws(without.graph, with_dropout=False)
         yield
     finally:
         graphs.optimized_model, manager._execution_agent = original, agent

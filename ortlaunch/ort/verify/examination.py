@@ -59,6 +59,11 @@ class Examination:
     @cached_property
     def strayed(self) -> tuple[Batch, Gap] | None:
         """The first batch, after that of the trace, with other outputs than PyTorch's; None where there is none."""
+        found = self._first_stray()
+        # What differs may be the random numbers.
+        return self._first_stray() if found is not None and self._is_held else found
+
+    def _first_stray(self) -> tuple[Batch, Gap] | None:
         for batch in self.batches[1:]:
             gap = self._pair.gap(batch)
             if gap.exceeds(WIDER * gap.tolerance):
@@ -67,8 +72,20 @@ class Examination:
 
     @cached_property
     def is_random(self) -> bool:
-        """Whether chance changes the outputs, dropout aside: then they cannot be compared."""
+        """Whether chance changes the outputs, dropout aside, in a way that prevents a comparison."""
+        return self._draws and not self._is_held
+
+    @cached_property
+    def _draws(self) -> bool:
         return self._pair.is_random(self.batches[0])
+
+    @cached_property
+    def _is_held(self) -> bool:
+        """Whether the model draws random numbers, and later passes get the same ones in PyTorch and in the graph.
+
+        A decision by chance would then be the same in each pass, so where there is one, passes stay random.
+        """
+        return self._draws and not self.decisions_by_chance() and self._pair.hold_chance(self.batches[0])
 
     @cached_property
     def wrong_when_traced(self) -> Gap | None:

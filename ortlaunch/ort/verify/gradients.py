@@ -4,6 +4,9 @@ A model may be so sensitive that PyTorch's own gradients in fp32 are far from th
 Then ONNX Runtime's differ from PyTorch's as much, and are right all the same. So where they differ, fp64 decides: an
 error is one that is larger than rounding explains, and several times PyTorch's own.
 
+A model that draws random numbers gets the same ones on both sides. If the losses differ nevertheless, because not all
+numbers are torch's, then nothing is said. Numbers of fp64 are others, so such a model is not judged by fp64.
+
 At most two sets of gradients are in memory at once. Before the first step there is no state of an optimizer, so this is
 less than an adaptive optimizer takes later.
 """
@@ -20,13 +23,18 @@ from ortlaunch.ort.refusal import last_line
 from ortlaunch.ort.verify.compare import compare, relative_error
 from ortlaunch.ort.verify.comparison import TensorDifference
 from ortlaunch.ort.verify.dropout_off import dropout_off
+from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.nested import NamedTensors
 from ortlaunch.ort.verify.pair import Context
 from ortlaunch.ort.verify.reference import Reference
-from ortlaunch.ort.verify.state import ModelState, copied
+from ortlaunch.ort.verify.state import ModelState, copied, same_random_numbers, seed_all
 
 AS_GOOD = 5.0
 """Factor of PyTorch's own error up to which an error counts as rounding."""
+
+_SEEDS = (1, 2)
+_UNJUDGED = 0.05
+"""An error from which a gradient counts as wrong where fp64 cannot judge it."""
 
 _FLOOR = 1e-3
 """See `compare`."""
@@ -56,10 +64,10 @@ class Gradients:
             batch: on the model's device.
             tolerance_factor: multiple of the tolerances of `compare` within which gradients count as equal.
         """
-        eager = self._of(self._plain, batch)
+        eager, expected = self._of(self._plain, batch)
         try:
             with dropout_off(self._wrapped):
-                ort = self._of(self._wrapped, batch)
+                ort, actual = self._of(self._wrapped, batch)
         except Exception as error:
             return (
                 f"ONNX Runtime cannot compute the model's gradients ({last_line(str(error)) or type(error).__name__})"
@@ -69,7 +77,22 @@ class Gradients:
             for one in compare(ort, eager, floor=_FLOOR).differing
             if one.error is None or one.error > tolerance_factor * one.tolerance
         ]
-        return self._judged(far, ort, eager, batch, tolerance_factor) if far else None
+        if not far:
+            return None
+        if not self._is_random(batch, expected):
+            return self._judged(far, ort, eager, batch, tolerance_factor)
+        if _differ(actual, expected):
+            return None
+        wrong = [one for one in far if one.error is None or one.error > _UNJUDGED]
+        return _said(wrong[0].name, wrong[0].error, "PyTorch's") if wrong else None
+
+    def _is_random(self, batch: Batch, loss: torch.Tensor) -> bool:
+        """Whether PyTorch's loss with other random numbers is another one."""
+        self._state.restore()
+        try:
+            return _differ(self._loss(self._plain, copied(batch), seed=_SEEDS[1]).detach(), loss)
+        finally:
+            self._state.restore()
 
     def _judged(
         self,
@@ -92,15 +115,20 @@ class Gradients:
                 return _said(one.name, error, f"PyTorch's in fp64 (PyTorch's own error: {own_text})")
         return None
 
-    def _of(self, model: torch.nn.Module, batch: Batch) -> NamedTensors:
+    def _of(self, model: torch.nn.Module, batch: Batch) -> tuple[NamedTensors, torch.Tensor]:
+        """Returns the gradients and the loss."""
         inputs = copied(batch)
         self._state.restore()
         try:
-            with torch.enable_grad(), Reference(), self._precision():
-                loss = self._task.loss(model, inputs)
-            return _differentiated(loss, self._plain, inputs)
+            loss = self._loss(model, inputs, seed=_SEEDS[0])
+            return _differentiated(loss, self._plain, inputs), loss.detach()
         finally:
             self._state.restore()
+
+    def _loss(self, model: torch.nn.Module, batch: Batch, seed: int) -> torch.Tensor:
+        with same_random_numbers(), torch.enable_grad(), Reference(), self._precision():
+            seed_all(seed)
+            return self._task.loss(model, batch)
 
     def _true(self, batch: Batch) -> NamedTensors | None:
         """PyTorch's gradients in fp64; None where the model does not run so."""
@@ -113,6 +141,10 @@ class Gradients:
             return _differentiated(loss, model, wide)
         except Exception:
             return None
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return widest({"loss": one}, {"loss": other}).differs
 
 
 def _said(name: str, error: float | None, reference: str) -> str:

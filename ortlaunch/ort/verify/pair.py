@@ -15,10 +15,11 @@ from ortlaunch.ort.verify.graph import TracedGraph
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
 from ortlaunch.ort.verify.python_state import PythonChange, python_change
 from ortlaunch.ort.verify.reference import Reference, SourceLine
-from ortlaunch.ort.verify.state import ModelState, copied, copied_buffers, same_random_numbers
+from ortlaunch.ort.verify.state import ModelState, copied, copied_buffers, same_random_numbers, seed_all
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 Decisions = dict[SourceLine, list[str]]
+_SEED = 1
 
 
 class Pair:
@@ -42,11 +43,12 @@ class Pair:
         self._precision = precision
         self._state = state
         self.moved: set[str] = set()
+        self._is_held = False
 
     def eager(self, batch: Batch) -> tuple[NamedTensors, Decisions]:
         """Returns PyTorch's outputs, and the tensor values that Python code read."""
         self._state.restore()
-        with _as_in_training(), self._precision(), Reference() as reference:
+        with self._chance(), _as_in_training(), self._precision(), Reference() as reference:
             outputs = self._task.outputs(self._plain, copied(batch))
         self.moved |= self._state.moved_buffers()
         self._state.restore()
@@ -76,7 +78,8 @@ class Pair:
 
     def exported(self, batch: Batch) -> NamedTensors:
         """Returns the graph's outputs."""
-        return named_tensors(self._task.outputs(self._graph, batch))  # type: ignore[arg-type]
+        with self._chance():
+            return named_tensors(self._task.outputs(self._graph, batch))  # type: ignore[arg-type]
 
     def gap(self, batch: Batch) -> Gap:
         """Returns the output that differs most."""
@@ -92,11 +95,37 @@ class Pair:
                 return True
         return False
 
+    def hold_chance(self, batch: Batch) -> bool:
+        """Gives every later pass the same random numbers, if PyTorch and the graph then return the same outputs.
+
+        They do where all numbers are torch's; NumPy's, for example, are constants in the graph.
+
+        Returns:
+            Whether they do. If not, passes stay random.
+        """
+        self._is_held = True
+        self._is_held = not self.gap(batch).differs
+        return self._is_held
+
     def chance_decisions(self, batch: Batch, tries: int) -> set[SourceLine]:
         """Returns the lines that read other values in repeated passes over the same batch."""
-        first = self.eager(batch)[1]
-        others = [self.eager(batch)[1] for _ in range(tries)]
+        held, self._is_held = self._is_held, False
+        try:
+            first = self.eager(batch)[1]
+            others = [self.eager(batch)[1] for _ in range(tries)]
+        finally:
+            self._is_held = held
         return {place for other in others for place in changed_decisions(first, other)}
+
+    @contextlib.contextmanager
+    def _chance(self) -> Iterator[None]:
+        """Seeds a pass where chance is held."""
+        if not self._is_held:
+            yield
+            return
+        with same_random_numbers():
+            seed_all(_SEED)
+            yield
 
 
 def changed_decisions(first: Decisions, second: Decisions) -> set[SourceLine]:

@@ -84,3 +84,10 @@ def same_random_numbers() -> Iterator[None]:
         torch.set_rng_state(cpu)
         if devices is not None:
             torch.cuda.set_rng_state_all(devices)
+
+
+def seed_all(seed: int) -> None:
+    """Seeds Python, NumPy and torch."""
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
