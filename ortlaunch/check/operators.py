@@ -61,12 +61,21 @@ def _without_symbolic(flat: _Flat, inputs: tuple[torch.Tensor, ...], opset: int)
             graph, names = utils.unconvertible_ops(
                 flat, inputs, training=torch.onnx.TrainingMode.TRAINING, opset_version=opset
             )
-        return [_operator(node) for node in graph.nodes() if node.kind() in names]
+        return [
+            _operator(node) for node in graph.nodes() if node.kind() in names and not _is_exported(node.kind(), opset)
+        ]
     except Exception:
         # The model cannot be traced either. The error of the export says why.
         return []
     finally:
         utils._reset_trace_module_map()
+
+
+def _is_exported(kind: str, opset: int) -> bool:
+    """Whether there is a symbolic for an operator that ends in "_"; the export looks it up without that character."""
+    from torch.onnx._internal import registration
+
+    return kind.endswith("_") and bool(registration.registry.is_registered_op(kind[:-1], opset))
 
 
 def _operator(node: Any) -> Operator:

@@ -332,3 +332,39 @@ def test_grouped_products(to_ort: Wrap) -> None:
         output.square().sum().backward()
         results.append([output.detach(), *(p.grad for p in model.parameters())])
     torch.testing.assert_close(results[1], results[0])
+
+
+class Interleaved(nn.Module):
+    """Rotary positions as Cohere and GLM have them: pairs of neighbours, and dimensions counted from the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x).view(*x.shape[:-1], 2, 4).transpose(1, 2)
+        angles = torch.arange(2.0) * torch.ones_like(x[:, :, :1])
+        angles = angles.repeat_interleave(2, dim=-1).unsqueeze(1)
+        turned = torch.stack([-hidden[..., 1::2], hidden[..., ::2]], dim=-1).flatten(-2)
+        return hidden * angles.cos() + turned * angles.sin()
+
+
+def test_interleaving_leaves_the_dimensions_of_other_operators_alone(to_ort: Wrap) -> None:
+    torch.manual_seed(0)
+    assert_model_as_in_fp64(to_ort, Interleaved(), torch.randn(2, 5, 8), torch.randn(3, 7, 8))
+
+
+def test_a_number_in_the_graph_has_the_shape_of_a_number(to_ort: Wrap) -> None:
+    """``new_ones(())`` is known before the run, as in the masks of mixtures of experts."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(4) + 0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen = x.new_ones((), dtype=torch.bool).detach() & (torch.arange(4) <= torch.tensor(2).detach())
+            return torch.where(seen, x * self.scale, x)
+
+    torch.manual_seed(0)
+    assert_model_as_in_fp64(to_ort, Masked(), torch.randn(2, 4), torch.randn(3, 4))

@@ -78,6 +78,13 @@ class Values(list[Any]):
     """The values of a list of integers that is known, in place of its shape."""
 
 
+def shape_alone(input_: Any) -> Any:
+    """Returns the shape of a tensor that a shape function got, also where the value is known; None if it is omitted."""
+    if isinstance(input_, Values):
+        return [len(input_)]
+    return input_ if input_ is None or isinstance(input_, (list, tuple)) else []
+
+
 _SEED: list[Any] = []
 """The shape of a seed, an int64."""
 
@@ -91,7 +98,7 @@ def _padded(x: list[Any], widths: list[Any]) -> list[list[Any]]:
 
 _SHAPES: dict[str, Callable[..., list[list[Any]]]] = {
     **dict.fromkeys(padding.OPERATORS, _padded),
-    "detach_copy": lambda x: [x],
+    "detach_copy": lambda x: [shape_alone(x)],
     "gelu": lambda x, _approximate: [x],
     "ortlaunch::gelu_tanh": lambda x: [x],
     "ortlaunch::dropout": lambda x, rate: [x, _SEED],

@@ -27,32 +27,46 @@ _DRAWN = {"rand": torch.rand_like, "randn": torch.randn_like}
 _NAMES = tuple(_DRAWN)
 
 
-def _features(x: list[Any], _rate: Any, per_feature: Any) -> list[Any]:
+def _features(x: list[Any], _rate: Any, per_feature: Any, *_: Any) -> list[Any]:
     return [*x[:2], *[1] * (len(x) - 2)] if per_feature else x
 
 
-@torch_node("Tensor x, int[] rate, bool per_feature", shape=_features)
-def _kept(x: Tensor, rate: list[int], per_feature: bool) -> Tensor:
+@torch_node("Tensor x, int[] rate, bool per_feature, Tensor? after", shape=_features)
+def _kept(x: Tensor, rate: list[int], per_feature: bool, after: Tensor | None) -> Tensor:
     """Returns 1 for each element or feature that is kept and 0 for the others."""
     (share,) = numbers(rate) or [0.0]
     mask = x.new_empty(_features(list(x.shape), rate, per_feature))
     return mask.bernoulli_(1.0 - share)
 
 
-@torch_node("Tensor x, int[] rate")
-def _exponential(x: Tensor, rate: list[int]) -> Tensor:
+@torch_node("Tensor x, int[] rate, Tensor? after")
+def _exponential(x: Tensor, rate: list[int], after: Tensor | None) -> Tensor:
     (scale,) = numbers(rate) or [1.0]
     return torch.empty_like(x).exponential_(scale)
 
 
-@torch_node("Tensor probabilities")
-def _bernoulli(probabilities: Tensor) -> Tensor:
+@torch_node("Tensor probabilities, Tensor? after")
+def _bernoulli(probabilities: Tensor, after: Tensor | None) -> Tensor:
     return torch.bernoulli(probabilities)
 
 
-@torch_node("Tensor like, int which")
-def _drawn(like: Tensor, which: int) -> Tensor:
+@torch_node("Tensor like, int which, Tensor? after")
+def _drawn(like: Tensor, which: int, after: Tensor | None) -> Tensor:
     return _DRAWN[_NAMES[which]](like)
+
+
+_NODES = {f"ortlaunch::{node.name}" for node in (_kept, _exponential, _bernoulli, _drawn)}
+
+
+def _last(g: Any) -> Any:
+    """Returns what was drawn last in the graph so far; None if nothing was.
+
+    Each draw takes it, although it does not use it, so that ONNX Runtime draws in the order of the program.
+    """
+    for node in reversed(list(g.block.nodes())):
+        if node.hasAttribute("operator") and node.s("operator") in _NODES:
+            return node.output()
+    return None
 
 
 def dropout(g: Any, x: Any, rate: float, *, per_feature: bool = False, alpha: bool = False) -> Any:
@@ -69,7 +83,7 @@ def dropout(g: Any, x: Any, rate: float, *, per_feature: bool = False, alpha: bo
         return x
     known = sizes(x)
     dims = [*known[:2], *[1] * (len(known) - 2)] if per_feature else known
-    kept = _kept(g, x, exact([rate]), per_feature, dims=dims)
+    kept = _kept(g, x, exact([rate]), per_feature, _last(g), dims=dims)
     if rate == 1.0:
         return g.op("Mul", x, kept)
     if not alpha:
@@ -101,7 +115,7 @@ def _exponential_symbolic(g: Any, x: Any, rate: Any, generator: Any = None) -> A
     from torch.onnx import symbolic_helper
 
     _refuse_generator(x, generator)
-    return _exponential(g, x, exact([symbolic_helper._get_const(rate, "f", "lambd")]))
+    return _exponential(g, x, exact([symbolic_helper._get_const(rate, "f", "lambd")]), _last(g))
 
 
 def _bernoulli_symbolic(g: Any, x: Any, p: Any = None, generator: Any = None) -> Any:
@@ -111,7 +125,7 @@ def _bernoulli_symbolic(g: Any, x: Any, p: Any = None, generator: Any = None) ->
     if given and isinstance(symbolic_helper._maybe_get_const(p, "f"), float):
         return symbolic_opset15.bernoulli(g, x, p, generator)
     _refuse_generator(x, generator)
-    return _bernoulli(g, p if given else x)
+    return _bernoulli(g, p if given else x, _last(g))
 
 
 def _drawn_symbolic(name: str, g: Any, shape: Any, dtype: Any, *_: Any) -> Any:
@@ -124,7 +138,7 @@ def _drawn_symbolic(name: str, g: Any, shape: Any, dtype: Any, *_: Any) -> Any:
     zero = torch.zeros(1, dtype=_dtype(kind) if isinstance(kind, int) else torch.get_default_dtype())
     dims = known if is_known else [None] * _length(shape)
     zeros = g.op("ConstantOfShape", integers(g, shape), value_t=zero)
-    return _drawn(g, zeros, _NAMES.index(name), dims=dims)
+    return _drawn(g, zeros, _NAMES.index(name), _last(g), dims=dims)
 
 
 def _drawn_like_symbolic(name: str, g: Any, x: Any, dtype: Any = None, *_: Any) -> Any:
@@ -133,8 +147,8 @@ def _drawn_like_symbolic(name: str, g: Any, x: Any, dtype: Any = None, *_: Any) 
     kind = None if dtype is None else symbolic_helper._maybe_get_const(dtype, "i")
     if isinstance(kind, int) and _dtype(kind) != _type_utils.JitScalarType.from_value(x).dtype():
         dims, x = sizes(x), g.op("Cast", x, to_i=_type_utils.JitScalarType(kind).onnx_type())
-        return _drawn(g, x, _NAMES.index(name), dims=dims)
-    return _drawn(g, x, _NAMES.index(name), dims=sizes(x))
+        return _drawn(g, x, _NAMES.index(name), _last(g), dims=dims)
+    return _drawn(g, x, _NAMES.index(name), _last(g), dims=sizes(x))
 
 
 def _dtype(kind: int) -> torch.dtype:

@@ -47,6 +47,7 @@ def register_standard() -> None:
     register_custom_op_symbolic("aten::relu6", _relu6, _OPSET)
     register_custom_op_symbolic("aten::hardtanh", _hardtanh, _OPSET)
     register_custom_op_symbolic("aten::count_nonzero", _count_nonzero, _OPSET)
+    register_custom_op_symbolic("aten::repeat_interleave", _repeat_interleave, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
     for subject in (unflattening, vectors):
         subject.register()
@@ -185,3 +186,18 @@ def _count_nonzero(g: Any, values: Any, dim: Any = None) -> Any:
     is_nonzero = g.op("Cast", g.op("Cast", values, to_i=TensorProtoDataType.BOOL), to_i=TensorProtoDataType.INT64)
     inputs = [] if axes is None else [g.op("Constant", value_t=torch.tensor(axes))]
     return g.op("ReduceSum", is_nonzero, *inputs, keepdims_i=0)
+
+
+def _repeat_interleave(g: Any, values: Any, repeats: Any, dim: Any = None, output_size: Any = None) -> Any:
+    """Exports ``repeat_interleave`` with a dimension of its own.
+
+    torch's exporter (2.6.0 to 2.13.0) adds the rank to a negative dimension in place. Every other ``-1`` of the graph is
+    the same constant, so ``stack`` and ``flatten`` of other layers would get another dimension.
+    """
+    from torch.onnx import symbolic_helper, symbolic_opset13
+
+    if dim is not None and not symbolic_helper._is_none(dim):
+        axis = symbolic_helper._get_const(dim, "i", "dim")
+        rank = symbolic_helper._get_tensor_rank(values) or 0
+        dim = g.op("Constant", value_t=torch.tensor(axis + rank if axis < 0 else axis))
+    return symbolic_opset13.repeat_interleave(g, values, repeats, dim, output_size)

@@ -97,9 +97,15 @@ class Variant:
         """Registers the operator and its gradient with torch, and its shape with ORTModule's inference."""
         arguments = ", ".join(self.node.arguments[index] for index in self.order)
         _define(self.name, arguments, 1, self._compute)
-        shapes.add(self.name, lambda *inputs: [self.node.shape(*self._original(inputs))])
+        shapes.add(self.name, self._shape)
         if self.needed:
             _define(f"{self.name}_backward", f"Tensor grad, {arguments}", len(self.needed), self._differentiate)
+
+    def _shape(self, *inputs: Any) -> list[list[Any]]:
+        arguments = zip(self.node.arguments, self._original(inputs), strict=True)
+        # A tensor counts with its shape, and a number or a list of integers with its value.
+        known = [shapes.shape_alone(value) if text.startswith("Tensor") else value for text, value in arguments]
+        return [self.node.shape(*known)]
 
     def gradient(self) -> list[Any]:
         """Returns the gradient in ORTModule's terms."""
