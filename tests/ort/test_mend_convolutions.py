@@ -36,6 +36,31 @@ def test_same_padding_has_eagers_gradients(assert_parity: Any, seed: int) -> Non
     assert_parity(model, *({"x": torch.randn(batch, 4, *sizes)} for batch in (2, 3)), tolerance=1e-5)
 
 
+class Grouped(torch.nn.Module):
+    """Layers as Mamba's: values that later gradients need lie beside the gradient of each convolution."""
+
+    def __init__(self, kind: type[torch.nn.Module], layers: int) -> None:
+        super().__init__()
+        self.before = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(layers))
+        self.convolutions = torch.nn.ModuleList(kind(16, 16, 3, padding=1, groups=16) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for before, convolution in zip(self.before, self.convolutions, strict=True):
+            hidden = before(x).transpose(1, -1)
+            x = x + torch.tanh(convolution(hidden).transpose(1, -1) * torch.sigmoid(hidden.transpose(1, -1)))
+        return x
+
+
+@pytest.mark.parametrize("torch_kernels", [True, False])
+@pytest.mark.parametrize(("kind", "sizes"), [(torch.nn.Conv1d, (24,)), (torch.nn.Conv3d, (4, 3, 5))])
+def test_the_gradient_with_groups_leaves_other_values_alone(
+    assert_parity: Any, kind: type[torch.nn.Module], sizes: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    model = Grouped(kind, layers=4)
+    assert_parity(model, *({"x": torch.randn(batch, *sizes, 16)} for batch in (4, 3)), tolerance=1e-5)
+
+
 @pytest.mark.parametrize("kernel", [2, 3])
 def test_valid_padding_and_padding_as_a_word_of_the_function_too(assert_parity: Any, kernel: int) -> None:
     class Functional(torch.nn.Module):

@@ -27,6 +27,16 @@ def register() -> None:
         for operator, shapes in _SHAPES.items():
             self.aten_op_dispatcher_[operator] = lambda node, shapes=shapes: _set_shapes(self, node, shapes)
 
+    values = SymbolicShapeInference._get_int_or_float_values
+
+    def finite(self: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
+        """Reads constants as integers, because they may be sizes; infinity and NaN, at which it fails, are none."""
+        try:
+            return values(self, node, *args, **kwargs)
+        except (OverflowError, ValueError):
+            return [None] * len(node.input)
+
+    SymbolicShapeInference._get_int_or_float_values = finite
     SymbolicShapeInference._ortlaunch_init = SymbolicShapeInference.__init__ = init
 
 

@@ -6,6 +6,8 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
   no gradient on the CPU, and the other modes are not exported.
 - Transposed convolution, ``pixel_shuffle``, ``instance_norm``, ``group_norm`` without weights or of values without
   gradient, and average pooling in one or three dimensions have no gradient on the CPU or a failing one.
+- The gradient of a convolution with groups in one or three dimensions writes zeros beyond its result on the CPU, into
+  values that other gradients need: in silence, in another layer (seen in Mamba and wav2vec 2.0).
 - Adaptive pooling is exported for one output element only, except for averages in two dimensions.
 """
 
@@ -126,6 +128,33 @@ def _adaptive_max_pool(x: Tensor, size: list[int]) -> Tensor:
     return result
 
 
+def _convolved(x: list[Any], weight: list[Any], *_: Any) -> list[Any]:
+    return [*x[: 1 - len(weight)], weight[0], *[None] * (len(weight) - 2)]
+
+
+_SAME = -1
+"""Stands for the padding "same"."""
+
+
+@torch_node(
+    "Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups",
+    differentiable=(0, 1, 2),
+    shape=_convolved,
+)
+def _grouped_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    convolve = getattr(functional, f"conv{weight.dim() - 2}d")
+    result: Tensor = convolve(x, weight, bias, stride, "same" if _SAME in padding else padding, dilation, groups)
+    return result
+
+
 def register() -> None:
     """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
@@ -170,6 +199,8 @@ def _convolution_symbolic(
     from torch.onnx import symbolic_helper
 
     if not symbolic_helper._get_const(transposed, "b", "transposed"):
+        if _needs_torch(weight, groups):
+            return _grouped(g, x, weight, bias, stride, padding, dilation, groups)
         original = CustomOpSymbolicRegistry._SYMBOLICS["::_convolution"]
         return original(g, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, *rest)
     lists = [integers(g, value) for value in (stride, padding, dilation, output_padding)]
@@ -180,6 +211,39 @@ def _convolution_symbolic(
     if len(known) == symbolic_helper._get_tensor_rank(weight):
         dims = [known[0], None if channels is None else channels * count, *dims[2:]]
     return _conv_transpose(g, x, weight, bias, *lists, count, dims=dims)
+
+
+def _convolution_mode_symbolic(
+    g: Any, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+) -> Any:
+    from torch.onnx import symbolic_helper, symbolic_opset9
+
+    if not _needs_torch(weight, groups):
+        return symbolic_opset9._convolution_mode(g, x, weight, bias, stride, padding, dilation, groups)
+    word = symbolic_helper._get_const(padding, "s", "padding")
+    width = _SAME if word == "same" else 0
+    rank = symbolic_helper._get_tensor_rank(weight) or 0
+    return _grouped(g, x, weight, bias, stride, _whole(g, [width] * (rank - 2)), dilation, groups)
+
+
+def _needs_torch(weight: Any, groups: Any) -> bool:
+    """Whether onnxruntime differentiates a convolution wrongly: with groups, if it is not in two dimensions."""
+    from torch.onnx import symbolic_helper
+
+    return symbolic_helper._get_const(groups, "i", "groups") > 1 and symbolic_helper._get_tensor_rank(weight) != 4
+
+
+def _grouped(g: Any, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any) -> Any:
+    from torch.onnx import symbolic_helper
+
+    given = None if symbolic_helper._is_none(bias) else bias
+    lists = [integers(g, value) for value in (stride, padding, dilation)]
+    dims = _convolved(sizes(x), sizes(weight))
+    return _grouped_conv(g, x, weight, given, *lists, symbolic_helper._get_const(groups, "i", "groups"), dims=dims)
+
+
+def _whole(g: Any, values: list[int]) -> Any:
+    return g.op("Constant", value_t=torch.tensor(values))
 
 
 def _pixel_shuffle_symbolic(g: Any, x: Any, factor: Any) -> Any:
@@ -259,6 +323,7 @@ _INTERPOLATIONS = {
 _SYMBOLICS = {
     **{f"aten::{name}": partial(_interpolate_symbolic, *how) for name, how in _INTERPOLATIONS.items()},
     "aten::_convolution": _convolution_symbolic,
+    "aten::_convolution_mode": _convolution_mode_symbolic,
     "aten::pixel_shuffle": _pixel_shuffle_symbolic,
     "aten::instance_norm": _instance_norm_symbolic,
     "aten::group_norm": _group_norm_symbolic,
