@@ -293,6 +293,20 @@ def test_training_has_parity_with_dropout_off(make: Callable[[], nn.Module]) -> 
         assert torch.equal(value, before[name]), name
 
 
+class Sensitive(Net):
+    """Divides by what is left of two equal numbers, so that rounding in fp32 decides the gradients' third digit."""
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x + 3e4) - 3e4) * 10
+
+
+def test_what_rounding_decides_is_judged_by_fp64() -> None:
+    torch.manual_seed(0)
+    model, data = Sensitive(), batches(1, 1, 1)
+    found = check_parity(model, data, setting(model, data[0]))
+    assert found.status == "ok", found
+
+
 def test_steps_are_taken() -> None:
     """Guards the comparison after three steps: a frozen branch in the second batch leads to other weights."""
     model, data = ByValue(), batches(1, -1, 1)

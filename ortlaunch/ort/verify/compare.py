@@ -15,13 +15,13 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-4, torch.bfloat16: 5e-2, tor
 CUDA_FP32_TOLERANCE = 1e-2
 """ONNX Runtime multiplies fp32 matrices in TF32 if the GPU supports it; PyTorch does not."""
 
-_FLOOR = 1e-3
+FLOOR = 1e-3
 """If a tensor's values are this much smaller than the largest of its group, its error is relative to the group's
 largest value. A gradient that is zero except for rounding (the bias of attention keys) has no meaningful error of its
 own."""
 
 
-def compare(actual: NamedTensors, expected: NamedTensors, *, floor: float = _FLOOR) -> TensorComparison:
+def compare(actual: NamedTensors, expected: NamedTensors, *, floor: float = FLOOR) -> TensorComparison:
     """Compares tensors by name.
 
     Args:
