@@ -368,3 +368,24 @@ def test_a_number_in_the_graph_has_the_shape_of_a_number(to_ort: Wrap) -> None:
 
     torch.manual_seed(0)
     assert_model_as_in_fp64(to_ort, Masked(), torch.randn(2, 4), torch.randn(3, 4))
+
+
+def test_a_size_that_became_a_tensor_is_a_number(to_ort: Wrap) -> None:
+    """DeBERTa divides by the root of a size; onnxruntime moves its transposition across, by the rank that it knows."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.bias = nn.Parameter(torch.randn(8))
+
+        def heads(self, x: Tensor) -> Tensor:
+            return x.view(*x.shape[:-1], 2, 4).permute(0, 2, 1, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = self.heads(self.layer(x)) + self.heads(self.bias[None, None, :])
+            heads = heads / torch.sqrt(torch.tensor(heads.size(-1), dtype=torch.float) * 3).to(heads.dtype)
+            return torch.matmul(heads, heads.transpose(-1, -2))
+
+    torch.manual_seed(0)
+    assert_model_as_in_fp64(to_ort, Scaled(), torch.randn(2, 5, 8), torch.randn(3, 7, 8))

@@ -74,7 +74,8 @@ def _shape_or_number(inference: Any, node: Any, index: int) -> Any:
     if value is None:
         return shape
     numbers = np.asarray(value, dtype=object)
-    return Values(_integer(number) for number in numbers) if numbers.ndim else _integer(numbers.item())
+    # The inference may hold a number as a list of one, and the other way round.
+    return Values(_integer(number) for number in numbers.reshape(-1)) if shape else _integer(numbers.item())
 
 
 def _integer(number: Any) -> Any:
