@@ -12,11 +12,13 @@ import torch
 from ortlaunch.ort.mends import (
     arithmetic,
     embeddings,
+    losses,
     noise,
     padding,
     recurrent,
     scatter,
     spatial,
+    torch_calls,
     unflattening,
     vectors,
 )
@@ -31,7 +33,7 @@ def register() -> None:
     """Registers the symbolics for training; call it after the constructor of an ORTModule, which registers its own."""
     register_standard()
     # Their nodes call PyTorch.
-    for subject in (arithmetic, embeddings, noise, recurrent, scatter, spatial, padding):
+    for subject in (arithmetic, embeddings, losses, noise, recurrent, scatter, spatial, padding, torch_calls):
         subject.register()
 
 
