@@ -8,6 +8,9 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 
+_LONGEST = 500
+"""Characters of a cause."""
+
 
 def refusal(message: str) -> Exception:
     """Returns the error to raise while ORTModule exports: the user's, or if fallback is allowed, ORTModule's own."""
@@ -33,7 +36,9 @@ def cause(error: BaseException) -> str:
     causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     if lines:
         # An error of C++ begins with a file and a signature.
-        return re.sub(r"^\S*onnxruntime_src\S* .*\) (?=\S)", "", (causes or lines)[-1])
+        line = (causes or lines)[-1].partition("  [Caused by the value")[0]
+        line = re.sub(r"^\S*onnxruntime_src\S* .*(?:\[ONNXRuntimeError\] : \d+ : \w+ : |\) (?=\S))", "", line)
+        return line[:_LONGEST]
     frames = traceback.extract_tb(error.__traceback__)
     place = f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return type(error).__name__ + place

@@ -18,6 +18,7 @@ from ortlaunch.ort.mends import (
     recurrent,
     scatter,
     spatial,
+    stacks,
     torch_calls,
     unflattening,
     vectors,
@@ -50,7 +51,7 @@ def register_standard() -> None:
     register_custom_op_symbolic("aten::hardtanh", _hardtanh, _OPSET)
     register_custom_op_symbolic("aten::count_nonzero", _count_nonzero, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
-    for subject in (unflattening, vectors):
+    for subject in (stacks, unflattening, vectors):
         subject.register()
 
 
