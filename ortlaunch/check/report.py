@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ortlaunch.ort.verify.comparison import TensorComparison
 
-SCHEMA = 1
+SCHEMA = 2
 """Incremented when a key changes its name or meaning."""
 
 Status = Literal["ok", "warning", "failed", "skipped"]

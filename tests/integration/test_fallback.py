@@ -36,7 +36,7 @@ def warned(launch, folder):
 
 def test_the_run_stops_by_default_and_names_the_operator(train, folder):
     result = train(folder, *WORDS, "tracking=none")
-    assert result.status == "FAILED" and not result.is_request
+    assert result.status == "FAILED" and result.is_request
     assert OPERATOR in result.error
     assert result.losses == {}
 
