@@ -30,7 +30,7 @@ _DEPENDS_ON_MODE = ("train", "training", "dropout_p", "generator")
 _COMPLEX = ("aten::fft_", "aten::stft", "aten::istft", "aten::polar", "aten::complex", "aten::view_as_complex")
 """Beginnings of the names of operators with complex arguments or results, which ONNX lacks."""
 _WITHOUT_GRADIENT = {
-    **dict.fromkeys(("aten::atan2", "aten::fmod", "aten::remainder", "aten::tensordot")),
+    **dict.fromkeys(("aten::atan2", "aten::fmod", "aten::remainder", "aten::tensordot", "aten::outer")),
     "aten::einsum": "onnx::Einsum",
 }
 """Operators whose export has no gradient in onnxruntime 1.19.2, or has none if it is the node that is named."""
