@@ -30,7 +30,7 @@ _DEPENDS_ON_MODE = ("train", "training", "dropout_p", "generator")
 _COMPLEX = ("aten::fft_", "aten::stft", "aten::istft", "aten::polar", "aten::complex", "aten::view_as_complex")
 """Beginnings of the names of operators with complex arguments or results, which ONNX lacks."""
 _WITHOUT_GRADIENT = {
-    **dict.fromkeys(("aten::atan2", "aten::fmod", "aten::remainder", "aten::tensordot")),
+    **dict.fromkeys(("aten::atan2", "aten::fmod", "aten::remainder", "aten::tensordot", "aten::outer")),
     "aten::einsum": "onnx::Einsum",
 }
 """Operators whose export has no gradient in onnxruntime 1.19.2, or has none if it is the node that is named."""
@@ -168,8 +168,12 @@ def _other(value: Any, kind: Any, tensors: list[Any]) -> Any:
     if symbolic_helper._is_none(value):
         return None
     if name == "Tensor":
-        tensors.append(value)
-        return {_TENSOR: len(tensors) - 1}
+        # A node may have an input once only: both of its gradients would get one name.
+        known = next((place for place, one in enumerate(tensors) if one.debugName() == value.debugName()), None)
+        if known is None:
+            known = len(tensors)
+            tensors.append(value)
+        return {_TENSOR: known}
     if name in ("List[Tensor]", "List[Optional[Tensor]]"):
         if not symbolic_helper._is_packed_list(value):
             raise _NotServedError("the number of its tensors is unknown")
