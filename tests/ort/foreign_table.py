@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -112,7 +113,8 @@ def row_of(family: Foreign, outcome: Outcome) -> Row:
 
 
 def _reason(line: str) -> str:
-    return line.partition(" because ")[2].partition("; or ")[0] or line
+    reason = line.partition(" because ")[2].partition("; or ")[0] or line
+    return re.sub(r"/\S*/site-packages/", "", reason)
 
 
 def section(rows: list[Row], version: str) -> list[str]:
