@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.hidden import restored
 from ortlaunch.config.launchers import launcher_schema
 from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
@@ -69,13 +71,15 @@ def save_config(config: Config, path: Path) -> None:
 def load_config(path: Path) -> Config:
     """Reads the configuration that a launcher wrote. Workers use it, so it does without Hydra.
 
+    Secrets, which the file does not hold, come from the environment; see `ortlaunch.config.hidden`.
+
     Raises:
         FileNotFoundError: there is no file.
         RequestError: the launcher belongs to a package that is not installed here.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there")
-    stored = OmegaConf.create(read_settings(path))
+    stored = OmegaConf.create(restored(read_settings(path), os.environ))
     nodes: dict[str, Any] = {"model": ModelConfig}
     for group, options in GROUPS.items():
         if stored.get(group) is not None or group not in OPTIONAL_GROUPS:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run.attempt import last_attempt
 from ortlaunch.run.run import Run
 
@@ -56,7 +57,7 @@ def record(run_dir: Path, rank: int, error: BaseException, host: str | None = No
     """
     is_request = isinstance(error, RequestError)
     message = str(error) if is_request else _end_of(error)
-    failure = Failure(rank, host or socket.gethostname(), message, is_request, time.time())
+    failure = Failure(rank, host or socket.gethostname(), without_secrets(message), is_request, time.time())
     try:
         folder = Run(run_dir).failures
         folder.mkdir(exist_ok=True)
@@ -144,4 +145,4 @@ def _killed_message(run_dir: Path, rank: int, number: int) -> str:
     hint = " (out of memory?)" if number == signal.SIGKILL else ""
     log = Run(run_dir).rank_log(rank)
     tail = log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:] if log.is_file() else []
-    return "\n".join([f"{_ENDED} {name}{hint}; the last lines of its log:", *tail])
+    return without_secrets("\n".join([f"{_ENDED} {name}{hint}; the last lines of its log:", *tail]))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.locks import exclusive
+from ortlaunch.base.text import library_error
 from ortlaunch.run.events import Started
 from ortlaunch.run.journal import Chunk, iterate, read_chunk
 from ortlaunch.run.run import Run
@@ -212,7 +213,7 @@ class Forwarder:
         return Identity(folder.parent.name, folder.name, folder.name.rpartition("-")[2], first.t)
 
     def _note_failure(self, error: BaseException) -> None:
-        text = self.to.scrubbed(f"{type(error).__name__}: {error}")[:_ERROR_LENGTH]
+        text = self.to.scrubbed(f"{type(error).__name__}: {library_error(error)}")[:_ERROR_LENGTH]
         if text != self.last_error:
             self._log.warning("not sent, trying again: %s", text)
         self.last_error = text

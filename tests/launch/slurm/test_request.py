@@ -142,6 +142,29 @@ def test_one_line_directives():
     assert "#SBATCH --output=/dev/null" in directives
 
 
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("--nice=100", ["--nice=100"]),
+        ("--comment='x --output=/tmp/y'", ['--comment="x --output=/tmp/y"']),
+        ('--comment "two words"', ['--comment="two words"']),
+        ("-A physics --hold", ["--account=physics", "--hold"]),
+        ("-pgpu", ["--partition=gpu"]),
+        ("--exclusive=user", ["--exclusive=user"]),
+        ("--mem 4G --no-kill", ["--mem=4G", "--no-kill"]),
+        (r"--comment='a $(touch x) `y` \\ # z'", [r'--comment="a $(touch x) `y` \\\\ # z"']),
+        ("--bulletin-of-a-plugin", ["--bulletin-of-a-plugin"]),
+    ],
+)
+def test_further_options_are_written_one_on_a_line_and_quoted(text, lines):
+    script = replace(PLAIN, resources=replace(PLAIN.resources, extra=[text], srun_extra=[text])).script()
+    directives = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert directives[-len(lines) :] == lines
+    (srun,) = [line for line in script.splitlines() if line.startswith("on_each_node=")]
+    words = shlex.split(srun.removeprefix("on_each_node=(").removesuffix(")"))
+    assert len(words) == len(shlex.split(re.search(r"on_each_node=\((.*)\)", PLAIN.script())[1])) + len(lines)
+
+
 def test_the_head_node_is_the_first_of_a_thousand(tmp_path):
     needs(shutil.which("scontrol"), "needs SLURM's scontrol")
     part = PLAIN.script().partition("# Node 0")[2].partition("on_each_node")[0]
