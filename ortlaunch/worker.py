@@ -18,6 +18,7 @@ from pathlib import Path
 from ortlaunch.base import output
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.base.programs import add_to_path
+from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run import failure
 from ortlaunch.run.run import Run
 
@@ -40,7 +41,7 @@ def main() -> None:
     try:
         work(run_dir)
     except BaseException as error:
-        traceback.print_exc()
+        print(without_secrets(traceback.format_exc()), end="", file=sys.stderr)
         failure.record(run_dir, rank, error)
         sys.stdout.flush()
         sys.stderr.flush()

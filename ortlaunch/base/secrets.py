@@ -254,12 +254,13 @@ def without_secrets_in_words(words: list[str]) -> list[str]:
 
 def _hidden_assignment(found: re.Match[str]) -> str:
     name, sign, value = found.groups()
+    quote_ = next((one for one in ('\\"', '"', "'") if value.startswith(one)), "")
+    inner = value[len(quote_) :]
     # In a sentence, "key:" and "KEY=VALUE" stand for any key.
     is_word = name.lower() in ("key", "keys", "tokens") or (sign.strip() == ":" and name.lower() in _PROSE)
-    if is_word or not is_secret(name) or _PLACEHOLDER.fullmatch(value.strip("'\"")):
-        return found[0]
-    quote_ = next((one for one in ('\\"', '"', "'") if value.startswith(one)), "")
-    return f"{name}{sign}{quote_}{_MARK}{quote_}"
+    if is_word or not is_secret(name):
+        return f"{name}{sign}{quote_}{_ASSIGNED.sub(_hidden_assignment, inner)}"
+    return found[0] if _PLACEHOLDER.fullmatch(value.strip("'\"\\")) else f"{name}{sign}{quote_}{_MARK}{quote_}"
 
 
 def _hidden_in_mapping(found: re.Match[str]) -> str:

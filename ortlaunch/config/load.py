@@ -13,6 +13,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import write_record
+from ortlaunch.base.secrets import hidden
 from ortlaunch.config.hidden import restored
 from ortlaunch.config.launchers import launcher_schema
 from ortlaunch.config.meant import unknown_key
@@ -64,8 +66,8 @@ def _added_keys(tree: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Writes a resolved configuration, which `load_config` can read."""
-    OmegaConf.save(OmegaConf.structured(config), path)
+    """Writes a resolved configuration without its secrets. `load_config` reads it."""
+    write_record(path, OmegaConf.to_yaml(OmegaConf.create(hidden("", to_dict(config)))))
 
 
 def load_config(path: Path) -> Config:
