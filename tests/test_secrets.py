@@ -32,6 +32,7 @@ HARMLESS = [
     "step 5  loss 2.3456  1,234 tokens/s",
     "give KEY=VALUE; missing token: foo; unknown key: model.foo",
     "KeyError: 'x'",
+    "the server asks for a password: give one",
     "sk-learn-regression-baseline and disk-0123456789abcdef01234567",
     "sqlite:////a@b/c:d@e.db",
     "http://host:5000/team@home",

@@ -11,8 +11,13 @@ PRIVATE = 0o600
 """The mode of files for their owner alone."""
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes, mode: int | None = None) -> None:
     """Replaces a file atomically: a reader sees either the whole old file or the whole new one.
+
+    Args:
+        path: the file.
+        content: its content.
+        mode: its mode; None for that of new files.
 
     Raises:
         OSError: the file cannot be written. The old file is unchanged, and no partial file remains.
@@ -20,6 +25,8 @@ def replace(path: Path, content: bytes) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         partial.write_bytes(content)
+        if mode is not None:
+            partial.chmod(mode)
         os.replace(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)
@@ -27,8 +34,8 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replaces a file atomically with this text."""
-    replace(path, text.encode())
+    """Replaces a file atomically with this text. If a secret was removed from it, the file is for its owner alone."""
+    replace(path, text.encode(), PRIVATE if is_hidden(text) else None)
 
 
 def write_record(path: Path, text: str, errors: str = "strict") -> None:

@@ -121,7 +121,6 @@ _OTHERS = {
     ),
 }
 """Words before ``token`` and ``pass`` with which these are no secrets."""
-_PROSE = frozenset(("token", "pass", "auth"))
 _PLACES = frozenset(("file", "path", "dir", "folder"))
 """Words at the end of a name that say that its value is the place of a secret."""
 _QUALIFIERS = frozenset(["b", "base", "new", "old", "prod", "dev", "staging", "value", "raw", "string", "env"])
@@ -221,9 +220,7 @@ def without_tokens(text: str, environment: Mapping[str, str] | None = None) -> s
 
 def without_secrets_of(name: str, value: str) -> str:
     """A value without secrets: all of it where its name says that it is one, else what looks like one."""
-    if not value or _PLACEHOLDER.fullmatch(value):
-        return value
-    if is_secret(name):
+    if is_secret(name) and value and not _PLACEHOLDER.fullmatch(value):
         return _MARK
     # A whole URI may hold spaces and quotes, which end one in a text.
     return without_secrets(redacted(value) if re.match(r"[A-Za-z][\w+.-]*://", value) else value)
@@ -256,11 +253,13 @@ def _hidden_assignment(found: re.Match[str]) -> str:
     name, sign, value = found.groups()
     quote_ = next((one for one in ('\\"', '"', "'") if value.startswith(one)), "")
     inner = value[len(quote_) :]
-    # In a sentence, "key:" and "KEY=VALUE" stand for any key.
-    is_word = name.lower() in ("key", "keys", "tokens") or (sign.strip() == ":" and name.lower() in _PROSE)
-    if is_word or not is_secret(name):
+    if name.lower() in ("key", "keys", "tokens") or not is_secret(name):  # KEY=VALUE stands for any key.
         return f"{name}{sign}{quote_}{_ASSIGNED.sub(_hidden_assignment, inner)}"
-    return found[0] if _PLACEHOLDER.fullmatch(value.strip("'\"\\")) else f"{name}{sign}{quote_}{_MARK}{quote_}"
+    plain = value.strip("'\"\\").rstrip(".,;:!?)")
+    before = found.string[: found.start()].rpartition("\n")[2]
+    # "it asks for a password: give one" is a sentence, and a line that begins with "password: " is YAML.
+    is_sentence = sign.strip() == ":" and before.strip(" -#") != "" and plain.isalpha() and plain.islower()
+    return found[0] if is_sentence or _PLACEHOLDER.fullmatch(plain) else f"{name}{sign}{quote_}{_MARK}{quote_}"
 
 
 def _hidden_in_mapping(found: re.Match[str]) -> str:

@@ -84,6 +84,9 @@ def left(store: MlflowConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def run_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     monkeypatch.setattr("sys.argv", ["ortlaunch", *words])
+    # Composing sets it, and it would show tracebacks.
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.delenv("HYDRA_FULL_ERROR")
     with pytest.raises(SystemExit):
         main()
     said = capsys.readouterr()

@@ -17,6 +17,9 @@ ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\nstate: finished"
 def hostile(make_run, tmp_path: Path) -> Path:  # type: ignore[no-untyped-def]
     """A run whose every text is hostile, in a folder that is hostile too."""
     run_dir: Path = make_run(f"name{ESCAPE}", run_id=f"id{ESCAPE}", experiment=f"experiment{ESCAPE}", end=None)
+    settings = {"experiment": ESCAPE, "name": ESCAPE, "train": {"steps": 100}, "tracking": {"name": "mlflow"}}
+    settings["tracking"]["uri"] = f"sqlite:///{tmp_path}/x.db"  # type: ignore[index]
+    (run_dir / "config.yaml").write_text(json.dumps(settings))
     (run_dir / "launcher.json").write_text(json.dumps({"pid": 2**22 - 1, "host": f"host{ESCAPE}", "start_ticks": 1}))
     (run_dir / "checkpoints" / f"step-{ESCAPE}").mkdir(parents=True)
     with Journal(run_dir / "journal.jsonl") as journal:
@@ -33,6 +36,9 @@ def hostile(make_run, tmp_path: Path) -> Path:  # type: ignore[no-untyped-def]
 
 def lines_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
     monkeypatch.setattr("sys.argv", ["ortlaunch", *words])
+    # Composing sets it, and it would show tracebacks.
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.delenv("HYDRA_FULL_ERROR")
     with pytest.raises(SystemExit):
         main()
     said = capsys.readouterr()
