@@ -6,13 +6,16 @@ The parent run of a sweep is created in the tracker before the sweep's runs are 
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base.files import PRIVATE
 from ortlaunch.base.locks import exclusive
+from ortlaunch.base.secrets import is_hidden
 from ortlaunch.base.text import library_error
 from ortlaunch.run.events import Started
 from ortlaunch.run.journal import Chunk, iterate, read_chunk
@@ -257,6 +260,13 @@ class _ScrubbingFormatter(logging.Formatter):
 
 
 class _QuietFile(logging.FileHandler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line. If a secret was removed from it, the file is for its owner alone."""
+        super().emit(record)
+        if is_hidden(self.format(record)):
+            with suppress(OSError):
+                os.chmod(self.baseFilename, PRIVATE)
+
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignores the error: a full disk must not print tracebacks to the user's terminal."""
 
