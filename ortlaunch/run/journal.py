@@ -116,14 +116,14 @@ def _without_secrets(event: Event) -> Event:
     """The event without secrets in its texts. Figures hold none, and a file's path must stay the path."""
     if isinstance(event, events.Measured | events.FileKept):
         return event
-    values = {one.name: getattr(event, one.name) for one in fields(event)}
-    texts = {name: hidden("", value) for name, value in values.items() if isinstance(value, str)}
-    maps = {
-        name: {key: without_secrets(one) if isinstance(one, str) else one for key, one in value.items()}
-        for name, value in values.items()
-        if isinstance(value, dict)
-    }
-    return replace(event, **texts, **maps)
+    public: dict[str, Any] = {}
+    for one in fields(event):
+        value = getattr(event, one.name)
+        if isinstance(value, str):
+            public[one.name] = without_secrets(value)
+        elif isinstance(value, dict):
+            public[one.name] = {key: without_secrets(text) for key, text in value.items()}
+    return replace(event, **public)
 
 
 def _now() -> int:

@@ -6,7 +6,6 @@ The parent run of a sweep is created in the tracker before the sweep's runs are 
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -265,7 +264,7 @@ class _QuietFile(logging.FileHandler):
         super().emit(record)
         if is_hidden(self.format(record)):
             with suppress(OSError):
-                os.chmod(self.baseFilename, PRIVATE)
+                Path(self.baseFilename).chmod(PRIVATE)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignores the error: a full disk must not print tracebacks to the user's terminal."""
