@@ -31,6 +31,11 @@ def hostile(make_run, tmp_path: Path) -> Path:  # type: ignore[no-untyped-def]
     (run_dir / "relay.json").write_text(json.dumps({"mlflow_run_id": f"mlflow{ESCAPE}"}))
     moved = run_dir.with_name(f"20260101-000000-x\x1b[2J\x9b\n-{run_dir.name[-6:]}")
     run_dir.rename(moved)
+    # Folders of such names are not listed, others are.
+    other: Path = make_run("listed", end=None)
+    with Journal(other / "journal.jsonl") as journal:
+        journal.start(f"experiment{ESCAPE}", f"listed{ESCAPE}", f"id{ESCAPE}")
+    (other / "job.json").write_text(json.dumps({"scheduler": f"slurm{ESCAPE}", "job_id": f"12{ESCAPE}"}))
     return moved
 
 
@@ -77,6 +82,8 @@ def lines_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 def test_no_escape_reaches_the_terminal(words, hostile, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     given = [word.replace("RUN", str(hostile)).replace("ROOT", str(hostile.parents[1])) for word in words]
     lines = lines_of(capsys, monkeypatch, *given)
+    if words[0] == "jobs" and "--root" in words:
+        assert any("listed?]0;owned" in line or "listed\\u001b]0;owned" in line for line in lines), lines
     if words[0] == "status":
         # A line break in a name makes no line that looks like one of the verb's own.
         assert len([line for line in lines if line.startswith("state:")]) <= 1
