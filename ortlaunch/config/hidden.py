@@ -53,10 +53,10 @@ def check_whole(settings: Mapping[str, Any]) -> None:
     Raises:
         RequestError: a value holds ``***``. The message names the key and the remedy.
     """
-    for key in hidden_keys(settings):
+    if keys := hidden_keys(settings):
         raise RequestError(
-            f"{key}: the run folder holds *** instead of the secret: set the variable {CARRIER} to "
-            f"'{json.dumps({key: 'VALUE'})}'"
+            f"{', '.join(keys)}: the run folder holds *** instead of the secret: set the variable {CARRIER} to "
+            f"'{json.dumps(dict.fromkeys(keys, 'VALUE'))}'"
         )
 
 

@@ -145,7 +145,7 @@ def test_the_configuration_that_is_shown_has_no_secret(
 def test_workers_get_what_the_folder_does_not_hold(left: Path, store: MlflowConfig, tmp_path: Path) -> None:
     config = planted(store, tmp_path / "runs")
     stored = load_config(Run(left).config_file)
-    with pytest.raises(RequestError, match=r"model\.params\.\w+: .* set the variable ORTLAUNCH_SECRETS"):
+    with pytest.raises(RequestError, match=r"model\.params\.\w+, .*: .* set the variable ORTLAUNCH_SECRETS"):
         check_whole(to_dict(stored))
     variables = trackers.worker_environment(config)
     with pytest.MonkeyPatch.context() as patch:
