@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import say
 from ortlaunch.config.schema import LauncherConfig
 from ortlaunch.follow.find import HELP, find_runs
 from ortlaunch.follow.rows import Row
@@ -52,7 +53,7 @@ def cancel(arguments: list[str]) -> int:
     looked = [look(folder) for asked in options.run for folder in find_runs(asked)]
     for row in (one.row for one in looked):
         if row.is_over:
-            print(f"{_described(row)} is over already: {_state_text(row)}", flush=True)
+            say(f"{_described(row)} is over already: {_state_text(row)}")
     active = [(one.row, one.record) for one in looked if not one.row.is_over]
     # Waiting jobs are cancelled first, so that none of them starts on the nodes that the others leave.
     _cancel_jobs([row for row, _ in active if row.job_id and row.state in _WAITING_STATES])
@@ -64,7 +65,7 @@ def cancel(arguments: list[str]) -> int:
         has_ended = _wait_until(check_end, asked_at + seconds, _QUEUE_POLL_SECONDS if row.job_id else _POLL_SECONDS)
         if has_ended and row.job_id:
             unsent += _journal_missing_end(record.folder)
-        print(_outcome_text(look(record.folder).row, has_ended=has_ended), flush=True)
+        say(_outcome_text(look(record.folder).row, has_ended=has_ended))
         all_ended &= has_ended
     _send(unsent)
     return exit_codes.DONE if all_ended else exit_codes.FAILED
@@ -164,7 +165,7 @@ def _send(folders: list[Path]) -> None:
     try:
         subprocess.run(command, stdout=subprocess.DEVNULL, timeout=_SYNC_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        print(f"MLflow does not know all of it yet: {shlex.join(command[2:])}", file=sys.stderr)
+        say(f"MLflow does not know all of it yet: {shlex.join(command[2:])}", file=sys.stderr)
 
 
 def _wait_until(check_end: Callable[[], bool], deadline: float, pause: float) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import say
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run.liveness import Alive, liveness
 from ortlaunch.run.record import scheduler_of
@@ -35,14 +38,13 @@ def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
     """
     options = _parser().parse_args(args)
     run_dirs = _requested(options, run_root)
-    destinations = [(run_dir, destinations_of(run_dir, options.uri)) for run_dir in run_dirs]
-    all_sent = True
+    destinations, all_sent = _destinations(run_dirs, options)
     for run_dir, cfgs in destinations:
         end_note = end_if_dead(run_dir)
         result = sync(run_dir, *cfgs)
         all_sent &= result.sent
         for sink_result in result.sinks:
-            print(_line(run_dir, sink_result, end_note), flush=True)
+            say(_line(run_dir, sink_result, end_note))
     sent = set(run_dirs)
     for run_dir, cfgs in destinations:
         # A sweep ends with its last run, so its own journal may have changed.
@@ -50,6 +52,20 @@ def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
             all_sent &= sync(task.folder, *cfgs).sent
             sent.add(task.folder)
     return 0 if all_sent else 1
+
+
+def _destinations(run_dirs: list[Path], options: argparse.Namespace) -> tuple[list[tuple[Path, list[Any]]], bool]:
+    """Returns the trackers of each run, and whether all have some; with `--all` one that has none stops no other."""
+    found, complete = [], True
+    for run_dir in run_dirs:
+        try:
+            found.append((run_dir, destinations_of(run_dir, options.uri)))
+        except RequestError as error:
+            if not options.all:
+                raise
+            say(f"ortlaunch: {error}", file=sys.stderr)
+            complete = False
+    return found, complete
 
 
 def _requested(options: argparse.Namespace, run_root: Path) -> list[Path]:

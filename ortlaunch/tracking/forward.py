@@ -12,7 +12,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base.files import PRIVATE
 from ortlaunch.base.locks import exclusive
+from ortlaunch.base.secrets import is_hidden
+from ortlaunch.base.text import library_error
 from ortlaunch.run.events import Started
 from ortlaunch.run.journal import Chunk, iterate, read_chunk
 from ortlaunch.run.run import Run
@@ -212,7 +215,7 @@ class Forwarder:
         return Identity(folder.parent.name, folder.name, folder.name.rpartition("-")[2], first.t)
 
     def _note_failure(self, error: BaseException) -> None:
-        text = self.to.scrubbed(f"{type(error).__name__}: {error}")[:_ERROR_LENGTH]
+        text = self.to.scrubbed(f"{type(error).__name__}: {library_error(error)}")[:_ERROR_LENGTH]
         if text != self.last_error:
             self._log.warning("not sent, trying again: %s", text)
         self.last_error = text
@@ -256,6 +259,13 @@ class _ScrubbingFormatter(logging.Formatter):
 
 
 class _QuietFile(logging.FileHandler):
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line. If a secret was removed from it, the file is for its owner alone."""
+        super().emit(record)
+        if is_hidden(self.format(record)):
+            with suppress(OSError):
+                Path(self.baseFilename).chmod(PRIVATE)
+
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignores the error: a full disk must not print tracebacks to the user's terminal."""
 
