@@ -75,6 +75,7 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
         ("state", row.state.value + (f": {row.reason}" if row.reason else "")),
         ("run folder", row.run_dir),
         ("where", _where(row)),
+        ("stands still", "" if row.is_over else record.state.standing),
         ("steps", _steps(row)),
         ("figures" if row.has_median else "latest", _figures(row)),
         ("began", _began(row, record)),

@@ -24,6 +24,7 @@ from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.display import Display
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.plan import LaunchPlan, NodePart
+from ortlaunch.launch.stalls import Stalls
 from ortlaunch.run import claim, failure, sweep
 from ortlaunch.run.claim import Claim
 from ortlaunch.run.goodput import journal_goodput
@@ -54,8 +55,8 @@ def run(part: NodePart, config: Config, arguments: list[str]) -> int:
         return _run_further_machine(part, config, started)
     plan = part.plan
     plan.run_dir.mkdir(parents=True, exist_ok=True)
-    # `resume` has already asked the scheduler about an earlier job of the run.
-    own_claim = claim.take(plan.files, job_is_over=lambda _: True)
+    # `resume` has claimed the run already, since it had to ask the scheduler about an earlier job of the run.
+    own_claim = claim.take(plan.files)
     try:
         return _run_claimed(part, config, arguments, started, own_claim)
     finally:
@@ -64,7 +65,7 @@ def run(part: NodePart, config: Config, arguments: list[str]) -> int:
 
 def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: float, own_claim: Claim) -> int:
     """Runs this machine's part of a run that this process has claimed."""
-    plan = part.plan
+    plan, begun = part.plan, time.monotonic()
     write_run_folder(plan, config, arguments, part.start)
     Run(plan.run_dir).note_launcher()
     journal = Journal(plan.journal)
@@ -74,20 +75,23 @@ def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: 
         display.line(line)
     cfgs = trackers.chosen(config)
     relay = Relay(plan.run_dir, *cfgs)
+    if own_claim.is_lost:
+        raise RequestError(_taken_over(plan))
     outcome = _run_workers(part, config, display, started, relay, own_claim)
     if outcome.failure is not None and not outcome.failure.is_request:
         journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
     account = journal_goodput(journal)
     journal.end(outcome.status)
     sweep_over = sweep.note_end(plan.run_dir, outcome.status)
-    sent, is_stopped = _send_the_rest(relay, sweep_over, cfgs)
+    with own_claim.kept():
+        sent, is_stopped = _send_the_rest(relay, sweep_over, cfgs)
     code = outcome.exit_code or (exit_codes.INTERRUPTED if is_stopped else exit_codes.DONE)
     with _uninterrupted():
         if outcome.failure is not None:
             print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
         ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
         record = _record(plan, config, sent, outcome, has_trained="train/loss" in display.latest)
-        display.summary(ending, time.time() - started, record, account)
+        display.summary(ending, time.monotonic() - begun, record, account)
     return code
 
 
@@ -218,17 +222,24 @@ def _watch(
     """
     offset = plan.journal.stat().st_size
     stopping = _Stopping(group, stop, plan, display, launcher)
+    stalls = Stalls(plan.files) if own_claim is not None else None
     while True:
         # torchrun is polled before its output is read, so that all output from before its end is shown below.
         code = group.poll()
         offset = _show(plan, group, display, offset)
         if own_claim is not None and not own_claim.keep():
             group.kill()
-            raise RequestError(f"{plan.run_dir}: another launcher has taken this run over; its workers here are ended")
+            raise RequestError(f"{_taken_over(plan)}; its workers here are ended")
         if code is not None:
             return code
+        for line in stalls.look() if stalls is not None else []:
+            display.line(line)
         stopping.act()
         time.sleep(_POLL_SECONDS)
+
+
+def _taken_over(plan: LaunchPlan) -> str:
+    return f"{plan.run_dir}: another launcher has taken this run over"
 
 
 def _show(plan: LaunchPlan, group: WorkerGroup, display: Display, offset: int) -> int:

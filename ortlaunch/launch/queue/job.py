@@ -25,6 +25,7 @@ from ortlaunch.launch.queue.attempt import begin, decide, gather, refused
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.own import OwnJob
 from ortlaunch.launch.queue.verdict import REQUEUE_WORD
+from ortlaunch.launch.stalls import Stalls
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.run import Run
 from ortlaunch.tracking import trackers
@@ -133,12 +134,13 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
     group = WorkerGroup(start, Run(run_dir).logs / f"{launcher.log}-nodes.log", time.time())
     cfgs = destinations(run_dir)
     relay = Relay(run_dir, *cfgs) if cfgs else None
+    stalls = Stalls(Run(run_dir))
     try:
         if relay is not None:
             relay.start()
         while (code := group.poll()) is None:
             signals.pass_on()
-            for line in group.lines():
+            for line in [*group.lines(), *stalls.look()]:
                 print(line, flush=True)
             if signals.came_before(_PATIENCE * config.launcher.grace_seconds):
                 signals.seen.append("LATE")
