@@ -134,12 +134,9 @@ def take(
         RequestError: another process holds the run, has launched it since `after`, or the folder cannot be written.
     """
     newest = number(run)
-    if newest:
-        holder = _owner(run.claims / str(newest))
-        if job is None and holder.job is None and holder.process == Process.this() and not holder.is_released:
-            return Claim(run.claims / str(newest))
-        if not (job is not None and holder.job == job) and not holder.is_gone(job_is_over):
-            raise RequestError(_refusal(run, holder))
+    if newest and job is None and _is_own(_owner(run.claims / str(newest))):
+        return Claim(run.claims / str(newest))
+    check_free(run, job, job_is_over)
     if after is not None and newest != after:
         raise RequestError(f"{run.path} was launched by another process meanwhile: ortlaunch status {run.path}")
     path = run.claims / str(newest + 1)
@@ -153,6 +150,21 @@ def take(
     if not is_mine:
         raise RequestError(f"{run.path} is being launched by another process at this moment")
     return Claim(path)
+
+
+def check_free(run: Run, job: str | None = None, job_is_over: Callable[[str], bool] = lambda _: False) -> None:
+    """Refuses a run that another process holds, without claiming it. The arguments are those of `take`.
+
+    Raises:
+        RequestError: another process holds the run.
+    """
+    holder = owner(run)
+    if holder is not None and not (job is not None and holder.job == job) and not holder.is_gone(job_is_over):
+        raise RequestError(_refusal(run, holder))
+
+
+def _is_own(holder: Owner) -> bool:
+    return holder.job is None and not holder.is_released and holder.process == Process.this()
 
 
 def _create(path: Path, content: str) -> bool:

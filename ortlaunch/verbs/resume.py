@@ -143,6 +143,8 @@ def _check_ended(run_dir: Path, seconds: float) -> None:
     found = liveness(run)
     if found.alive is Alive.LAUNCHER and found.launcher is not None:
         raise RequestError(f"{run_dir} is still running{_where(found.launcher)}: stop it first")
+    # The claim is older than the launcher's file, and than the workers.
+    claim.check_free(run, job_is_over=lambda job: _is_over(job, run))
     if has_workers(run, seconds):
         raise RequestError(f"workers of {run_dir} are still running after {seconds:g} s: stop them first")
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.faults.trials import SHARDED, Base, make_base
+from tests.faults.trials import SHARDED, Base, Trial, end, make_base
 
 TRIALS = int(os.environ.get("ORTLAUNCH_FAULT_TRIALS", "1"))
 """Of each kind of fault; `make test-faults` sets ten."""
@@ -32,6 +32,20 @@ def base(tmp_path_factory) -> Base:
 def sharded_base(tmp_path_factory) -> Base:
     """The run that nothing disturbs, with a state that lies in shards."""
     return make_base(tmp_path_factory.mktemp("sharded"), *SHARDED)
+
+
+@pytest.fixture
+def start(base):
+    """Starts a run that will be disturbed."""
+    begun = []
+
+    def begin(seed, *words):
+        begun.append(Trial(base, seed, *words))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        end(one)
 
 
 def pytest_runtest_logreport(report):

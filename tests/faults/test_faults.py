@@ -22,20 +22,6 @@ from tests.integration.conftest import journal
 from tests.support.needs import needs
 
 
-@pytest.fixture
-def start(base):
-    """Starts a run that will be disturbed."""
-    begun = []
-
-    def begin(seed, *words):
-        begun.append(Trial(base, seed, *words))
-        return begun[-1]
-
-    yield begin
-    for one in begun:
-        end(one)
-
-
 def test_kill_of_a_worker(start, trial):
     """torchrun starts the workers again; the run ends well without anybody's help, in the same MLflow run."""
     run = start(trial, "launcher.max_restarts=1", "tracking=mlflow")
