@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -221,17 +222,19 @@ def test_a_claim_that_was_renewed_before_the_clock_was_set_back_lapses(run: Run)
     claim.take(run)
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
     """No file of this process may grow, as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_claim_that_cannot_be_written_is_refused_and_leaves_nothing(run: Run, full_disk: None) -> None:
-    with pytest.raises(RequestError, match=r"claims cannot be written, so the run cannot be launched: File too large"):
+def test_a_claim_that_cannot_be_written_is_refused_and_leaves_nothing(run: Run) -> None:
+    with pytest.raises(RequestError, match="so the run cannot be launched: File too large"), full_disk():
         claim.take(run)
     assert list(run.claims.iterdir()) == []
 
