@@ -131,7 +131,8 @@ def take(
         after: what `number` has returned before the caller has read the run; None if it has read nothing.
 
     Raises:
-        RequestError: another process holds the run, has launched it since `after`, or the folder cannot be written.
+        RequestError: another process holds the run, or has launched it since `after`.
+        OSError: the claim cannot be written.
     """
     newest = number(run)
     if newest and job is None and _is_own(_owner(run.claims / str(newest))):
@@ -141,13 +142,8 @@ def take(
         raise RequestError(f"{run.path} was launched by another process meanwhile: ortlaunch status {run.path}")
     path = run.claims / str(newest + 1)
     content = asdict(Process.this()) | ({_JOB: job} if job is not None else {})
-    try:
-        run.claims.mkdir(exist_ok=True)
-        is_mine = _create(path, json.dumps(content) + "\n")
-    except OSError as error:
-        reason = f"so the run cannot be launched: {error.strerror}"
-        raise RequestError(f"{run.claims} cannot be written, {reason}") from error
-    if not is_mine:
+    run.claims.mkdir(exist_ok=True)
+    if not _create(path, json.dumps(content) + "\n"):
         raise RequestError(f"{run.path} is being launched by another process at this moment")
     return Claim(path)
 

@@ -85,7 +85,10 @@ def resume(arguments: list[str]) -> int:
     words = ["resume", *arguments]
     if config.launcher.dry_run or not launcher.keeps_record(config):
         return launcher.submit(plan, config, words)
-    own_claim = claim.take(run, job_is_over=lambda job: _is_over(job, run), after=known)
+    try:
+        own_claim = claim.take(run, job_is_over=lambda job: _is_over(job, run), after=known)
+    except OSError as error:
+        raise RequestError(f"{run_dir} cannot be written: {error.strerror or error}") from error
     try:
         return launcher.submit(plan, config, words)
     finally:

@@ -130,6 +130,14 @@ def test_a_run_that_was_launched_while_the_request_was_judged_is_refused(
     assert not submitted
 
 
+def test_a_run_folder_that_takes_no_claim_is_refused(stopped: Run) -> None:
+    for path in (stopped.claims / "1", stopped.claims):
+        path.unlink() if path.is_file() else path.rmdir()
+    stopped.claims.touch()
+    with pytest.raises(RequestError, match="cannot be written: File exists"):
+        resume([str(stopped.path)])
+
+
 @pytest.mark.parametrize("words", [["launcher.dry_run=true"], ["optimizer.lr=nix"]], ids=["dry run", "refused"])
 def test_what_is_not_launched_claims_nothing(stopped: Run, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     monkeypatch.setattr(LocalLauncher, "submit", lambda *_: 0)
