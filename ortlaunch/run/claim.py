@@ -18,10 +18,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.run.events import Status
 from ortlaunch.run.identity import Process
-from ortlaunch.run.run import Run, read_json
+from ortlaunch.run.run import KEPT_END, Run, read_json
 
 RENEW_SECONDS = 5.0
 LAPSE_SECONDS = 60.0
@@ -87,12 +89,16 @@ class Claim:
             os.utime(self._path)
         return True
 
-    def release(self) -> None:
-        """Releases the claim, so that another launcher can take the run at once."""
+    def release(self, end: tuple[Status, int] | None = None) -> None:
+        """Releases the claim, so that another launcher can take the run at once.
+
+        Args:
+            end: how and when (in milliseconds) the run has ended, if its journal could not take this.
+        """
         with suppress(OSError):
             if not self.is_lost:
-                content = read_json(self._path) or {}
-                self._path.write_text(json.dumps(content | {_RELEASED: True}) + "\n")
+                kept = {} if end is None else {KEPT_END: {"status": end[0], "t": end[1]}}
+                _overwrite(self._path, (read_json(self._path) or {}) | {_RELEASED: True} | kept)
 
 
 def take(run: Run, job: str | None = None, job_is_over: Callable[[str], bool] = lambda _: False) -> Claim:
@@ -106,6 +112,7 @@ def take(run: Run, job: str | None = None, job_is_over: Callable[[str], bool] = 
 
     Raises:
         RequestError: another process holds the run.
+        OSError: the claim cannot be written.
     """
     run.claims.mkdir(exist_ok=True)
     newest = _newest(run.claims)
@@ -118,8 +125,13 @@ def take(run: Run, job: str | None = None, job_is_over: Callable[[str], bool] = 
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
         raise RequestError(f"{run.path} is being launched by another process at this moment") from None
-    with open(descriptor, "w") as file:
-        file.write(json.dumps(asdict(Process.this()) | ({"job": job} if job is not None else {})) + "\n")
+    try:
+        with open(descriptor, "w") as file:
+            file.write(json.dumps(asdict(Process.this()) | ({"job": job} if job is not None else {})) + "\n")
+    except OSError:
+        # The disk is full. An empty claim would keep the next launcher waiting.
+        path.unlink(missing_ok=True)
+        raise
     return Claim(path)
 
 
@@ -134,6 +146,13 @@ def owner(run: Run) -> Owner | None:
     """The present or last owner of a run; None for a run without claims, such as a run of an older release."""
     newest = _newest(run.claims)
     return _owner(run.claims / str(newest)) if newest is not None else None
+
+
+def _overwrite(path: Path, content: dict[str, Any]) -> None:
+    """Overwrites a claim in place. This needs no further block of a disk that is full, as a new file would."""
+    with path.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.write(json.dumps(content).encode().ljust(size - 1) + b"\n")
 
 
 def _refusal(run: Run, holder: Owner) -> str:

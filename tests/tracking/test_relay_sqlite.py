@@ -19,6 +19,7 @@ import pytest
 
 from ortlaunch.base.locks import exclusive
 from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.config.tracking_uri import resolve_tracking
 from ortlaunch.run.journal import Journal
 from ortlaunch.tracking.forward import Forwarder, relay_log
 from ortlaunch.tracking.relay import Relay, sync
@@ -31,6 +32,9 @@ SYNC = (
     "result = sync(Path(sys.argv[1]), MlflowConfig(uri=sys.argv[2], artifacts=sys.argv[3]))\n"
     "sys.exit(0 if result.sent else result.message)"
 )
+
+ODD = "".join(map(chr, range(0x20, 0x7F))).replace("/", "") + "a%20b ö"
+"""A folder's name with every printable character."""
 
 
 def start_sync(run_dir: Path, cfg: MlflowConfig, **environment: str) -> subprocess.Popen[str]:
@@ -50,7 +54,8 @@ def test_several_processes_may_be_the_first(
     tmp_path: Path, new_run: NewRun, client: Callable[[str], Any], count: int
 ) -> None:
     """MLflow alone breaks a fresh database for good when several processes open it at once."""
-    cfg = MlflowConfig(uri=f"sqlite:///{tmp_path}/new/mlruns.db", artifacts=str(tmp_path / "new/artifacts"))
+    folder = tmp_path / "new" / ODD
+    cfg = resolve_tracking(MlflowConfig(artifacts="artifacts"), folder)
     run_dirs = []
     for number in range(count):
         run_dir, journal = new_run("race", f"run{number}")
@@ -68,7 +73,9 @@ def test_several_processes_may_be_the_first(
     experiment = opened.get_experiment_by_name("race")
     runs = opened.search_runs([experiment.experiment_id])
     assert sorted(run.data.metrics["a"] for run in runs) == list(range(count))
-    assert experiment.artifact_location == (tmp_path / "new/artifacts/race").as_uri()
+    assert experiment.artifact_location == (folder / "artifacts/race").as_uri()
+    assert sorted(file.name for file in folder.iterdir()) == [".mlruns.db.lock", "mlruns.db"]
+    assert list((tmp_path / "new").iterdir()) == [folder], "no folder of another name"
 
 
 def test_run_arrives_as_it_was_journalled(store: MlflowConfig, new_run: NewRun, client: Any, history: Any) -> None:
