@@ -69,13 +69,13 @@ def test_several_processes_may_be_the_first(
     assert [process.returncode for process in processes] == [0] * count, outputs
     assert outputs == [""] * count, "MLflow and alembic must not talk into the user's terminal"
     assert not (home / ".config").exists(), "telemetry must be off before mlflow is imported"
+    assert sorted(file.name for file in folder.iterdir()) == [".mlruns.db.lock", "mlruns.db"]
+    assert list((tmp_path / "new").iterdir()) == [folder], "no folder of another name"
     opened = client(cfg.uri)
     experiment = opened.get_experiment_by_name("race")
     runs = opened.search_runs([experiment.experiment_id])
     assert sorted(run.data.metrics["a"] for run in runs) == list(range(count))
     assert experiment.artifact_location == (folder / "artifacts/race").as_uri()
-    assert sorted(file.name for file in folder.iterdir()) == [".mlruns.db.lock", "mlruns.db"]
-    assert list((tmp_path / "new").iterdir()) == [folder], "no folder of another name"
 
 
 def test_run_arrives_as_it_was_journalled(store: MlflowConfig, new_run: NewRun, client: Any, history: Any) -> None:

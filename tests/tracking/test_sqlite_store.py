@@ -26,6 +26,7 @@ from ortlaunch.follow.sync import sync_main
 from ortlaunch.run.journal import Journal
 from ortlaunch.tracking import make_store, sqlite_store
 from ortlaunch.tracking.sqlite_store import State, look
+from tests.support.cli import ortlaunch
 from tests.support.environment import environment
 
 NewRun = Callable[..., tuple[Path, Journal]]
@@ -110,9 +111,11 @@ def test_an_upgrade_that_was_cut_off_loses_no_run(
     """MLflow cannot go on with the migrations: what they make is there already."""
     from ortlaunch.tracking.relay import sync
 
+    monkeypatch.setattr("ortlaunch.tracking.relay._BACKOFF_SECONDS", (0.01, 0.01))
     path = tmp_path / "mlruns.db"
     cfg = MlflowConfig(uri=sqlite_uri(path), artifacts=str(tmp_path / "artifacts"))
     run_dir, journal = new_run("upgraded")
+    (run_dir / "config.yaml").write_text("tracking: {name: mlflow}\n")
     journal.params({"lr": 0.1})
     journal.metrics(1, {"a": 1})
     journal.metrics(2, {"a": 2})
@@ -128,7 +131,10 @@ def test_an_upgrade_that_was_cut_off_loses_no_run(
     assert not sync(run_dir, cfg).sent, "MLflow must not migrate a store in a process that may be ended"
     assert "holds 1 runs" in make_store.repair(path)
     assert look(path).state is State.COMPLETE
-    assert sync(run_dir, cfg).sent
+    # SQLite keeps this process, which has the old file open, from writing to it.
+    assert not sync(run_dir, cfg).sent
+    result = ortlaunch(tmp_path, "sync", str(run_dir), "--uri", cfg.uri)
+    assert result.returncode == 0, result.stdout
     run = client(cfg.uri).get_run(run_id)
     assert (run.data.params, run.data.metrics, run.info.status) == ({"lr": "0.1"}, {"a": 2}, "FINISHED")
     assert [used.dataset.name for used in run.inputs.dataset_inputs] == ["text"]
