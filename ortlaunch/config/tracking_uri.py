@@ -131,6 +131,8 @@ def resolve_tracking(cfg: MlflowConfig, cwd: Path) -> MlflowConfig:
         A copy. URIs of servers and absolute URIs are unchanged.
     """
     artifacts = cfg.artifacts if "://" in cfg.artifacts else _absolute(cfg.artifacts, cwd)
+    if "$" in artifacts and "://" not in artifacts:
+        artifacts = Path(artifacts).as_uri()  # A configuration file would take ${NAME} for the value of another key.
     match = _SQLITE.match(cfg.uri)
     if match is None or match["path"].startswith("/"):
         return replace(cfg, artifacts=artifacts)

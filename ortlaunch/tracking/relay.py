@@ -7,6 +7,7 @@ stopped. Each tracker has its own thread, offset and failures, so no tracker wai
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -250,7 +251,7 @@ def _result(forwarder: Forwarder) -> SinkResult:
     if unsent:
         why = f" ({forwarder.last_error})" if forwarder.last_error else ""
         parts.append(f"{unsent} journal events have not reached {to.tracker.title} at {to.place}{why}")
-        parts.append(f"send them with: ortlaunch sync {to.run_dir}")
+        parts.append(f"send them with: {shlex.join(['ortlaunch', 'sync', str(to.run_dir)])}")
     if forwarder.refused:
         parts.append(f"{forwarder.refused} values were left out: see {Run(to.run_dir).relay_log}")
     return SinkResult(to, unsent, to.load().mark, "; ".join(parts), forwarder.sent_events)

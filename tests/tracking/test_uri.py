@@ -157,6 +157,7 @@ def test_every_folder_has_a_uri_that_leads_back_to_it(folder: str, query: str) -
     # What the run folder keeps of it is the whole URI.
     assert redacted(cfg.uri) == cfg.uri and not is_hidden(cfg.uri)
     assert resolve_tracking(cfg, Path("/elsewhere")).uri == cfg.uri
+    assert "$" not in cfg.uri + cfg.artifacts, "a configuration file would take it for a reference"
     assert url2pathname(urlsplit(artifact_location(cfg.artifacts, "e")).path) == f"/top/{folder}/mlartifacts/e"
 
 
