@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
+import ortlaunch
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.locks import exclusive
 from ortlaunch.config.tracking_uri import sqlite_uri
@@ -32,6 +33,10 @@ from ortlaunch.config.tracking_uri import sqlite_uri
 WAIT_SECONDS = 120.0
 """How long one process waits for another one that makes the store. On a busy machine it takes up to 40 seconds."""
 _BUSY_SECONDS = 5.0
+_MAKER = (
+    "import sys; sys.path.append(sys.argv.pop(1)); from ortlaunch.tracking.make_store import main; "
+    "sys.exit(main(sys.argv[1:]))"
+)
 _REVISION = re.compile(r"^(down_)?revision\b[^=\n]*=\s*(.+)$", re.MULTILINE)
 _NAME = re.compile(r"[\"']([0-9a-zA-Z_]+)[\"']")
 
@@ -149,9 +154,11 @@ def ensure(path: Path) -> None:
     check(path)
 
 
-def _make(path: Path, *options: str) -> None:
+def _make(path: Path) -> None:
     """Makes the store in a process of its own session, which goes on when this process ends."""
-    command = [sys.executable, "-m", "ortlaunch.tracking.make_store", *options, str(path)]
+    # Modules in the current folder must not be imported in place of Python's own, which `python -m` would do.
+    package = str(Path(ortlaunch.__file__).parents[1])
+    command = [sys.executable, "-P", "-c", _MAKER, package, str(path)]
     with tempfile.TemporaryFile() as said:
         # Its errors go to a file, because a pipe would break when this process ends.
         maker = subprocess.Popen(
