@@ -49,6 +49,8 @@ class Journal:
         """Why some events of a patient journal are not written; empty once all are."""
         self._is_patient = is_patient
         self._kept: deque[Event] = deque(maxlen=_MOST_KEPT)
+        self._torn: tuple[int, bytes] | None = None
+        """The journal's size after a line was written only in part, and the rest of the line."""
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     @property
@@ -120,6 +122,8 @@ class Journal:
         if not self._is_patient:
             self._write(event)
             return
+        if len(self._kept) == _MOST_KEPT:
+            self._torn = None  # The oldest event, of which a part may be written, is dropped.
         self._kept.append(event)
         try:
             while self._kept:
@@ -131,12 +135,22 @@ class Journal:
             self.problem = ""
 
     def _write(self, event: Event) -> None:
-        data = memoryview((("" if self._at_line_start() else "\n") + events.encode(event)).encode())
-        while data:  # One write is enough in practice. After a short write, the next one raises the reason (ENOSPC).
-            data = data[os.write(self._fd, data) :]
-
-    def _at_line_start(self) -> bool:
         size = os.fstat(self._fd).st_size
+        if self._torn is not None and self._torn[0] == size:
+            data = self._torn[1]  # Nobody has written since a full disk took only a part of this line.
+        else:
+            data = (("" if self._at_line_start(size) else "\n") + events.encode(event)).encode()
+        written = 0
+        try:
+            while written < len(data):  # One write is enough in practice. After a short one the next raises the reason.
+                written += os.write(self._fd, data[written:])
+        except OSError:
+            if self._is_patient:
+                self._torn = (size + written, data[written:])
+            raise
+        self._torn = None
+
+    def _at_line_start(self, size: int) -> bool:
         return size == 0 or os.pread(self._fd, 1, size - 1) == b"\n"
 
 

@@ -135,10 +135,11 @@ def test_an_upgrade_that_was_cut_off_loses_no_run(
     assert not sync(run_dir, cfg).sent
     result = ortlaunch(tmp_path, "sync", str(run_dir), "--uri", cfg.uri)
     assert result.returncode == 0, result.stdout
-    run = client(cfg.uri).get_run(run_id)
+    opened = client(f"{cfg.uri}?timeout=9")  # MLflow would use the open file again for the same URI.
+    run = opened.get_run(run_id)
     assert (run.data.params, run.data.metrics, run.info.status) == ({"lr": "0.1"}, {"a": 2}, "FINISHED")
     assert [used.dataset.name for used in run.inputs.dataset_inputs] == ["text"]
-    assert len(client(cfg.uri).get_metric_history(run_id, "a")) == 2
+    assert len(opened.get_metric_history(run_id, "a")) == 2
 
 
 def test_what_a_killed_maker_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
