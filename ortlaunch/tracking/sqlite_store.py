@@ -95,8 +95,8 @@ def look(path: Path) -> Store:
     uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as database:
         tables = {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
-        revisions = {name for (name,) in _rows(database, tables, "alembic_version", "version_num")}
-        runs = sum(count for (count,) in _rows(database, tables, "runs", "count(*)"))
+        revisions = {str(name) for (name,) in _rows(database, tables, "alembic_version", "version_num")}
+        runs = sum(int(count) for (count,) in _rows(database, tables, "runs", "count(*)"))
     known, heads = migrations()
     if tables and not {"experiments", "runs", "alembic_version"} & tables:
         return Store(path, State.FOREIGN)
@@ -118,7 +118,8 @@ def migrations() -> tuple[frozenset[str], frozenset[str]]:
     The migrations' files are read and not imported, because MLflow's own function takes seconds to import.
     """
     spec = importlib.util.find_spec("mlflow")
-    revisions, earlier = set(), set()
+    revisions: set[str] = set()
+    earlier: set[str] = set()
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         for file in (Path(folder) / "store" / "db_migrations" / "versions").glob("*.py"):
             for down, value in _REVISION.findall(file.read_text(encoding="utf-8")):

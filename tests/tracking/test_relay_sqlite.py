@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -326,3 +327,20 @@ def test_nothing_is_raised_whatever_the_disk_says(store: MlflowConfig, tmp_path:
     Journal(broken / "journal.jsonl").start("broken", "n", "r")
     result = Relay(broken, store).finish(4)
     assert not result.sent and result.message
+
+
+def test_a_run_whose_folder_is_gone_is_ended_too(store: MlflowConfig, new_run: NewRun, client: Any) -> None:
+    run_dir, journal = new_run("gone")
+    relay = Relay(run_dir, store)
+    relay.start()
+    journal.metrics(1, {"a": 1})
+    deadline = time.monotonic() + 120
+    while not (run_dir / "relay.json").exists() or '"offset": 0' in (run_dir / "relay.json").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    run_id = json.loads((run_dir / "relay.json").read_text())["mlflow_run_id"]
+    shutil.rmtree(run_dir)
+    relay.give_up("FAILED", 60)
+    run = client(store.uri).get_run(run_id)
+    assert (run.info.status, run.data.metrics) == ("FAILED", {"a": 1})
+    assert not run_dir.exists()
