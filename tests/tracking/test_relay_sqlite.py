@@ -334,8 +334,8 @@ def test_a_run_whose_folder_is_gone_is_ended_too(store: MlflowConfig, new_run: N
     relay = Relay(run_dir, store)
     relay.start()
     journal.metrics(1, {"a": 1})
-    deadline = time.monotonic() + 120
-    while not (run_dir / "relay.json").exists() or '"offset": 0' in (run_dir / "relay.json").read_text():
+    deadline, size = time.monotonic() + 120, (run_dir / "journal.jsonl").stat().st_size
+    while not (run_dir / "relay.json").exists() or json.loads((run_dir / "relay.json").read_text())["offset"] < size:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     run_id = json.loads((run_dir / "relay.json").read_text())["mlflow_run_id"]
