@@ -95,7 +95,7 @@ def _unsent_end(row: Row, record: Record) -> str:
     """Returns what to do about a run whose end was not journalled and so not sent to MLflow; empty for others."""
     if not row.is_over or record.ended is not None or record.run.mlflow_run_id() is None:
         return ""
-    return f"MLflow shows it as running: ortlaunch sync {row.run_dir}"
+    return f"MLflow shows it as running: {shlex.join(['ortlaunch', 'sync', str(row.run_dir)])}"
 
 
 def _where(row: Row) -> str:

@@ -22,11 +22,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
+from ortlaunch.run.events import Status
 from ortlaunch.run.identity import Process
-from ortlaunch.run.run import Run, read_json
+from ortlaunch.run.run import KEPT_END, Run, read_json
 
 RENEW_SECONDS = 5.0
 LAPSE_SECONDS = 60.0
@@ -107,12 +109,17 @@ class Claim:
             over.set()
             thread.join()
 
-    def release(self) -> None:
-        """Releases the claim, so that another launcher can take the run at once. A claim of a job stays the job's."""
+    def release(self, end: tuple[Status, int] | None = None) -> None:
+        """Releases the claim, so that another launcher can take the run at once. A claim of a job stays the job's.
+
+        Args:
+            end: how and when (in milliseconds) the run has ended, if its journal could not take this.
+        """
         with suppress(OSError):
             content = read_json(self._path) or {}
             if not self.is_lost and _JOB not in content:
-                replace_text(self._path, json.dumps(content | {_RELEASED: True}) + "\n")
+                kept = {} if end is None else {KEPT_END: {"status": end[0], "t": end[1]}}
+                _overwrite(self._path, content | {_RELEASED: True} | kept)
 
 
 def take(
@@ -215,6 +222,13 @@ def owner(run: Run) -> Owner | None:
     """The present or last owner of a run; None for a run without claims, such as a run of an older release."""
     newest = _newest(run.claims)
     return _owner(run.claims / str(newest)) if newest is not None else None
+
+
+def _overwrite(path: Path, content: dict[str, Any]) -> None:
+    """Overwrites a claim in place. This needs no further block of a disk that is full, as a new file would."""
+    with path.open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.write(json.dumps(content).encode().ljust(size - 1) + b"\n")
 
 
 def _refusal(run: Run, holder: Owner) -> str:

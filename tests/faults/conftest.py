@@ -12,6 +12,9 @@ from tests.faults.trials import SHARDED, Base, Trial, end, make_base
 TRIALS = int(os.environ.get("ORTLAUNCH_FAULT_TRIALS", "1"))
 """Of each kind of fault; `make test-faults` sets ten."""
 
+ODD = "".join(map(chr, range(0x20, 0x7F))).replace("/", "") + "%20 ö"
+"""The name of the folder that all runs are made in: every printable character, and something like a URI's."""
+
 _TRIED: Counter[str] = Counter()
 _SURVIVED: Counter[str] = Counter()
 
@@ -25,13 +28,9 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="session")
 def base(tmp_path_factory) -> Base:
     """The run that nothing disturbs."""
-    return make_base(tmp_path_factory.mktemp("faults"))
-
-
-@pytest.fixture(scope="session")
-def sharded_base(tmp_path_factory) -> Base:
-    """The run that nothing disturbs, with a state that lies in shards."""
-    return make_base(tmp_path_factory.mktemp("sharded"), *SHARDED)
+    folder = tmp_path_factory.mktemp("faults") / ODD
+    folder.mkdir()
+    return make_base(folder)
 
 
 @pytest.fixture
@@ -46,6 +45,12 @@ def start(base):
     yield begin
     for one in begun:
         end(one)
+
+
+@pytest.fixture(scope="session")
+def sharded_base(tmp_path_factory) -> Base:
+    """The run that nothing disturbs, with a state that lies in shards."""
+    return make_base(tmp_path_factory.mktemp("sharded"), *SHARDED)
 
 
 def pytest_runtest_logreport(report):

@@ -15,11 +15,12 @@ from pathlib import Path
 from types import FrameType
 
 from ortlaunch.base import exit_codes, output
-from ortlaunch.base.errors import RequestError
+from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.plan import Start
+from ortlaunch.launch.presence import Presence, describe
 from ortlaunch.launch.queue.announce import destinations
 from ortlaunch.launch.queue.attempt import begin, decide, gather, refused
 from ortlaunch.launch.queue.launcher import BatchLauncher
@@ -42,9 +43,9 @@ def main() -> int:
     try:
         launcher, config = launcher_and_config(run_dir)
         return run_job(launcher, config, run_dir)
-    except RequestError as error:
+    except (RequestError, TrainingError) as error:
         print(f"ortlaunch: {error}", file=sys.stderr)
-        return exit_codes.REQUEST
+        return exit_codes.REQUEST if isinstance(error, RequestError) else exit_codes.FAILED
 
 
 def launcher_and_config(run_dir: Path) -> tuple[BatchLauncher, Config]:
@@ -134,11 +135,14 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
     group = WorkerGroup(start, Run(run_dir).logs / f"{launcher.log}-nodes.log", time.time())
     cfgs = destinations(run_dir)
     relay = Relay(run_dir, *cfgs) if cfgs else None
+    gone = Presence(Run(run_dir))
     stalls = Stalls(Run(run_dir))
     try:
         if relay is not None:
             relay.start()
         while (code := group.poll()) is None:
+            if gone.is_over():
+                raise TrainingError(describe(Run(run_dir)))
             signals.pass_on()
             for line in [*group.lines(), *stalls.look()]:
                 print(line, flush=True)
