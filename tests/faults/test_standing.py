@@ -113,8 +113,8 @@ def test_resumes_at_once(start, trial):
     begun = [Started(run.base.folder, words) for _ in range(20 if trial % 5 == 4 else 2)]
     results = [one.finish() for one in begun]
     assert sorted(result.returncode for result in results) == [0] + [2] * (len(results) - 1), results[0].report
-    refusal = r"ortlaunch: \S+ (is still running \(process \d+\): stop it first|is being launched by another process at"
-    refusal += r" this moment|was launched by another process meanwhile: ortlaunch status \S+)\n"
+    refusal = r"ortlaunch: .+ (is still running \(process \d+\): stop it first|is being launched by another process at"
+    refusal += r" this moment|was launched by another process meanwhile: ortlaunch status .+)\n"
     for result in results:
         if result.returncode:
             assert re.fullmatch(refusal, result.stderr) and result.stdout == "", result.report
