@@ -55,7 +55,7 @@ def resume(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(_HELP)
         return 0
-    if not arguments or "=" in arguments[0]:
+    if not arguments or ("=" in arguments[0] and not Path(arguments[0]).is_dir()):
         raise RequestError(
             "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
         )

@@ -146,3 +146,14 @@ def test_what_is_not_launched_claims_nothing(stopped: Run, monkeypatch: pytest.M
     except RequestError:
         assert words == ["optimizer.lr=nix"]
     assert claim.number(stopped) == 1
+
+
+def test_a_run_folder_may_have_an_equals_sign_in_its_path(stopped: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = stopped.path / "lr=0.1"
+    folder.mkdir()
+    for path in (stopped.config_file, stopped.claims):
+        path.rename(folder / path.name)
+    monkeypatch.setattr(LocalLauncher, "submit", lambda *_: 7)
+    assert resume([str(folder)]) == 7
+    with pytest.raises(RequestError, match="name the run"):
+        resume(["train.steps=5"])
