@@ -43,7 +43,7 @@ test-ort: $(INSTALLED)
 
 ## test-faults: ten of each kind of fault, at moments drawn with fixed seeds; prints how many the runs survived
 test-faults: $(INSTALLED)
-	ORTLAUNCH_FAULT_TRIALS=10 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 tests/faults
+	ORTLAUNCH_NIGHTLY=1 ORTLAUNCH_FAULT_TRIALS=10 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 tests/faults
 
 ## test-drawn: 500 drawn models trained under ORT and in eager; prints what became of them, and each bad one made small
 test-drawn: $(INSTALLED)

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 
-from ortlaunch.base import exit_codes
+from ortlaunch.base import exit_codes, output
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.text import say
 
@@ -33,8 +33,17 @@ VERBS = {
 """The function of each verb as MODULE:FUNCTION; it takes the words after the verb and returns the exit code."""
 
 
+READERS = ("jobs", "status", "logs", "compare", "models")
+"""The verbs that only show something. They end when nobody reads their output any more; all others go on."""
+
+
 def main() -> None:
     """Runs the ``ortlaunch`` command and exits with its code."""
+    with output.guarded(goes_on=sys.argv[1:2] not in ([verb] for verb in READERS)):
+        _main()
+
+
+def _main() -> None:
     # The user sets this variable to see tracebacks. It is read first, because ortlaunch sets it too, for Hydra.
     debug = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0")
     gc.set_threshold(_ALLOCATIONS_PER_COLLECTION)
@@ -47,10 +56,6 @@ def main() -> None:
         code = exit_codes.REQUEST
     except KeyboardInterrupt:
         code = exit_codes.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of the pipe (head, less) has closed it. This is no error, and nothing more can be written.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = exit_codes.DONE
     # Without this, the interpreter would make another full collection when it exits.
     gc.freeze()
     sys.exit(code)

@@ -20,10 +20,12 @@ import pytest
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.tracking_uri import sqlite_uri
 from ortlaunch.doctor import command, machine, stack, tracking
 from ortlaunch.doctor.fix import fix
 from ortlaunch.doctor.line import Level, Line
 from ortlaunch.ort import extension
+from ortlaunch.tracking import sqlite_store
 
 
 def doctor(*arguments: str, site: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -243,15 +245,18 @@ def test_a_store_that_runs_would_refuse_is_an_error(monkeypatch) -> None:
 
 
 def test_a_store_that_another_process_has_locked_is_not_called_broken(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(tracking, "_SECONDS", 0.1)
+    monkeypatch.setattr(sqlite_store, "_BUSY_SECONDS", 0.1)
     path = tmp_path / "50%25 done" / "mlruns.db"
     path.parent.mkdir()
+    ((newest,), uri) = sqlite_store.migrations()[1], sqlite_uri(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as writer:
         writer.execute("create table runs (run_uuid text)")
-        (line,) = tracking.mlflow(f"sqlite:///{path}?timeout=3")
+        writer.execute("create table alembic_version (version_num text)")
+        writer.execute("insert into alembic_version values (?)", (newest,))
+        (line,) = tracking.mlflow(f"{uri}?timeout=3")
         assert line.level is Level.ok and f"0 runs in {path}" in line.text
         writer.execute("begin exclusive")
-        (line,) = tracking.mlflow(f"sqlite:///{path}")
+        (line,) = tracking.mlflow(uri)
     assert line.level is Level.warning and "locked" in line.text and line.mend is None
 
 

@@ -62,6 +62,15 @@ class NamedModules(Mapping[str, _Value]):
         return self._names
 
 
+def is_missing(package: str, error: ImportError) -> bool:
+    """Whether an import failed because a package is not installed.
+
+    Too little memory, a broken library and an error in the package itself raise ImportError too. Installing the
+    package again would not help there.
+    """
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == package
+
+
 def announced(group: str) -> list[EntryPoint]:
     """The entry points of one group in all installed packages.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -308,7 +309,9 @@ def _candidates(client: MlflowClient, ids: list[str], asked: str) -> Iterator[li
 def _run_of_folder(client: MlflowClient, folder: Path) -> MlflowRun:
     run_id = Run(folder).mlflow_run_id()
     if run_id is None:
-        raise RequestError(f"{folder} has not been sent to MLflow: send it with: ortlaunch sync {folder}")
+        raise RequestError(
+            f"{folder} has not been sent to MLflow: send it with: {shlex.join(['ortlaunch', 'sync', str(folder)])}"
+        )
     try:
         run = client.get_run(run_id)
     except Exception as error:

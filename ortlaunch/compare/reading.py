@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import redacted, scrubbed
 from ortlaunch.base.text import library_error
 from ortlaunch.config.tracking_uri import check_uri, sqlite_path
+from ortlaunch.tracking import sqlite_store
 from ortlaunch.tracking.store import open_client
 
 if TYPE_CHECKING:
@@ -39,14 +39,16 @@ def opened(uri: str) -> Iterator[MlflowClient]:
 
 
 def _check_database(uri: str) -> None:
-    """Refuses a missing or foreign database, because MLflow would create the one and change the other."""
+    """Refuses a missing, half-made or foreign database: MLflow would create the first and change the others."""
     path = sqlite_path(uri)
     if path is None:
         return
     if not path.is_file():
         raise RequestError(f"there is no MLflow store at {path}: start a run first, or name another store by --uri")
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
-            database.execute("SELECT 1 FROM experiments LIMIT 1")
-    except sqlite3.DatabaseError as error:
+        sqlite_store.check(path)
+        is_store = sqlite_store.look(path).state not in (sqlite_store.State.ABSENT, sqlite_store.State.FOREIGN)
+    except sqlite3.Error as error:
         raise RequestError(f"{path} is no MLflow store ({error}): name another one by --uri") from None
+    if not is_store:
+        raise RequestError(f"{path} is no MLflow store: name another one by --uri")

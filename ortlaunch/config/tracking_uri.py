@@ -21,6 +21,8 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 """MLflow's own variable for the default store."""
 
 _SQLITE = re.compile(r"^(?P<scheme>sqlite(?:\+\w+)?):///(?P<path>[^?]+)(?P<query>\?.*)?$")
+_NOT_IN_URIS = re.compile(r"[%?#&$*\\\x00-\x1f\x7f]")
+"""Characters of a path that a URI, a parser of URIs, or a configuration file would read as something else."""
 _HTTP = ("http", "https")
 _DATABASES = ("postgresql", "mysql", "mssql")
 _DATABRICKS = ("databricks", "databricks-uc", "uc")
@@ -42,10 +44,7 @@ def compare_command(cfg: MlflowConfig, *words: str) -> str:
         cfg: the store, with absolute paths.
         words: the arguments that choose the runs.
     """
-    try:
-        default = resolve_tracking(replace(cfg, uri=default_uri()), Path.cwd()).uri
-    except RequestError:
-        default = ""  # The default store cannot be in this folder: no sqlite URI can name the folder.
+    default = resolve_tracking(replace(cfg, uri=default_uri()), Path.cwd()).uri
     return shlex.join(["ortlaunch", "compare", *words, *([] if cfg.uri == default else ["--uri", redacted(cfg.uri)])])
 
 
@@ -93,7 +92,7 @@ def _refuse_file_store(uri: str, shown: str) -> None:
     if re.match(r"^[\w.-]+:\d+(/.*)?$", uri):
         raise RequestError(f"{shown} has no scheme: write it as http://{uri}")
     folder = unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
-    advice = f"sqlite:///{folder.rstrip('/')}/mlflow.db" if folder.strip("/") else "sqlite:///mlruns.db"
+    advice = f"sqlite:///{_as_uri_path(folder.rstrip('/'))}/mlflow.db" if folder.strip("/") else "sqlite:///mlruns.db"
     raise RequestError(f"{shown} is a file store, which MLflow no longer writes: use a database, {_quoted(advice)}")
 
 
@@ -108,7 +107,17 @@ def _plugin_schemes() -> set[str]:
 def sqlite_path(uri: str) -> Path | None:
     """The database file of a sqlite URI; None for any other URI."""
     match = _SQLITE.match(uri)
-    return Path(match["path"]) if match else None
+    return Path(unquote(match["path"])) if match else None
+
+
+def sqlite_uri(path: Path) -> str:
+    """The sqlite URI of a database file."""
+    return f"sqlite:///{_as_uri_path(str(path))}"
+
+
+def _as_uri_path(path: str) -> str:
+    """The path as it stands in a sqlite URI. Spaces and letters beyond ASCII stay readable, as in older runs' URIs."""
+    return _NOT_IN_URIS.sub(lambda found: quote(found.group()), path)
 
 
 def resolve_tracking(cfg: MlflowConfig, cwd: Path) -> MlflowConfig:
@@ -120,17 +129,14 @@ def resolve_tracking(cfg: MlflowConfig, cwd: Path) -> MlflowConfig:
 
     Returns:
         A copy. URIs of servers and absolute URIs are unchanged.
-
-    Raises:
-        RequestError: a sqlite URI cannot hold the folder's name.
     """
     artifacts = cfg.artifacts if "://" in cfg.artifacts else _absolute(cfg.artifacts, cwd)
+    if "$" in artifacts and "://" not in artifacts:
+        artifacts = Path(artifacts).as_uri()  # A configuration file would take ${NAME} for the value of another key.
     match = _SQLITE.match(cfg.uri)
     if match is None or match["path"].startswith("/"):
         return replace(cfg, artifacts=artifacts)
-    path = _absolute(match["path"], cwd)
-    if "?" in path:
-        raise RequestError(f"tracking.uri={cfg.uri}: no sqlite URI can name a folder with a '?' in its name ({cwd})")
+    path = _as_uri_path(_absolute(unquote(match["path"]), cwd))
     return replace(cfg, uri=f"{match['scheme']}:///{path}{match['query'] or ''}", artifacts=artifacts)
 
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import is_missing
 from ortlaunch.data.encoding import Encoder, encode_all, load_encoder
 from ortlaunch.data.files import UNSET, find_files
 from ortlaunch.data.holdout import is_held_out
@@ -76,6 +77,8 @@ def _import_datasets(share: Share) -> ModuleType:
     try:
         import datasets
     except ImportError as error:
+        if not is_missing("datasets", error):
+            raise
         raise RequestError("data=hf needs the datasets library: pip install 'ortlaunch[hf]'") from error
     if share.rank:
         datasets.disable_progress_bars()

@@ -6,19 +6,20 @@ import base64
 import email.utils
 import importlib.metadata
 import os
+import shlex
 import sqlite3
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
-from urllib.parse import quote
 
 from ortlaunch.base.secrets import redacted
 from ortlaunch.config.tracking_uri import check_uri, default_uri, sqlite_path
 from ortlaunch.doctor.line import Level, Line
 from ortlaunch.doctor.machine import clock_line
+from ortlaunch.tracking import sqlite_store
+from ortlaunch.tracking.sqlite_store import State
 
 _SECONDS = 5
 
@@ -44,20 +45,30 @@ def mlflow(uri: str | None) -> Iterator[Line]:
 
 
 def _file(path: Path, installed: str) -> Line:
-    if not path.is_file():
-        return Line("mlflow", Level.ok, f"{installed}; the first run makes {path}")
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=_SECONDS)) as store:
-            (runs,) = store.execute("select count(*) from runs").fetchone()
+        store = sqlite_store.look(path)
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-            return Line(
-                "mlflow", Level.warning, f"{installed}; {path} has been locked by another process for {_SECONDS} s"
-            )
-        # Moving the file away loses MLflow's copy of earlier runs; their folders still have the data.
-        mend = f"mv {path} {path}.broken && ortlaunch sync --all"
-        return Line("mlflow", Level.error, f"{path} is no store of MLflow's: {error}", mend, by_hand=True)
-    return Line("mlflow", Level.ok, f"{installed}; {runs} runs in {path}")
+            return Line("mlflow", Level.warning, f"{installed}; another process has {path} locked for a while")
+        return _foreign(path, str(error))
+    if store.state is State.ABSENT:
+        return Line("mlflow", Level.ok, f"{installed}; the first run makes {path}")
+    if store.state is State.FOREIGN:
+        return _foreign(path, "it has no table of MLflow's")
+    if store.state is State.NEWER:
+        text = f"{path} was made by a newer MLflow than the installed {installed}: no run can use it"
+        return Line("mlflow", Level.error, text, "pip install --upgrade mlflow", by_hand=True)
+    if store.needs_repair:
+        mend = shlex.join(["python", "-m", "ortlaunch.tracking.make_store", "--repair", str(path)])
+        return Line("mlflow", Level.error, store.problem, mend)
+    return Line("mlflow", Level.ok, f"{installed}; {store.runs} runs in {path}")
+
+
+def _foreign(path: Path, why: str) -> Line:
+    # Moving the file away loses MLflow's copy of earlier runs; their folders still have the data.
+    old, new = (shlex.quote(str(path) + suffix) for suffix in ("", ".broken"))
+    mend = f"mv {old} {new} && ortlaunch sync --all"
+    return Line("mlflow", Level.error, f"{path} is no store of MLflow's: {why}", mend, by_hand=True)
 
 
 def _server(uri: str, installed: str) -> Iterator[Line]:

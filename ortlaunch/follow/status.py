@@ -75,6 +75,7 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
         ("state", row.state.value + (f": {row.reason}" if row.reason else "")),
         ("run folder", row.run_dir),
         ("where", _where(row)),
+        ("stands still", "" if row.is_over else record.state.standing),
         ("steps", _steps(row)),
         ("figures" if row.has_median else "latest", _figures(row)),
         ("began", _began(row, record)),
@@ -94,7 +95,7 @@ def _unsent_end(row: Row, record: Record) -> str:
     """Returns what to do about a run whose end was not journalled and so not sent to MLflow; empty for others."""
     if not row.is_over or record.ended is not None or record.run.mlflow_run_id() is None:
         return ""
-    return f"MLflow shows it as running: ortlaunch sync {row.run_dir}"
+    return f"MLflow shows it as running: {shlex.join(['ortlaunch', 'sync', str(row.run_dir)])}"
 
 
 def _where(row: Row) -> str:

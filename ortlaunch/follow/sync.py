@@ -119,6 +119,11 @@ def end_if_dead(run_dir: Path) -> str:
     run = Run(run_dir)
     # A relay that works means that the launcher works too. The lock also prevents two commands from ending a run twice.
     with unattended(run_dir) as free:
+        try:
+            if free and run.journal_kept_end():
+                return "its end was journalled"
+        except OSError as error:
+            return f"its end cannot be journalled: {error.strerror}"
         state = run.state()
         if state.last is None or state.ended is not None:
             return ""

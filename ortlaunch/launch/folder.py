@@ -6,6 +6,7 @@ import functools
 import json
 import shlex
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -35,10 +36,27 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
         config: its configuration.
         arguments: the command line after ``ortlaunch``, for the record.
         start: the command and the variables that start it, for the record.
+
+    Raises:
+        OSError: the folder cannot be written, for example because the disk is full.
     """
     plan.log_dir.mkdir(parents=True, exist_ok=plan.attempt > 0)
+    kept = _keep_attempt(plan) if plan.attempt else {}
+    try:
+        _write_records(plan, config, arguments, start)
+    except OSError:
+        # The run stays as it was, so that it can go on when there is room on the disk.
+        for path, aside in kept.items():
+            with suppress(OSError):
+                aside.replace(path)
+        raise
     if plan.attempt:
-        _keep_attempt(plan)
+        plan.stop_file.unlink(missing_ok=True)
+    note_root(plan.run_dir.parents[1])
+
+
+def _write_records(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
+    """Writes the files; see `write_run_folder`."""
     files = plan.files
     write_record(files.config_file, OmegaConf.to_yaml(OmegaConf.create(trackers.public_settings(config))))
     write_record(files.overrides_file, OmegaConf.to_yaml(OmegaConf.create(without_secrets_in_words(arguments))))
@@ -58,7 +76,6 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
         write_record(files.patch_file, note + shown, errors="surrogateescape")
     if plan.sweep is not None:
         sweep.join(plan.run_dir, plan.sweep)
-    note_root(plan.run_dir.parents[1])
 
 
 def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
@@ -86,17 +103,21 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
             journal.artifact(path, ARTIFACT_FOLDER)
 
 
-def _keep_attempt(plan: LaunchPlan) -> None:
-    """Moves the files of the earlier attempt aside, so that they are not taken for those of this one."""
+def _keep_attempt(plan: LaunchPlan) -> dict[Path, Path]:
+    """Moves the files of the earlier attempt aside, so that they are not taken for those of this one.
+
+    Returns:
+        The place of each file, and where it is now.
+    """
     kept = plan.files.earlier_attempt(plan.attempt)
     kept.mkdir(parents=True, exist_ok=True)
     files = plan.files
     scripts = {files.script_file((files.job() or {}).get("scheduler", "slurm"))}
     of_attempt = (*scripts, files.job_file, files.failures, files.stacks, files.stopped_file, files.done_file)
-    for path in (*files.records, *of_attempt, *files.torchrun_logs()):
-        if path.exists():
-            path.replace(kept / path.name)
-    files.stop_file.unlink(missing_ok=True)
+    moved = {path: kept / path.name for path in (*files.records, *of_attempt, *files.torchrun_logs()) if path.exists()}
+    for path, aside in moved.items():
+        path.replace(aside)
+    return moved
 
 
 def _repository_of(plan: LaunchPlan, config: Config) -> Repository | None:

@@ -57,6 +57,10 @@ _ACCOUNT = Goodput().metrics().keys()
 """Metrics that are journalled when a run ends. They do not show that it worked at that time."""
 
 
+_SET_BACK_SECONDS = 60.0
+"""An event that is earlier than the one before it by more than this shows that the machine's clock was set back."""
+
+
 class Ledger:
     """Takes a journal's events in order and adds up the parts of a `Goodput`."""
 
@@ -153,7 +157,9 @@ class _Clock:
             counts: whether the time since the last call counts.
         """
         passed = max(0.0, at - self._at)
-        self._at += passed
+        # An end that is journalled late is a few seconds earlier at most. Otherwise the clock was set back, and the
+        # time that passed meanwhile is not known.
+        self._at = at if at < self._at - _SET_BACK_SECONDS else self._at + passed
         if counts:
             self.now += passed
 

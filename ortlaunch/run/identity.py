@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ class Process:
     pid: int
     start_ticks: int
     """When the process started, in clock ticks since the host's boot."""
+    machine: str = ""
+    """The boot and the namespace that its id belongs to; see `machine`. Empty in a file of an older release."""
 
     @classmethod
     def this(cls) -> Process:
         """The calling process."""
-        return cls(socket.gethostname(), os.getpid(), start_ticks(os.getpid()))
+        return cls(socket.gethostname(), os.getpid(), start_ticks(os.getpid()), machine())
 
     @classmethod
     def stored(cls, content: dict[str, Any] | None) -> Process | None:
@@ -29,18 +32,33 @@ class Process:
         if content is None:
             return None
         host, pid, ticks = (content.get(name) for name in ("host", "pid", "start_ticks"))
-        sound = isinstance(host, str) and isinstance(pid, int) and isinstance(ticks, int)
-        return cls(host, pid, ticks) if sound else None  # type: ignore[arg-type]
+        where = content.get("machine", "")
+        sound = isinstance(host, str) and isinstance(pid, int) and isinstance(ticks, int) and isinstance(where, str)
+        return cls(host, pid, ticks, where) if sound else None  # type: ignore[arg-type]
 
     @property
     def is_here(self) -> bool:
-        """Whether it is, or was, on this machine."""
-        return self.host == socket.gethostname()
+        """Whether it is, or was, on this machine, in this container and since this boot."""
+        return self.host == socket.gethostname() and self.machine in ("", machine())
 
     @property
     def lives(self) -> bool:
         """Whether it runs on this machine."""
         return self.is_here and is_alive(self.pid, self.start_ticks)
+
+
+@functools.cache
+def machine() -> str:
+    """Identifies this boot of this machine, and the namespace of its process ids; empty where /proc does not tell.
+
+    Process ids are compared only if this is equal. Two containers with the host's network have one host name, and
+    machines of a cluster may have one by mistake.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 def start_ticks(pid: int) -> int:
@@ -58,11 +76,25 @@ def is_alive(pid: int, ticks: int) -> bool:
         values = _stat(pid)
     except OSError:
         return False
-    return values[0] not in ("Z", "X") and int(values[19]) == ticks
+    return not _has_ended(values) and int(values[19]) == ticks
+
+
+def has_ended(pid: int) -> bool:
+    """Whether no thread of a process runs any more, or there is no such process."""
+    try:
+        return _has_ended(_stat(pid))
+    except OSError:
+        return True
+
+
+def _has_ended(values: list[str]) -> bool:
+    # The main thread of a process becomes a zombie before its other threads have ended. They may still hold files and
+    # locks, and the parent cannot wait for the process yet.
+    return values[0] in ("Z", "X") and int(values[17]) <= 1
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on. Index 0 is the state and index 19 the start time."""
+    """The fields of /proc/PID/stat from the third on: 0 is the state, 17 the number of threads, 19 the start time."""
     text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     # The second field, the command's name, may hold spaces and parentheses.
     return text.rpartition(")")[2].split()

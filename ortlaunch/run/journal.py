@@ -11,7 +11,9 @@ import json
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
@@ -23,22 +25,42 @@ from ortlaunch.run import events
 from ortlaunch.run.events import Event, Status
 
 _LOG = logging.getLogger(__name__)
+_MOST_KEPT = 100_000
+"""Events that a patient journal keeps in memory, about 50 MB; beyond that the oldest are dropped."""
 
 
 class Journal:
     """Appends events to a run's journal.
 
     Several processes may write the same file, because each line is one append. If a process died in the middle of a
-    line, the next writer starts a new line, so that only the unfinished line is lost. A full disk raises OSError.
+    line, the next writer starts a new line, so that only the unfinished line is lost. A full disk raises OSError,
+    unless the journal is patient.
 
     No secret gets into the journal, and so none gets to the trackers. If one was removed, the file is for its owner
     alone.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Opens the journal for appending and creates it if it is missing. Its folder must exist."""
+    def __init__(self, path: Path, *, is_patient: bool = False) -> None:
+        """Opens the journal for appending and creates it if it is missing. Its folder must exist.
+
+        Args:
+            path: the journal.
+            is_patient: events that cannot be written are kept in memory, and written in order before the next event.
+                A training goes on in this way while its disk is full.
+        """
         self.path = path
+        self.problem = ""
+        """Why some events of a patient journal are not written; empty once all are."""
+        self._is_patient = is_patient
+        self._kept: deque[Event] = deque(maxlen=_MOST_KEPT)
+        self._torn: tuple[int, bytes] | None = None
+        """The journal's size after a line was written only in part, and the rest of the line."""
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    @property
+    def unwritten(self) -> tuple[Event, ...]:
+        """The events that a patient journal could not write yet."""
+        return tuple(self._kept)
 
     def start(self, experiment: str, name: str, run_id: str) -> None:
         """Journals that an attempt begins. `run_id` is ortlaunch's short id, the same for all attempts of the run."""
@@ -87,7 +109,8 @@ class Journal:
     def end(self, status: Status, at: int | None = None) -> None:
         """Journals that the attempt is over. `at` is its end in milliseconds if that was earlier than now."""
         self._append(events.Ended(at or _now(), status))
-        os.fsync(self._fd)
+        with suppress(OSError) if self._is_patient else nullcontext():
+            os.fsync(self._fd)
 
     def close(self) -> None:
         """Closes the file. The journal takes no events afterwards."""
@@ -100,15 +123,41 @@ class Journal:
         self.close()
 
     def _append(self, event: Event) -> None:
-        line = events.encode(_without_secrets(event))
-        if is_hidden(line):
-            os.fchmod(self._fd, PRIVATE)
-        data = memoryview((("" if self._at_line_start() else "\n") + line).encode())
-        while data:  # One write is enough in practice. After a short write, the next one raises the reason (ENOSPC).
-            data = data[os.write(self._fd, data) :]
+        if not self._is_patient:
+            self._write(event)
+            return
+        if len(self._kept) == _MOST_KEPT:
+            self._torn = None  # The oldest event, of which a part may be written, is dropped.
+        self._kept.append(event)
+        try:
+            while self._kept:
+                self._write(self._kept[0])
+                self._kept.popleft()
+        except OSError as error:
+            self.problem = error.strerror or str(error)
+        else:
+            self.problem = ""
 
-    def _at_line_start(self) -> bool:
+    def _write(self, event: Event) -> None:
         size = os.fstat(self._fd).st_size
+        if self._torn is not None and self._torn[0] == size:
+            data = self._torn[1]  # Nobody has written since a full disk took only a part of this line.
+        else:
+            line = events.encode(_without_secrets(event))
+            if is_hidden(line):
+                os.fchmod(self._fd, PRIVATE)
+            data = (("" if self._at_line_start(size) else "\n") + line).encode()
+        written = 0
+        try:
+            while written < len(data):  # One write is enough in practice. After a short one the next raises the reason.
+                written += os.write(self._fd, data[written:])
+        except OSError:
+            if self._is_patient:
+                self._torn = (size + written, data[written:])
+            raise
+        self._torn = None
+
+    def _at_line_start(self, size: int) -> bool:
         return size == 0 or os.pread(self._fd, 1, size - 1) == b"\n"
 
 

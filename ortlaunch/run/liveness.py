@@ -14,7 +14,7 @@ from typing import Any
 
 from ortlaunch.base.locks import exclusive
 from ortlaunch.run import claim
-from ortlaunch.run.identity import Process
+from ortlaunch.run.identity import Process, has_ended
 from ortlaunch.run.run import Run
 
 SILENT_SECONDS = 1800.0
@@ -107,7 +107,7 @@ def _give_signs(run: Run) -> bool:
     last_sign = 0.0
     for rank in _ranks(run):
         beat = run.beat(rank)
-        process = Process(str(beat.get("host")), int(beat.get("pid") or 0), 0)
+        process = Process(str(beat.get("host")), int(beat.get("pid") or 0), 0, str(beat.get("machine") or ""))
         if process.is_here:
             if _is_worker_of(process.pid, run):
                 return True
@@ -137,10 +137,9 @@ def _is_worker_of(pid: int, run: Run) -> bool:
     """Whether the process is a worker of this run. A later process may have been given the same id."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return state not in ("Z", "X") and str(run.path).encode() in command.split(b"\0")
+    return not has_ended(pid) and str(run.path).encode() in command.split(b"\0")
 
 
 def _quiet_seconds(run: Run) -> float:
@@ -153,4 +152,5 @@ def _quiet_seconds(run: Run) -> float:
 
 
 def _age(file: Path) -> float:
-    return time.time() - file.stat().st_mtime
+    # A file from the future was written before the clock was set back.
+    return abs(time.time() - file.stat().st_mtime)

@@ -103,6 +103,7 @@ def read_record(folder: RunFolder) -> Record:
     if (stopped := run.stopped()) is not None:
         record.stopped_step = stopped.step
     _read_journal(run.journal_file, record.state)
+    run.take_kept_end(record.state)
     record.step, record.began = record.state.step, record.state.began
     _take_launch_time(run.launcher_file, record)
     if record.ended != "FINISHED":

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
 from ortlaunch.run.checkpoints import newest_name
+from ortlaunch.run.events import Ended, Status
 from ortlaunch.run.identity import Process
 from ortlaunch.run.journal import Journal, iterate
 from ortlaunch.run.settings import read_settings
@@ -22,6 +24,9 @@ from ortlaunch.run.state import RunState, fold
 
 ARTIFACT_FOLDER = "ortlaunch"
 """The folder among a run's artifacts in a tracking server that holds the files of `Run.records`."""
+
+KEPT_END = "end"
+"""The key under which a claim keeps the end of a run whose journal could not take it."""
 
 
 @dataclass(frozen=True)
@@ -269,13 +274,58 @@ class Run:
         """Whether the folder has a configuration and a journal."""
         return self.config_file.is_file() and self.journal_file.is_file()
 
-    def journal(self) -> Journal:
-        """The journal, open for appending."""
-        return Journal(self.journal_file)
+    @property
+    def is_gone(self) -> bool:
+        """Whether a folder that had a journal is there no more: it was deleted or moved, or its disk was unmounted.
+
+        A file system that does not answer at the moment is no proof of this.
+        """
+        try:
+            self.journal_file.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+        return False
+
+    def journal(self, *, is_patient: bool = False) -> Journal:
+        """The journal, open for appending; see `Journal` for a patient one."""
+        return Journal(self.journal_file, is_patient=is_patient)
 
     def state(self) -> RunState:
-        """The state after all events of the journal."""
-        return fold(iterate(self.journal_file)) if self.journal_file.is_file() else RunState()
+        """The state after all events of the journal, and after an end that it could not take."""
+        state = fold(iterate(self.journal_file)) if self.journal_file.is_file() else RunState()
+        self.take_kept_end(state)
+        return state
+
+    def take_kept_end(self, state: RunState) -> None:
+        """Adds to a journal's state the end that the journal could not take."""
+        if state.ended is None and (end := self._kept_end()) is not None:
+            state.take(end)
+
+    def journal_kept_end(self) -> bool:
+        """Journals an end that the journal could not take, because its disk was full; returns whether there was one.
+
+        Raises:
+            OSError: the journal still cannot be written.
+        """
+        if not self.journal_file.is_file() or fold(iterate(self.journal_file)).ended is not None:
+            return False
+        end = self._kept_end()
+        if end is None:
+            return False
+        with self.journal() as journal:
+            journal.end(end.status, at=end.t)
+        return True
+
+    def _kept_end(self) -> Ended | None:
+        """The end that the newest claim keeps for the journal; see `ortlaunch.run.claim`."""
+        with suppress(OSError):
+            numbers = [int(path.name) for path in self.claims.iterdir() if path.name.isdecimal()]
+            kept = (read_json(self.claims / str(max(numbers))) or {}).get(KEPT_END) if numbers else None
+            if isinstance(kept, dict) and kept.get("status") in get_args(Status) and isinstance(kept.get("t"), int):
+                return Ended(kept["t"], kept["status"])
+        return None
 
     def settings(self) -> dict[str, Any]:
         """The configuration as plain values; empty without one.

@@ -12,6 +12,9 @@ STEPS_KEY = "train.steps"
 STATE_TAG = "ortlaunch.state"
 REASON_TAG = "ortlaunch.requeue_reason"
 STOPPED_TAG = "ortlaunch.stopped_at_step"
+STANDING_TAG = "ortlaunch.standing_still"
+"""The workers that stand still while others wait for them, since when and on which host; else `NOBODY_STANDS`."""
+NOBODY_STANDS = "none"
 FIRST_STEP = "startup/time_to_first_step_seconds"
 """The metric that each attempt journals with its first step."""
 _RATES = ("throughput/tokens_per_second", "throughput/samples_per_second")
@@ -54,6 +57,8 @@ class RunState:
     """When the run ended, in milliseconds. Later events are possible: an export may add some."""
     last_end: int | None = None
     """When the latest finished attempt ended, in milliseconds. A new attempt does not reset it."""
+    standing: str = ""
+    """The workers of this attempt that stand still; empty if there are none."""
     is_wanted: bool = True
     """Whether the run should be running. It is false while its job waits in a queue, and after a stop or a finish. It
     is true after a failure, which has to be repaired."""
@@ -75,6 +80,7 @@ class RunState:
                 self._measure(event)
             case events.Rewound():
                 self.step = event.step
+                self.standing = ""
             case events.Requeued():
                 self.tags[REASON_TAG] = event.reason
             case events.WorkerFailed():
@@ -83,6 +89,7 @@ class RunState:
             case events.Ended():
                 self.ended, self.ended_at, self.last_end = event.status, event.t, event.t
                 self.is_wanted = event.status not in _UNWANTED_AFTER
+                self.standing = ""
 
     @property
     def loss(self) -> float | None:
@@ -112,9 +119,12 @@ class RunState:
         self.began = event.t
         self.ended, self.ended_at, self.failure = None, None, ""
         self.is_wanted, self.trains = True, False
+        self.standing = ""
 
     def _tag(self, event: events.Tagged) -> None:
         self.tags |= event.values
+        if (standing := event.values.get(STANDING_TAG)) is not None:
+            self.standing = "" if standing == NOBODY_STANDS else standing
         said = event.values.get(STATE_TAG)
         if said == "running":
             self.began = self.last_began = event.t

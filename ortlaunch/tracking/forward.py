@@ -6,22 +6,24 @@ The parent run of a sweep is created in the tracker before the sweep's runs are 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import PRIVATE
 from ortlaunch.base.locks import exclusive
 from ortlaunch.base.secrets import is_hidden
 from ortlaunch.base.text import library_error
-from ortlaunch.run.events import Started
+from ortlaunch.run.events import Started, Status
 from ortlaunch.run.journal import Chunk, iterate, read_chunk
 from ortlaunch.run.run import Run
 from ortlaunch.tracking.state import Destination, RelayState, destination
 from ortlaunch.tracking.tracker import Context, Identity, Sink
-from ortlaunch.tracking.translate import Operation, Translator
+from ortlaunch.tracking.translate import Ended, Operation, Translator
 
 _CHUNK_BYTES = 64 * 1024
 _ERROR_LENGTH = 500
@@ -54,6 +56,7 @@ class Forwarder:
         self._chunk: Chunk | None = None
         self._pending: deque[Operation] = deque()
         self._refused = 0
+        self._last_status: Status | None = None
 
     @property
     def refused(self) -> int:
@@ -89,6 +92,20 @@ class Forwarder:
             self.last_error = ""
         return moved
 
+    def journal_is_gone(self, status: Status) -> None:
+        """Makes the next step end the run in the tracker with this status: there is no journal to read it from."""
+        self._last_status = status
+
+    def _end_without_journal(self) -> bool:
+        status = self._last_status
+        if status is None or self._sink is None or not self._is_open:
+            return False
+        self._pending.append(Ended(status, time.time_ns() // 1_000_000))
+        self._send_pending(self._sink)
+        self._sink.commit()
+        self._last_status = None
+        return True
+
     def close(self) -> None:
         """Releases the lock, so that other processes can send this run, and closes sink and log."""
         if self._sink is not None:
@@ -104,7 +121,7 @@ class Forwarder:
         The object remembers each part that is done. After a failure, the next call continues with the part that failed.
         """
         if not self._journal.exists():
-            return False
+            return self._end_without_journal()
         sink = self._made_sink()
         state = self._state or self._take_over(sink)
         chunk = self._chunk or self._read_next(state, final)
@@ -215,7 +232,9 @@ class Forwarder:
         return Identity(folder.parent.name, folder.name, folder.name.rpartition("-")[2], first.t)
 
     def _note_failure(self, error: BaseException) -> None:
-        text = self.to.scrubbed(f"{type(error).__name__}: {library_error(error)}")[:_ERROR_LENGTH]
+        is_ours = isinstance(error, RequestError)
+        said = str(error) if is_ours else f"{type(error).__name__}: {library_error(error)}"
+        text = self.to.scrubbed(said)[:_ERROR_LENGTH]
         if text != self.last_error:
             self._log.warning("not sent, trying again: %s", text)
         self.last_error = text

@@ -7,13 +7,16 @@ stopped. Each tracker has its own thread, offset and failures, so no tracker wai
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.run.events import Status
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import runs_of
 from ortlaunch.tracking import trackers
@@ -26,6 +29,7 @@ _GATHER_SECONDS = 5.0
 _BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0)
 _HURRIED_SECONDS = 1.0
 _PARTING_SECONDS = 0.3
+_ASK_SECONDS = 0.1
 _NICENESS = 10
 
 
@@ -110,19 +114,38 @@ class Relay:
         for sender in self._senders:
             sender.start()
 
-    def finish(self, deadline_seconds: float) -> RelayResult:
-        """Sends what is left and stops. All trackers together take at most `deadline_seconds`."""
+    def finish(self, deadline_seconds: float, is_cut_short: Callable[[], bool] = lambda: False) -> RelayResult:
+        """Sends what is left and stops.
+
+        Args:
+            deadline_seconds: the longest time for all trackers together.
+            is_cut_short: asked several times a second; True ends the wait, and what is unsent stays in the journal.
+        """
         deadline = time.monotonic() + max(0.0, deadline_seconds - _PARTING_SECONDS)
         for sender in self._senders:
             sender.hurry()
         for sender in self._senders:
-            sender.wait(deadline)
+            sender.wait(deadline, is_cut_short)
         for sender in self._senders:
             sender.abort()
         deadline = time.monotonic() + _PARTING_SECONDS
         for sender in self._senders:
             sender.wait(deadline)
         return RelayResult(tuple(_result(sender.forwarder) for sender in self._senders))
+
+    def give_up(
+        self, status: Status, deadline_seconds: float, is_cut_short: Callable[[], bool] = lambda: False
+    ) -> RelayResult:
+        """Ends the run in the trackers that know it, although its journal is gone, and stops.
+
+        Args:
+            status: how the run ended.
+            deadline_seconds: as for `finish`.
+            is_cut_short: as for `finish`.
+        """
+        for sender in self._senders:
+            sender.forwarder.journal_is_gone(status)
+        return self.finish(deadline_seconds, is_cut_short)
 
 
 class _Sender:
@@ -148,9 +171,10 @@ class _Sender:
         """Tells the thread to stop after its present step."""
         self._abort.set()
 
-    def wait(self, deadline: float) -> None:
-        """Waits until all is sent, or until the deadline on the monotonic clock."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+    def wait(self, deadline: float, is_cut_short: Callable[[], bool] = lambda: False) -> None:
+        """Waits until all is sent, until the deadline on the monotonic clock, or until the wait is cut short."""
+        while self._thread.is_alive() and not is_cut_short() and (left := deadline - time.monotonic()) > 0:
+            self._thread.join(min(left, _ASK_SECONDS))
 
     def _work(self) -> None:
         with suppress(OSError):
@@ -227,7 +251,7 @@ def _result(forwarder: Forwarder) -> SinkResult:
     if unsent:
         why = f" ({forwarder.last_error})" if forwarder.last_error else ""
         parts.append(f"{unsent} journal events have not reached {to.tracker.title} at {to.place}{why}")
-        parts.append(f"send them with: ortlaunch sync {to.run_dir}")
+        parts.append(f"send them with: {shlex.join(['ortlaunch', 'sync', str(to.run_dir)])}")
     if forwarder.refused:
         parts.append(f"{forwarder.refused} values were left out: see {Run(to.run_dir).relay_log}")
     return SinkResult(to, unsent, to.load().mark, "; ".join(parts), forwarder.sent_events)

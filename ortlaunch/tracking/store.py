@@ -1,4 +1,4 @@
-"""Opens an MLflow store with short time-outs and without output, and protects the first use of a sqlite store."""
+"""Opens an MLflow store with short time-outs and without output."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ortlaunch.base.locks import exclusive
 from ortlaunch.config.tracking_uri import sqlite_path
+from ortlaunch.tracking import sqlite_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -22,7 +22,6 @@ _ENVIRONMENT = {
 }
 _CHATTY = ("mlflow", "alembic", "urllib3")
 _TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
-_FIRST_USE_SECONDS = 60
 
 
 def open_client(uri: str, timeout_seconds: int) -> MlflowClient:
@@ -33,16 +32,34 @@ def open_client(uri: str, timeout_seconds: int) -> MlflowClient:
         timeout_seconds: the longest wait for one answer of a server.
 
     Raises:
+        RequestError: the store is half made, or does not fit the installed MLflow.
         Exception: MLflow or one of its libraries cannot connect.
     """
-    os.environ |= {**_ENVIRONMENT, _TIMEOUT: str(timeout_seconds)}
-    from mlflow import MlflowClient
+    path = sqlite_path(uri)
+    if path is not None:
+        sqlite_store.ensure(path)
+    quiet_mlflow()
+    os.environ[_TIMEOUT] = str(timeout_seconds)
+    return connect(uri)
 
+
+def quiet_mlflow() -> None:
+    """Keeps MLflow from sending telemetry, from writing to the terminal and from repeating requests."""
+    os.environ |= _ENVIRONMENT
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-    with _first_use(uri):
-        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        client.search_experiments(max_results=1)
+
+
+def connect(uri: str) -> MlflowClient:
+    """Connects to a store that exists, or lets MLflow make one at this very place."""
+    from mlflow import MlflowClient
+
+    quiet_mlflow()  # Importing MLflow sets the level of its logger.
+    if uri.startswith("sqlite:///") and "%" in uri:
+        # MLflow takes what follows "sqlite:///" for a path and makes its folder, but not if a driver is named.
+        uri = uri.replace("sqlite:", "sqlite+pysqlite:", 1)
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    client.search_experiments(max_results=1)
     return client
 
 
@@ -60,17 +77,3 @@ def patience(seconds: int) -> Iterator[None]:
         yield
     finally:
         os.environ[_TIMEOUT] = before
-
-
-@contextmanager
-def _first_use(uri: str) -> Iterator[None]:
-    """Lets only one process at a time initialize a sqlite store: several at once would break MLflow's file."""
-    path = sqlite_path(uri)
-    if path is None:
-        yield
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(path.with_name(f".{path.name}.lock"), _FIRST_USE_SECONDS) as held:
-        if not held:
-            raise TimeoutError(f"another process has been opening {path} for {_FIRST_USE_SECONDS} s")
-        yield

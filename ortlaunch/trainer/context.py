@@ -58,7 +58,7 @@ def open_context(config: Config, run_dir: Path, workers: Workers, launched: floa
         seconds=config.launcher.timeout_seconds,
     )
     watch.start()
-    journal = run.journal() if workers.is_first else None
+    journal = run.journal(is_patient=True) if workers.is_first else None
     # Two groups: a thread that writes a checkpoint uses one of them while the main thread uses the other.
     writers, control = separate_group(config), separate_group(config)
     return RunContext(

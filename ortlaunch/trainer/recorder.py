@@ -319,5 +319,5 @@ def _check_scale(step: int, scale: float) -> None:
 
 
 def seconds_since(started: float) -> float:
-    """Seconds since a time that another process of this machine took, in seconds since the epoch."""
-    return time.time() - started
+    """Seconds since a time that another process of this machine took, in seconds since the epoch; never negative."""
+    return max(0.0, time.time() - started)  # The clock may have been set back.

@@ -18,7 +18,7 @@ from ortlaunch.trainer.profile import make_profile
 from ortlaunch.trainer.recorder import Recorder, seconds_since
 from ortlaunch.trainer.step_end import StepEnd
 from ortlaunch.trainer.stop import StopRequests
-from ortlaunch.trainer.workers import shorten_timeout
+from ortlaunch.trainer.workers import set_time_limits
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,6 @@ def _step_end(context: RunContext, observed: Observed, feed: Feed, stop: StopReq
 
 def _first_step_done(context: RunContext, parts: Parts, recorder: Recorder) -> None:
     """Journals the start-up times: the first step, with export and compilation, is a part of the start."""
-    shorten_timeout(context.config, context.workers)
+    set_time_limits(context.config, context.workers)
     startup = {**parts.startup, FIRST_STEP: seconds_since(context.launched)}
     recorder.startup(startup | parts.backend.first_step_done())

@@ -4,6 +4,9 @@ Each worker counts its progress in memory, and a thread writes the count to ``he
 when it has changed. If the count does not change for too long, the thread dumps the stacks of all threads to
 ``stacks/rank-N.txt``, reads the counts of the other workers, records which worker stopped first, and ends the process;
 torchrun then ends or restarts the other workers.
+
+Time in which the process could not run does not count: a worker that was stopped, suspended or paused goes on. When it
+does, it looks whether another launcher has taken the run over meanwhile, and ends in that case.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,13 +24,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ortlaunch.base.awake import AwakeClock, why_not_running
 from ortlaunch.base.errors import TrainingError
-from ortlaunch.run import failure
+from ortlaunch.run import claim, failure
+from ortlaunch.run.identity import machine
 from ortlaunch.run.run import Run
 
 _POLL_SECONDS = 0.5
 _WRITE_SECONDS = 2.0
 _PEERS_SECONDS = 3.0
+_STOOD_SECONDS = 5.0
+"""A worker that could not run for this long says so in its log."""
+_OWNER_SECONDS = 5.0
+"""How often the first worker looks whether its launcher still has the run."""
 _WAITING = ("torch/distributed/", "torch/autograd/graph.py", "deepspeed/comm/")
 
 
@@ -43,6 +53,8 @@ class Health:
     """The last step that it has finished."""
     time: float
     """When its thread wrote this, in seconds since the epoch."""
+    machine: str = ""
+    """As in `ortlaunch.run.identity.Process`."""
 
 
 class Watch:
@@ -65,10 +77,13 @@ class Watch:
         self._seconds = seconds
         self._beats = 0
         self._step: int | None = None
-        self._moved = time.monotonic()
+        self._awake = AwakeClock()
+        self._moved = 0.0
+        """The time of the last progress on that clock."""
         self._paused = False
         self._done = threading.Event()
         run = Run(run_dir)
+        self._claim = claim.number(run)
         for folder in (run.health, run.stacks):
             folder.mkdir(exist_ok=True)
         # Files of an earlier attempt.
@@ -83,7 +98,7 @@ class Watch:
     def beat(self) -> None:
         """Progress within a step."""
         self._beats += 1
-        self._moved = time.monotonic()
+        self._moved = self._awake.seconds
 
     def step_done(self, step: int) -> None:
         """Progress: a step is finished."""
@@ -101,22 +116,37 @@ class Watch:
             self.beat()
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread. The worker gives no further signs of life, and nobody is to miss them."""
         self._done.set()
         self._thread.join()
+        with suppress(OSError):
+            Run(self._run_dir).beat_file(self._rank).unlink(missing_ok=True)
 
     def _look(self) -> None:
-        written, at = -1, 0.0
+        written, looked = -_WRITE_SECONDS, 0.0
         while not self._done.wait(_POLL_SECONDS):
-            now = time.monotonic()
+            stood = self._awake.tick()
+            now = self._awake.seconds
+            if stood > 0.0 or (self._rank == 0 and now - looked > _OWNER_SECONDS):
+                looked = now
+                self._leave_if_lost()
+            if stood > _STOOD_SECONDS:
+                text = "this worker could not run (stopped, suspended or paused), or held Python's lock"
+                print(f"ortlaunch: {text}, for {stood:.0f} s: it goes on", file=sys.stderr, flush=True)
             # Written rarely while there is progress. Without progress the count is final, and the file's time shows
             # that this process still runs.
-            if self._stands_still(_WRITE_SECONDS) or (self._beats != written and now - at > _WRITE_SECONDS):
-                written, at = self._beats, now
+            if self._stands_still(_WRITE_SECONDS) or now - written > _WRITE_SECONDS:
+                written = now
                 with suppress(OSError):
                     self._write()
             if self._stands_still(self._limit):
                 self._end()
+
+    def _leave_if_lost(self) -> None:
+        """Ends this worker if another launcher has the run now. It writes nothing more, since the folder is not its."""
+        if claim.number(Run(self._run_dir)) > self._claim:
+            print("ortlaunch: another launcher has taken this run over: this worker ends", file=sys.stderr, flush=True)
+            os._exit(1)
 
     @property
     def _limit(self) -> float:
@@ -127,10 +157,12 @@ class Watch:
         return "trainer.timeout_seconds" if self._step is None else "launcher.timeout_seconds"
 
     def _stands_still(self, seconds: float) -> bool:
-        return not self._paused and time.monotonic() - self._moved > seconds
+        return not self._paused and self._awake.seconds - self._moved > seconds
 
     def _write(self) -> None:
-        health = Health(self._rank, socket.gethostname(), os.getpid(), self._beats, self._step or 0, time.time())
+        health = Health(
+            self._rank, socket.gethostname(), os.getpid(), self._beats, self._step or 0, time.time(), machine()
+        )
         path = Run(self._run_dir).beat_file(self._rank)
         partial = path.with_name(f".{path.name}")
         partial.write_text(json.dumps(asdict(health)))
@@ -145,11 +177,12 @@ class Watch:
         self._write()
         # The other workers notice at about the same time: their stacks show which of them only wait.
         time.sleep(_PEERS_SECONDS)
-        if not self._done.is_set():
+        # A worker that was stopped may have gone on meanwhile.
+        if not self._done.is_set() and self._stands_still(self._limit):
             guilty = stuck(self._run_dir, self._workers)
             message = describe(guilty, self._limit, self._key, self._run_dir)
             failure.record(self._run_dir, guilty.rank, TrainingError(message), host=guilty.host)
-            if guilty.host == socket.gethostname() and guilty.pid not in (0, os.getpid()):
+            if _is_here(guilty) and guilty.pid not in (0, os.getpid()):
                 # It may no longer react to torchrun's SIGTERM, and torchrun would wait for it.
                 with suppress(OSError):
                     os.kill(guilty.pid, signal.SIGKILL)
@@ -182,10 +215,16 @@ def _read(run_dir: Path, rank: int) -> Health:
 
 def describe(guilty: Health, seconds: float, key: str, run_dir: Path) -> str:
     """The message for the user; `key` is the key that limits the time."""
+    why = why_not_running(guilty.pid) if _is_here(guilty) and guilty.pid else ""
     return (
         f"no progress for {seconds:g} s ({key}): rank {guilty.rank} on {guilty.host} (process {guilty.pid}) stopped "
-        f"answering after step {guilty.step}; the stacks of the workers are in {Run(run_dir).stacks}"
+        f"answering after step {guilty.step}{f': {why}' if why else ''}; the stacks of the workers are in "
+        f"{Run(run_dir).stacks}"
     )
+
+
+def _is_here(health: Health) -> bool:
+    return health.host == socket.gethostname() and health.machine == machine()
 
 
 def _waits(stack: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,6 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, Device
 
+_NO_LIMIT = timedelta(days=365)
 _KEPT: list[dist.ProcessGroup] = []
 
 
@@ -103,6 +105,7 @@ def separate_group(config: Config) -> dist.ProcessGroup:
     assert isinstance(group, dist.ProcessGroup)
     # Never destroyed: see `leave_group`.
     _KEPT.append(group)
+    leave_limits_to_watch()
     return group
 
 
@@ -123,11 +126,28 @@ def texts_of_all(text: str, group: dist.ProcessGroup) -> list[str]:
     return everyone
 
 
-def shorten_timeout(config: Config, workers: Workers) -> None:
-    """Limits NCCL's collectives to the time that a step may take, after the first one with export and compilation.
+def leave_limits_to_watch() -> None:
+    """Takes the time limit from the collectives of all gloo groups that exist. The watch must have been started.
 
-    A collective that takes longer writes NCCL's flight recorder. On the CPU only the watch ends a worker that hangs.
+    Gloo measures by a clock that goes on while the process does not run. If all workers of a job are suspended for
+    longer than the limit, those that wait in a collective would fail when they go on.
     """
+    from torch.distributed.distributed_c10d import ProcessGroupGloo, _world
+
+    for group in list(_world.pg_map):
+        with suppress(RuntimeError):  # The group has no backend for the CPU.
+            backend = group._get_backend(torch.device("cpu"))
+            if isinstance(backend, ProcessGroupGloo):
+                backend._set_default_timeout(_NO_LIMIT)
+
+
+def set_time_limits(config: Config, workers: Workers) -> None:
+    """Sets the limits of collectives after the first step, which includes export and compilation.
+
+    NCCL's collectives get the time that a step may take, and one that takes longer writes NCCL's flight recorder. On
+    the CPU only the watch ends a worker that hangs.
+    """
+    leave_limits_to_watch()
     if workers.device.type == "cuda":
         from torch.distributed.distributed_c10d import _set_pg_timeout
 

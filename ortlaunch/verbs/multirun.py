@@ -6,12 +6,13 @@ import dataclasses
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.exit_codes import DONE, FIRST_STOPPED
+from ortlaunch.base.exit_codes import DONE, FIRST_STOPPED, stopped_by
 from ortlaunch.base.text import say
 from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name
 from ortlaunch.config.schema import Config
 from ortlaunch.config.trainers import keys_in_names
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
+from ortlaunch.launch.local.stop_flag import StopFlag
 from ortlaunch.launch.planning import default_name, make_plan
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.run import Run
@@ -105,7 +106,9 @@ class Multirun:
             return launcher.submit_many(SweepPlan(self._name, self._folder, self._planned, self._created))
         if self._sweep is not None:
             self._sweep.write([one.plan.run_dir for one in self._planned], complete=True)
-            end_sweep(self._folder, config, {"KILLED"} if code >= FIRST_STOPPED else {"FAILED"} if code else set())
+            statuses = {"KILLED"} if code >= FIRST_STOPPED else {"FAILED"} if code else set()
+            ended = end_sweep(self._folder, config, statuses)
+            code = code or ended
             print(f"sweep:      {self._folder}")
             for command in trackers.compare_commands(config, "--sweep", str(self._folder)):
                 print(f"compare:    {command}")
@@ -142,16 +145,21 @@ def create_sweep(folder: Path, name: str, config: Config, arguments: list[str]) 
     return create(folder, name, config.experiment, public["tracking"], command, public["trackers"])
 
 
-def end_sweep(folder: Path, config: Config, statuses: set[str]) -> None:
+def end_sweep(folder: Path, config: Config, statuses: set[str]) -> int:
     """Ends a sweep according to the ends of its runs, and sends this for at most the configured time.
 
     Args:
         folder: the sweep's folder.
         config: the configuration of its first run.
         statuses: ends of runs that have left no mark of their end.
+
+    Returns:
+        The exit code of the signal that cut the sending short; 0 if none did.
     """
-    end(folder, marks_of(folder) | statuses)
-    cfgs = trackers.chosen(config)
-    result = Relay(folder, *cfgs).finish(trackers.flush_seconds(cfgs))
+    with StopFlag() as stop:
+        end(folder, marks_of(folder) | statuses)
+        cfgs = trackers.chosen(config)
+        result = Relay(folder, *cfgs).finish(trackers.flush_seconds(cfgs), lambda: stop.signal is not None)
     if result.message:
         say(f"ortlaunch: {result.message}")
+    return DONE if stop.signal is None else stopped_by(stop.signal)

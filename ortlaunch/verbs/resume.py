@@ -19,11 +19,12 @@ from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
 from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
+from ortlaunch.run import claim
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.liveness import Alive, has_workers, liveness
-from ortlaunch.run.run import Run
+from ortlaunch.run.run import Run, job_key
 from ortlaunch.tracking import trackers
 
 _HELP = """\
@@ -54,18 +55,21 @@ def resume(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(_HELP)
         return 0
-    if not arguments or "=" in arguments[0]:
+    if not arguments or ("=" in arguments[0] and not Path(arguments[0]).is_dir()):
         raise RequestError(
             "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
         )
     run_dir = find_run(arguments[0]).path
+    run = Run(run_dir)
+    # All that is read from here on must still hold when the run is claimed.
+    known = claim.number(run)
     # The variables come first, so that a key on the command line overrides them.
     stored = trackers.with_credentials(_stored_config(run_dir), os.environ)
     changed = _changed(stored, arguments[1:], run_dir)
     trackers.check_credentials(changed)
     launcher = launcher_of(changed)
     config = prepared(launcher.resumed(changed, run_dir))
-    state = Run(run_dir).state()
+    state = run.state()
     if launcher.keeps_record(config):
         _check_ended(run_dir, config.launcher.grace_seconds)
     done = stored.train.steps
@@ -78,7 +82,22 @@ def resume(arguments: list[str]) -> int:
     run_id = state.run_id or RunKey.of_folder(run_dir.name).run_id
     name = state.name or run_dir.name
     plan = plan_in(config, run_dir, run_id, name, attempt=max(1, state.attempts))
-    return launcher.submit(plan, config, ["resume", *arguments])
+    words = ["resume", *arguments]
+    if config.launcher.dry_run or not launcher.keeps_record(config):
+        return launcher.submit(plan, config, words)
+    try:
+        own_claim = claim.take(run, job_is_over=lambda job: _is_over(job, run), after=known)
+    except OSError as error:
+        raise RequestError(f"{run_dir} cannot be written: {error.strerror or error}") from error
+    try:
+        return launcher.submit(plan, config, words)
+    finally:
+        own_claim.release()
+
+
+def _is_over(job: str, run: Run) -> bool:
+    """Returns whether a job that has claimed the run is over. `_check_ended` has asked for that of job.json already."""
+    return job == job_key(run.job()) or not has_workers(run)
 
 
 def _stored_config(run_dir: Path) -> Config:
@@ -127,6 +146,8 @@ def _check_ended(run_dir: Path, seconds: float) -> None:
     found = liveness(run)
     if found.alive is Alive.LAUNCHER and found.launcher is not None:
         raise RequestError(f"{run_dir} is still running{_where(found.launcher)}: stop it first")
+    # The claim is older than the launcher's file, and than the workers.
+    claim.check_free(run, job_is_over=lambda job: _is_over(job, run))
     if has_workers(run, seconds):
         raise RequestError(f"workers of {run_dir} are still running after {seconds:g} s: stop them first")
 

@@ -6,6 +6,7 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -85,4 +86,17 @@ def test_digits_are_resampled_to_the_size_asked_for(load: Load) -> None:
 def test_digits_without_scikit_learn_name_the_extra(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(RequestError, match=r"pip install 'ortlaunch\[digits\]'"):
+        load(DigitsConfig())
+
+
+def test_a_broken_scikit_learn_is_not_called_missing(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With too little address space (ulimit -v), the import of an installed package fails like this."""
+    broken = ModuleType("sklearn")
+
+    def absent(name: str) -> None:
+        raise ImportError(f"{name}.so: failed to map segment from shared object")
+
+    broken.__getattr__ = absent  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", broken)
+    with pytest.raises(ImportError, match="failed to map segment"):
         load(DigitsConfig())

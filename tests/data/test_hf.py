@@ -16,6 +16,7 @@ import pytest
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import HfDataConfig
+from ortlaunch.data import hf_datasets
 from ortlaunch.data.loader import Loader
 from ortlaunch.data.source import Share
 
@@ -243,3 +244,26 @@ def test_without_the_library_the_extra_is_named(load: Load, saved: Path, monkeyp
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(RequestError, match=r"pip install 'ortlaunch\[hf\]'"):
         load(config(saved))
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (ModuleNotFoundError("No module named 'datasets'", name="datasets"), RequestError),
+        (ModuleNotFoundError("No module named 'multiprocess'", name="multiprocess"), ModuleNotFoundError),
+        (ImportError("libarrow.so: failed to map segment from shared object"), ImportError),
+    ],
+)
+def test_only_a_missing_library_is_called_missing(
+    monkeypatch: pytest.MonkeyPatch, error: ImportError, raised: type[Exception]
+) -> None:
+    class Refusing:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "datasets":
+                raise error
+
+    monkeypatch.delitem(sys.modules, "datasets")
+    monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
+    with pytest.raises(raised) as caught:
+        hf_datasets._import_datasets(Share(0, 1, 0))
+    assert type(caught.value) is raised

@@ -7,10 +7,13 @@ from collections import Counter
 
 import pytest
 
-from tests.faults.trials import SHARDED, Base, make_base
+from tests.faults.trials import SHARDED, Base, Trial, end, make_base
 
 TRIALS = int(os.environ.get("ORTLAUNCH_FAULT_TRIALS", "1"))
 """Of each kind of fault; `make test-faults` sets ten."""
+
+ODD = "".join(map(chr, range(0x20, 0x7F))).replace("/", "") + "%20 ö"
+"""The name of the folder that all runs are made in: every printable character, and something like a URI's."""
 
 _TRIED: Counter[str] = Counter()
 _SURVIVED: Counter[str] = Counter()
@@ -25,7 +28,23 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="session")
 def base(tmp_path_factory) -> Base:
     """The run that nothing disturbs."""
-    return make_base(tmp_path_factory.mktemp("faults"))
+    folder = tmp_path_factory.mktemp("faults") / ODD
+    folder.mkdir()
+    return make_base(folder)
+
+
+@pytest.fixture
+def start(base):
+    """Starts a run that will be disturbed."""
+    begun = []
+
+    def begin(seed, *words):
+        begun.append(Trial(base, seed, *words))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        end(one)
 
 
 @pytest.fixture(scope="session")

@@ -17,23 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ortlaunch.config.tracking_uri import sqlite_uri
 from tests.faults.trials import EVERY, SHARDED, STEPS, Trial, end
 from tests.integration.conftest import journal
 from tests.support.needs import needs
-
-
-@pytest.fixture
-def start(base):
-    """Starts a run that will be disturbed."""
-    begun = []
-
-    def begin(seed, *words):
-        begun.append(Trial(base, seed, *words))
-        return begun[-1]
-
-    yield begin
-    for one in begun:
-        end(one)
 
 
 def test_kill_of_a_worker(start, trial):
@@ -154,20 +141,19 @@ def test_request_to_stop(start, trial):
     run.resume()
 
 
-def test_sigterm_at_any_moment(start, trial, base):
-    """From the command's first moment on, also before there is anything to save."""
+def test_signal_at_any_moment(start, trial, base):
+    """SIGTERM or SIGHUP from the command's first moment on, also before there is anything to save."""
     run = start(trial)
+    number = run.random.choice([signal.SIGTERM, signal.SIGHUP])
     time.sleep(run.random.uniform(0.3, 1.0) * base.seconds)
-    before = set(base.folder.glob("runs/*/*"))
-    run.running.process.terminate()
+    run.running.process.send_signal(number)
     result = run.running.finish()
     if "run folder:" not in result.stdout:
-        assert result.returncode == -signal.SIGTERM, "it came before the run began"
+        assert result.returncode == -number, "it came before the run began"
         return
-    assert result.run_dir in before
     run._run_dir = result.run_dir
     run.check_gone()
-    if result.returncode == 143 and result.status == "KILLED":
+    if result.returncode == 128 + number and result.status == "KILLED":
         run.resume()
     else:
         assert result.status == "FINISHED", result.report
@@ -220,7 +206,7 @@ def mlflow_losses(folder, run_dir):
     """The loss history in MLflow, every point of it."""
     from mlflow import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{folder}/mlruns.db")
+    client = MlflowClient(sqlite_uri(folder / "mlruns.db"))
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     (run,) = [r for r in client.search_runs(experiments) if r.data.tags.get("ortlaunch.run_dir") == str(run_dir)]
     assert run.info.status == "FINISHED"

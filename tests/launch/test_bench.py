@@ -55,7 +55,7 @@ class Unsent:
 
     def __init__(self, *_: object) -> None: ...
 
-    def finish(self, _: float) -> RelayResult:
+    def finish(self, *_: object) -> RelayResult:
         return RelayResult()
 
 

@@ -11,6 +11,10 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
 from ortlaunch.config.schema import Config, MlflowConfig, Precision, SlurmConfig
 from ortlaunch.launch.local.launcher import LocalLauncher
+from ortlaunch.run import claim
+from ortlaunch.run.identity import Process
+from ortlaunch.run.run import Run
+from ortlaunch.run.state import RunState
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.mlflow import TRACKING_URI
 from ortlaunch.verbs.resume import _changed, resume
@@ -92,3 +96,64 @@ def test_a_missing_password_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setenv(TRACKING_URI, carried)
     with pytest.raises(RequestError, match=rf"^tracking\.uri: .*tracking\.uri=VALUE, or set {TRACKING_URI} to it$"):
         uri_of_resumed(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Run:
+    """A run that was launched once and has ended."""
+    config = to_config(compose(["model=mlp", "backend=eager", "device=cpu", "tracking=none"]))
+    save_config(config, tmp_path / "config.yaml")
+    claim.take(Run(tmp_path)).release()
+    return Run(tmp_path)
+
+
+def test_a_run_is_this_commands_from_the_request_to_its_end(stopped: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    owners: list[claim.Owner | None] = []
+    monkeypatch.setattr(LocalLauncher, "submit", lambda *_: owners.append(claim.owner(stopped)) or 0)
+    assert resume([str(stopped.path)]) == 0
+    (owner,) = owners
+    assert owner is not None and owner.process == Process.this() and not owner.is_released
+    assert claim.number(stopped) == 2
+    after = claim.owner(stopped)
+    assert after is not None and after.is_released
+
+
+def test_a_run_that_was_launched_while_the_request_was_judged_is_refused(
+    stopped: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other launch may have ended already: the steps and the checkpoint are no longer those that were read."""
+    submitted: list[int] = []
+    monkeypatch.setattr(LocalLauncher, "submit", lambda *_: submitted.append(1) or 0)
+    monkeypatch.setattr(Run, "state", lambda run: claim.take(run).release() or RunState())
+    with pytest.raises(RequestError, match="was launched by another process meanwhile"):
+        resume([str(stopped.path)])
+    assert not submitted
+
+
+def test_a_run_folder_that_takes_no_claim_is_refused(stopped: Run) -> None:
+    for path in (stopped.claims / "1", stopped.claims):
+        path.unlink() if path.is_file() else path.rmdir()
+    stopped.claims.touch()
+    with pytest.raises(RequestError, match="cannot be written: File exists"):
+        resume([str(stopped.path)])
+
+
+@pytest.mark.parametrize("words", [["launcher.dry_run=true"], ["optimizer.lr=nix"]], ids=["dry run", "refused"])
+def test_what_is_not_launched_claims_nothing(stopped: Run, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.setattr(LocalLauncher, "submit", lambda *_: 0)
+    try:
+        resume([str(stopped.path), *words])
+    except RequestError:
+        assert words == ["optimizer.lr=nix"]
+    assert claim.number(stopped) == 1
+
+
+def test_a_run_folder_may_have_an_equals_sign_in_its_path(stopped: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = stopped.path / "lr=0.1"
+    folder.mkdir()
+    for path in (stopped.config_file, stopped.claims):
+        path.rename(folder / path.name)
+    monkeypatch.setattr(LocalLauncher, "submit", lambda *_: 7)
+    assert resume([str(folder)]) == 7
+    with pytest.raises(RequestError, match="name the run"):
+        resume(["train.steps=5"])

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.run import claim
-from ortlaunch.run.identity import Process
+from ortlaunch.run.identity import Process, start_ticks
 from ortlaunch.run.run import Run
 
 RACER = """
@@ -79,11 +83,27 @@ def test_of_processes_that_try_at_once_one_has_the_run(run: Run, earlier: int) -
             racer.communicate("end\n", timeout=30)
 
 
-def test_a_released_run_and_one_whose_owner_is_gone_can_be_taken(run: Run) -> None:
+def of(run: Run, process: Process) -> None:
+    """Makes the newest claim that of another process."""
+    path = max(run.claims.iterdir(), key=lambda one: int(one.name))
+    path.write_text(json.dumps(asdict(process)))
+
+
+@pytest.fixture
+def another() -> Process:
+    """A process of this machine that lives."""
+    return replace(Process.this(), pid=os.getppid(), start_ticks=start_ticks(os.getppid()))
+
+
+def test_a_released_run_and_one_whose_owner_is_gone_can_be_taken(run: Run, another: Process) -> None:
     first = claim.take(run)
-    with pytest.raises(RequestError, match=rf"still running \(process {os.getpid()}\)"):
+    of(run, another)
+    with pytest.raises(RequestError, match=rf"still running \(process {os.getppid()}\)"):
         claim.take(run)
+    of(run, Process.this())
     first.release()
+    claim.take(run)
+    of(run, replace(another, start_ticks=1))
     claim.take(run)
     elsewhere(run, claim.LAPSE_SECONDS + 5)
     claim.take(run)
@@ -143,3 +163,89 @@ def test_the_next_instance_of_a_job_takes_over_and_another_job_asks(run: Run) ->
     with pytest.raises(RequestError, match="belongs to job 7"):
         claim.take(run, job="8", job_is_over=lambda job: job != "7")
     claim.take(run, job="8", job_is_over=lambda job: job == "7")
+
+
+def test_a_process_that_has_the_run_has_it_still_when_it_asks_again(run: Run) -> None:
+    """`resume` claims the run before the launcher does."""
+    first = claim.take(run)
+    claim.take(run)
+    assert [path.name for path in run.claims.iterdir()] == ["1"]
+    first.release()
+    claim.take(run)
+    assert claim.number(run) == 2
+
+
+def test_what_was_launched_and_has_ended_meanwhile_is_not_launched_on_old_knowledge(run: Run) -> None:
+    known = claim.number(run)
+    claim.take(run).release()
+    with pytest.raises(RequestError, match=r"was launched by another process meanwhile: ortlaunch status"):
+        claim.take(run, after=known)
+    claim.take(run, after=claim.number(run))
+
+
+def test_a_claim_that_was_handed_over_is_the_queued_job_s(run: Run) -> None:
+    """The command that has submitted the job ends; the scheduler says when the run is free."""
+    mine = claim.take(run)
+    claim.hand_over(run, "7")
+    mine.release()
+    with pytest.raises(RequestError, match="belongs to job 7, which is not over: cancel it first"):
+        claim.take(run)
+    claim.take(run, job="7")
+    claim.release_of(run, "7")
+    claim.take(run)
+
+
+def test_only_the_owner_hands_a_claim_over_or_releases_it(run: Run, another: Process) -> None:
+    claim.take(run)
+    of(run, another)
+    before = (run.claims / "1").read_text()
+    claim.hand_over(run, "7")
+    claim.release(run)
+    assert (run.claims / "1").read_text() == before
+
+
+def test_a_process_of_another_container_with_this_host_s_name_is_not_looked_for_here(
+    run: Run, another: Process
+) -> None:
+    """Its id means another process here, or none. Only the renewals tell whether it lives."""
+    claim.take(run)
+    of(run, replace(another, pid=2**22 + 1, machine="another boot or namespace"))
+    with pytest.raises(RequestError, match="gave a sign"):
+        claim.take(run)
+    os.utime(run.claims / "1", (time.time() - 100, time.time() - 100))
+    claim.take(run)
+
+
+def test_a_claim_that_was_renewed_before_the_clock_was_set_back_lapses(run: Run) -> None:
+    claim.take(run)
+    elsewhere(run, -3600.0)
+    claim.take(run)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process may grow, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_claim_that_cannot_be_written_leaves_nothing(run: Run) -> None:
+    with pytest.raises(OSError, match="File too large"), full_disk():
+        claim.take(run)
+    assert list(run.claims.iterdir()) == []
+
+
+def test_a_claim_is_renewed_through_work_that_takes_long(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim, "RENEW_SECONDS", 0.02)
+    mine = claim.take(run)
+    old = time.time() - 1000
+    os.utime(run.claims / "1", (old, old))
+    with mine.kept():
+        deadline = time.monotonic() + 10
+        while (run.claims / "1").stat().st_mtime < old + 500:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -178,3 +178,9 @@ def test_the_account_of_an_end_is_no_work_of_the_next_attempt() -> None:
         at(80, "end", status="FINISHED"),
     ]
     assert goodput(events).down == pytest.approx(60 - 42)
+
+
+def test_a_clock_that_was_set_back_stops_no_account() -> None:
+    """The time goes on counting at once, not when the clock has reached its former time again."""
+    account = goodput([START, *(metrics(seconds, 1) for seconds in (10, 20, 20 - 3600, 30 - 3600, 40 - 3600))])
+    assert account.wall == 40.0

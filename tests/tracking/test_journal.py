@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ import pytest
 
 from ortlaunch.run.journal import read_chunk
 from ortlaunch.tracking.journal import Journal, flatten, read_events
+from tests.support.environment import environment
 
 
 class Colour(Enum):
@@ -182,3 +185,49 @@ def test_tracking_imports_mlflow_only_when_it_sends() -> None:
         "assert not {'mlflow', 'torch', 'transformers', 'sqlalchemy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_patient_journal_keeps_what_a_full_disk_does_not_take(tmp_path: Path) -> None:
+    """In its order, whole, and without a torn line; the limit of the size does what a full disk does."""
+    code = """
+import resource, sys
+from pathlib import Path
+from ortlaunch.run.journal import Journal
+journal = Journal(Path(sys.argv[1]), is_patient=True)
+journal.metrics(1, {"a": 1})
+full = journal.path.stat().st_size + 20
+for limit in (full, full + 3, full + 100, resource.RLIM_INFINITY):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    for step in range(3):
+        journal.metrics(limit, {"a": step})
+    print(bool(journal.problem), len(journal.unwritten))
+"""
+    path = tmp_path / "journal.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[:-1] == ["True 3", "True 6", "True 8", "False 0"]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["values"]["a"] for line in lines] == [1, *[0, 1, 2] * 4]
+
+
+def test_after_another_writer_a_torn_line_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal.jsonl"
+    patient, other = Journal(path, is_patient=True), Journal(path)
+    write, full = os.write, OSError(errno.ENOSPC, "No space left on device")
+    answers = iter([lambda fd, data: write(fd, data[:9])])
+
+    def fills(fd: int, data: bytes) -> int:
+        answer = next(answers, None)
+        if answer is None:
+            raise full
+        return answer(fd, data)
+
+    monkeypatch.setattr(os, "write", fills)
+    patient.metrics(1, {"a": 1})
+    assert patient.problem == "No space left on device"
+    monkeypatch.setattr(os, "write", write)
+    other.metrics(2, {"a": 2})
+    patient.metrics(3, {"a": 3})
+    events, _ = read_events(path, 0)
+    assert [event["step"] for event in events] == [2, 1, 3] and patient.problem == ""

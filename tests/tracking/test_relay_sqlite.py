@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 
 from ortlaunch.base.locks import exclusive
 from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.config.tracking_uri import resolve_tracking
 from ortlaunch.run.journal import Journal
 from ortlaunch.tracking.forward import Forwarder, relay_log
 from ortlaunch.tracking.relay import Relay, sync
@@ -31,6 +33,9 @@ SYNC = (
     "result = sync(Path(sys.argv[1]), MlflowConfig(uri=sys.argv[2], artifacts=sys.argv[3]))\n"
     "sys.exit(0 if result.sent else result.message)"
 )
+
+ODD = "".join(map(chr, range(0x20, 0x7F))).replace("/", "") + "a%20b ö"
+"""A folder's name with every printable character."""
 
 
 def start_sync(run_dir: Path, cfg: MlflowConfig, **environment: str) -> subprocess.Popen[str]:
@@ -50,7 +55,8 @@ def test_several_processes_may_be_the_first(
     tmp_path: Path, new_run: NewRun, client: Callable[[str], Any], count: int
 ) -> None:
     """MLflow alone breaks a fresh database for good when several processes open it at once."""
-    cfg = MlflowConfig(uri=f"sqlite:///{tmp_path}/new/mlruns.db", artifacts=str(tmp_path / "new/artifacts"))
+    folder = tmp_path / "new" / ODD
+    cfg = resolve_tracking(MlflowConfig(artifacts="artifacts"), folder)
     run_dirs = []
     for number in range(count):
         run_dir, journal = new_run("race", f"run{number}")
@@ -64,11 +70,13 @@ def test_several_processes_may_be_the_first(
     assert [process.returncode for process in processes] == [0] * count, outputs
     assert outputs == [""] * count, "MLflow and alembic must not talk into the user's terminal"
     assert not (home / ".config").exists(), "telemetry must be off before mlflow is imported"
+    assert sorted(file.name for file in folder.iterdir()) == [".mlruns.db.lock", "mlruns.db"]
+    assert list((tmp_path / "new").iterdir()) == [folder], "no folder of another name"
     opened = client(cfg.uri)
     experiment = opened.get_experiment_by_name("race")
     runs = opened.search_runs([experiment.experiment_id])
     assert sorted(run.data.metrics["a"] for run in runs) == list(range(count))
-    assert experiment.artifact_location == (tmp_path / "new/artifacts/race").as_uri()
+    assert experiment.artifact_location == (folder / "artifacts/race").as_uri()
 
 
 def test_run_arrives_as_it_was_journalled(store: MlflowConfig, new_run: NewRun, client: Any, history: Any) -> None:
@@ -319,3 +327,20 @@ def test_nothing_is_raised_whatever_the_disk_says(store: MlflowConfig, tmp_path:
     Journal(broken / "journal.jsonl").start("broken", "n", "r")
     result = Relay(broken, store).finish(4)
     assert not result.sent and result.message
+
+
+def test_a_run_whose_folder_is_gone_is_ended_too(store: MlflowConfig, new_run: NewRun, client: Any) -> None:
+    run_dir, journal = new_run("gone")
+    relay = Relay(run_dir, store)
+    relay.start()
+    journal.metrics(1, {"a": 1})
+    deadline, size = time.monotonic() + 120, (run_dir / "journal.jsonl").stat().st_size
+    while not (run_dir / "relay.json").exists() or json.loads((run_dir / "relay.json").read_text())["offset"] < size:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    run_id = json.loads((run_dir / "relay.json").read_text())["mlflow_run_id"]
+    shutil.rmtree(run_dir)
+    relay.give_up("FAILED", 60)
+    run = client(store.uri).get_run(run_id)
+    assert (run.info.status, run.data.metrics) == ("FAILED", {"a": 1})
+    assert not run_dir.exists()

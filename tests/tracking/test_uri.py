@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.secrets import redacted, scrubbed
+from ortlaunch.base.secrets import is_hidden, redacted, scrubbed
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.config.tracking_uri import (
     VARIABLE,
@@ -16,6 +18,7 @@ from ortlaunch.config.tracking_uri import (
     compare_command,
     default_uri,
     resolve_tracking,
+    sqlite_path,
 )
 
 
@@ -43,6 +46,7 @@ def test_good_uris_pass(uri: str) -> None:
         ("mlruns", "sqlite:///mlruns/mlflow.db"),
         ("/data/mlruns/", "sqlite:////data/mlruns/mlflow.db"),
         ("file:///data/m%20x", "'sqlite:////data/m x/mlflow.db'"),
+        ("file:///data/100%25", "'sqlite:////data/100%25/mlflow.db'"),
         ("file:mlruns", "sqlite:///mlruns/mlflow.db"),
         ("", "sqlite:///mlruns.db"),
         ("localhost:5000", "http://localhost:5000"),
@@ -118,6 +122,43 @@ def test_refusal_hides_the_password() -> None:
 def test_relative_sqlite_files_become_absolute(uri: str, resolved: str) -> None:
     cfg = resolve_tracking(MlflowConfig(uri=uri, flush_seconds=7), Path("/a b/ü"))
     assert (cfg.uri, cfg.artifacts, cfg.flush_seconds) == (resolved, "/a b/ü/mlartifacts", 7)
+
+
+PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("/", "")
+FOLDERS = [
+    PRINTABLE,
+    *(
+        "a%20b",
+        "50%",
+        "%2e%2e",
+        "?x=1",
+        "#1",
+        "ä ö/ü",
+        "日本",
+        "a@b:c",
+        "&token=x",
+        "${oc.env:HOME}",
+        "a\\nb",
+        "***",
+        "a\nb",
+    ),
+]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("query", ["", "?timeout=5"])
+def test_every_folder_has_a_uri_that_leads_back_to_it(folder: str, query: str) -> None:
+    from sqlalchemy.engine import make_url
+
+    cfg = resolve_tracking(MlflowConfig(uri=f"sqlite:///mlruns.db{query}"), Path("/top") / folder)
+    check_uri(cfg.uri)
+    assert sqlite_path(cfg.uri) == Path("/top") / folder / "mlruns.db"
+    assert make_url(cfg.uri).database == f"/top/{folder}/mlruns.db"
+    # What the run folder keeps of it is the whole URI.
+    assert redacted(cfg.uri) == cfg.uri and not is_hidden(cfg.uri)
+    assert resolve_tracking(cfg, Path("/elsewhere")).uri == cfg.uri
+    assert "$" not in cfg.uri + cfg.artifacts, "a configuration file would take it for a reference"
+    assert url2pathname(urlsplit(artifact_location(cfg.artifacts, "e")).path) == f"/top/{folder}/mlartifacts/e"
 
 
 def test_artifacts_stay_where_they_are_told() -> None:

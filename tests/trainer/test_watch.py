@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 
 import pytest
@@ -86,3 +88,42 @@ def test_the_key_that_is_named_is_the_one_that_was_waited_for(tmp_path, when, li
     assert ran.returncode == 1
     (failure,) = (tmp_path / "failures").iterdir()
     assert f"no progress for {limit}: rank 0 on " in json.loads(failure.read_text())["message"]
+
+
+IS_STOPPED = """
+import sys
+from pathlib import Path
+from ortlaunch.base import awake
+from ortlaunch.trainer import watch as module
+
+awake._STEP_SECONDS, module._PEERS_SECONDS = 0.6, 0.1
+watch = module.Watch(Path(sys.argv[1]), 1, 2, first_seconds=2.5, seconds=2.5)
+watch.start()
+print("up", flush=True)
+sys.stdin.readline()
+watch.stop()
+"""
+
+
+@pytest.mark.parametrize("is_taken", [False, True], ids=["its launcher has the run", "another launcher has it now"])
+def test_a_worker_that_was_stopped_goes_on_unless_the_run_was_taken_over(tmp_path, is_taken):
+    run = Run(tmp_path)
+    run.claims.mkdir()
+    (run.claims / "1").touch()
+    command = [sys.executable, "-c", IS_STOPPED, str(tmp_path)]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert worker.stdout.readline() == "up\n"
+        worker.send_signal(signal.SIGSTOP)
+        time.sleep(3.5)
+        if is_taken:
+            (run.claims / "2").touch()
+        worker.send_signal(signal.SIGCONT)
+        # Its thread looks every half second.
+        time.sleep(0.8)
+    finally:
+        _, said = worker.communicate("end\n", timeout=30)
+    assert worker.returncode == (1 if is_taken else 0), said
+    assert ("another launcher has taken this run over" in said) == is_taken
+    assert not run.failures.exists()
+    assert not run.beat_file(1).exists(), "a worker that has ended gives no signs"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.modules import is_missing
 from ortlaunch.config.options import option
 from ortlaunch.config.schema import DataConfig
 
@@ -39,6 +40,8 @@ class DigitsConfig(DataConfig):
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:
+            if not is_missing("sklearn", error):
+                raise
             raise RequestError("data=digits needs scikit-learn: pip install 'ortlaunch[digits]'") from error
         bunch = load_digits()
         pixels = torch.from_numpy(bunch.images).float().unsqueeze(1)

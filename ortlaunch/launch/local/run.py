@@ -6,12 +6,13 @@ import contextlib
 import dataclasses
 import math
 import shlex
+import shutil
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,19 +23,23 @@ from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig
 from ortlaunch.launch.folder import journal_start, write_run_folder
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.display import Display
+from ortlaunch.launch.local.stop_flag import StopFlag
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.plan import LaunchPlan, NodePart
+from ortlaunch.launch.presence import Presence, describe
+from ortlaunch.launch.stalls import Stalls
 from ortlaunch.run import claim, failure, sweep
 from ortlaunch.run.claim import Claim
-from ortlaunch.run.goodput import journal_goodput
+from ortlaunch.run.events import Ended, Status
+from ortlaunch.run.goodput import Goodput, journal_goodput
 from ortlaunch.run.journal import Journal, read_events
-from ortlaunch.run.run import Run
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay, RelayResult
 
 _POLL_SECONDS = 0.1
+_GONE_SECONDS = 5.0
+"""How long a tracker may take to hear of the end of a run whose folder is gone."""
 _TAIL_LINES = 15
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(part: NodePart, config: Config, arguments: list[str]) -> int:
@@ -53,73 +58,133 @@ def run(part: NodePart, config: Config, arguments: list[str]) -> int:
     if part.rank > 0:
         return _run_further_machine(part, config, started)
     plan = part.plan
-    plan.run_dir.mkdir(parents=True, exist_ok=True)
-    # `resume` has already asked the scheduler about an earlier job of the run.
-    own_claim = claim.take(plan.files, job_is_over=lambda _: True)
+    with StopFlag() as stop:
+        # Until the workers start, only a second request stops at once: git or a slow disk may keep the start waiting.
+        stop.is_urgent = True
+        with _written(plan):
+            plan.run_dir.mkdir(parents=True, exist_ok=True)
+            # `resume` has claimed the run already, since it had to ask the scheduler about an earlier job of the run.
+            own_claim = claim.take(plan.files)
+        journal: Journal | None = None
+        try:
+            with _written(plan):
+                write_run_folder(plan, config, arguments, part.start)
+                plan.files.note_launcher()
+                journal = plan.files.journal(is_patient=True)
+            journal_start(journal, plan, config)
+            return _Attempt(part, config, arguments, started, journal, own_claim, stop).run()
+        finally:
+            own_claim.release(_kept_end(journal))
+
+
+@contextlib.contextmanager
+def _written(plan: LaunchPlan) -> Iterator[None]:
+    """Turns the error of a disk that takes no run folder into one line, and leaves nothing of a new run's folder.
+
+    Raises:
+        RequestError: the folder cannot be written.
+    """
     try:
-        return _run_claimed(part, config, arguments, started, own_claim)
-    finally:
-        own_claim.release()
+        yield
+    except OSError as error:
+        if plan.attempt == 0 and not plan.journal.exists():
+            shutil.rmtree(plan.run_dir, ignore_errors=True)
+        raise RequestError(f"{plan.run_dir} cannot be written: {error.strerror or error}") from error
 
 
-def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: float, own_claim: Claim) -> int:
-    """Runs this machine's part of a run that this process has claimed."""
-    plan = part.plan
-    write_run_folder(plan, config, arguments, part.start)
-    Run(plan.run_dir).note_launcher()
-    journal = Journal(plan.journal)
-    journal_start(journal, plan, config)
-    display = Display(part, config.train.steps, resolve_device(config.device).value)
-    for line in _lines_for_others(plan, config, arguments):
-        display.line(line)
-    cfgs = trackers.chosen(config)
-    relay = Relay(plan.run_dir, *cfgs)
-    outcome = _run_workers(part, config, display, started, relay, own_claim)
-    if outcome.failure is not None and not outcome.failure.is_request:
-        journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
-    account = journal_goodput(journal)
-    journal.end(outcome.status)
-    sweep_over = sweep.note_end(plan.run_dir, outcome.status)
-    sent, is_stopped = _send_the_rest(relay, sweep_over, cfgs)
-    code = outcome.exit_code or (exit_codes.INTERRUPTED if is_stopped else exit_codes.DONE)
-    with _uninterrupted():
+def _kept_end(journal: Journal | None) -> tuple[Status, int] | None:
+    """The end that the journal could not take, for the claim."""
+    if journal is None or not journal.problem:
+        return None
+    return next(((event.status, event.t) for event in journal.unwritten if isinstance(event, Ended)), None)
+
+
+@dataclasses.dataclass
+class _Attempt:
+    """One attempt of a run that this process has claimed, on the machine that keeps the record."""
+
+    part: NodePart
+    config: Config
+    arguments: list[str]
+    started: float
+    journal: Journal
+    own_claim: Claim
+    stop: StopFlag
+
+    def run(self) -> int:
+        """Runs the workers to their end, journals and sends how they ended, and prints it; returns the exit code."""
+        part, plan, config, begun = self.part, self.part.plan, self.config, time.monotonic()
+        display = Display(part, config.train.steps, resolve_device(config.device).value)
+        for line in _lines_for_others(plan, config, self.arguments):
+            display.line(line)
+        if self.journal.problem:
+            text = f"{plan.journal} cannot be written ({self.journal.problem}): its events are kept until there is room"
+            print(f"ortlaunch: {text}", file=sys.stderr, flush=True)
+        cfgs = trackers.chosen(config)
+        relay = Relay(plan.run_dir, *cfgs)
+        self.stop.is_urgent = False
+        if self.own_claim.is_lost:
+            raise RequestError(_taken_over(plan))
+        outcome = _run_workers(part, config, display, self.started, relay, self.own_claim, self.stop)
+        before = self.stop.count
+        account, sweep_over = None, None
+        if not outcome.is_gone:
+            account = self._journal_end(outcome)
+            sweep_over = _end_in_sweep(plan, outcome)
+        with self.own_claim.kept():
+            sent = self._send_the_rest(relay, outcome, cfgs, sweep_over, lambda: self.stop.count > before)
+        code = outcome.exit_code
+        if self.stop.count > before and self.stop.latest is not None:
+            code = code or exit_codes.stopped_by(self.stop.latest)
         if outcome.failure is not None:
             print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
         ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
         record = _record(plan, config, sent, outcome, has_trained="train/loss" in display.latest)
-        display.summary(ending, time.time() - started, record, account)
-    return code
+        display.summary(ending, time.monotonic() - begun, record, account)
+        return code
 
+    def _journal_end(self, outcome: Outcome) -> Goodput | None:
+        """Journals how the workers ended. If the journal cannot be written, the claim will keep the end."""
+        journal, told = self.journal, bool(self.journal.problem)
+        if outcome.failure is not None and not outcome.failure.is_request:
+            journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
+        account = None
+        with contextlib.suppress(OSError):  # It reads the journal.
+            account = journal_goodput(journal)
+        journal.end(outcome.status)
+        if journal.problem and not told:
+            text = f"{journal.path} cannot be written ({journal.problem}): when there is room, ortlaunch sync journals"
+            print(f"ortlaunch: {text} that the run has {outcome.status.lower()}", file=sys.stderr, flush=True)
+        return account
 
-def _send_the_rest(relay: Relay, sweep_over: Path | None, cfgs: list[Any]) -> tuple[RelayResult, bool]:
-    """Sends the rest of the journal to the trackers. If the user interrupts this, the command still prints a summary.
+    def _send_the_rest(
+        self, relay: Relay, outcome: Outcome, cfgs: list[Any], sweep_over: Path | None, is_cut_short: Callable[[], bool]
+    ) -> RelayResult:
+        """Sends the rest of the journal to the trackers.
 
-    Args:
-        relay: the run's relay.
-        sweep_over: folder of the sweep that has ended with the run; None if none has.
-        cfgs: the trackers' configurations.
-
-    Returns:
-        What was sent of the run's journal, and whether the user has interrupted the command.
-    """
-    try:
-        sent = relay.finish(trackers.flush_seconds(cfgs))
+        Args:
+            relay: the run's relay.
+            outcome: how the workers ended.
+            cfgs: the trackers' configurations.
+            sweep_over: folder of the sweep that has ended with the run; None if none has.
+            is_cut_short: whether there was a request to stop since the workers ended.
+        """
+        seconds = trackers.flush_seconds(cfgs)
+        if outcome.is_gone:
+            return relay.give_up(outcome.status, min(seconds, _GONE_SECONDS), is_cut_short)
+        sent = relay.finish(seconds, is_cut_short)
         if sweep_over is not None:
-            Relay(sweep_over, *cfgs).finish(trackers.flush_seconds(cfgs))
-    except KeyboardInterrupt:
-        with _uninterrupted():
-            return relay.finish(0.0), True
-    return sent, False
+            Relay(sweep_over, *cfgs).finish(seconds, is_cut_short)
+        return sent
 
 
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Lets a further Ctrl-C not cut off the last lines, which say how the run ended and how to go on."""
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _end_in_sweep(plan: LaunchPlan, outcome: Outcome) -> Path | None:
+    """Notes the end in the run's sweep; returns the sweep's folder if this was its last run."""
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
+        return sweep.note_end(plan.run_dir, outcome.status)
+    except OSError as error:
+        print(f"ortlaunch: the sweep's folder cannot be written: {error.strerror or error}", file=sys.stderr)
+        return None
 
 
 def _run_further_machine(part: NodePart, config: Config, started: float) -> int:
@@ -127,7 +192,8 @@ def _run_further_machine(part: NodePart, config: Config, started: float) -> int:
     plan = part.plan
     machines.wait_for_first(plan.run_dir, config if plan.attempt == 0 else None)
     display = Display(part, config.train.steps, resolve_device(config.device).value)
-    outcome = _run_workers(part, config, display, started, None, None)
+    with StopFlag() as stop:
+        outcome = _run_workers(part, config, display, started, None, None, stop)
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
     display.line("the workers of this machine have ended; the first machine keeps the record")
@@ -135,22 +201,30 @@ def _run_further_machine(part: NodePart, config: Config, started: float) -> int:
 
 
 def _run_workers(
-    part: NodePart, config: Config, display: Display, started: float, relay: Relay | None, own_claim: Claim | None
+    part: NodePart,
+    config: Config,
+    display: Display,
+    started: float,
+    relay: Relay | None,
+    own_claim: Claim | None,
+    stop: StopFlag,
 ) -> Outcome:
     """Runs this machine's workers to their end. Shows what they journal, and sends it to the trackers."""
-    with _StopFlag() as stop:
-        # The workers start before any thread of this process, because a fork may copy a lock that a thread holds.
-        secrets = trackers.worker_environment(config)
-        start = dataclasses.replace(part.start, environment=part.start.environment | secrets)
-        group = WorkerGroup(start, part.torchrun_log, started)
-        try:
-            display.start()
-            if relay is not None:
-                relay.start()
-            code = _watch(group, stop, part.plan, display, config.launcher, own_claim)
-        finally:
-            group.kill()
-            display.stop()
+    if stop.signal is not None:
+        display.line("stopped before the workers started")
+        return Outcome("KILLED", exit_codes.stopped_by(stop.signal))
+    # The workers start before any thread of this process, because a fork may copy a lock that a thread holds.
+    secrets = trackers.worker_environment(config)
+    start = dataclasses.replace(part.start, environment=part.start.environment | secrets)
+    group = WorkerGroup(start, part.torchrun_log, started)
+    try:
+        display.start()
+        if relay is not None:
+            relay.start()
+        code = _watch(group, stop, part.plan, display, config.launcher, own_claim)
+    finally:
+        group.kill()
+        display.stop()
     return _outcome(part, code, stop.signal)
 
 
@@ -171,11 +245,13 @@ class Outcome:
     status: Literal["FINISHED", "FAILED", "KILLED"]
     exit_code: int
     failure: failure.Failure | None = None
+    is_gone: bool = False
+    """Whether the run folder is there no more."""
 
 
 def describe_failure(found: failure.Failure, plan: LaunchPlan) -> str:
     """Returns the failure as text for the user: rank, host, message and log file."""
-    if found.is_request:
+    if found.is_request or plan.files.is_gone:
         return f"ortlaunch: {found.message}"
     return (
         f"ortlaunch: rank {found.rank} on {found.host} failed:\n{found.message}\n"
@@ -183,54 +259,49 @@ def describe_failure(found: failure.Failure, plan: LaunchPlan) -> str:
     )
 
 
-class _StopFlag:
-    """Remembers the first signal that asks to stop; the handler does nothing else."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self.repeated = False
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> _StopFlag:
-        for number in _STOP_SIGNALS:
-            self._previous[number] = signal.signal(number, self._remember)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _remember(self, number: int, _frame: object) -> None:
-        self.repeated = self.signal is not None
-        self.signal = self.signal or number
-
-
 def _watch(
     group: WorkerGroup,
-    stop: _StopFlag,
+    stop: StopFlag,
     plan: LaunchPlan,
     display: Display,
     launcher: LauncherConfig,
     own_claim: Claim | None,
 ) -> int:
-    """Watches the workers until torchrun ends; returns torchrun's exit code.
+    """Watches the workers until torchrun ends or the run folder is gone; returns torchrun's exit code.
 
     Raises:
         RequestError: another launcher has taken the run over; nothing more is written.
     """
-    offset = plan.journal.stat().st_size
+    offset = _size(plan.journal)
+    gone = Presence(plan.files)
     stopping = _Stopping(group, stop, plan, display, launcher)
+    stalls = Stalls(plan.files) if own_claim is not None else None
     while True:
         # torchrun is polled before its output is read, so that all output from before its end is shown below.
         code = group.poll()
         offset = _show(plan, group, display, offset)
         if own_claim is not None and not own_claim.keep():
             group.kill()
-            raise RequestError(f"{plan.run_dir}: another launcher has taken this run over; its workers here are ended")
+            raise RequestError(f"{_taken_over(plan)}; its workers here are ended")
         if code is not None:
             return code
+        if gone.is_over():
+            return exit_codes.FAILED
+        for line in stalls.look() if stalls is not None else []:
+            display.line(line)
         stopping.act()
         time.sleep(_POLL_SECONDS)
+
+
+def _taken_over(plan: LaunchPlan) -> str:
+    return f"{plan.run_dir}: another launcher has taken this run over"
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _show(plan: LaunchPlan, group: WorkerGroup, display: Display, offset: int) -> int:
@@ -248,7 +319,7 @@ class _Stopping:
     """Ends the workers: on request after a checkpoint, and at once on a second request or when it takes too long."""
 
     def __init__(
-        self, group: WorkerGroup, stop: _StopFlag, plan: LaunchPlan, display: Display, launcher: LauncherConfig
+        self, group: WorkerGroup, stop: StopFlag, plan: LaunchPlan, display: Display, launcher: LauncherConfig
     ) -> None:
         self._group = group
         self._stop = stop
@@ -276,7 +347,11 @@ class _Stopping:
             self._display.line("stopping the workers (again to stop them at once)")
             return 0.0
         # torchrun would pass a signal on and then end the workers while they write their checkpoint.
-        self._plan.stop_file.touch()
+        try:
+            self._plan.stop_file.touch()
+        except OSError as error:
+            self._display.line(f"stopping the workers without a checkpoint ({error.strerror})")
+            return 0.0
         self._display.line("finishing the step and writing a checkpoint (again to stop at once)")
         return self._launcher.grace_seconds
 
@@ -290,6 +365,9 @@ def _outcome(part: NodePart, code: int, stop_signal: int | None) -> Outcome:
         stop_signal: the first signal to this process that asked to stop; None if there was none.
     """
     plan = part.plan
+    if plan.files.is_gone:
+        text = describe(plan.files)
+        return Outcome("FAILED", exit_codes.FAILED, failure.Failure(0, socket.gethostname(), text, False, 0.0), True)
     if plan.stopped.exists():
         # A stop by the file alone has the exit code of Ctrl-C. If torchrun has failed, a signal has reached torchrun
         # itself, and the exit code is that of SIGTERM.
@@ -306,13 +384,17 @@ def _outcome(part: NodePart, code: int, stop_signal: int | None) -> Outcome:
 
 def _torchrun_failure(part: NodePart, code: int) -> failure.Failure:
     """Returns the failure of torchrun itself, with the end of its log."""
-    tail = "\n".join(part.torchrun_log.read_text(errors="replace").strip().splitlines()[-_TAIL_LINES:])
+    log = part.torchrun_log
+    said = log.read_text(errors="replace") if log.is_file() else ""
+    tail = "\n".join(said.strip().splitlines()[-_TAIL_LINES:])
     return failure.Failure(0, socket.gethostname(), f"torchrun ended with {code}:\n{tail}", False, 0.0)
 
 
 def _record(
     plan: LaunchPlan, config: Config, sent: RelayResult, outcome: Outcome, *, has_trained: bool
 ) -> list[tuple[str, str]]:
+    if outcome.is_gone:
+        return []
     lines = [("run folder", str(plan.run_dir))]
     if outcome.status != "FINISHED" and plan.files.newest_checkpoint():
         lines.append(("go on", f"ortlaunch resume {shlex.quote(str(plan.run_dir))}"))

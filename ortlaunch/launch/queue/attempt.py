@@ -29,7 +29,7 @@ _STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped"}
 _MOST_LOGS = 16
 _LEAVING_SECONDS = 90.0
 """A former job whose run has ended may take this long to leave its nodes."""
-_POLL_SECONDS = 2.0
+_POLL_SECONDS = 0.5
 _CLOCK_SECONDS = 90
 """Tolerance for the time limit: schedulers check it about every 30 seconds and may warn a minute early."""
 
@@ -109,7 +109,7 @@ def _journal_begin(run: Run, job: OwnJob, attempt: int) -> None:
 
 
 def _claim(launcher: BatchLauncher, run: Run, job: OwnJob) -> None:
-    """Claims the run; waits for a former job that is about to leave its nodes.
+    """Claims the run. Waits for the command that is still submitting this job, or for a former job that is leaving.
 
     Raises:
         RequestError: another launcher or job has the run.

@@ -15,17 +15,19 @@ from pathlib import Path
 from types import FrameType
 
 from ortlaunch.base import exit_codes, output
-from ortlaunch.base.errors import RequestError
+from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.base.text import say
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.local.workers import WorkerGroup
 from ortlaunch.launch.plan import Start
+from ortlaunch.launch.presence import Presence, describe
 from ortlaunch.launch.queue.announce import destinations
 from ortlaunch.launch.queue.attempt import begin, decide, gather, refused
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.own import OwnJob
 from ortlaunch.launch.queue.verdict import REQUEUE_WORD
+from ortlaunch.launch.stalls import Stalls
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.run import Run
 from ortlaunch.tracking import trackers
@@ -42,9 +44,9 @@ def main() -> int:
     try:
         launcher, config = launcher_and_config(run_dir)
         return run_job(launcher, config, run_dir)
-    except RequestError as error:
+    except (RequestError, TrainingError) as error:
         say(f"ortlaunch: {error}", file=sys.stderr)
-        return exit_codes.REQUEST
+        return exit_codes.REQUEST if isinstance(error, RequestError) else exit_codes.FAILED
 
 
 def launcher_and_config(run_dir: Path) -> tuple[BatchLauncher, Config]:
@@ -134,12 +136,16 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
     group = WorkerGroup(start, Run(run_dir).logs / f"{launcher.log}-nodes.log", time.time())
     cfgs = destinations(run_dir)
     relay = Relay(run_dir, *cfgs) if cfgs else None
+    gone = Presence(Run(run_dir))
+    stalls = Stalls(Run(run_dir))
     try:
         if relay is not None:
             relay.start()
         while (code := group.poll()) is None:
+            if gone.is_over():
+                raise TrainingError(describe(Run(run_dir)))
             signals.pass_on()
-            for line in group.lines():
+            for line in [*group.lines(), *stalls.look()]:
                 print(line, flush=True)
             if signals.came_before(_PATIENCE * config.launcher.grace_seconds):
                 signals.seen.append("LATE")

@@ -23,6 +23,7 @@ from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
 from ortlaunch.launch.queue.submission import Ticket, announce, check_alike, say_announced, write_job
+from ortlaunch.run import claim
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import note_end
@@ -146,7 +147,13 @@ class BatchLauncher(QueueLauncher):
             print(f"{label + ':':<11} {text}", file=sys.stderr)
 
     def prepare(self, run: PlannedRun) -> None:
-        """Writes a run's folder, and journals that the run is queued."""
+        """Claims a run, writes its folder, and journals that it is queued.
+
+        Raises:
+            RequestError: another process has the run.
+        """
+        run.plan.run_dir.mkdir(parents=True, exist_ok=True)
+        claim.take(run.plan.files)
         script = str(self.script_file(run.plan.run_dir))
         write_run_folder(run.plan, run.config, run.overrides, Start([self.submit_command, script]))
         with Journal(run.plan.journal) as journal:
@@ -171,6 +178,7 @@ class BatchLauncher(QueueLauncher):
             with Run(run_dir).journal() as journal:
                 journal.tags({"ortlaunch.state": "failed"})
                 journal.end("FAILED")
+            claim.release(Run(run_dir))
             sweep = note_end(run_dir, "FAILED")
             over += [run_dir] if sweep is None else [run_dir, sweep]
         announce(over, config, self.environment(config))

@@ -15,7 +15,8 @@ from ortlaunch.base.text import say
 from ortlaunch.base.user import user_name
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config
-from ortlaunch.run.run import Run
+from ortlaunch.run import claim
+from ortlaunch.run.run import Run, job_key
 from ortlaunch.tracking import trackers
 
 _ANNOUNCE_SECONDS = 90
@@ -33,7 +34,7 @@ class Ticket:
 def write_job(
     run_dir: Path, scheduler: str, ticket: Ticket, array_job_id: str | None = None, array_task_id: int | None = None
 ) -> None:
-    """Writes to a run folder which job the run is.
+    """Writes to a run folder which job the run is, and hands this process's claim of the run over to the job.
 
     Args:
         run_dir: the run folder.
@@ -52,6 +53,7 @@ def write_job(
         "user": user_name(),
     }
     replace_text(Run(run_dir).job_file, json.dumps(job) + "\n")
+    claim.hand_over(Run(run_dir), job_key(job) or ticket.job_id)
 
 
 def announce(folders: list[Path], config: Config, environment: dict[str, str]) -> str:

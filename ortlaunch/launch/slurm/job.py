@@ -1,7 +1,7 @@
 """The commands that a job's batch script calls: ``python -m ortlaunch.launch.slurm.job VERB RUN_DIR ...``.
 
 begin     begins an attempt and prints how many there were before; exits with 3 if there is nothing to do
-relay     sends the journal to MLflow until SIGUSR1
+relay     sends the journal to MLflow until SIGUSR1, and says when a worker stands still
 decide    CODE [SIGNAL ...]: journals how the workers have ended, and prints the next step
 refused   journals that the job could not be queued again
 announce  sends the journal once, if a relay has failed
@@ -23,9 +23,11 @@ from ortlaunch.launch.queue.announce import destinations
 from ortlaunch.launch.queue.verdict import Verdict
 from ortlaunch.launch.slurm.fitness import attempt_token, only_silence, problems
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
+from ortlaunch.launch.stalls import Stalls
 from ortlaunch.run.run import Run
 
 _NOTHING_TO_DO = 3
+_POLL_SECONDS = 0.5
 
 
 def begin(run_dir: Path) -> int:
@@ -40,22 +42,33 @@ def begin(run_dir: Path) -> int:
 
 
 def relay(run_dir: Path) -> int:
-    """Sends the journal to the trackers until SIGUSR1, then the rest for as long as the configuration says."""
+    """Sends the journal to the trackers until SIGUSR1, then the rest for as long as the configuration says.
+
+    Meanwhile it says in the job's log and in the journal when a worker stands still.
+    """
     over = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: over.set())
     cfgs = destinations(run_dir)
     if not cfgs:
+        _watch_workers(run_dir, over)
         return 0
     from ortlaunch.tracking.relay import Relay
     from ortlaunch.tracking.trackers import flush_seconds
 
     sender = Relay(run_dir, *cfgs)
     sender.start()
-    over.wait()
+    _watch_workers(run_dir, over)
     result = sender.finish(flush_seconds(cfgs))
     if result.message:
         say(f"ortlaunch: {result.message}")
     return 0
+
+
+def _watch_workers(run_dir: Path, over: threading.Event) -> None:
+    stalls = Stalls(Run(run_dir))
+    while not over.wait(_POLL_SECONDS):
+        for line in stalls.look():
+            print(line, flush=True)
 
 
 def decide(run_dir: Path, code: int, script_signals: list[str]) -> int:

@@ -1,0 +1,175 @@
+"""Makes or repairs the file of an embedded MLflow store: ``python -m ortlaunch.tracking.make_store [--repair] FILE``.
+
+A launcher starts it in its own session, so that neither a Ctrl-C nor the launcher's end cuts off the migrations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import shutil
+import sqlite3
+import sys
+from contextlib import closing, suppress
+from pathlib import Path
+
+import psutil
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.tracking_uri import sqlite_uri
+from ortlaunch.tracking.sqlite_store import State, lock_of, look, remove
+from ortlaunch.tracking.store import connect, quiet_mlflow
+
+_NOT_COPIED = ("alembic_version",)
+
+
+def main(arguments: list[str]) -> int:
+    """Makes the store, or repairs one that MLflow cannot use.
+
+    Returns:
+        The exit code: 0 if the store is complete, 1 if it is not; the last line on standard error says why.
+    """
+    parser = argparse.ArgumentParser(prog="make_store", description=__doc__)
+    parser.add_argument("--repair", action="store_true", help="replace a store that MLflow cannot use")
+    parser.add_argument("file", type=Path)
+    options = parser.parse_args(arguments)
+    path: Path = options.file.absolute()
+    try:
+        with lock_of(path):
+            _remove_leftovers(path)
+            if options.repair:
+                print(repair(path))
+            elif look(path).state is State.ABSENT:
+                make(path)
+    except (OSError, sqlite3.Error, RequestError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def make(path: Path) -> None:
+    """Makes the store under another name and gives it its own name when it is complete."""
+    new = _other_name(path, "new")
+    try:
+        _migrate(new)
+        _publish(new, path)
+    finally:
+        remove(new)
+
+
+def repair(path: Path) -> str:
+    """Replaces a store that MLflow cannot use by a usable one with the same runs. The old file is kept.
+
+    Returns:
+        What was done, in one line.
+    """
+    found = look(path)
+    if not found.needs_repair:
+        return f"{path} needs no repair"
+    new = _other_name(path, "new")
+    try:
+        if found.state is State.OUTDATED:
+            _copy(path, new)
+            _upgrade_or_rescue(path, new)
+        else:
+            _migrate(new)
+        kept = _kept(path)
+        os.replace(new, path)
+    finally:
+        remove(new)
+    after = look(path)
+    return f"{path} is complete and holds {after.runs} runs; the old file is {kept}"
+
+
+def _upgrade_or_rescue(path: Path, new: Path) -> None:
+    """Upgrades the copy. If an earlier upgrade was cut off, MLflow cannot go on: then its rows go into a new store."""
+    try:
+        _migrate(new)
+    except Exception as error:
+        print(f"MLflow cannot upgrade it ({type(error).__name__}): its rows are copied", file=sys.stderr)
+        remove(new)
+        _migrate(new)
+        _copy_rows(path, new)
+
+
+def _migrate(path: Path) -> None:
+    """Lets MLflow make or upgrade a store that no other process knows of."""
+    quiet_mlflow()
+    from mlflow.store.db.utils import _upgrade_db, create_sqlalchemy_engine
+
+    if path.exists():
+        engine = create_sqlalchemy_engine(sqlite_uri(path))
+        _upgrade_db(engine)
+        engine.dispose()
+    connect(sqlite_uri(path))
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies a database as it is at one moment, with what is still in its write-ahead log."""
+    with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+        old.backup(new)
+    shutil.copymode(source, target)
+
+
+def _copy_rows(source: Path, target: Path) -> None:
+    """Copies all rows into a new store, by the columns that both have."""
+    with closing(sqlite3.connect(target)) as new, new:
+        new.execute("pragma foreign_keys = off")
+        new.execute("attach database ? as old", (str(source),))
+        old_tables = {name for (name,) in new.execute("select name from old.sqlite_master where type = 'table'")}
+        tables = [name for (name,) in new.execute("select name from main.sqlite_master where type = 'table'")]
+        for table in tables:
+            if table not in old_tables or table in _NOT_COPIED:
+                continue
+            columns = _columns(new, "main", table)
+            names = ", ".join(f'"{column}"' for column in _columns(new, "old", table) if column in columns)
+            new.execute(f'insert or replace into main."{table}" ({names}) select {names} from old."{table}"')
+
+
+def _columns(database: sqlite3.Connection, schema: str, table: str) -> list[str]:
+    # Columns that SQLite computes cannot be written; table_info leaves them out.
+    return [row[1] for row in database.execute(f'pragma {schema}.table_info("{table}")')]
+
+
+def _publish(new: Path, path: Path) -> None:
+    """Gives a complete store its name, unless another process has been faster."""
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        if path.stat().st_size == 0:
+            os.replace(new, path)
+    except OSError:
+        # The file system has no hard links. The lock keeps others away.
+        if not path.exists():
+            os.replace(new, path)
+
+
+def _other_name(path: Path, word: str) -> Path:
+    return path.with_name(f".{path.name}.{word}-{os.uname().nodename}-{os.getpid()}")
+
+
+def _kept(path: Path) -> Path:
+    """Gives the old file a second name, so that its own name never stands for nothing; returns it."""
+    names = (path.with_name(f"{path.name}.old-{number}") for number in itertools.count(1))
+    name = next(name for name in names if not name.exists())
+    try:
+        os.link(path, name)
+    except OSError:  # The file system has no hard links.
+        shutil.copy2(path, name)
+    return name
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Removes the files of makers on this machine that were killed."""
+    beginning = f".{path.name}.new-{os.uname().nodename}-"
+    for file in path.parent.iterdir():
+        maker = re.match(r"\d+", file.name.removeprefix(beginning)) if file.name.startswith(beginning) else None
+        if maker is not None and not psutil.pid_exists(int(maker[0])):
+            with suppress(OSError):
+                file.unlink()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

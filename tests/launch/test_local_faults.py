@@ -1,0 +1,178 @@
+"""What the launcher does when it is asked to stop at any moment, and when its disk, terminal or folder is gone.
+
+A stand-in for torchrun journals steps, so that nothing is trained: see `tests.support.stand_in`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.follow.sync import end_if_dead
+from ortlaunch.run.folders import folder_at
+from ortlaunch.run.record import read_record
+from ortlaunch.run.run import Run
+from tests.support.stand_in import start
+
+SECONDS = 60
+NOBODY = ("tracking.uri=http://127.0.0.1:9", "tracking.flush_seconds=50")
+"""A tracking server that does not answer, so that the launcher waits for it."""
+
+
+def wait_for_line(process: subprocess.Popen, text: str) -> str:
+    """Reads standard output up to a line with this text; returns what was read."""
+    seen = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        seen.append(line)
+        if text in line:
+            return "".join(seen)
+    pytest.fail(f"no {text!r} in {''.join(seen)}{process.stderr and process.stderr.read()}")
+
+
+def the_run(cwd: Path) -> Run:
+    (path,) = cwd.glob("runs/*/2*")
+    return Run(path)
+
+
+PHASES = {
+    "start": ("slow_start", "starting", 1000, ("tracking=none",)),
+    "run": ("none", "printed at step 3", 1000, ("tracking=none",)),
+    "flush": ("says_when_it_sends", "sending", 1, NOBODY),
+    "summary": ("slow_summary", "summing up", 1, ("tracking=none",)),
+}
+ENDS = {"start": "KILLED", "run": "KILLED", "flush": "FINISHED", "summary": "FINISHED"}
+LAST = {"start": "killed after", "run": "stopped after", "flush": "finished after", "summary": "finished after"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [
+        ("start", signal.SIGTERM),
+        ("run", signal.SIGHUP),
+        ("flush", signal.SIGTERM),
+        ("summary", signal.SIGHUP),
+        *(
+            pytest.param(phase, number, marks=pytest.mark.nightly)
+            for phase in PHASES
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        ),
+    ],
+)
+def test_a_signal_in_every_phase_leaves_the_last_lines(tmp_path: Path, phase: str, number: int) -> None:
+    fault, line, steps, keys = PHASES[phase]
+    process = start(tmp_path, steps, fault, *keys)
+    seen = wait_for_line(process, line)
+    process.send_signal(number)
+    rest, errors = process.communicate(timeout=SECONDS)
+    run = the_run(tmp_path)
+    assert (LAST[phase] in rest, f"run folder: {run.path}" in rest) == (True, True), seen + rest + errors
+    # Only the summary is past the point where a request changes anything.
+    assert process.returncode == (0 if phase == "summary" else 128 + number), errors
+    assert run.state().ended == ENDS[phase]
+    assert ("ortlaunch sync" in rest) == (phase == "flush")
+    assert errors == ""
+
+
+def test_a_second_signal_ends_a_start_that_hangs(tmp_path: Path) -> None:
+    process = start(tmp_path, 1000, "slow_start", "tracking=none")
+    wait_for_line(process, "starting")
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+    _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130 and errors == ""
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    """nohup keeps SIGHUP from a run whose terminal is closed."""
+    process = start(tmp_path, 20, "none", "tracking=none", prefix=("nohup",))
+    wait_for_line(process, "printed at step 3")
+    process.send_signal(signal.SIGHUP)
+    rest, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0 and "finished after" in rest, rest + errors
+
+
+def test_a_reader_that_goes_away_ends_no_training(tmp_path: Path) -> None:
+    """``ortlaunch … | head -3``"""
+    process = start(tmp_path, 20, "none", "tracking=none")
+    wait_for_line(process, "printed at step 3")
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert (process.wait(SECONDS), errors) == (0, "")
+    assert the_run(tmp_path).state().ended == "FINISHED"
+
+
+@pytest.mark.parametrize("what", ["full", "closed"])
+def test_output_that_cannot_be_written_ends_no_training(tmp_path: Path, what: str) -> None:
+    prefix = ("sh", "-c", 'exec "$@" >/dev/full 2>&1' if what == "full" else 'exec "$@" >&- 2>&- <&-', "sh")
+    process = start(tmp_path, 5, "none", "tracking=none", prefix=prefix)
+    assert process.wait(SECONDS) == 0
+    run = the_run(tmp_path)
+    assert run.state().ended == "FINISHED" and run.state().step == 5
+    # Nothing was printed into a file that was opened under the number of a standard stream.
+    assert all(line.startswith("{") for line in run.journal_file.read_text().splitlines())
+
+
+def test_a_full_disk_at_the_end_is_no_kill(tmp_path: Path) -> None:
+    process = start(tmp_path, 5, "journal_full_at_the_end", "tracking=none")
+    out, errors = process.communicate(timeout=SECONDS)
+    run = the_run(tmp_path)
+    assert process.returncode == 0 and "finished after" in out, errors
+    assert len(errors.splitlines()) == 1 and "cannot be written" in errors and "ortlaunch sync" in errors
+    assert run.state().ended == "FINISHED" and read_record(folder_at(run.path)).ended == "FINISHED"
+    assert not any('"end"' in line for line in run.journal_file.read_text().splitlines())
+    # There is room again.
+    assert end_if_dead(run.path) == "its end was journalled"
+    assert any('"status": "FINISHED"' in line for line in run.journal_file.read_text().splitlines())
+    assert end_if_dead(run.path) == "" and run.state().ended == "FINISHED"
+
+
+def test_a_full_disk_at_the_start_is_one_line(tmp_path: Path) -> None:
+    process = start(tmp_path, 5, "full_at_the_start", "tracking=none")
+    out, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2, out + errors
+    assert len(errors.splitlines()) == 1 and "cannot be written: " in errors
+    assert list(tmp_path.glob("runs/*/2*")) == []
+
+
+@pytest.mark.parametrize("fault", ["full_at_the_start", "nearly_full_at_the_start"])
+def test_a_full_disk_leaves_a_run_that_is_resumed_as_it_was(tmp_path: Path, fault: str) -> None:
+    assert start(tmp_path, 5, "none", "tracking=none").wait(SECONDS) == 0
+    run = the_run(tmp_path)
+    words = ("resume", str(run.path), "train.steps=2000")
+
+    def content() -> dict[str, bytes]:
+        files = [path for path in run.path.rglob("*") if path.is_file() and path.parent != run.claims]
+        return {str(path.relative_to(run.path)): path.read_bytes() for path in files}
+
+    before = content()
+    out, errors = start(tmp_path, 5, fault, *words).communicate(timeout=SECONDS)
+    assert "cannot be written: " in errors and len(errors.splitlines()) == 1, out + errors
+    assert content() == before
+    resumed = start(tmp_path, 5, "none", *words)
+    assert resumed.wait(SECONDS) == 0, resumed.stderr and resumed.stderr.read()
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved"])
+def test_a_run_whose_folder_is_gone_ends_at_once(tmp_path: Path, how: str) -> None:
+    process = start(tmp_path, 200, "none", "tracking=none")
+    wait_for_line(process, "printed at step 3")
+    run = the_run(tmp_path)
+    if how == "deleted":
+        shutil.rmtree(run.path)
+    else:
+        run.path.rename(tmp_path / "elsewhere")
+    began = time.monotonic()
+    out, errors = process.communicate(timeout=SECONDS)
+    assert time.monotonic() - began < 6
+    assert process.returncode == 1, out + errors
+    assert errors.startswith(f"ortlaunch: {run.path} is gone: ") and len(errors.splitlines()) == 1
+    assert "failed after" in out and "finished" not in out
+    assert not run.path.exists()

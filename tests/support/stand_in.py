@@ -1,0 +1,127 @@
+"""The launcher with a worker that trains nothing: it journals steps, and stops as a worker does. A second each.
+
+``python -m tests.support.stand_in STEPS FAULT KEY=VALUE...`` is ``ortlaunch KEY=VALUE...`` with that worker. FAULT is
+the name of a function of this module that disturbs the launcher; ``none`` disturbs nothing.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ortlaunch import cli
+from ortlaunch.launch.local import launcher, run
+from ortlaunch.launch.plan import NodePart, Start
+from tests.support.environment import environment
+
+KEYS = ("model=mlp", "backend=eager", "trainer=single", "train.steps=1000")
+"""Keys of a run that needs no torch to be planned."""
+
+_WORKER = """
+import sys, time
+from pathlib import Path
+from ortlaunch.run.run import Run, Stopped
+run = Run(Path(sys.argv[1]))
+journal = run.journal(is_patient=True)
+journal.metrics(1, {"startup/time_to_first_step_seconds": 0.1})
+for step in range(1, int(sys.argv[2]) + 1):
+    journal.metrics(step, {"train/loss": 1.0 / step})
+    print(f"printed at step {step}", flush=True)
+    time.sleep(0.05)
+    if run.stop_word() is not None:
+        run.note_stopped(Stopped(step, "", ""))
+        sys.exit(0)
+run.note_done(int(sys.argv[2]))
+"""
+
+
+def start(cwd: Path, steps: int, fault: str, *keys: str, prefix: tuple[str, ...] = (), **options) -> subprocess.Popen:
+    """Starts the launcher in a folder, in a session of its own; `options` are those of Popen."""
+    words = keys if keys[:1] == ("resume",) else (*KEYS, *keys)
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-m", "tests.support.stand_in", str(steps), fault, *words],
+        cwd=cwd,
+        env=environment() | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        text=True,
+        start_new_session=True,
+        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options,
+    )
+
+
+def none() -> None:
+    """Disturbs nothing."""
+
+
+def slow_start() -> None:
+    """The start takes long, as it does when git or the disk is slow, and says when it begins."""
+    write = run.write_run_folder
+
+    def slowly(*arguments) -> None:
+        print("starting", flush=True)
+        time.sleep(1.0)
+        write(*arguments)
+
+    run.write_run_folder = slowly
+
+
+def journal_full_at_the_end() -> None:
+    """When the workers have ended, the launcher can make no file longer: a write fails as on a full disk."""
+    watch = run._watch
+
+    def then_full(group, stop, plan, *rest) -> int:
+        code = watch(group, stop, plan, *rest)
+        limit = plan.journal.stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        return code
+
+    run._watch = then_full
+
+
+def full_at_the_start() -> None:
+    """The launcher can write no file at all."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+def nearly_full_at_the_start() -> None:
+    """The launcher can claim the run, but not describe it."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+
+
+def says_when_it_sends() -> None:
+    """The launcher says when it begins to wait for the trackers."""
+    send = run._Attempt._send_the_rest
+
+    def telling(*arguments):
+        print("sending", flush=True)
+        return send(*arguments)
+
+    run._Attempt._send_the_rest = telling
+
+
+def slow_summary() -> None:
+    """The launcher is slow to print its last lines, and says when it begins."""
+    summary = run.Display.summary
+
+    def slowly(*arguments) -> None:
+        print("summing up", flush=True)
+        time.sleep(1.0)
+        summary(*arguments)
+
+    run.Display.summary = slowly
+
+
+def main() -> None:
+    """Runs the command."""
+    _, steps, fault, *words = sys.argv
+    command = [sys.executable, "-c", _WORKER]
+    launcher.node_part = lambda plan, _config: NodePart(plan, 0, 1, Start([*command, str(plan.run_dir), steps]))
+    globals()[fault]()
+    sys.argv = ["ortlaunch", *words]
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()
