@@ -103,6 +103,11 @@ def _migrate(path: Path) -> None:
         engine = create_sqlalchemy_engine(sqlite_uri(path))
         _upgrade_db(engine)
         engine.dispose()
+    if "'" in str(Path.cwd()):
+        # MLflow writes this folder into a statement of SQL as it is. As a URI it holds no quotation mark.
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        SqlAlchemyStore(sqlite_uri(path).replace("sqlite:", "sqlite+pysqlite:", 1), (Path.cwd() / "mlruns").as_uri())
     connect(sqlite_uri(path))
 
 

@@ -26,6 +26,7 @@ from ortlaunch.tracking.forward import Forwarder, relay_log
 from ortlaunch.tracking.relay import Relay, sync
 from ortlaunch.tracking.state import destination
 
+ROOT = str(Path(__file__).parents[2])
 NewRun = Callable[..., tuple[Path, Journal]]
 SYNC = (
     "import sys; from pathlib import Path; from ortlaunch.config.schema import MlflowConfig\n"
@@ -38,11 +39,12 @@ ODD = "".join(map(chr, range(0x20, 0x7F))).replace("/", "") + "a%20b ö"
 """A folder's name with every printable character."""
 
 
-def start_sync(run_dir: Path, cfg: MlflowConfig, **environment: str) -> subprocess.Popen[str]:
+def start_sync(run_dir: Path, cfg: MlflowConfig, cwd: Path | None = None, **environment: str) -> subprocess.Popen[str]:
     # Telemetry must be off without these: MLflow itself is quiet under pytest.
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW", "PYTEST", "CI"))}
     return subprocess.Popen(
         [sys.executable, "-c", SYNC, str(run_dir), cfg.uri, cfg.artifacts],
+        cwd=cwd,
         env={**inherited, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -56,6 +58,7 @@ def test_several_processes_may_be_the_first(
 ) -> None:
     """MLflow alone breaks a fresh database for good when several processes open it at once."""
     folder = tmp_path / "new" / ODD
+    folder.mkdir(parents=True)
     cfg = resolve_tracking(MlflowConfig(artifacts="artifacts"), folder)
     run_dirs = []
     for number in range(count):
@@ -65,7 +68,7 @@ def test_several_processes_may_be_the_first(
         run_dirs.append(run_dir)
     home = tmp_path / "home"
     home.mkdir()
-    processes = [start_sync(run_dir, cfg, HOME=str(home)) for run_dir in run_dirs]
+    processes = [start_sync(run_dir, cfg, cwd=folder, PYTHONPATH=ROOT, HOME=str(home)) for run_dir in run_dirs]
     outputs = [process.communicate(timeout=240)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * count, outputs
     assert outputs == [""] * count, "MLflow and alembic must not talk into the user's terminal"
