@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MODE = 0o644
+"""No group may write these files, whatever the umask is: programs believe them."""
+
 
 def replace(path: Path, content: bytes) -> None:
     """Replaces a file atomically: a reader sees either the whole old file or the whole new one.
@@ -14,7 +18,10 @@ def replace(path: Path, content: bytes) -> None:
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_bytes(content)
+        # The name can be guessed. A link that somebody has made under it is removed and never written through.
+        partial.unlink(missing_ok=True)
+        with open(os.open(partial, _NEW, _MODE), "wb") as file:
+            file.write(content)
         os.replace(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from ortlaunch.base.ownership import closed_to_others
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import save_config, to_dict
@@ -36,6 +37,12 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
         arguments: the command line after ``ortlaunch``, for the record.
         start: the command and the variables that start it, for the record.
     """
+    with closed_to_others():
+        _write(plan, config, arguments, start)
+    note_root(plan.run_dir.parents[1])
+
+
+def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
     plan.log_dir.mkdir(parents=True, exist_ok=plan.attempt > 0)
     if plan.attempt:
         _keep_attempt(plan)
@@ -54,7 +61,6 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
         files.patch_file.write_bytes(found.patch())
     if plan.sweep is not None:
         sweep.join(plan.run_dir, plan.sweep)
-    note_root(plan.run_dir.parents[1])
 
 
 def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:

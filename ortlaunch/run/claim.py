@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.reading import read_json
 from ortlaunch.run.identity import Process
-from ortlaunch.run.run import Run, read_json
+from ortlaunch.run.run import Run, is_job_id
 
 RENEW_SECONDS = 5.0
 LAPSE_SECONDS = 60.0
@@ -161,7 +162,7 @@ def _newest(folder: Path) -> int | None:
 def _owner(path: Path) -> Owner:
     content = read_json(path) or {}
     job = content.get("job")
-    job = job if isinstance(job, str) else None
+    job = job if isinstance(job, str) and is_job_id(job) else None
     return Owner(Process.stored(content), job, bool(content.get(_RELEASED)), _quiet_seconds(path))
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+_LARGEST_PID = 1 << 22
+"""The largest process id that Linux can be set to give."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Process:
         if content is None:
             return None
         host, pid, ticks = (content.get(name) for name in ("host", "pid", "start_ticks"))
-        sound = isinstance(host, str) and isinstance(pid, int) and isinstance(ticks, int)
+        sound = isinstance(host, str) and is_pid(pid) and type(ticks) is int
         return cls(host, pid, ticks) if sound else None  # type: ignore[arg-type]
 
     @property
@@ -41,6 +45,33 @@ class Process:
     def lives(self) -> bool:
         """Whether it runs on this machine."""
         return self.is_here and is_alive(self.pid, self.start_ticks)
+
+
+def is_pid(value: Any) -> bool:
+    """Whether a value can be the id of a process. Zero and negative numbers mean groups of processes to ``kill``."""
+    return type(value) is int and 0 < value <= _LARGEST_PID
+
+
+def is_own(pid: int) -> bool:
+    """Whether a process of this machine belongs to this process's user."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Whether a process of this user has a file open. Another user's process cannot be looked into."""
+    try:
+        wanted = path.stat()
+        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+    for descriptor in descriptors:
+        with suppress(OSError):
+            if os.path.samestat(descriptor.stat(), wanted):
+                return True
+    return False
 
 
 def start_ticks(pid: int) -> int:

@@ -15,13 +15,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from ortlaunch.base.reading import notice, open_plain
 from ortlaunch.base.secrets import redacted
 from ortlaunch.run import events
 from ortlaunch.run.events import Event, Status
 
 _LOG = logging.getLogger(__name__)
+_LONGEST_LINE = 16 << 20
+"""The longest line that may be an event, in bytes."""
 
 
 class Journal:
@@ -34,7 +37,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Opens the journal for appending and creates it if it is missing. Its folder must exist."""
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
 
     def start(self, experiment: str, name: str, run_id: str) -> None:
         """Journals that an attempt begins. `run_id` is ortlaunch's short id, the same for all attempts of the run."""
@@ -152,12 +155,12 @@ def read_chunk(path: Path, offset: int, limit: int | None = None) -> Chunk:
     """
     chunk = Chunk([], offset)
     try:
-        file = path.open("rb")
+        file = open_plain(path)
     except FileNotFoundError:
         return chunk
     with file:
         file.seek(offset)
-        for line in file:
+        for line in _lines(file):
             if not line.endswith(b"\n"):
                 break
             event = events.decode(line) if line.strip() else None
@@ -191,10 +194,19 @@ def iterate(path: Path) -> Iterator[Event]:
     Raises:
         OSError: there is no journal.
     """
-    with path.open("rb") as file:
-        for line in file:
+    with open_plain(path) as file:
+        for line in _lines(file):
             if line.endswith(b"\n") and (event := events.decode(line)) is not None:
                 yield event
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a journal. It ends before a line that is too long for an event, which a damaged file may have."""
+    while line := file.readline(_LONGEST_LINE):
+        if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+            notice(file.name, f"it has a line of more than {_LONGEST_LINE:,} bytes")
+            return
+        yield line
 
 
 def decoded_lines(data: bytes) -> list[Event]:

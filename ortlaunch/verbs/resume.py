@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.ownership import require_own
 from ortlaunch.compose.hydra_errors import explain
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import first_line, load_config, to_config
@@ -19,6 +20,7 @@ from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
 from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
+from ortlaunch.run import manifest
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process
 from ortlaunch.run.key import RunKey
@@ -59,6 +61,11 @@ def resume(arguments: list[str]) -> int:
             "resume: name the run by its RUN_DIR, short id, name or job id: ortlaunch resume RUN [KEY=VALUE ...]"
         )
     run_dir = find_run(arguments[0]).path
+    # Its configuration names the model's code, its trackers and its data.
+    Run(run_dir).require_own("resume")
+    if newest := Run(run_dir).newest_checkpoint():
+        checkpoint = Run(run_dir).checkpoints / newest
+        require_own(checkpoint, checkpoint / manifest.NAME, use="resume")
     # The variables come first, so that a key on the command line overrides them.
     stored = trackers.with_credentials(_stored_config(run_dir), os.environ)
     changed = _changed(stored, arguments[1:], run_dir)
