@@ -85,6 +85,8 @@ def _row_from(values: dict[str, Any]) -> Row:
 
 
 _MOST_DAMAGE = 5
+_LONGEST_NAME, _LONGEST_REASON = 300, 4000
+"""Characters of texts from a run folder that are shown; ortlaunch writes none that are longer."""
 _FIELDS = {field.name for field in fields(Row)}
 
 
@@ -269,13 +271,13 @@ def _row(record: Record, standing: Standing, job: Job | None) -> Row:
     host = record.launcher.host if record.launcher is not None else ""
     (tokens, samples), (median_tokens, median_samples) = record.state.rates, record.state.median_rates
     return Row(
-        run_id=record.run_id,
-        name=record.name,
-        experiment=record.experiment,
+        run_id=record.run_id[:_LONGEST_NAME],
+        name=record.name[:_LONGEST_NAME],
+        experiment=record.experiment[:_LONGEST_NAME],
         launcher=record.scheduler or "local",
         job_id=record.job_id,
         state=standing.state,
-        reason=standing.reason,
+        reason=standing.reason[:_LONGEST_REASON],
         is_over=standing.is_over,
         nodes=job.nodes if job is not None and job.nodes else record.state.nodes,
         node_list=job.node_list if job is not None else host,

