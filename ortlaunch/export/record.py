@@ -10,8 +10,9 @@ from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import load_json
-from ortlaunch.tracking.artifacts import EXPORT_RECORD as RECORD
+from ortlaunch.tracking.artifacts import EXPORT_RECORD
 
+RECORD = EXPORT_RECORD
 CONFIG = "config.yaml"
 REST = "rest.safetensors"
 """Tensors of the model that are not in the graph: counters, and parameters that the forward does not use."""

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, TypeGuard, get_args, get_type_hints
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -186,7 +186,7 @@ def _encoded(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: Any) -> TypeGuard[int]:
     """Whether a value is an integer that every store accepts as a step."""
     return type(value) is int and -_LARGEST_STEP <= value < _LARGEST_STEP
 

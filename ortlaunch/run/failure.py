@@ -15,6 +15,7 @@ import time
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
@@ -118,7 +119,7 @@ def _all(run_dir: Path) -> list[Failure]:
 
 def _read(path: Path) -> Failure | None:
     content = read_json(path) or {}
-    types = {"rank": int, "host": str, "message": str, "is_request": bool, "time": (int, float)}
+    types: dict[str, Any] = {"rank": int, "host": str, "message": str, "is_request": bool, "time": (int, float)}
     if content.keys() != types.keys() or not all(isinstance(content[name], kind) for name, kind in types.items()):
         notice(path, "it describes no failure")
         return None

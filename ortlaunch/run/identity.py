@@ -7,10 +7,10 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-_LARGEST_PID = 1 << 22
-"""The largest process id that Linux can be set to give."""
+_LARGEST_PID = (1 << 31) - 1
+"""The largest number that ``kill`` takes."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Process:
         return self.is_here and is_alive(self.pid, self.start_ticks)
 
 
-def is_pid(value: Any) -> bool:
+def is_pid(value: Any) -> TypeGuard[int]:
     """Whether a value can be the id of a process. Zero and negative numbers mean groups of processes to ``kill``."""
     return type(value) is int and 0 < value <= _LARGEST_PID
 

@@ -160,7 +160,7 @@ def read_chunk(path: Path, offset: int, limit: int | None = None) -> Chunk:
         return chunk
     with file:
         file.seek(offset)
-        for line in _lines(file):
+        for line in _lines(file, path):
             if not line.endswith(b"\n"):
                 break
             event = events.decode(line) if line.strip() else None
@@ -195,16 +195,16 @@ def iterate(path: Path) -> Iterator[Event]:
         OSError: there is no journal.
     """
     with open_plain(path) as file:
-        for line in _lines(file):
+        for line in _lines(file, path):
             if line.endswith(b"\n") and (event := events.decode(line)) is not None:
                 yield event
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
+def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
     """The lines of a journal. It ends before a line that is too long for an event, which a damaged file may have."""
     while line := file.readline(_LONGEST_LINE):
         if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
-            notice(file.name, f"it has a line of more than {_LONGEST_LINE:,} bytes")
+            notice(path, f"it has a line of more than {_LONGEST_LINE:,} bytes")
             return
         yield line
 

@@ -25,9 +25,6 @@ _HEAD_BYTES = 16 * 1024
 _TAIL_BYTES = (8 * 1024, 128 * 1024)
 """The bytes read from the journal's end: the first number, or the second if that part holds no log step."""
 
-_UNFINISHED_BYTES = 4096
-"""A journal without an event is damaged if it is longer. A shorter one may be the first line of a killed launcher."""
-
 _STOP_WITHOUT_WORD = "cancel"
 """What a request to stop without a word counts as. A user may make the STOP file with ``touch``."""
 
@@ -169,7 +166,9 @@ def _read_journal(path: Path, state: RunState) -> None:
             for events in _parts(file, size):
                 for event in events:
                     state.take(event)
-            if size > _UNFINISHED_BYTES and state.last is None:
+            file.seek(0)
+            # A launcher that was killed may have left a part of the first event.
+            if size and state.last is None and file.read(1) != b"{":
                 notice(path, "it holds no event")
     except FileNotFoundError:
         return

@@ -100,4 +100,3 @@ def test_only_a_worker_of_this_run_is_ended(tmp_path) -> None:
         for process in (worker, other):
             process.kill()
             process.wait()
-        watch.stop()

@@ -132,7 +132,7 @@ def test_a_job_id_that_is_none_reaches_no_program(make_run, tmp_path, monkeypatc
     (tmp_path / "bin").mkdir()
     for program in ("scancel", "squeue", "sacct", "scontrol"):
         path = tmp_path / "bin" / program
-        path.write_text(f'#!/bin/sh\necho "$0 $*" >> {called}\n')
+        path.write_text(f'#!/bin/sh\necho "$*" >> {called}\n')
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     make_run("planted", step=None, end=None, job={"scheduler": "slurm", "job_id": "--user=root"})
