@@ -37,7 +37,9 @@ def export_weights(arguments: list[str]) -> int:
     checkpoint = _checkpoint(given)
     # The path is resolved first: checkpoints/step-… is inside the run folder, but the link `latest` may not be.
     run_dir = checkpoint.parents[1]
-    check_own(run_dir, checkpoint)
+    # The run's configuration names the model's code, which is imported to build it.
+    Run(run_dir).require_own("export")
+    require_own(checkpoint, checkpoint / manifest.NAME, use="export")
     config = load_config(Run(run_dir).config_file)
     out: Path = (options.out or Run(run_dir).weights).expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -65,7 +67,6 @@ def _checkpoint(given: Path) -> Path:
         return path
     run = Run(given)
     run.require(run.config_file)
-    run.require_own("export")
     found = store.newest(run.checkpoints)
     for line in found.skipped:
         print(f"warning: {line}", file=sys.stderr)
@@ -74,17 +75,6 @@ def _checkpoint(given: Path) -> Path:
         instead = f"; the weights at the run's end are in {final}" if final.is_dir() else ""
         raise RequestError(f"{given}: there is no complete checkpoint in it (train.checkpoint_every){instead}")
     return found.path.resolve()
-
-
-def check_own(run_dir: Path, checkpoint: Path | None) -> None:
-    """Refuses a run or a checkpoint that another user may have written: its configuration names the model's code.
-
-    Raises:
-        RequestError: the message names the file or folder, who may write it, and what to do.
-    """
-    Run(run_dir).require_own("export")
-    if checkpoint is not None:
-        require_own(checkpoint, checkpoint / manifest.NAME, use="export")
 
 
 def _quiet() -> None:
