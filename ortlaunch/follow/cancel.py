@@ -58,6 +58,8 @@ def cancel(arguments: list[str]) -> int:
         if row.is_over:
             print(f"{_described(row)} is over already: {_state_text(row)}", flush=True)
     active = [(one.row, one.record) for one in looked if not one.row.is_over]
+    for _, record in active:
+        _check_readable(record)
     # Waiting jobs are cancelled first, so that none of them starts on the nodes that the others leave.
     _cancel_jobs([row for row, _ in active if row.job_id and row.state in _WAITING_STATES])
     end_checks = [_ask_to_end(row, record, now=options.now) for row, record in active]
@@ -137,6 +139,18 @@ def _ask_to_stop(run_dir: Path) -> None:
         Run(run_dir).ask_to_stop("cancel")
     except OSError as error:
         raise RequestError(f"the run cannot be asked to stop: {error}") from error
+
+
+def _check_readable(record: Record) -> None:
+    """Refuses a run of which a damaged file should say what process or job it is.
+
+    Raises:
+        RequestError: the message names the file.
+    """
+    decisive = (record.run.launcher_file, record.run.job_file)
+    for damage in record.damage:
+        if damage.path in decisive:
+            raise RequestError(f"cancel: {damage}: nothing was done")
 
 
 def _check_launcher(launcher: Process, record: Record) -> None:

@@ -136,7 +136,8 @@ def test_a_job_id_that_is_none_reaches_no_program(make_run, tmp_path, monkeypatc
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     make_run("planted", step=None, end=None, job={"scheduler": "slurm", "job_id": "--user=root"})
-    cancel(["planted", "--wait", "0"])
+    with pytest.raises(RequestError, match=r"job.json cannot be read: its job id has not the form of one: nothing"):
+        cancel(["planted", "--wait", "0"])
     with pytest.raises(RequestError, match="'--user=root' is no job id of SLURM"):
         SlurmLauncher().cancel(["5", "--user=root"])
     with pytest.raises(RequestError, match="is no job id of SLURM"):
