@@ -18,7 +18,7 @@ from ortlaunch.base.reading import (
     read_json,
     read_tail,
 )
-from ortlaunch.run import failure, manifest
+from ortlaunch.run import failure, manifest, sweep
 from ortlaunch.run.events import decode
 from ortlaunch.run.journal import iterate, read_chunk
 from ortlaunch.run.run import Run
@@ -182,3 +182,13 @@ def test_a_link_under_the_name_of_an_unfinished_file_is_not_written_through(tmp_
     replace_text(tmp_path / "job.json", "{}")
     assert precious.read_text() == "kept" and (tmp_path / "job.json").read_text() == "{}"
     assert not (tmp_path / "job.json").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "content", ['{"folder": 1, "task": 0}', '{"folder": "/x"}', '{"folder": "a\\u0000b", "task": 1}', "[]"]
+)
+def test_a_place_in_a_sweep_that_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "sweep.json").write_text(content)
+    with noticing() as damage:
+        assert sweep.task_of(tmp_path) is None and sweep.note_end(tmp_path, "FINISHED") is None
+    assert [one.path.name for one in damage] == ["sweep.json"]
