@@ -66,6 +66,8 @@ def functions() -> dict[str, Case]:
         ),
         "einsum_of_three": Case(lambda a, b, c: torch.einsum("bi,bj,bk->bijk", a, b, c), [(3,), (2,), (4,)]),
         "tensordot": Case(lambda a, b: torch.tensordot(a, torch.outer(b[0], b[0]), 1), [(5, 4), (4,)]),
+        "outer_of_one": Case(lambda x: torch.outer(x[0], x[0]), [(4,)]),
+        "bilinear_of_one": Case(lambda x, m: m(x, x), [(4,)], modules=[nn.Bilinear(4, 4, 3)]),
         "hypot": Case(torch.hypot, [(4,), (4,)]),
         "logaddexp": Case(torch.logaddexp, [(4,), (4,)]),
         "xlogy": Case(torch.xlogy, [(4,), (4,)], positive=True),

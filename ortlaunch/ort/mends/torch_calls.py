@@ -168,8 +168,12 @@ def _other(value: Any, kind: Any, tensors: list[Any]) -> Any:
     if symbolic_helper._is_none(value):
         return None
     if name == "Tensor":
-        tensors.append(value)
-        return {_TENSOR: len(tensors) - 1}
+        # A node may have an input once only: both of its gradients would get one name.
+        known = next((place for place, one in enumerate(tensors) if one.debugName() == value.debugName()), None)
+        if known is None:
+            known = len(tensors)
+            tensors.append(value)
+        return {_TENSOR: known}
     if name in ("List[Tensor]", "List[Optional[Tensor]]"):
         if not symbolic_helper._is_packed_list(value):
             raise _NotServedError("the number of its tensors is unknown")
