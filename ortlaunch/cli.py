@@ -9,6 +9,7 @@ import sys
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import say
 
 _ALLOCATIONS_PER_COLLECTION = 50_000
 """Allocations between two garbage collections. With Python's default of 700, a short command would make a hundred
@@ -42,7 +43,7 @@ def main() -> None:
     except RequestError as error:
         if debug:
             raise
-        print(f"ortlaunch: {error}", file=sys.stderr)
+        say(f"ortlaunch: {error}", file=sys.stderr)
         code = exit_codes.REQUEST
     except KeyboardInterrupt:
         code = exit_codes.INTERRUPTED

@@ -18,6 +18,7 @@ from pathlib import Path
 from ortlaunch.base import output
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.base.programs import add_to_path
+from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run import failure
 from ortlaunch.run.run import Run
 
@@ -40,7 +41,7 @@ def main() -> None:
     try:
         work(run_dir)
     except BaseException as error:
-        traceback.print_exc()
+        print(without_secrets(traceback.format_exc()), end="", file=sys.stderr)
         failure.record(run_dir, rank, error)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -66,13 +67,15 @@ def work(run_dir: Path) -> None:
     """Builds, wraps and trains the model that the run folder's configuration describes."""
     # Heavy imports come after the output is redirected, and are timed.
     from ortlaunch.config.devices import resolve_device
-    from ortlaunch.config.load import load_config
+    from ortlaunch.config.hidden import check_whole
+    from ortlaunch.config.load import load_config, to_dict
     from ortlaunch.config.trainers import trainer_of
 
     # If torchrun has restarted this worker, its start-up time counts from now and not from the launch.
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     started = time.time() if restarted else float(os.environ["ORTLAUNCH_STARTED"])
     config = load_config(Run(run_dir).config_file)
+    check_whole({**to_dict(config), "tracking": {}, "trackers": {}})
     times = _Stopwatch()
     _import_stack(trainer_of(config.trainer).packages, config.backend.name)
     times.lap("startup/import_seconds")

@@ -63,6 +63,7 @@ def test_version(tmp_path: Path) -> None:
         (["--cfg", "jbo"], ["--cfg", "jbo", "job"]),
         (["--con", "x"], ["--con", "--config-dir"]),
         (["--resolve"], ["--resolve", "--cfg"]),
+        (["model=gpt2", "--package", "model"], ["--package", "--cfg"]),
         (["--cfg", "job", "--multirun"], ["--cfg and --multirun"]),
         (["check", "--steps", "5"], ["--steps: no such option", "train.steps=5?"]),
         (["bench", "--steps", "5"], ["--steps: no such option", "train.steps=5?"]),

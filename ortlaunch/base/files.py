@@ -5,13 +5,23 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ortlaunch.base.secrets import is_hidden
+
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MODE = 0o644
 """No group may write these files, whatever the umask is: programs believe them."""
 
+PRIVATE = 0o600
+"""The mode of files for their owner alone."""
 
-def replace(path: Path, content: bytes) -> None:
+
+def replace(path: Path, content: bytes, mode: int | None = None) -> None:
     """Replaces a file atomically: a reader sees either the whole old file or the whole new one.
+
+    Args:
+        path: the file.
+        content: its content.
+        mode: its mode; None for that of new files.
 
     Raises:
         OSError: the file cannot be written. The old file is unchanged, and no partial file remains.
@@ -20,7 +30,7 @@ def replace(path: Path, content: bytes) -> None:
     try:
         # The name can be guessed. A link that somebody has made under it is removed and never written through.
         partial.unlink(missing_ok=True)
-        with open(os.open(partial, _NEW, _MODE), "wb") as file:
+        with open(os.open(partial, _NEW, _MODE if mode is None else mode), "wb") as file:
             file.write(content)
         os.replace(partial, path)
     except OSError:
@@ -29,5 +39,23 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replaces a file atomically with this text."""
-    replace(path, text.encode())
+    """Replaces a file atomically with this text. If a secret was removed from it, the file is for its owner alone."""
+    replace(path, text.encode(), PRIVATE if is_hidden(text) else None)
+
+
+def write_record(path: Path, text: str, errors: str = "strict") -> None:
+    """Writes a file about a run, from whose text secrets were removed.
+
+    Where some were, what is left of the text is for the owner alone: not every secret can be recognized.
+
+    Args:
+        path: the file; it is replaced.
+        text: its content.
+        errors: how characters are written that are no text; see `str.encode`.
+    """
+    mode = PRIVATE if is_hidden(text) else 0o666
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with open(descriptor, "wb") as file:
+        if mode == PRIVATE:
+            os.fchmod(descriptor, PRIVATE)  # The file may have been there.
+        file.write(text.encode(errors=errors))

@@ -13,6 +13,9 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+from ortlaunch.base.files import PRIVATE
+from ortlaunch.base.secrets import CARRIER
+
 
 class _Tee(io.TextIOBase):
     """A stream that writes to the log and to the terminal. Every other call goes to the log."""
@@ -50,7 +53,9 @@ def redirect(log_file: Path, *, to_terminal: bool) -> None:
         to_terminal: also write what Python prints to standard output to the terminal.
     """
     terminal = os.dup(1)
-    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    # A program that was given a secret may print it.
+    mode = PRIVATE if os.environ.get(CARRIER) else 0o644
+    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

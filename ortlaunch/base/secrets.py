@@ -1,59 +1,321 @@
-"""Removes secrets from what is written: variables with a secret's name, credentials in URLs, and secret values."""
+"""Removes secrets from what is written and printed. No other module decides what a secret is.
+
+A secret is told by the name that it is given under (`is_secret`), by its shape (`token_shapes`), by its place in a URL,
+or because an environment variable with a secret's name holds it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 from urllib.parse import quote, unquote
 
-_NAME = re.compile(
-    r"token|secret|passw|passphrase|passwd|(^|_)pwd$|pwd_|credential|api_?key|access_?key|private_?key|(^|_)keys?$|"
-    r"(^|_)auth$|authoriz|jwt|cookie|netrc",
-    re.IGNORECASE,
+from ortlaunch.base.token_shapes import PRIVATE_KEY, TOKEN, WEBHOOK
+
+CARRIER = "ORTLAUNCH_SECRETS"
+"""The environment variable that carries hidden values of a configuration to workers and jobs, as JSON by dotted key."""
+
+_MARK = "***"
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+"""A word of a name. Names are split at every sign, and between a small and a capital letter."""
+_STEM = re.compile(
+    r"passw(?:or)?d|passphrase|secret|credential|api_?key|priv(?:ate)?_?key|access_?key|account_?key|authori[sz]|"
+    r"(?:^|_)(?:pass_(?:word|phrase)|pwd|dsn|jwt|cookies?|netrc|creds?|htpasswd|pgpass)(?:_|$)"
 )
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"]+")
-_BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)[A-Za-z0-9+/._~=-]{8,}")
-_SECRET_QUERY = re.compile(r"(?i)([?&][^=&\s]*(?:pass|pwd|token|secret|key)[^=&\s]*=)[^&\s]+")
-_USERINFO = re.compile(r"(://)([^/\s@]+)@")
+"""Texts that make a name secret wherever they are in it."""
+_LAST = frozenset(("pass", "pat", "pats", "pw", "auth", "token", "bearer", "privkey", "sas", "otp", "totp", "mnemonic"))
+"""Words that make a name secret if it ends with them."""
+_JOINED = re.compile(
+    r"(?:^|_)(?:admin|db|ftp|http|imap|ldap|mail|mongo|my|pg|proxy|redis|root|smtp|sql|ssh|user)(?:pass|pw)$|"
+    r"(?:access|api|auth|bearer|bot|deploy|git|github|gitlab|hf|refresh|wandb)_?tokens?$"
+)
+"""Words that are written together, such as SSHPASS. COMPASS and BYPASS are none."""
+_BEFORE_KEY = frozenset(
+    [
+        "access",
+        "account",
+        "admin",
+        "api",
+        "app",
+        "auth",
+        "aws",
+        "azure",
+        "client",
+        "crypt",
+        "decryption",
+        "deploy",
+        "encrypt",
+        "encryption",
+        "gcp",
+        "hmac",
+        "host",
+        "license",
+        "master",
+        "openai",
+        "private",
+        "rsa",
+        "secret",
+        "service",
+        "session",
+        "shared",
+        "sign",
+        "signing",
+        "ssh",
+        "storage",
+        "subscription",
+        "tls",
+        "wandb",
+        "webhook",
+    ]
+)
+_OTHERS = {
+    "token": frozenset(
+        [
+            "audio",
+            "begin",
+            "bos",
+            "cls",
+            "decoder",
+            "end",
+            "eos",
+            "eot",
+            "image",
+            "mask",
+            "new",
+            "next",
+            "pad",
+            "per",
+            "prefix",
+            "sep",
+            "special",
+            "start",
+            "stop",
+            "suffix",
+            "text",
+            "unk",
+            "video",
+            "word",
+        ]
+    ),
+    "pass": frozenset(
+        [
+            "all",
+            "backward",
+            "band",
+            "by",
+            "first",
+            "forward",
+            "high",
+            "low",
+            "multi",
+            "one",
+            "second",
+            "single",
+            "two",
+            "under",
+        ]
+    ),
+}
+"""Words before ``token`` and ``pass`` with which these are no secrets."""
+_PLACES = frozenset(("file", "path", "dir", "folder"))
+"""Words at the end of a name that say that its value is the place of a secret."""
+_QUALIFIERS = frozenset(["b", "base", "new", "old", "prod", "dev", "staging", "value", "raw", "string", "env"])
+"""Words at the end of a name that say which form or copy of a secret it has (``b`` is that of b64)."""
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+_AUTHORIZATION = re.compile(
+    r"(?i)\b(bearer|basic)(\s+)(?=\S*[0-9+/_=.]|\S{16})[A-Za-z0-9+/._~=-]{8,}|"
+    r"(authorization[\"']?\s?[:=]\s?[\"']?)(?:\w+\s+)?[^\s\"']+"
+)
+_PARAMETER = re.compile(r"([?&;])([^=&;\s'\"]+)(=)([^&;\s'\"]+)")
+_SECRET_PARAMETER = re.compile(r"(?i)pass|pwd|token|secret|key|auth|signature|credential|^sig$")
+"""Parameters of a URL that may hold a secret, also those that open a storage place (Azure, AWS, Google)."""
+_WITHOUT_PASSWORD = ("docker", "ssh", "git+ssh", "sftp", "rsync")
+"""Schemes whose URLs often have a user's name without a password; elsewhere it is a token."""
+_WEB = ("http", "https", "ws", "wss", "ftp", "ftps")
+_VALUE = r"\\\"(?:(?!\\\").)*\\\"|\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s'\"]+"
+_ASSIGNED = re.compile(rf"(?<![\w.])([A-Za-z_][\w.-]*)(\\?[\"']?\s?(?:=\s?|:(?=[\s\\\"'])\s?))({_VALUE})")
+"""NAME=VALUE, NAME: VALUE and "NAME": "VALUE"."""
+_IN_MAPPING = re.compile(r"([{,]\s*[\"']?)([A-Za-z_][\w.-]*)([\"']?\s*:\s*)([^\s,}]+)")
+"""{NAME:VALUE,NAME:VALUE}, as Hydra takes it."""
+_OPTION = re.compile(rf"(?<![\w-])(--?)([A-Za-z][\w-]*)(\s+)(?!-)({_VALUE})")
+_USER_OPTION = re.compile(r"(?<!\S)(-u|--user)([ =])([^\s:'\"/]+):(?!//)[^\s'\"]+")
+"""The option of curl and wget with name and password."""
+_NETRC = re.compile(r"(?i)\b(login\s+\S+\s+password\s+)\S+")
+_USER_AT_HOST = re.compile(
+    r"(?<![\w./:@-])([A-Za-z_][\w.+-]*):([^\s:@/'\"]+)@(?!sha\d)"
+    r"(?=localhost\b|[A-Za-z][\w-]*[.:(/]|\d+\.\d+\.\d+\.)"
+)
+"""USER:PASSWORD@HOST without a scheme, as database drivers take it."""
+_PLACEHOLDER = re.compile(
+    r"\*{3,}|<.*>|\$[\w{(].*|`.*|VALUE|null|None|True|False|true|false|[A-Za-z_][\w.]*[(\[].*|~?/[\w.-]+(?:/[\w.-]+)+"
+)
+"""Values that are no secret: what was replaced before, what stands for a value, calls in source code, paths."""
+_HOST = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:@/?#]*)(:\d+)?$")
+_USER = re.compile(r"(://)[^/\s@:]*:\*{3}@")
 _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN")
-_HOST_ONLY = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[^:@/?#]*)(:\d+)?$")
-_KNOWN = re.compile(r"\b(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{16}|dapi[0-9a-f]{32}\w*)\b")
-_TRACKER_KEY = re.compile(r"(\btrack(?:ing|ers)(?:\.\w+)*\.(\w+)=)([^\s'\"]+)")
-"""A tracker's key with its value, as it appears on the command line or in Hydra's record of the command."""
 _LEAST_LENGTH = 8
 """The least length of a secret's value that is searched for. Shorter values, such as "1" or "true", occur anywhere."""
+_PIECE_LENGTH = 4
 
 
+@lru_cache(maxsize=4096)
 def is_secret(name: str) -> bool:
-    """Whether a variable's name says that it holds a secret."""
-    return _NAME.search(name) is not None
+    """Whether a name says that its value is a secret. Of a dotted key the last part decides.
+
+    ``DB_PASS``, ``apiKey`` and ``NCCL_X_PASS`` are such names; ``PATH``, ``PASSENGERS``, ``max_tokens`` and
+    ``sort_key`` are none. In names of environment variables (capitals only) every last ``KEY`` and ``TOKENS`` counts.
+    """
+    last = name.rpartition(".")[2]
+    words = [word.lower() for word in _WORD.findall(last)]
+    while len(words) > 1 and (words[-1].isdigit() or words[-1] in _QUALIFIERS):
+        words.pop()
+    if words[-1:] and words[-1] in _PLACES and len(words) > 1:
+        return False
+    joined = "_".join(words)
+    if not words or _STEM.search(joined) or _JOINED.search(joined):
+        return bool(words)
+    end, before = words[-1], words[-2] if len(words) > 1 else ""
+    if end in ("key", "keys"):
+        return not before or last.isupper() or before in _BEFORE_KEY
+    if end == "tokens":
+        return last.isupper() and before not in ("", "max", "min", "num")
+    return end in _LAST and before not in _OTHERS.get(end, ())
 
 
 def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Removes credentials in URLs and in trackers' keys, words that look like tokens, and the environment's secrets.
+    """Replaces secrets in a text by ``***``.
 
     Args:
-        text: the text to be written.
+        text: the text to be written or printed.
         environment: the variables to check; this process's own by default. The values of those that have a secret's
             name are removed from the text.
     """
-    for value in _secret_values(os.environ if environment is None else environment):
-        text = text.replace(value, "***")
-    text = _TRACKER_KEY.sub(lambda found: f"{found[1]}***" if is_secret(found[2]) else found[0], text)
-    text = _URL.sub(lambda found: redacted(found.group()), text)
-    return _KNOWN.sub("***", _BEARER.sub(r"\1\2***", text))
+    text = without_tokens(_AUTHORIZATION.sub(_hidden_authorization, text), environment)
+    if "=" in text or ":" in text:
+        text = _ASSIGNED.sub(_hidden_assignment, text)
+        text = _IN_MAPPING.sub(_hidden_in_mapping, text)
+        text = _USER_AT_HOST.sub(rf"\1:{_MARK}@", text)
+    if "-" in text:
+        text = _USER_OPTION.sub(rf"\1\2\3:{_MARK}", _OPTION.sub(_hidden_option, text))
+    return _NETRC.sub(rf"\1{_MARK}", text)
 
 
-def _secret_values(environment: Mapping[str, str]) -> list[str]:
+def without_tokens(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """As `without_secrets`, but without a look at names. It leaves a program's source as it is, such as ``token = x``.
+
+    The number of lines stays the same.
+    """
+    for value in _environment_secrets(os.environ if environment is None else environment):
+        text = text.replace(value, _MARK)
+    text = PRIVATE_KEY.sub(lambda found: found[1] + _masked_lines(found[2]), text)
+    if "://" in text:
+        text = WEBHOOK.sub(rf"\1{_MARK}", _URL.sub(lambda found: redacted(found.group()), text))
+    return TOKEN.sub(_MARK, text)
+
+
+def without_secrets_of(name: str, value: str) -> str:
+    """A value without secrets: all of it where its name says that it is one, else what looks like one."""
+    if is_secret(name) and value and not _PLACEHOLDER.fullmatch(value):
+        return _MARK
+    # A whole URI may hold spaces and quotes, which end one in a text.
+    return without_secrets(redacted(value) if re.match(r"[A-Za-z][\w+.-]*://", value) else value)
+
+
+def hidden(name: str, value: Any) -> Any:
+    """`without_secrets_of` for every text in nested mappings and lists; other values stay as they are."""
+    if isinstance(value, Mapping):
+        return {key: hidden(str(key), one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [hidden(name, one) for one in value]
+    return without_secrets_of(name, value) if isinstance(value, str) else value
+
+
+def without_secrets_in_words(words: list[str]) -> list[str]:
+    """The words of a command without secrets. The value of KEY=VALUE may hold any sign, and may be the next word."""
+    shown: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and re.fullmatch(r"[+~-]*[A-Za-z_][\w./@-]*", name):
+            shown.append(f"{without_secrets(name)}={without_secrets_of(name.lstrip('+~-'), value)}")
+        elif shown and re.fullmatch(r"--?[A-Za-z][\w-]*", words[len(shown) - 1]) and not word.startswith("-"):
+            shown.append(without_secrets_of(words[len(shown) - 1].lstrip("-"), word))
+        else:
+            shown.append(without_secrets(word))
+    return shown
+
+
+def _hidden_assignment(found: re.Match[str]) -> str:
+    name, sign, value = found.groups()
+    quote_ = next((one for one in ('\\"', '"', "'") if value.startswith(one)), "")
+    inner = value[len(quote_) :]
+    if name.lower() in ("key", "keys", "tokens") or not is_secret(name):  # KEY=VALUE stands for any key.
+        return f"{name}{sign}{quote_}{_ASSIGNED.sub(_hidden_assignment, inner)}"
+    plain = value.strip("'\"\\").rstrip(".,;:!?)")
+    before = found.string[: found.start()].rpartition("\n")[2]
+    # "it asks for a password: give one" is a sentence, and a line that begins with "password: " is YAML.
+    is_sentence = sign.strip() == ":" and before.strip(" -#") != "" and plain.isalpha() and plain.islower()
+    return found[0] if is_sentence or _PLACEHOLDER.fullmatch(plain) else f"{name}{sign}{quote_}{_MARK}{quote_}"
+
+
+def _hidden_in_mapping(found: re.Match[str]) -> str:
+    before, name, sign, value = found.groups()
+    if not is_secret(name) or _PLACEHOLDER.fullmatch(value.strip("'\"")):
+        return found[0]
+    return f"{before}{name}{sign}{_MARK}"
+
+
+def _hidden_option(found: re.Match[str]) -> str:
+    dashes, name, space, value = found.groups()
+    is_plain = not is_secret(name) or "=" in value or _PLACEHOLDER.fullmatch(value)
+    return found[0] if is_plain else f"{dashes}{name}{space}{_MARK}"
+
+
+def _hidden_authorization(found: re.Match[str]) -> str:
+    return f"{found[3]}{_MARK}" if found[3] else f"{found[1]}{found[2]}{_MARK}"
+
+
+def _masked_lines(text: str) -> str:
+    """Masks every line and keeps their number and the marks of a patch, so that a patch stays one."""
+    lines = text.split("\n")
+    return "\n".join(
+        line if line in ("", "+", "-", " ") else f"{line[0] if line[0] in '+- ' else ''}{_MARK}" for line in lines
+    )
+
+
+def _environment_secrets(environment: Mapping[str, str]) -> list[str]:
     """The values of the secret variables, longest first, so that a secret that contains another is removed whole."""
-    values = {
+    found: set[str] = set()
+    for name, value in environment.items():
+        if "://" in value and "@" in value:
+            found.add(_parts(value)[1].partition(":")[2])
+        if name == CARRIER:
+            found |= set(carried_values(environment).values())
+        elif is_secret(name):
+            found.add(value)
+    found |= {unquote(value) for value in found} | {quote(value, safe="") for value in found}
+    # The path of a key file or socket is no secret, and other paths may begin with it. A word of letters is in texts.
+    searched = {
         value
-        for name, value in environment.items()
-        # The path of a key file or socket is no secret, and other paths may begin with it.
-        if is_secret(name) and len(value) >= _LEAST_LENGTH and not value.startswith("/")
+        for value in found
+        if len(value) >= _LEAST_LENGTH and not value.startswith("/") and not (value.isalpha() and value.islower())
     }
-    return sorted(values, key=len, reverse=True)
+    return sorted(searched, key=len, reverse=True)
+
+
+def carried_values(environment: Mapping[str, str]) -> dict[str, str]:
+    """The values of a configuration that `CARRIER` holds, by dotted key; none if it holds anything else."""
+    try:
+        values = json.loads(environment.get(CARRIER, "{}"))
+    except ValueError:
+        return {}
+    if not isinstance(values, dict):
+        return {}
+    return {key: value for key, value in values.items() if isinstance(value, str)}
 
 
 def redacted(uri: str) -> str:
@@ -61,23 +323,43 @@ def redacted(uri: str) -> str:
     before, credentials, after = _parts(uri)
     if credentials:
         user, colon, _ = credentials.partition(":")
-        before += f"{user}:***@" if colon else "***@"
-    return _SECRET_QUERY.sub(r"\1***", before + after)
+        before += f"{TOKEN.sub(_MARK, user)}:{_MARK}@" if colon else f"{_MARK}@"
+    return _PARAMETER.sub(_hidden_parameter, before + after)
+
+
+def _hidden_parameter(found: re.Match[str]) -> str:
+    sign, name, equals, _ = found.groups()
+    return f"{sign}{name}{equals}{_MARK}" if _SECRET_PARAMETER.search(unquote(name)) else found[0]
+
+
+def has_credentials(uri: str) -> bool:
+    """Whether a URI holds a password or a token."""
+    return redacted(uri) != uri
 
 
 def is_hidden(text: str) -> bool:
     """Whether a secret in the text was replaced by ``***``."""
-    return "***" in text
+    return _MARK in text
+
+
+def may_be(value: str, shown: str) -> bool:
+    """Whether a text could be the one that was shown as `shown`, with ``***`` for any part of it."""
+    return re.fullmatch(".*".join(re.escape(part) for part in shown.split(_MARK)), value, re.DOTALL) is not None
 
 
 def _parts(uri: str) -> tuple[str, str, str]:
     """Splits a URI into the part before the credentials, the credentials, and the part after their '@'."""
     scheme, separator, rest = uri.partition("://")
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    if not separator or scheme.startswith(("sqlite", "file")) or "@" not in rest or _HOST_ONLY.match(authority):
+    if not separator or scheme.startswith(("sqlite", "file")) or "@" not in rest:
+        return uri, "", ""
+    found = _HOST.match(re.split(r"[/?#]", rest, maxsplit=1)[0])
+    # A host, whose path holds an '@'. Outside of the web, digits before a '/' may be the begin of a password.
+    if found and (found[2] is None or scheme.lower().rpartition("+")[2] in _WEB):
         return uri, "", ""
     # A password may hold an unescaped '/' or '@': everything up to the last '@' is taken as credentials.
     credentials, _, after = rest.rpartition("@")
+    if ":" not in credentials and scheme.lower() in _WITHOUT_PASSWORD:
+        return uri, "", ""
     return f"{scheme}://", credentials, after
 
 
@@ -85,14 +367,18 @@ def scrubbed(text: str, uri: str) -> str:
     """A library's error text without the credentials in the URI and in MLflow's environment variables."""
     text = text.replace(uri, redacted(uri))
     for secret in _secrets(uri):
-        text = text.replace(secret, "***")
-    return _SECRET_QUERY.sub(r"\1***", _USERINFO.sub(r"\1***@", text))
+        text = text.replace(secret, _MARK)
+    return _USER.sub(rf"\1{_MARK}@", without_secrets(text))
 
 
 def _secrets(uri: str) -> list[str]:
-    """The secrets of the URI and of MLflow's variables, longest first, so that none is removed only in part."""
+    """The secrets of the URI and of MLflow's variables, longest first, so that none is removed only in part.
+
+    A library that splits the URI at another '@' or '/' shows a piece of the password, so pieces count too.
+    """
     user, colon, password = _parts(uri)[1].partition(":")
     secret = password if colon else user
-    secrets = {secret, unquote(secret), quote(unquote(secret), safe="")}
-    secrets |= {os.environ.get(name, "") for name in _SECRET_VARIABLES}
-    return sorted((secret for secret in secrets if len(secret) > 2), key=len, reverse=True)
+    whole = {secret, unquote(secret), quote(unquote(secret), safe="")}
+    pieces = {piece for one in whole for piece in re.split(r"[@/?#:]", one) if len(piece) >= _PIECE_LENGTH}
+    whole |= {os.environ.get(name, "") for name in _SECRET_VARIABLES}
+    return sorted((one for one in whole | pieces if len(one) > 2), key=len, reverse=True)

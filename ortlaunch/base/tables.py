@@ -1,4 +1,4 @@
-"""Printing tables: no text in a table can send control characters, and a pipe gets every line in full width."""
+"""Prints tables: a pipe gets every line in full width."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from rich.measure import Measurement
 from rich.table import Table
 
 _NO_LIMIT = 100_000
-
-
-def printable(text: str) -> str:
-    """Replaces unprintable characters by '?'. Names come from a shared server and must not control the terminal."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def print_in_full_width(table: Table, console: Console) -> None:

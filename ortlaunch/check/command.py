@@ -26,6 +26,7 @@ from ortlaunch.config.load import save_config, to_config
 from ortlaunch.config.schema import Config, LocalConfig, OrtConfig
 from ortlaunch.launch.local.launcher import node_part
 from ortlaunch.launch.planning import make_plan
+from ortlaunch.tracking import trackers
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -89,7 +90,7 @@ def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
         RequestError: that process refused the request, or ended early.
     """
     config = prepared(config)
-    variables = node_part(make_plan(config), config).start.environment
+    variables = node_part(make_plan(config), config).start.environment | trackers.worker_environment(config)
     with tempfile.TemporaryDirectory(prefix="ortlaunch-check-") as name:
         folder = Path(name)
         save_config(config, folder / "config.yaml")

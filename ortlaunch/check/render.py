@@ -31,7 +31,7 @@ def render(report: dict[str, Any], console: Console) -> None:
     if not console.is_terminal:
         _print_plain(title, report, parts, word, console)
         return
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", show_header=False)
+    table = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left", show_header=False)
     table.add_column()
     table.add_column()
     table.add_column(overflow="fold")

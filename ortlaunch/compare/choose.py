@@ -76,7 +76,12 @@ def choose(client: MlflowClient, selection: Selection) -> Chosen:
     if selection.sweep is not None:
         rows += sweep_runs(client, ids, selection.sweep)
     if selection.tags or not (selection.runs or selection.sweep is not None):
-        latest, more = latest_runs(client, ids, last, _filter(selection.tags))
+        try:
+            latest, more = latest_runs(client, ids, last, _filter(selection.tags))
+        except Exception as error:
+            if not selection.tags or getattr(error, "error_code", None) != "INVALID_PARAMETER_VALUE":
+                raise
+            raise RequestError(f"--tag {_listed(selection.tags)}: MLflow cannot search for this text") from None
         rows += latest
     if not rows:
         raise RequestError(_nothing(selection))
@@ -171,9 +176,13 @@ def _filter(tags: list[tuple[str, str]]) -> str:
 
 
 def _nothing(selection: Selection) -> str:
-    tags = " and ".join(f"{key}={value}" for key, value in selection.tags)
+    tags = _listed(selection.tags)
     where = f" in the experiment {selection.experiment!r}" if selection.experiment else ""
     return f"there are no runs{where}" + (f" with the tags {tags}" if tags else "")
+
+
+def _listed(tags: list[tuple[str, str]]) -> str:
+    return " and ".join(f"{key}={value}" for key, value in tags)
 
 
 def experiments(client: MlflowClient) -> list[Experiment]:

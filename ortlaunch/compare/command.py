@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortlaunch.base.arguments import positive
+from ortlaunch.base.arguments import Parser, positive
 from ortlaunch.base.secrets import redacted
+from ortlaunch.base.text import say
 from ortlaunch.compare.choose import LAST, Selection, choose
 from ortlaunch.compare.comparison import Comparison, compared
 from ortlaunch.compare.curves import LIMIT, Curves, read_curves
@@ -106,13 +107,13 @@ def _make(comparison: Comparison, curves: Curves, options: argparse.Namespace, u
     for path, name in ((options.html, "comparison.html"), (options.png, "comparison.png")):
         if path:
             write(path, files[name])
-            print(f"written:    {path}", file=out)
+            say(f"written:    {path}", file=out)
     if options.log:
         from ortlaunch.compare.record import log
 
         with opened(uri) as client:
             where = log(client, comparison, files | {"comparison.json": as_json(comparison).encode()})
-        print(f"logged:     {where}", file=out)
+        say(f"logged:     {where}", file=out)
 
 
 def _print(comparison: Comparison, options: argparse.Namespace) -> None:
@@ -135,7 +136,7 @@ def check_files(options: argparse.Namespace) -> None:
 
 
 def _parser(default_experiment: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ortlaunch compare",
         description="Compare throughput, memory and loss of runs in MLflow.",
         epilog=_EPILOG,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from ortlaunch.base.tables import printable
+from ortlaunch.base.text import public_text
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.groups import Group
 from ortlaunch.compare.runs import RunRow, logged_number
@@ -111,7 +111,7 @@ def _drawn(comparison: Comparison, limit: int) -> list[Drawn]:
 
 def _label(number: int, group: Group, row: RunRow) -> str:
     name = group.label if len(group.rows) == 1 else row.name
-    return f"{number} {printable(name)}" + (" (baseline)" if group.is_baseline and len(group.rows) == 1 else "")
+    return f"{number} {public_text(name)}" + (" (baseline)" if group.is_baseline and len(group.rows) == 1 else "")
 
 
 def _history(client: MlflowClient, row: RunRow, metric: str) -> Iterator[Point]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortlaunch.base.tables import printable
+from ortlaunch.base.text import public_text
 from ortlaunch.compare.groups import Group
 from ortlaunch.compare.runs import Quotient
 from ortlaunch.compare.statistics import Interval, Ratio
@@ -16,7 +16,7 @@ def word(value: str | bool | None) -> str:
     """Formats a text of the store, or a boolean."""
     if isinstance(value, bool):
         return str(value).lower()
-    return MISSING if value is None else printable(value)
+    return MISSING if value is None else public_text(value)
 
 
 def formatted(value: float | None, spec: str) -> str:
@@ -65,4 +65,4 @@ def rate_interval(group: Group, metric: str) -> str:
 
 def group_name(group: Group) -> str:
     """Returns a group's name, with a mark if any of its runs may not have used ONNX Runtime although it should."""
-    return printable(group.label) + (f" {SUSPECT}" if any(row.suspect for row in group.rows) else "")
+    return public_text(group.label) + (f" {SUSPECT}" if any(row.suspect for row in group.rows) else "")

@@ -7,7 +7,7 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ortlaunch.base.tables import printable
+from ortlaunch.base.text import public_text
 from ortlaunch.compare import figures
 from ortlaunch.compare.comparison import Comparison
 from ortlaunch.compare.curves import TITLES, Curves
@@ -168,5 +168,5 @@ def _legend(figure: Any, curves: Curves, colours: list[Any]) -> None:
 
 
 def _short(name: str) -> str:
-    shown = printable(name)
+    shown = public_text(name)
     return shown if len(shown) <= _NAME else shown[: _NAME - 1] + "…"

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import redacted, scrubbed
+from ortlaunch.base.text import library_error
 from ortlaunch.config.tracking_uri import check_uri, sqlite_path
 from ortlaunch.tracking.store import open_client
 
@@ -33,7 +34,7 @@ def opened(uri: str) -> Iterator[MlflowClient]:
     except RequestError as error:
         raise RequestError(f"{redacted(uri)}: {scrubbed(str(error), uri)}") from None
     except Exception as error:
-        text = scrubbed(f"{type(error).__name__}: {error}", uri)
+        text = scrubbed(f"{type(error).__name__}: {library_error(error)}", uri)
         raise RequestError(f"cannot read the MLflow store {redacted(uri)}: {text}") from None
 
 

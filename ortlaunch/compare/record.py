@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import library_error
 from ortlaunch.base.user import user_name
 from ortlaunch.compare.choose import COMPARISON
 from ortlaunch.compare.comparison import Comparison, server_url
@@ -52,7 +53,9 @@ def log(client: MlflowClient, comparison: Comparison, files: dict[str, bytes]) -
             client.log_artifacts(run_id, folder, FOLDER)
     except Exception as error:
         client.set_terminated(run_id, "FAILED")
-        raise RequestError(f"--log: the artifacts of the run {run_id} could not be stored: {error}") from None
+        raise RequestError(
+            f"--log: the artifacts of the run {run_id} could not be stored: {library_error(error)}"
+        ) from None
     client.set_terminated(run_id, "FINISHED")
     if comparison.uri.startswith(("http://", "https://")):
         return f"{server_url(comparison.uri)}/#/experiments/{base.experiment_id}/runs/{run_id}/artifacts"

@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ortlaunch.base.tables import print_in_full_width, printable
+from ortlaunch.base.tables import print_in_full_width
+from ortlaunch.base.text import public_text
 from ortlaunch.compare import figures
 from ortlaunch.compare.columns import Column, columns_of, doubtful, lines
 from ortlaunch.compare.comparison import Comparison
@@ -44,7 +45,7 @@ def _table(columns: list[Column]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for column in columns:
         table.add_column(
-            column.title,
+            Text(column.title),
             justify="right" if column.numeric else "left",
             no_wrap=not column.folds,
             overflow="fold",
@@ -64,24 +65,24 @@ def footnotes(comparison: Comparison, *, each: bool) -> list[str]:
     """Returns the lines below the table: what the ratios refer to, and the warnings."""
     listed = [f"{baseline_line(comparison, each=each)}; {repeats_line(comparison, each=each)}"]
     listed += reason_lines(comparison)
-    listed += [printable(note) for note in comparison.notes]
+    listed += [public_text(note) for note in comparison.notes]
     if comparison.url:
         listed.append(f"in MLflow: {comparison.url}")
-    return [*listed, *(f"{figures.SUSPECT} {printable(warning)}" for warning in comparison.warnings)]
+    return [*listed, *(f"{figures.SUSPECT} {public_text(warning)}" for warning in comparison.warnings)]
 
 
 def baseline_line(comparison: Comparison, *, each: bool) -> str:
     """Says what the ratios refer to."""
     base = next(row for row in comparison.rows if row.run_id == comparison.baseline_id)
     if each or not comparison.has_repeats:
-        return f"speed-up and memory against {printable(base.name)} ({base.run_id[:8]})"
-    return f"speed-up and memory against {printable(comparison.baseline.label)}"
+        return f"speed-up and memory against {public_text(base.name)} ({public_text(base.run_id[:8])})"
+    return f"speed-up and memory against {public_text(comparison.baseline.label)}"
 
 
 def reason_lines(comparison: Comparison) -> list[str]:
     """Says why this is the baseline and how to choose another; empty if the user named it or there is no other."""
     has_choice = comparison.why and len(comparison.rows) > 1
-    return [f"baseline: {printable(comparison.why)}; another by --baseline RUN"] if has_choice else []
+    return [f"baseline: {public_text(comparison.why)}; another by --baseline RUN"] if has_choice else []
 
 
 def repeats_line(comparison: Comparison, *, each: bool) -> str:
@@ -96,12 +97,12 @@ def repeats_line(comparison: Comparison, *, each: bool) -> str:
 
 def difference_columns(comparison: Comparison) -> list[Column]:
     """Returns a row for each value of each difference, with the groups that have it."""
-    labels = [printable(group.label) for group in comparison.groups]
+    labels = [public_text(group.label) for group in comparison.groups]
     keys, values, who = [], [], []
     for difference in comparison.differences:
         found = difference.by_value(labels)
         for number, (value, having) in enumerate(found[:_MANY_VALUES]):
-            keys.append("" if number else printable(difference.key))
+            keys.append("" if number else public_text(difference.key))
             values.append(figures.word(value))
             who.append(_listed(having))
         if len(found) > _MANY_VALUES:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from typing import Any
 
+from ortlaunch.base.text import json_text, public_text
 from ortlaunch.compare import figures
 from ortlaunch.compare.columns import Column, columns_of, lines, mean_loss
 from ortlaunch.compare.comparison import Comparison
@@ -15,6 +15,9 @@ from ortlaunch.compare.groups import Group
 from ortlaunch.compare.runs import RunRow
 from ortlaunch.compare.statistics import Mean, Ratio
 from ortlaunch.compare.table import difference_columns, footnotes
+
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Signs, also in full width, with which a cell is a formula for a spreadsheet; =cmd|… starts a program."""
 
 
 def as_json(comparison: Comparison) -> str:
@@ -33,7 +36,7 @@ def as_json(comparison: Comparison) -> str:
         "warnings": comparison.warnings,
         "notes": comparison.notes,
     }
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text(document, allow_nan=False) + "\n"
 
 
 def as_csv(comparison: Comparison) -> str:
@@ -44,10 +47,26 @@ def as_csv(comparison: Comparison) -> str:
     writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
     writer.writeheader()
     for record in records:
-        writer.writerow(
-            {key: str(value).lower() if isinstance(value, bool) else value for key, value in record.items()}
-        )
+        writer.writerow({key: _csv_cell(value) for key, value in record.items()})
     return text.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    """Converts a value to a cell that no spreadsheet runs as a formula: an apostrophe says that a text is a text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str):
+        return value
+    text = public_text(value)
+    return f"'{text}" if text != figures.MISSING and text.startswith(_FORMULA) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def as_markdown(comparison: Comparison, *, each: bool = False) -> str:
@@ -141,5 +160,7 @@ def _markdown_line(cells: list[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escapes the characters that Markdown would read as a table's border or an HTML tag."""
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    """Escapes the characters that Markdown would read as a table's border, an HTML tag, a link or a picture."""
+    for char in "|[]":
+        text = text.replace(char, f"\\{char}")
+    return text.replace("<", "&lt;")

@@ -76,3 +76,5 @@ def _check_together(options: argparse.Namespace) -> None:
         raise RequestError(f"{' and '.join(given)}: give one of them")
     if options.resolve and options.cfg is None:
         raise RequestError("--resolve goes with --cfg job")
+    if options.package is not None and options.cfg is None:
+        raise RequestError("--package goes with --cfg job")

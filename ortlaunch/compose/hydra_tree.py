@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.secrets import without_secrets, without_secrets_of
 from ortlaunch.compose.command_line import hydra_words
 from ortlaunch.compose.hydra_errors import explain
 from ortlaunch.compose.hydra_options import register_options
@@ -45,9 +49,34 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     # Without this, Hydra would print errors in its own way and exit with 1.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
+        with _public_output(words):
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
     except (HydraException, OmegaConfBaseException) as error:
         raise RequestError(explain(error)) from error
+
+
+@contextlib.contextmanager
+def _public_output(words: list[str]) -> Iterator[None]:
+    """Removes secrets from what Hydra itself prints, which is the configuration (``--cfg``, ``--info``)."""
+    from hydra._internal.utils import get_args_parser
+
+    options, _ = get_args_parser().parse_known_args(words)
+    if not options.cfg and not options.info:
+        yield
+        return
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        sys.stdout.write("".join(_public_line(line) for line in printed.getvalue().splitlines(keepends=True)))
+
+
+def _public_line(line: str) -> str:
+    found = re.fullmatch(r"(\s*(?:- )?)([\w.-]+): (.*)(\n?)", line)
+    if found is None:
+        return without_secrets(line)
+    return f"{found[1]}{found[2]}: {without_secrets_of(found[2], found[3])}{found[4]}"
 
 
 def _check_optional_groups(arguments: list[str]) -> None:

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
+from ortlaunch.base.secrets import without_secrets_of
 from ortlaunch.config.devices import resolve_device
+from ortlaunch.config.hidden import leaves
+from ortlaunch.config.load import to_dict
 from ortlaunch.config.precisions import Cell, cell_name
 from ortlaunch.config.schema import (
     Config,
@@ -97,6 +100,22 @@ def _names(config: Config) -> None:
     for key, value, use in names:
         if value is not None and (not value.strip() or "/" in value or value in (".", "..") or "\0" in value):
             raise RequestError(f"{key}={value!r}: {use}, so it must not be empty or contain '/'")
+
+
+def _no_secrets(config: Config) -> None:
+    """Refuses secrets in values that must be written as they are: names of folders, and what a job's script holds."""
+    launcher = leaves(to_dict(config)["launcher"], "launcher")
+    for key, value in [
+        ("name", config.name),
+        ("experiment", config.experiment),
+        ("run_root", config.run_root),
+        *launcher,
+    ]:
+        if isinstance(value, str) and without_secrets_of("", value) != value:
+            raise RequestError(
+                f"{key}={without_secrets_of('', value)}: a secret, which the run folder would show: leave it out; "
+                "workers and jobs inherit the variables of the shell that starts the run"
+            )
 
 
 def _known_model(config: Config) -> None:
@@ -202,6 +221,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _least_numbers,
     _ranges,
     _names,
+    _no_secrets,
     _known_model,
     _model_fits_data,
     _trainer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.secrets import without_secrets_in_words
 from ortlaunch.compose.hydra_errors import explain
 
 
@@ -43,5 +44,6 @@ def run_name(name: str, keys: list[str], overrides: list[str]) -> str:
         keys: the keys that the sweep varies and the name does not show.
         overrides: the overrides that make this run.
     """
-    values = dict(override.lstrip("+~").split("=", 1) for override in overrides if "=" in override)
+    shown = without_secrets_in_words(overrides)
+    values = dict(override.lstrip("+~").split("=", 1) for override in shown if "=" in override)
     return "-".join([name, *(f"{key.rpartition('.')[2]}={values[key]}" for key in keys if key in values)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import write_record
+from ortlaunch.base.secrets import hidden
+from ortlaunch.config.hidden import restored
 from ortlaunch.config.launchers import launcher_schema
 from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
@@ -62,12 +66,14 @@ def _added_keys(tree: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Writes a resolved configuration, which `load_config` can read."""
-    OmegaConf.save(OmegaConf.structured(config), path)
+    """Writes a resolved configuration without its secrets. `load_config` reads it."""
+    write_record(path, OmegaConf.to_yaml(OmegaConf.create(hidden("", to_dict(config)))))
 
 
 def load_config(path: Path) -> Config:
     """Reads the configuration that a launcher wrote. Workers use it, so it does without Hydra.
+
+    Secrets, which the file does not hold, come from the environment; see `ortlaunch.config.hidden`.
 
     Raises:
         FileNotFoundError: there is no file.
@@ -75,7 +81,7 @@ def load_config(path: Path) -> Config:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there")
-    settings = read_settings(path)
+    settings = restored(read_settings(path), os.environ)
     try:
         return _config_of(settings)
     except (OmegaConfBaseException, KeyError, TypeError, ValueError, AttributeError) as error:

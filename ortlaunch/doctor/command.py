@@ -7,11 +7,12 @@ import contextlib
 import dataclasses
 import functools
 import io
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
+from ortlaunch.base.secrets import without_secrets
+from ortlaunch.base.text import json_text, library_error, printable_lines
 from ortlaunch.doctor import machine, stack, tracking
 from ortlaunch.doctor.fix import fix
 from ortlaunch.doctor.line import Level, Line
@@ -80,7 +81,7 @@ def examine(uri: str | None = None) -> list[Line]:
                 lines += look()
         # A broken installation may raise anything, and reporting it is the purpose of this command.
         except Exception as error:
-            lines.append(Line(name, Level.error, str(error) or type(error).__name__))
+            lines.append(Line(name, Level.error, library_error(error) or type(error).__name__))
     return lines
 
 
@@ -92,7 +93,7 @@ def _table(lines: list[Line]) -> str:
     width = max(len(line.name) for line in lines)
     rows = []
     for line in lines:
-        rows.append(f"{line.level.value:<8} {line.name:<{width}}  {line.text}")
+        rows.append(f"{line.level.value:<8} {line.name:<{width}}  {printable_lines(without_secrets(line.text))}")
         if line.mend is not None:
             rows.append(f"{'':<8} {'':<{width}}  {'by hand' if line.by_hand else 'mend'}: {line.mend}")
     return "\n".join(rows)
@@ -100,4 +101,4 @@ def _table(lines: list[Line]) -> str:
 
 def _json(lines: list[Line]) -> str:
     plain = [dataclasses.asdict(line) | {"level": line.level.value} for line in lines]
-    return json.dumps({"healthy": _code(lines) == 0, "lines": plain}, indent=2)
+    return json_text({"healthy": _code(lines) == 0, "lines": plain})

@@ -34,8 +34,8 @@ def log_to_run(run_dir: Path, path: Path, artifact_path: str) -> str:
         finally:
             journal.close()
         cfgs = destinations_of(run_dir)
-    except RequestError:
-        return f"journalled in {run_dir}, which was started without MLflow"
+    except RequestError as error:
+        return f"journalled in {run_dir} and not sent: {error}"
     except OSError as error:
         return f"not logged to the run: {error}"
     result = sync(run_dir, *cfgs)

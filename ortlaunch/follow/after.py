@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import say
 from ortlaunch.config.schema import Config
 from ortlaunch.follow.find import find_runs
 from ortlaunch.follow.rows import Row, Survey
@@ -73,7 +74,7 @@ def wait_for(names: list[str]) -> None:
     folders = _folders(names)
     waiting = [row for row in Survey(folders).rows(folders) if not _has_finished(row)]
     if waiting:
-        print(f"waiting for {', '.join(_name(row) for row in waiting)}", flush=True)
+        say(f"waiting for {', '.join(_name(row) for row in waiting)}")
     while waiting:
         time.sleep(_POLL_SECONDS)
         survey = Survey(folders)

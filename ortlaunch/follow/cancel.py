@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import say
 from ortlaunch.config.schema import LauncherConfig
 from ortlaunch.follow.find import HELP, find_runs
 from ortlaunch.follow.rows import Row
@@ -56,7 +57,7 @@ def cancel(arguments: list[str]) -> int:
     looked = [look(folder) for folder in folders]
     for row in (one.row for one in looked):
         if row.is_over:
-            print(f"{_described(row)} is over already: {_state_text(row)}", flush=True)
+            say(f"{_described(row)} is over already: {_state_text(row)}")
     active = [(one.row, one.record) for one in looked if not one.row.is_over]
     for _, record in active:
         _check_readable(record)
@@ -70,7 +71,7 @@ def cancel(arguments: list[str]) -> int:
         has_ended = _wait_until(check_end, asked_at + seconds, _QUEUE_POLL_SECONDS if row.job_id else _POLL_SECONDS)
         if has_ended and row.job_id:
             unsent += _journal_missing_end(record.folder)
-        print(_outcome_text(look(record.folder).row, has_ended=has_ended), flush=True)
+        say(_outcome_text(look(record.folder).row, has_ended=has_ended))
         all_ended &= has_ended
     _send(unsent)
     return exit_codes.DONE if all_ended else exit_codes.FAILED
@@ -202,7 +203,7 @@ def _send(folders: list[Path]) -> None:
     try:
         subprocess.run(command, stdout=subprocess.DEVNULL, timeout=_SYNC_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        print(f"MLflow does not know all of it yet: {shlex.join(command[2:])}", file=sys.stderr)
+        say(f"MLflow does not know all of it yet: {shlex.join(command[2:])}", file=sys.stderr)
 
 
 def _wait_until(check_end: Callable[[], bool], deadline: float, pause: float) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from ortlaunch.base.arguments import positive
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import json_text, say
 from ortlaunch.follow.rows import Row, Survey, damage_lines, title_of
 from ortlaunch.follow.state import State
 from ortlaunch.launch.plan import folder_name
@@ -53,9 +53,9 @@ def jobs(arguments: list[str]) -> int:
     rows = _rows(survey, selected, options)
     survey.close()
     for line in damage_lines(survey.damage):
-        print(f"ortlaunch: {line}", file=sys.stderr)
+        say(f"ortlaunch: {line}", file=sys.stderr)
     if options.json:
-        print(json.dumps([row.as_dict() for row in rows], indent=2, ensure_ascii=False))
+        print(json_text([row.as_dict() for row in rows]))
         return 0
     _show(rows, len(selected), survey)
     return 0
@@ -85,7 +85,7 @@ def _show(rows: list[Row], selected: int, survey: Survey) -> None:
         print(f"{len(rows)} of {selected} runs (--all shows the others)")
     for name in sorted({row.launcher for row in rows if row.job_id and not row.is_over}):
         if problem := survey.ask(name).problem:
-            print(f"ortlaunch: {title_of(name)} cannot be asked: {problem}", file=sys.stderr)
+            say(f"ortlaunch: {title_of(name)} cannot be asked: {problem}", file=sys.stderr)
 
 
 def _of_experiment(folders: list[RunFolder], experiment: str) -> list[RunFolder]:

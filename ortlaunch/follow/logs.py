@@ -15,6 +15,8 @@ from pathlib import Path
 from ortlaunch.base.arguments import count
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import in_words, open_plain
+from ortlaunch.base.secrets import without_secrets
+from ortlaunch.base.text import log_line, printable, say
 from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.follow.rows import Row
 from ortlaunch.follow.state import State
@@ -79,7 +81,8 @@ class Steps(Source):
             events, self.offset = read_events(self.path, self.offset)
         except OSError as error:
             raise RequestError(f"{self.path} cannot be read: {in_words(error)}") from error
-        yield from (line for event in events if (line := _described(event)))
+        # Journals of older releases may hold secrets. A line break in a text must not make a further line.
+        yield from (printable(without_secrets(line)) for event in events if (line := _described(event)))
 
 
 def _described(event: Event) -> str:
@@ -131,7 +134,7 @@ def _follow(
     """Prints lines as they come, until the run is over and all was read."""
     row = look(folder, max_age=_STATE_SECONDS).row
     if not find_sources() and not row.is_over:
-        print(f"{folder.run_id} is {row.state.value}{f' ({row.reason})' if row.reason else ''}", file=sys.stderr)
+        say(f"{folder.run_id} is {row.state.value}{f' ({row.reason})' if row.reason else ''}", file=sys.stderr)
     opened: dict[Path, Source] = {}
     looked_at, is_over = -math.inf, False
     while True:
@@ -148,7 +151,7 @@ def _follow(
         sys.stdout.flush()
         if is_over:
             if not opened:
-                print(f"{folder.run_id} is {_state_text(row)}; it has no log")
+                say(f"{folder.run_id} is {_state_text(row)}; it has no log")
             return
         time.sleep(_POLL_SECONDS)
 
@@ -157,7 +160,7 @@ def _print_lines(source: Source, is_wanted: Callable[[str], bool], last: int | N
     """Prints the wanted lines that came since the last call, only the last `last` of them unless it is None."""
     lines = (line for line in source.lines(final=final) if is_wanted(line))
     for line in lines if last is None else deque(lines, maxlen=last):
-        print(source.label + line)
+        print(source.label + log_line(line))
 
 
 def _source_finder(run_dir: Path, options: argparse.Namespace) -> Callable[[], list[Source]]:

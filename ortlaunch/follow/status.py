@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import time
 from typing import Any, NamedTuple
 
 from ortlaunch.base.ownership import why_foreign
+from ortlaunch.base.text import json_text, say
 from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.follow.rows import Row, Survey, damage_lines, title_of
 from ortlaunch.follow.state import State
@@ -30,14 +30,14 @@ def status(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     row, record, _ = look(find_run(options.run))
     if options.json:
-        print(json.dumps(_document(row, record), indent=2, ensure_ascii=False))
+        print(json_text(_document(row, record)))
         return 0
     for line in damage_lines(record.damage):
-        print(f"ortlaunch: {line}", file=sys.stderr)
+        say(f"ortlaunch: {line}", file=sys.stderr)
     lines = _lines(row, record)
     width = max(len(label) for label, _ in lines) + 1
     for label, text in lines:
-        print(f"{label + ':':<{width}} {text}")
+        say(f"{label + ':':<{width}} {text}")
     return 0
 
 

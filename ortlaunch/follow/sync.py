@@ -10,6 +10,7 @@ from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import why_foreign
+from ortlaunch.base.text import say
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run.liveness import Alive, liveness
 from ortlaunch.run.record import scheduler_of
@@ -38,22 +39,13 @@ def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
     """
     options = _parser().parse_args(args)
     run_dirs = _requested(options, run_root)
-    destinations, all_sent = [], True
-    for run_dir in run_dirs:
-        try:
-            destinations.append((run_dir, _destinations(run_dir, options.uri)))
-        except RequestError as error:
-            if not options.all:
-                raise
-            # One folder that cannot be sent does not keep the others back.
-            print(f"ortlaunch: {error}", file=sys.stderr)
-            all_sent = False
+    destinations, all_sent = _destinations(run_dirs, options)
     for run_dir, cfgs in destinations:
         end_note = end_if_dead(run_dir)
         result = sync(run_dir, *cfgs)
         all_sent &= result.sent
         for sink_result in result.sinks:
-            print(_line(run_dir, sink_result, end_note), flush=True)
+            say(_line(run_dir, sink_result, end_note))
     sent = set(run_dirs)
     for run_dir, cfgs in destinations:
         # A sweep ends with its last run, so its own journal may have changed.
@@ -64,7 +56,21 @@ def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
     return 0 if all_sent else 1
 
 
-def _destinations(run_dir: Path, uri: str | None) -> list[Any]:
+def _destinations(run_dirs: list[Path], options: argparse.Namespace) -> tuple[list[tuple[Path, list[Any]]], bool]:
+    """Returns the trackers of each run, and whether all have some; with `--all` one that has none stops no other."""
+    found, complete = [], True
+    for run_dir in run_dirs:
+        try:
+            found.append((run_dir, _believed(run_dir, options.uri)))
+        except RequestError as error:
+            if not options.all:
+                raise
+            say(f"ortlaunch: {error}", file=sys.stderr)
+            complete = False
+    return found, complete
+
+
+def _believed(run_dir: Path, uri: str | None) -> list[Any]:
     """The trackers to send a run to. Those of a folder that is not this user's own are not believed.
 
     Raises:

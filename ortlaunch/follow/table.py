@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ortlaunch.base.tables import print_in_full_width, printable
+from ortlaunch.base.secrets import without_secrets
+from ortlaunch.base.tables import print_in_full_width
+from ortlaunch.base.text import printable
 from ortlaunch.follow.rows import Row
 from ortlaunch.follow.state import State
 
@@ -53,8 +55,8 @@ def _columns(rows: list[Row]) -> dict[str, list[str]]:
     rates = [row.rates for row in rows]
     columns = {
         "id": [row.run_id for row in rows],
-        "name": [printable(row.name) for row in rows],
-        "experiment": [printable(row.experiment) for row in rows],
+        "name": [row.name for row in rows],
+        "experiment": [row.experiment for row in rows],
         "job": [row.job_id or "" for row in rows],
         "state": [row.state.value for row in rows],
         "nodes": [str(row.nodes) for row in rows],
@@ -64,10 +66,11 @@ def _columns(rows: list[Row]) -> dict[str, list[str]]:
         "loss": ["" if row.last_loss is None else f"{row.last_loss:.4g}" for row in rows],
         "elapsed": [duration_text(row.elapsed_seconds) for row in rows],
         "left": [duration_text(row.left_seconds) for row in rows],
-        "why": [_shortened(printable(row.reason)) for row in rows],
+        "why": [_shortened(without_secrets(row.reason)) for row in rows],
     }
     always = ("id", "name", "state", "step", "tokens/s", "loss", "elapsed")
-    return {title: cells for title, cells in columns.items() if title in always or _tells_something(title, cells)}
+    shown = {title: [printable(cell) for cell in cells] for title, cells in columns.items()}
+    return {title: cells for title, cells in shown.items() if title in always or _tells_something(title, cells)}
 
 
 def _tells_something(title: str, cells: list[str]) -> bool:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ortlaunch.base.secrets import is_secret, without_secrets
+from ortlaunch.base.secrets import is_secret, without_secrets, without_secrets_in_words
 from ortlaunch.launch.repository import Repository
 
 _PACKAGES = (
@@ -68,7 +68,7 @@ def describe(arguments: list[str], repository: Repository | None = None) -> dict
         repository: the repository that ortlaunch was started in, if any.
     """
     return {
-        "command": [without_secrets(word) for word in ("ortlaunch", *arguments)],
+        "command": without_secrets_in_words(["ortlaunch", *arguments]),
         "cwd": os.getcwd(),
         "host": socket.gethostname(),
         "platform": platform.platform(),

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from ortlaunch.base.files import write_record
 from ortlaunch.base.ownership import closed_to_others
-from ortlaunch.base.secrets import without_secrets
+from ortlaunch.base.secrets import hidden, without_secrets_in_words, without_tokens
 from ortlaunch.config.devices import resolve_device
-from ortlaunch.config.load import save_config, to_dict
 from ortlaunch.config.schema import Config
 from ortlaunch.launch import environment
 from ortlaunch.launch.plan import LaunchPlan, Start
@@ -46,19 +46,23 @@ def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start)
     plan.log_dir.mkdir(parents=True, exist_ok=plan.attempt > 0)
     if plan.attempt:
         _keep_attempt(plan)
-    arguments = [without_secrets(argument) for argument in arguments]
     files = plan.files
-    save_config(trackers.public(config), files.config_file)
-    OmegaConf.save(OmegaConf.create(arguments), files.overrides_file)
+    write_record(files.config_file, OmegaConf.to_yaml(OmegaConf.create(trackers.public_settings(config))))
+    write_record(files.overrides_file, OmegaConf.to_yaml(OmegaConf.create(without_secrets_in_words(arguments))))
     found = _repository_of(plan, config)
     record = environment.describe(arguments, found) | {
-        "torchrun": without_secrets(shlex.join(start.command)),
-        "set": {name: without_secrets(value) for name, value in start.environment.items()},
+        "torchrun": shlex.join(without_secrets_in_words(start.command)),
+        "set": hidden("", start.environment),
     }
-    files.environment_file.write_text(json.dumps(record, indent=2) + "\n")
-    files.packages_file.write_text(_packages(), encoding="utf-8")
+    write_record(files.environment_file, json.dumps(record, indent=2) + "\n")
+    write_record(files.packages_file, _packages())
     if found is not None and (found.dirty or found.untracked):
-        files.patch_file.write_bytes(found.patch())
+        patch = found.patch().decode(errors="surrogateescape")
+        shown = without_tokens(patch)
+        note = (
+            "" if shown == patch else "# secrets are replaced by ***: lines with them cannot be applied as they are\n"
+        )
+        write_record(files.patch_file, note + shown, errors="surrogateescape")
     if plan.sweep is not None:
         sweep.join(plan.run_dir, plan.sweep)
 
@@ -66,7 +70,7 @@ def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start)
 def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
     """Journals the run's parameters, tags and files. The run folder must have been written before."""
     journal.start(config.experiment, plan.name, plan.run_id)
-    params = to_dict(trackers.public(config))
+    params = trackers.public_settings(config)
     journal.params({key: value for key, value in params.items() if key != "trackers" or value})
     record = json.loads(plan.files.environment_file.read_text())
     tags = {

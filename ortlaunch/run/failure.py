@@ -20,12 +20,15 @@ from typing import Any
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
 from ortlaunch.base.reading import notice, read_json, read_tail
+from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run.attempt import last_attempt
 from ortlaunch.run.run import Run
 
 _TAIL_LINES = 15
 _LOG_BYTES = 4 << 20
 """The part of a log, from its end, that is read."""
+_READ_LINES = 200
+"""Lines in which secrets are looked for before the last `_TAIL_LINES` are taken: a private key has up to 60."""
 _ENDED = "the worker was ended by"
 
 
@@ -60,7 +63,7 @@ def record(run_dir: Path, rank: int, error: BaseException, host: str | None = No
     """
     is_request = isinstance(error, RequestError)
     message = str(error) if is_request else _end_of(error)
-    failure = Failure(rank, host or socket.gethostname(), message, is_request, time.time())
+    failure = Failure(rank, host or socket.gethostname(), without_secrets(message), is_request, time.time())
     try:
         folder = Run(run_dir).failures
         folder.mkdir(exist_ok=True)
@@ -71,7 +74,8 @@ def record(run_dir: Path, rank: int, error: BaseException, host: str | None = No
 
 def _end_of(error: BaseException) -> str:
     """The traceback's last lines. If the last line of the user's own code is further up, it comes first."""
-    lines = "".join(traceback.format_exception(error)).strip().splitlines()
+    # Secrets are removed before the text is cut, because a part of one may not look like one.
+    lines = without_secrets("".join(traceback.format_exception(error))).strip().splitlines()
     shown = "\n".join(lines[-_TAIL_LINES:])
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
     place = f'  File "{own[-1].filename}", line {own[-1].lineno}, in {own[-1].name}' if own else ""
@@ -157,5 +161,6 @@ def _killed_message(run_dir: Path, rank: int, number: int) -> str:
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = " (out of memory?)" if number == signal.SIGKILL else ""
     log = Run(run_dir).rank_log(rank)
-    tail = read_tail(log, _LOG_BYTES).strip().splitlines()[-_TAIL_LINES:] if log.is_file() else []
+    lines = read_tail(log, _LOG_BYTES).strip().splitlines()[-_READ_LINES:] if log.is_file() else []
+    tail = without_secrets("\n".join(lines)).splitlines()[-_TAIL_LINES:]
     return "\n".join([f"{_ENDED} {name}{hint}; the last lines of its log:", *tail])

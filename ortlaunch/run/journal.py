@@ -12,13 +12,14 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ortlaunch.base.files import PRIVATE
 from ortlaunch.base.reading import notice, open_plain
-from ortlaunch.base.secrets import redacted
+from ortlaunch.base.secrets import hidden, is_hidden, without_secrets
 from ortlaunch.run import events
 from ortlaunch.run.events import Event, Status
 
@@ -32,6 +33,9 @@ class Journal:
 
     Several processes may write the same file, because each line is one append. If a process died in the middle of a
     line, the next writer starts a new line, so that only the unfinished line is lost. A full disk raises OSError.
+
+    No secret gets into the journal, and so none gets to the trackers. If one was removed, the file is for its owner
+    alone.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +49,7 @@ class Journal:
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Journals the configuration, with dotted keys and with values as the user would type them."""
-        self._append(events.ParamsSet(_now(), flatten(values)))
+        self._append(events.ParamsSet(_now(), flatten(hidden("", values))))
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Journals facts about the run, which a later attempt may change."""
@@ -99,13 +103,30 @@ class Journal:
         self.close()
 
     def _append(self, event: Event) -> None:
-        data = memoryview((("" if self._at_line_start() else "\n") + events.encode(event)).encode())
+        line = events.encode(_without_secrets(event))
+        if is_hidden(line):
+            os.fchmod(self._fd, PRIVATE)
+        data = memoryview((("" if self._at_line_start() else "\n") + line).encode())
         while data:  # One write is enough in practice. After a short write, the next one raises the reason (ENOSPC).
             data = data[os.write(self._fd, data) :]
 
     def _at_line_start(self) -> bool:
         size = os.fstat(self._fd).st_size
         return size == 0 or os.pread(self._fd, 1, size - 1) == b"\n"
+
+
+def _without_secrets(event: Event) -> Event:
+    """The event without secrets in its texts. Figures hold none, and a file's path must stay the path."""
+    if isinstance(event, events.Measured | events.FileKept):
+        return event
+    public: dict[str, Any] = {}
+    for one in fields(event):
+        value = getattr(event, one.name)
+        if isinstance(value, str):
+            public[one.name] = without_secrets(value)
+        elif isinstance(value, dict):
+            public[one.name] = {key: without_secrets(text) for key, text in value.items()}
+    return replace(event, **public)
 
 
 def _now() -> int:
@@ -128,7 +149,7 @@ def _text(value: Any) -> str:
     if isinstance(value, Enum):
         value = value.value
     if isinstance(value, str):
-        return redacted(value) if "@" in value else value
+        return without_secrets(value)
     if isinstance(value, (bool, list, tuple, Mapping)) or value is None:
         return json.dumps(value, default=str)
     return str(value)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ortlaunch.base.files import replace_text
+from ortlaunch.base.files import replace_text, write_record
 from ortlaunch.base.reading import notice, read_json, read_text
-from ortlaunch.base.secrets import without_secrets
+from ortlaunch.base.secrets import hidden, without_secrets, without_secrets_in_words
 from ortlaunch.run.events import Status, is_count
 from ortlaunch.run.names import KIND_TAG, SWEEP_TAG
 from ortlaunch.run.run import Run
@@ -89,22 +89,45 @@ def create(
     """
     import yaml
 
-    hydras = folder / HYDRA_FILE
-    if hydras.is_file():
-        replace_text(hydras, without_secrets(hydras.read_text(encoding="utf-8")))
-    command = [without_secrets(word) for word in command]
+    hide_in_hydras_file(folder)
+    command = without_secrets_in_words(command)
 
     sweep = Sweep(folder, name, experiment, secrets.token_hex(3))
     (folder / _ENDED).mkdir(parents=True, exist_ok=True)
     (folder / _TASKS).mkdir(exist_ok=True)
     config = {"experiment": experiment, "name": name, "tracking": tracking, "trackers": trackers or {}}
-    Run(folder).config_file.write_text(yaml.safe_dump(config))
+    write_record(Run(folder).config_file, yaml.safe_dump(config))
     with Run(folder).journal() as journal:
         journal.start(experiment, name, sweep.run_id)
         tags = {KIND_TAG: "sweep", "ortlaunch.run_dir": str(folder), "ortlaunch.command": shlex.join(command)}
         journal.tags(tags)
     sweep.write([], complete=False)
     return sweep
+
+
+def hide_in_hydras_file(folder: Path) -> None:
+    """Removes secrets from the file that Hydra has written to a sweep's folder."""
+    import yaml
+
+    file = folder / HYDRA_FILE
+    if not file.is_file():
+        return
+    text = file.read_text(encoding="utf-8")
+    try:
+        shown = yaml.safe_dump(_hidden_overrides(yaml.safe_load(text)), sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError:
+        shown = without_secrets(text)
+    write_record(file, shown)
+
+
+def _hidden_overrides(node: Any) -> Any:
+    """The content of Hydra's file without secrets. Overrides are lists of KEY=VALUE."""
+    if isinstance(node, dict):
+        return {key: hidden(str(key), _hidden_overrides(value)) for key, value in node.items()}
+    if isinstance(node, list):
+        words = [word for word in node if isinstance(word, str)]
+        return without_secrets_in_words(words) if len(words) == len(node) else [_hidden_overrides(one) for one in node]
+    return node
 
 
 def join(run_dir: Path, task: SweepTask) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.secrets import is_hidden
+from ortlaunch.config.hidden import restored
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.config.tracking_uri import check_uri, resolve_tracking, sqlite_path
 from ortlaunch.run.run import Run
@@ -21,21 +24,30 @@ def destinations_of(run_dir: Path, uri: str | None = None, environment: Mapping[
     Args:
         run_dir: the run folder.
         uri: an MLflow store that replaces the one that the run was started with.
-        environment: the variables with the credentials, which the folder does not hold; None adds no credentials.
+        environment: the variables with the credentials, which the folder does not hold; None takes this process's.
 
     Raises:
-        RequestError: the folder has no journal, or neither the folder nor `uri` names a tracker.
+        RequestError: the folder has no journal, neither the folder nor `uri` names a tracker, or the folder's URI holds
+            ``***`` instead of a password that the environment does not have.
     """
     run = Run(run_dir)
     run.require(run.journal_file)
-    main, others = _nodes(run_dir)
+    environment = os.environ if environment is None else environment
+    main, others = _nodes(run_dir, environment)
     cfgs = [_of_node(name, node) for name, node in others.items()]
     values = _known_values(main) if main.get("name") == trackers.MAIN else {}
     if uri is not None or "uri" in values:
         cfgs.insert(0, _mlflow(values, uri))
     if not cfgs:
         raise RequestError(f"{run_dir} was started without MLflow (tracking=none): name a store with --uri")
-    return cfgs if environment is None else [trackers.restored(cfg, environment) for cfg in cfgs]
+    cfgs = [trackers.restored(cfg, environment) for cfg in cfgs]
+    for cfg in cfgs:
+        if isinstance(cfg, MlflowConfig) and is_hidden(cfg.uri):
+            variable = trackers.find(trackers.MAIN).variable
+            raise RequestError(
+                f"{run_dir} holds {cfg.uri} without its password: set {variable} to the whole URI, or give it by --uri"
+            )
+    return cfgs
 
 
 def is_without_trackers(run_dir: Path) -> bool:
@@ -76,7 +88,7 @@ def _of_node(name: str, node: Any) -> Any:
         return Unusable(name, str(error))
 
 
-def _nodes(run_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    config = Run(run_dir).settings()
+def _nodes(run_dir: Path, environment: Mapping[str, str] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    config = restored(Run(run_dir).settings(), environment or {})
     main, others = config.get("tracking"), config.get("trackers")
     return main if isinstance(main, dict) else {}, others if isinstance(others, dict) else {}

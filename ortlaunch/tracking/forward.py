@@ -14,7 +14,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base.files import PRIVATE
 from ortlaunch.base.locks import exclusive
+from ortlaunch.base.secrets import is_hidden
+from ortlaunch.base.text import library_error
 from ortlaunch.run.events import Started
 from ortlaunch.run.journal import Chunk, iterate, read_chunk
 from ortlaunch.run.run import Run
@@ -220,7 +223,7 @@ class Forwarder:
         return Identity(folder.parent.name, folder.name, folder.name.rpartition("-")[2], first.t)
 
     def _note_failure(self, error: BaseException) -> None:
-        text = self.to.scrubbed(f"{type(error).__name__}: {error}")[:_ERROR_LENGTH]
+        text = self.to.scrubbed(f"{type(error).__name__}: {library_error(error)}")[:_ERROR_LENGTH]
         if text != self.last_error:
             self._log.warning("not sent, trying again: %s", text)
         self.last_error = text
@@ -268,6 +271,13 @@ class _QuietFile(logging.FileHandler):
         # In a folder of another user, a link could lead to any file of this user.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         return open(os.open(self.baseFilename, flags, 0o644), "a", encoding=self.encoding)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line. If a secret was removed from it, the file is for its owner alone."""
+        super().emit(record)
+        if is_hidden(self.format(record)):
+            with suppress(OSError):
+                Path(self.baseFilename).chmod(PRIVATE)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Ignores the error: a full disk must not print tracebacks to the user's terminal."""

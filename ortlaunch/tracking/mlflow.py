@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.secrets import redacted, scrubbed
+from ortlaunch.base.secrets import has_credentials, redacted, scrubbed, without_secrets_of
 from ortlaunch.config.schema import Config, MlflowConfig
 from ortlaunch.config.tracking_uri import check_uri, compare_command, resolve_tracking, sqlite_path
 from ortlaunch.tracking.sink import MlflowSink
@@ -33,6 +33,11 @@ class MlflowTracker(Tracker[MlflowConfig]):
         if cfg.flush_seconds < 0:
             raise RequestError(f"tracking.flush_seconds={cfg.flush_seconds}: must be at least 0")
         check_uri(cfg.uri)
+        if has_credentials(cfg.artifacts):
+            raise RequestError(
+                f"tracking.artifacts={redacted(cfg.artifacts)}: MLflow would show the credentials with every run: set "
+                "the storage's own variables instead, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            )
 
     def resolved(self, cfg: MlflowConfig, cwd: Path) -> MlflowConfig:
         """The configuration with an absolute database file and artifact folder."""
@@ -40,17 +45,17 @@ class MlflowTracker(Tracker[MlflowConfig]):
 
     def public(self, cfg: MlflowConfig) -> MlflowConfig:
         """The configuration without the credentials in the URI."""
-        return replace(cfg, uri=redacted(cfg.uri))
+        return replace(cfg, uri=_public(cfg.uri), artifacts=_public(cfg.artifacts))
 
     def environment(self, cfg: MlflowConfig) -> dict[str, str]:
         """A variable with the URI, if the URI holds a password."""
-        return {TRACKING_URI: cfg.uri} if redacted(cfg.uri) != cfg.uri else {}
+        return {TRACKING_URI: cfg.uri} if has_credentials(cfg.uri) else {}
 
     def restored(self, cfg: MlflowConfig, environment: Mapping[str, str]) -> MlflowConfig:
         """The configuration with the URI from the environment, if that is the same URI with its password."""
         uri = environment.get(TRACKING_URI, "")
         # The variable may be left from another run, whose store must not get this run.
-        return replace(cfg, uri=uri) if redacted(uri) == cfg.uri else cfg
+        return replace(cfg, uri=uri) if uri and _public(uri) == cfg.uri else cfg
 
     def place(self, cfg: MlflowConfig) -> str:
         """The URI without credentials."""
@@ -87,6 +92,10 @@ class MlflowTracker(Tracker[MlflowConfig]):
     def sink(self, cfg: MlflowConfig, context: Context) -> MlflowSink:
         """The sink that writes the run to MLflow."""
         return MlflowSink(cfg, context)
+
+
+def _public(uri: str) -> str:
+    return without_secrets_of("uri", uri)
 
 
 def mlflow_of(config: Config) -> MlflowConfig | None:

@@ -9,6 +9,7 @@ wrote.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import PRIVATE
+from ortlaunch.base.secrets import is_hidden
 from ortlaunch.config.schema import TrackingConfig
 from ortlaunch.run.run import Run
 from ortlaunch.tracking.tracker import Context, Identity, Sink, Tracker
@@ -161,6 +164,8 @@ class TensorboardSink(Sink):
             file.truncate(self._mark.length)
             file.seek(self._mark.length)
             file.write(data)
+            if is_hidden(data.decode(errors="replace")):
+                os.fchmod(file.fileno(), PRIVATE)
         self._mark = replace(self._mark, length=self._mark.length + len(data))
         self._pending = BytesIO()
         return str(self._mark)

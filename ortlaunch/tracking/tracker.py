@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from ortlaunch.base.secrets import is_secret, without_secrets
+from ortlaunch.base.secrets import hidden, without_secrets
 from ortlaunch.config.schema import TrackingConfig
 from ortlaunch.tracking.translate import Operation
 
@@ -131,8 +131,7 @@ class Tracker(Generic[C]):
         """The configuration without credentials, as it may be written to the run folder."""
         assert dataclasses.is_dataclass(cfg) and not isinstance(cfg, type)
         values = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
-        hidden = {key: _hidden(key, value) for key, value in values.items()}
-        return dataclasses.replace(cfg, **hidden)
+        return dataclasses.replace(cfg, **hidden("", values))
 
     def environment(self, cfg: C) -> dict[str, str]:
         """The environment variables that pass the credentials, which `public` removes, to a cluster's job."""
@@ -174,15 +173,3 @@ class Tracker(Generic[C]):
     def sink(self, cfg: C, context: Context) -> Sink:
         """Makes the sink of one run."""
         raise NotImplementedError
-
-
-def _hidden(key: str, value: Any) -> Any:
-    """The value without secrets: values of keys with a secret's name, and texts that look like one. It also searches
-    mappings and lists."""
-    if isinstance(value, Mapping):
-        return {name: _hidden(str(name), one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_hidden(key, one) for one in value]
-    if not isinstance(value, str):
-        return value
-    return "***" if value and is_secret(key) else without_secrets(value)

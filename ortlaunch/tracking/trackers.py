@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.modules import announced
-from ortlaunch.base.secrets import is_hidden
-from ortlaunch.config.load import first_line
+from ortlaunch.base.secrets import hidden, is_hidden
+from ortlaunch.config.hidden import carrier, check_whole
+from ortlaunch.config.load import first_line, to_dict
 from ortlaunch.config.schema import Config
 from ortlaunch.tracking.tracker import Tracker
 
@@ -168,9 +169,22 @@ def public(config: Config) -> Config:
     return _with_trackers(config, [find(cfg.name).public(cfg) for cfg in chosen(config)])
 
 
+def public_settings(config: Config) -> dict[str, Any]:
+    """The configuration as plain values, and without any secret: of the trackers and of all other keys."""
+    settings: dict[str, Any] = hidden("", to_dict(public(config)))
+    return settings
+
+
 def environment(config: Config) -> dict[str, str]:
-    """The environment variables that pass the trackers' credentials to a job."""
-    return {name: text for cfg in chosen(config) for name, text in find(cfg.name).environment(cfg).items()}
+    """The environment variables that pass the configuration's secrets to a job."""
+    own = {name: text for cfg in chosen(config) for name, text in find(cfg.name).environment(cfg).items()}
+    return own | carrier(to_dict(config), public_settings(config))
+
+
+def worker_environment(config: Config) -> dict[str, str]:
+    """The environment variable that passes the configuration's secrets to workers, which use no tracker."""
+    settings = to_dict(config) | {"tracking": {}, "trackers": {}}
+    return carrier(settings, hidden("", settings))
 
 
 def restored(cfg: Any, carried: Mapping[str, str]) -> Any:
@@ -210,6 +224,7 @@ def check_credentials(config: Config) -> None:
                     f"{key}: the run folder holds *** instead of the credentials: give the whole value, "
                     f"{key}=VALUE{remedy}"
                 )
+    check_whole(to_dict(config))
 
 
 def files(config: Config) -> list[Path]:

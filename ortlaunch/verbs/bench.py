@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE, FAILED, FIRST_STOPPED
+from ortlaunch.base.text import say
 from ortlaunch.compose.hydra_tree import multirun_task, run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.compose.sweep_folder import discard, sweep_folder
@@ -85,7 +86,7 @@ def main(arguments: list[str]) -> int:
         grid = _composed(words)
         _check(grid)
         for name, error in grid.refused:
-            print(f"ortlaunch: {name} is left out: {error}", file=sys.stderr)
+            say(f"ortlaunch: {name} is left out: {error}", file=sys.stderr)
         if not grid.cells or grid.cells[0].config.launcher.dry_run:
             print(_listed(grid, repeat) if grid.cells else "", end="")
             return DONE
@@ -209,7 +210,7 @@ class _Bench:
         again = compare_command(tracking, "--sweep", str(self._grid.folder))
         print(f"bench:      {self._grid.folder}\ncompare:    {again}", flush=True)
         for name, why in self._failed.items():
-            print(f"ortlaunch: {name} failed: {why}", file=sys.stderr, flush=True)
+            say(f"ortlaunch: {name} failed: {why}", file=sys.stderr)
         if stopped or not self._has_finished:
             return code
         self._compare(options, tracking, again)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE, FIRST_STOPPED
+from ortlaunch.base.text import say
 from ortlaunch.compose.sweeps import run_name, swept_keys, swept_name
-from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config
 from ortlaunch.config.trainers import keys_in_names
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
@@ -137,7 +137,7 @@ def create_sweep(folder: Path, name: str, config: Config, arguments: list[str]) 
         config: the configuration of its first run.
         arguments: the command line after ``ortlaunch``.
     """
-    public = to_dict(trackers.public(config))
+    public = trackers.public_settings(config)
     command = ["ortlaunch", *arguments]
     return create(folder, name, config.experiment, public["tracking"], command, public["trackers"])
 
@@ -154,4 +154,4 @@ def end_sweep(folder: Path, config: Config, statuses: set[str]) -> None:
     cfgs = trackers.chosen(config)
     result = Relay(folder, *cfgs).finish(trackers.flush_seconds(cfgs))
     if result.message:
-        print(f"ortlaunch: {result.message}")
+        say(f"ortlaunch: {result.message}")

@@ -84,10 +84,13 @@ class _Launches:
         from ortlaunch.compose.hydra_tree import multirun_task
         from ortlaunch.compose.prepare import prepared
         from ortlaunch.config.load import to_config
+        from ortlaunch.run.sweep import hide_in_hydras_file
 
         if self._code or self._error is not None:
             return
         task = multirun_task()
+        if task is not None and self._multirun is None:
+            hide_in_hydras_file(task.folder)
         try:
             config = prepared(to_config(tree))
             if self._after:

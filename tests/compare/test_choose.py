@@ -49,10 +49,33 @@ def test_what_mlflow_cannot_search_for_is_said(store: MlflowConfig, make: Make, 
 
 
 @pytest.mark.parametrize("text", ["novalue", "=x"])
-def test_a_tag_is_a_pair(store: MlflowConfig, text: str, capsys: Any) -> None:
-    with pytest.raises(SystemExit) as raised:
+def test_a_tag_is_a_pair(store: MlflowConfig, text: str) -> None:
+    with pytest.raises(RequestError, match=f"^compare: --tag: '{text}' is not KEY=VALUE"):
         main(["--tag", text], store.uri, "x")
-    assert raised.value.code == 2 and "KEY=VALUE" in capsys.readouterr().err
+
+
+def test_what_mlflow_refuses_is_said_without_its_sql(store: MlflowConfig, make: Make, monkeypatch: Any) -> None:
+    """An older server refuses conditions that this client takes, and a broken database answers with its SQL."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
+    make("a")
+    refusal = MlflowException(
+        "Invalid clause(s) in filter string: 'tags.`nope`'\n[SQL: SELECT x]", INVALID_PARAMETER_VALUE
+    )
+    for error, said in (
+        (refusal, r"--tag nope=x: MLflow cannot search for this text$"),
+        (Exception("(sqlite3.OperationalError) no such column: x\n[SQL: SELECT a]\n[parameters: (1,)]"), r"column: x$"),
+    ):
+
+        def fail(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(MlflowClient, "search_runs", fail)
+        with pytest.raises(RequestError, match=said) as refused:
+            main(["--tag", "nope=x"], store.uri, "x")
+        assert len(str(refused.value).splitlines()) == 1 and "SQL" not in str(refused.value)
 
 
 def test_the_last_runs_and_that_there_are_more(store: MlflowConfig, make: Make, experiment: str) -> None:

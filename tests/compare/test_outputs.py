@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -219,6 +220,32 @@ def test_names_do_no_harm(store: MlflowConfig, make: Make, experiment: str, tmp_
     assert (
         "<img" not in markdown and len({line.replace("\\|", "").count("|") for line in markdown.splitlines()[:4]}) == 1
     )
+
+
+@pytest.mark.parametrize("format", ["table", "json", "csv", "markdown"])
+def test_no_format_controls_a_terminal(store: MlflowConfig, make: Make, experiment: str, format: str) -> None:
+    name = "[red]a[/red]\x1b]0;x\x07\x9b2J\u202eb\nc"
+    make(name, 1.0, params={"one": name, "model.name": name}, tags={"backend": name, "git_commit": name})
+    make("other", 2.0, params={"one": "x"})
+    text = printed(store, experiment, format)
+    assert all(line.isprintable() for line in text.split("\n"))
+    shown = text.replace("\\[", "[").replace("\\]", "]")
+    assert ("[red]a[/red]" in shown) and ("\\u202e" in text if format == "json" else "?]0;x??2J?b?c" in shown)
+
+
+def test_a_cell_is_no_formula(store: MlflowConfig, make: Make, experiment: str) -> None:
+    """Names are of whoever may write to the server; a spreadsheet would run them."""
+    formulas = ["=cmd|'/c calc'!A0", "+1+cmd", "-2+3", "@SUM(A1)", "\uff1d1+1", "-baseline", "-"]
+    for name in [*formulas, "plain"]:
+        make(name, -1.0, params={"model.name": "-1e5"})
+    rows = list(csv.DictReader(io.StringIO(printed(store, experiment, "csv"))))
+    assert [row["run"] for row in rows] == [*(f"'{name}" for name in formulas[:-1]), "-", "plain"]
+    assert {row["model"] for row in rows} == {"-1e5"} and {row["tokens_per_second_median"] for row in rows} == {"-1.0"}
+
+
+def test_markdown_has_no_link_of_others(store: MlflowConfig, make: Make, experiment: str) -> None:
+    make("[click](http://evil.example) ![x](http://evil.example/x.png)", 1.0)
+    assert "\\[click\\](" in printed(store, experiment, "markdown")
 
 
 def test_runs_without_metrics_make_a_page_all_the_same(

@@ -25,6 +25,9 @@ SECRETS = {
     "MLFLOW_TRACKING_PASSWORD": "mlflow-hunter2",
     "HF_TOKEN": "hf_hunter2hunter2hunter2",
     "NCCL_MY_TOKEN": "nccl-hunter2",
+    "NCCL_X_PASS": "nccl-pass-hunter2",
+    "TORCH_DSN": "torch-dsn-hunter2",
+    "UCX_NOTE": "glpat-Hunter2Hunter2Hunter2",
     "TORCH_PROXY": "https://ann:hunter2@proxy.example/?token=hunter2",
 }
 BANNERS = re.compile(r"[Dd]eep[Ss]peed|torchrun|W\d{4}|\bINFO\b|\bWARNING\b|Warning:|onnxruntime|ORTModule")

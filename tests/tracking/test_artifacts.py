@@ -13,7 +13,7 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import TRUST
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.follow.sync import _destinations, end_if_dead, sync_main
+from ortlaunch.follow.sync import _believed, end_if_dead, sync_main
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from ortlaunch.tracking.artifacts import why_not_sent
@@ -124,8 +124,8 @@ def test_a_folder_of_another_user_does_not_say_where_to_send_it(
     assert sync_main(["--all", str(run_dir.parent)]) == 1
     assert "say by --uri" in capsys.readouterr().err
     assert not (run_dir / "relay.json").exists()
-    (named,) = _destinations(run_dir, "sqlite:////nowhere/mlruns.db")
+    (named,) = _believed(run_dir, "sqlite:////nowhere/mlruns.db")
     assert named.uri == "sqlite:////nowhere/mlruns.db"
     monkeypatch.setenv(TRUST, str(run_dir.parent))
-    (believed,) = _destinations(run_dir, None)
+    (believed,) = _believed(run_dir, None)
     assert believed.uri == "http://evil.example:5000"

@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from itertools import groupby
 
-from ortlaunch.base.tables import printable
+from ortlaunch.base.text import public_text
 from ortlaunch.compare import figures
 from ortlaunch.compare.columns import Column, columns_of, doubtful, lines
 from ortlaunch.compare.comparison import Comparison
@@ -132,15 +132,15 @@ def _differences(comparison: Comparison) -> list[str]:
     if len(comparison.groups) > _MATRIX:
         columns = difference_columns(comparison)
     else:
-        keys = Column("", [printable(difference.key) for difference in comparison.differences])
+        keys = Column("", [public_text(difference.key) for difference in comparison.differences])
         found = [[figures.word(value) for value in difference.values] for difference in comparison.differences]
         by_group = zip(comparison.groups, zip(*found, strict=True), strict=True)
-        columns = [keys, *(Column(printable(group.label), list(values)) for group, values in by_group)]
+        columns = [keys, *(Column(public_text(group.label), list(values)) for group, values in by_group)]
     return ["<h2>What differs in their configuration</h2>\n", _table(columns, [False] * len(columns[0].values))]
 
 
 def _text(text: str) -> str:
-    return escape(printable(text))
+    return escape(public_text(text))
 
 
 def _asset(name: str) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config, LocalConfig
 from ortlaunch.run.run import Run
+from ortlaunch.tracking import trackers
 
 JOIN_SECONDS = 900
 """How long the machines wait for each other. A user types the command on each of them, which takes time."""
@@ -117,7 +117,7 @@ def wait_for_first(run_dir: Path, config: Config | None, seconds: float = JOIN_S
         time.sleep(0.2)
     if config is None:
         return
-    if keys := differing(first.settings(), to_dict(config)):
+    if keys := differing(first.settings(), trackers.public_settings(config)):
         raise RequestError(
             f"the first machine runs another configuration: {', '.join(keys)}. Type the line that it printed"
         )

@@ -140,7 +140,9 @@ def _run_workers(
     """Runs this machine's workers to their end. Shows what they journal, and sends it to the trackers."""
     with _StopFlag() as stop:
         # The workers start before any thread of this process, because a fork may copy a lock that a thread holds.
-        group = WorkerGroup(part.start, part.torchrun_log, started)
+        secrets = trackers.worker_environment(config)
+        start = dataclasses.replace(part.start, environment=part.start.environment | secrets)
+        group = WorkerGroup(start, part.torchrun_log, started)
         try:
             display.start()
             if relay is not None:

@@ -16,6 +16,7 @@ from types import FrameType
 
 from ortlaunch.base import exit_codes, output
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import say
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.local.workers import WorkerGroup
@@ -42,7 +43,7 @@ def main() -> int:
         launcher, config = launcher_and_config(run_dir)
         return run_job(launcher, config, run_dir)
     except RequestError as error:
-        print(f"ortlaunch: {error}", file=sys.stderr)
+        say(f"ortlaunch: {error}", file=sys.stderr)
         return exit_codes.REQUEST
 
 
@@ -155,7 +156,7 @@ def _finish(relay: Relay | None, run_dir: Path) -> None:
         return
     result = relay.finish(trackers.flush_seconds(destinations(run_dir)))
     if result.message:
-        print(f"ortlaunch: {result.message}", flush=True)
+        say(f"ortlaunch: {result.message}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.text import say
 from ortlaunch.base.user import user_name
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config
@@ -89,7 +90,7 @@ def announce(folders: list[Path], config: Config, environment: dict[str, str]) -
 def say_announced(said: str, config: Config) -> None:
     """Prints what `announce` has returned, for each tracker that lists queued runs."""
     for cfg in trackers.listing(config) if said else []:
-        print(f"{cfg.name + ':':<11} {trackers.find(cfg.name).place(cfg)} {said}")
+        say(f"{cfg.name + ':':<11} {trackers.find(cfg.name).place(cfg)} {said}")
 
 
 def check_alike(configs: list[Config], *, resources: bool = False) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import say
 from ortlaunch.launch.queue import attempt
 from ortlaunch.launch.queue.announce import destinations
 from ortlaunch.launch.queue.verdict import Verdict
@@ -53,7 +54,7 @@ def relay(run_dir: Path) -> int:
     over.wait()
     result = sender.finish(flush_seconds(cfgs))
     if result.message:
-        print(f"ortlaunch: {result.message}", flush=True)
+        say(f"ortlaunch: {result.message}")
     return 0
 
 
@@ -107,7 +108,7 @@ def main() -> int:
             return decide(Path(run_dir), int(rest[0]), rest[1:])
         return _VERBS[verb](Path(run_dir))
     except RequestError as error:
-        print(f"ortlaunch: {error}", file=sys.stderr)
+        say(f"ortlaunch: {error}", file=sys.stderr)
         return exit_codes.REQUEST
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import say
 from ortlaunch.config.schema import Config, SlurmConfig
 from ortlaunch.launch.environment import slurm_variables
 from ortlaunch.launch.jobs import FRESH_SECONDS, Jobs
@@ -73,7 +74,7 @@ class SlurmLauncher(BatchLauncher):
         if is_final(answer.said):
             raise RequestError(in_plain_words(answer.said, config))
         # The job may wait for nodes that are down now, so this is only a warning.
-        print(f"ortlaunch: warning: {in_plain_words(answer.said, config)}", file=sys.stderr)
+        say(f"ortlaunch: warning: {in_plain_words(answer.said, config)}", file=sys.stderr)
 
     def enqueue(self, path: Path, config: Config) -> Ticket:
         """Submits a script."""

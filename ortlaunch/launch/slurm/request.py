@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ortlaunch.config.paths import slurm_template
 from ortlaunch.config.schema import ContainerConfig, ContainerRuntime, GpuRequest, SlurmConfig, key_facts
+from ortlaunch.launch.slurm.options import parse
 from ortlaunch.run.run import Run
 
 WARNING_SIGNAL = "USR2"
@@ -87,7 +88,10 @@ class JobRequest:
         if self.tasks is not None:
             limit = f"%{cfg.array_limit}" if cfg.array_limit else ""
             options["--array"] = f"0-{self.tasks - 1}{limit}"
-        return [*(line for name, value in options.items() for line in _directive(name, value)), *cfg.extra]
+        # They come last: what they say of an option is what sbatch takes.
+        extra = [option for text in cfg.extra for option in parse("extra", text)]
+        own = [line for name, value in options.items() for line in _directive(name, value)]
+        return [*own, *(line for name, value in extra for line in _directive(name, True if value is None else value))]
 
     def _gpus(self) -> dict[str, str | None]:
         """Returns the options for GPUs and other resources, in the form that this cluster takes."""
@@ -119,7 +123,8 @@ class JobRequest:
         if cfg.container.image is not None and cfg.container.runtime is ContainerRuntime.pyxis:
             words += [f"--container-image={cfg.container.image}", f"--container-workdir={self.working_dir}"]
             words.append(f"--container-mounts={','.join(self._mounts(cfg.container))}")
-        return shlex.join([*words, *cfg.srun_extra])
+        extra = [option for text in cfg.srun_extra for option in parse("srun_extra", text)]
+        return shlex.join([*words, *(name if value is None else f"{name}={value}" for name, value in extra)])
 
     def _node(self) -> str:
         container = self.resources.container

@@ -9,59 +9,18 @@ from ortlaunch.base.secrets import is_secret
 from ortlaunch.config.schema import Config, Device, SlurmConfig, key_facts
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.launcher import Rule
-
-_OURS = {
-    "--array": "--multirun sets it; launcher.array_limit limits how many tasks run at once",
-    "--chdir": "start ortlaunch in that folder",
-    "--container-image": "set launcher.container.image",
-    "--export": "set launcher.env",
-    "--job-name": "set name",
-    "--no-requeue": "the run could not survive a preemption or its time limit",
-    "--ntasks": "there is one task per node: set launcher.nodes",
-    "--ntasks-per-node": "there is one task per node: set launcher.workers_per_node",
-    "--open-mode": "the logs of all attempts belong together",
-    "--output": "the job's output goes to the run folder",
-    "--error": "the job's output goes to the run folder",
-    "--parsable": "ortlaunch reads sbatch's answer",
-    "--requeue": "ortlaunch sets it already",
-    "--signal": "set launcher.grace_seconds",
-    "--test-only": "ortlaunch asks that by itself; launcher.dry_run=true shows the script",
-    "--wait": "ortlaunch returns when the job is submitted",
-    "--wrap": "the script is ortlaunch's",
-    "--cpus-per-task": "set launcher.cpus_per_node",
-    "--gpus-per-node": "set launcher.gpus_per_node",
-    "--gpus": "set launcher.gpus_per_node",
-    "--nodes": "set launcher.nodes",
-}
-"""Options of sbatch that a user may not give by `launcher.extra`, with the reason or the key to set instead."""
-_SHORT = {
-    "-D": "--chdir",
-    "-G": "--gpus",
-    "-J": "--job-name",
-    "-N": "--nodes",
-    "-W": "--wait",
-    "-a": "--array",
-    "-c": "--cpus-per-task",
-    "-e": "--error",
-    "-n": "--ntasks",
-    "-o": "--output",
-}
-"""Short forms of these options. A value may follow the letter without a space."""
+from ortlaunch.launch.slurm import options
 
 
 def _options(config: Config) -> None:
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
     for key in ("extra", "srun_extra"):
-        for option in getattr(cfg, key):
-            if not re.fullmatch(r"--?[a-zA-Z][^\n\r]*", option):
-                raise RequestError(f"launcher.{key}: {option!r} is no option on one line, such as --nice=100")
-            name = re.split(r"[= ]", option)[0] if option.startswith("--") else _SHORT.get(option[:2], option)
-            if name in _OURS:
-                raise RequestError(f"launcher.{key}: {name} would be in ortlaunch's way: {_OURS[name]}")
+        for text in getattr(cfg, key):
+            options.parse(key, text)
     for key in ("gpu_type", *(key for key, facts in key_facts(cfg).items() if facts.sbatch)):
         value = getattr(cfg, key)
-        if isinstance(value, str) and (not value.strip() or re.search(r"[\x00-\x1f]", value)):
+        if isinstance(value, str) and (not value.strip() or not value.isprintable()):
             raise RequestError(f"launcher.{key}={value!r}: must be one line and not empty; null leaves it out")
     for name in cfg.env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -98,7 +57,7 @@ def _numbers(config: Config) -> None:
 
 def slurm_seconds(text: str) -> int | None:
     """Returns the seconds of a time limit in SLURM's format; None if it is not one."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text, re.ASCII)
     if found is None:
         return None
     days, *rest = (int(part) if part else 0 for part in found.groups())

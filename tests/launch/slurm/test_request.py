@@ -142,6 +142,53 @@ def test_one_line_directives():
     assert "#SBATCH --output=/dev/null" in directives
 
 
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("--nice=100", ["--nice=100"]),
+        ("--comment='x --output=/tmp/y'", ['--comment="x --output=/tmp/y"']),
+        ('--comment "two words"', ['--comment="two words"']),
+        ("-A physics --hold", ["--account=physics", "--hold"]),
+        ("-pgpu", ["--partition=gpu"]),
+        ("--exclusive=user", ["--exclusive=user"]),
+        ("--mem 4G --no-kill", ["--mem=4G", "--no-kill"]),
+        (r"--comment='a $(touch x) `y` \\ # z'", [r'--comment="a $(touch x) `y` \\\\ # z"']),
+        ("--bulletin-of-a-plugin", ["--bulletin-of-a-plugin"]),
+    ],
+)
+def test_further_options_are_written_one_on_a_line_and_quoted(text, lines):
+    script = replace(PLAIN, resources=replace(PLAIN.resources, extra=[text], srun_extra=[text])).script()
+    directives = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert directives[-len(lines) :] == lines
+    (srun,) = [line for line in script.splitlines() if line.startswith("on_each_node=")]
+    words = shlex.split(srun.removeprefix("on_each_node=(").removesuffix(")"))
+    assert len(words) == len(shlex.split(re.search(r"on_each_node=\((.*)\)", PLAIN.script())[1])) + len(lines)
+
+
+def test_sbatch_itself_reads_each_option_as_it_is_meant(tmp_path):
+    """SLURM's own parser; it says what it has read before it looks for a controller, which is not there."""
+    needs(shutil.which("sbatch"), "needs SLURM's sbatch")
+    conf = tmp_path / "slurm.conf"
+    lines = ["ClusterName=x", "SlurmctldHost=localhost", "SlurmctldPort=1", "AuthType=auth/none", "CredType=cred/none"]
+    conf.write_text("\n".join([*lines, "MessageTimeout=1", "NodeName=n1", "PartitionName=p Nodes=ALL", ""]))
+    comment = "x --output=/tmp/y # it's $(touch pwned)"
+    extra = [f'--comment="{comment}"', "--nice=100 -A physics", "--mcs-label z --hold"]
+    script = tmp_path / "script.sh"
+    script.write_text(replace(PLAIN, name="a b", resources=replace(PLAIN.resources, extra=extra)).script())
+    done = subprocess.run(
+        ["sbatch", "-vv", "--test-only", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "SLURM_CONF": str(conf)},
+    )
+    defined = dict(re.findall(r"^sbatch: ([\w-]+) +: (.*)$", done.stderr, re.MULTILINE))
+    assert defined["comment"] == comment
+    assert (defined["nice"], defined["account"], defined["mcs-label"]) == ("100", "physics", "z")
+    assert defined["job-name"] == "a b" and "hold" in defined
+    assert defined["output"] == str(PLAIN.run_dir / "logs" / "slurm.log")
+
+
 def test_the_head_node_is_the_first_of_a_thousand(tmp_path):
     needs(shutil.which("scontrol"), "needs SLURM's scontrol")
     part = PLAIN.script().partition("# Node 0")[2].partition("on_each_node")[0]

@@ -21,7 +21,7 @@
 #SBATCH --requeue
 #SBATCH --kill-on-invalid-dep=yes
 #SBATCH --nice=100
-#SBATCH --comment='a # comment'
+#SBATCH --comment="a # comment"
 
 # Written by ortlaunch. On each node srun starts one task, which becomes torchrun for that node's workers. This script
 # waits beside them on the first node: it takes SLURM's warning, lets the workers write a checkpoint together, and
