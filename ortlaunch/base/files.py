@@ -7,6 +7,10 @@ from pathlib import Path
 
 from ortlaunch.base.secrets import is_hidden
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MODE = 0o644
+"""No group may write these files, whatever the umask is: programs believe them."""
+
 PRIVATE = 0o600
 """The mode of files for their owner alone."""
 
@@ -24,9 +28,10 @@ def replace(path: Path, content: bytes, mode: int | None = None) -> None:
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_bytes(content)
-        if mode is not None:
-            partial.chmod(mode)
+        # The name can be guessed. A link that somebody has made under it is removed and never written through.
+        partial.unlink(missing_ok=True)
+        with open(os.open(partial, _NEW, _MODE if mode is None else mode), "wb") as file:
+            file.write(content)
         os.replace(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)

@@ -28,7 +28,8 @@ def _opened(path: Path) -> int | None:
     # NFS locks only files that are open for writing. A user who may not write the file opens it for reading.
     for mode in (os.O_RDWR, os.O_RDONLY):
         try:
-            return os.open(path, mode | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            # Somebody may have put a FIFO there, for whose writer the call would wait, or a link to another file.
+            return os.open(path, mode | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
         except OSError:
             continue
     return None

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.ownership import require_own
 from ortlaunch.base.secrets import without_secrets_of
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.hidden import leaves
@@ -203,6 +204,8 @@ def _checkpoint_paths(config: Config) -> None:
     resume = config.train.resume
     if resume not in ("auto", "never") and not Path(resume).expanduser().is_dir():
         raise RequestError(f"train.resume={resume}: no such folder; it takes auto, never, a checkpoint or a run folder")
+    if resume not in ("auto", "never"):
+        require_own(Path(resume).expanduser(), use=f"train.resume={resume}")
     if config.model.weights is not None and not Path(config.model.weights).expanduser().exists():
         raise RequestError(f"model.weights={config.model.weights}: no such file or folder")
 

@@ -77,11 +77,19 @@ def load_config(path: Path) -> Config:
 
     Raises:
         FileNotFoundError: there is no file.
-        RequestError: the launcher belongs to a package that is not installed here.
+        RequestError: the launcher belongs to a package that is not installed here, or the file is damaged.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there")
-    stored = OmegaConf.create(restored(read_settings(path), os.environ))
+    settings = restored(read_settings(path), os.environ)
+    try:
+        return _config_of(settings)
+    except (OmegaConfBaseException, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RequestError(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def _config_of(settings: dict[str, Any]) -> Config:
+    stored = OmegaConf.create(settings)
     nodes: dict[str, Any] = {"model": ModelConfig}
     for group, options in GROUPS.items():
         if stored.get(group) is not None or group not in OPTIONAL_GROUPS:

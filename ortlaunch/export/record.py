@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.reading import load_json
+from ortlaunch.tracking.artifacts import EXPORT_RECORD
 
-RECORD = "export.json"
+RECORD = EXPORT_RECORD
 CONFIG = "config.yaml"
 REST = "rest.safetensors"
 """Tensors of the model that are not in the graph: counters, and parameters that the forward does not use."""
@@ -74,7 +76,7 @@ def load_record(folder: Path, kind: str) -> ExportRecord:
     """
     path = folder / RECORD
     try:
-        values = json.loads(path.read_text())
+        values = load_json(path)
         record = ExportRecord(**values)
     except FileNotFoundError:
         raise RequestError(f"{folder} holds no export: it has no {RECORD}") from None

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.ownership import require_own
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.rules import check
 from ortlaunch.config.load import first_line, load_config, to_config
@@ -164,10 +165,14 @@ def _run_of(value: str) -> tuple[Path, Path | None]:
     except RequestError as error:
         raise RequestError(f"from_run={value}: {error}") from error
     if Run(path).exists:
+        Run(path).require_own("export")
         return path.resolve(), None
     if (path / manifest.NAME).is_file():
         # The path is resolved first: checkpoints/step-… is always inside the run folder, but a link to it may not be.
-        return path.resolve().parents[1], path.resolve()
+        checkpoint = path.resolve()
+        Run(checkpoint.parents[1]).require_own("export")
+        require_own(checkpoint, checkpoint / manifest.NAME, use="export")
+        return checkpoint.parents[1], checkpoint
     raise RequestError(f"from_run={value}: neither a run folder nor a checkpoint in one")
 
 

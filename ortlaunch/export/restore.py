@@ -7,9 +7,11 @@ from pathlib import Path
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.ownership import require_own
+from ortlaunch.base.reading import is_inside
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
-from ortlaunch.export.record import CONFIG, REST, ExportRecord, load_record
+from ortlaunch.export.record import CONFIG, RECORD, REST, ExportRecord, load_record
 from ortlaunch.ort.artifacts import CHECKPOINT, Checkpoint
 
 
@@ -19,8 +21,10 @@ def open_artifacts(folder: Path) -> tuple[ExportRecord, Config]:
     Raises:
         RequestError: the record or a file is missing.
     """
+    # The configuration names the model's code, which is imported to build it.
+    require_own(folder, folder / RECORD, folder / CONFIG, use="export")
     record = load_record(folder, "artifacts")
-    missing = [name for name in record.files if not (folder / name).exists()]
+    missing = [name for name in record.files if not is_inside(name) or not (folder / name).is_file()]
     if missing:
         raise RequestError(f"{folder} is not complete: {missing[0]} is missing")
     return record, load_config(folder / CONFIG)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.ownership import require_own
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
 from ortlaunch.config.trainers import trainer_of
@@ -36,6 +37,9 @@ def export_weights(arguments: list[str]) -> int:
     checkpoint = _checkpoint(given)
     # The path is resolved first: checkpoints/step-… is inside the run folder, but the link `latest` may not be.
     run_dir = checkpoint.parents[1]
+    # The run's configuration names the model's code, which is imported to build it.
+    Run(run_dir).require_own("export")
+    require_own(checkpoint, checkpoint / manifest.NAME, use="export")
     config = load_config(Run(run_dir).config_file)
     out: Path = (options.out or Run(run_dir).weights).expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

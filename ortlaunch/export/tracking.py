@@ -24,6 +24,10 @@ def log_to_run(run_dir: Path, path: Path, artifact_path: str) -> str:
     if not Run(run_dir).journal_file.is_file():
         return f"{run_dir} is gone: nothing is logged to the run"
     try:
+        Run(run_dir).require_own("export")
+    except RequestError as error:
+        return f"not logged to the run: {error}"
+    try:
         journal = Run(run_dir).journal()
         try:
             journal.artifact(path, artifact_path)

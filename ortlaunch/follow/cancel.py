@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import signal
@@ -22,7 +23,7 @@ from ortlaunch.follow.state import State
 from ortlaunch.follow.status import Look, look
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run.folders import RunFolder
-from ortlaunch.run.identity import Process
+from ortlaunch.run.identity import Process, has_open, is_own
 from ortlaunch.run.record import Record, read_record
 from ortlaunch.run.run import Run
 from ortlaunch.run.state import STATE_TAG
@@ -50,11 +51,16 @@ def cancel(arguments: list[str]) -> int:
         RequestError: no run or several match, or the run cannot be reached from here.
     """
     options = _parser().parse_args(arguments)
-    looked = [look(folder) for asked in options.run for folder in find_runs(asked)]
+    folders = [folder for asked in options.run for folder in find_runs(asked)]
+    for folder in folders:
+        Run(folder.path).require_own("cancel")
+    looked = [look(folder) for folder in folders]
     for row in (one.row for one in looked):
         if row.is_over:
             say(f"{_described(row)} is over already: {_state_text(row)}")
     active = [(one.row, one.record) for one in looked if not one.row.is_over]
+    for _, record in active:
+        _check_readable(record)
     # Waiting jobs are cancelled first, so that none of them starts on the nodes that the others leave.
     _cancel_jobs([row for row, _ in active if row.job_id and row.state in _WAITING_STATES])
     end_checks = [_ask_to_end(row, record, now=options.now) for row, record in active]
@@ -85,6 +91,7 @@ def _end_here(record: Record, now: bool) -> Callable[[], bool]:
             raise RequestError(f"{record.run_id} runs on {host}: cancel it there to end it at once")
         _ask_to_stop(record.folder.path)
         return lambda: look(record.folder).row.is_over
+    _check_launcher(launcher, record)
     _ask_to_stop(record.folder.path)
     # The launcher acts as on Ctrl-C: it ends workers that have made no step yet at once, and the others after the
     # grace period at the latest.
@@ -135,6 +142,37 @@ def _ask_to_stop(run_dir: Path) -> None:
         raise RequestError(f"the run cannot be asked to stop: {error}") from error
 
 
+def _check_readable(record: Record) -> None:
+    """Refuses a run of which a damaged file should say what process or job it is.
+
+    Raises:
+        RequestError: the message names the file.
+    """
+    decisive = (record.run.launcher_file, record.run.job_file)
+    for damage in record.damage:
+        if damage.path in decisive:
+            raise RequestError(f"cancel: {damage}: nothing was done")
+
+
+def _check_launcher(launcher: Process, record: Record) -> None:
+    """Refuses to signal a process that is not the launcher of this run, though the run's folder says so.
+
+    A launcher keeps the journal of its run open for as long as it lives.
+
+    Raises:
+        RequestError: it belongs to another user, or is another program of this user.
+    """
+    if not launcher.lives:
+        return
+    if not is_own(launcher.pid):
+        raise RequestError(f"process {launcher.pid} belongs to another user: ask them to cancel the run")
+    if not has_open(launcher.pid, record.run.journal_file):
+        raise RequestError(
+            f"process {launcher.pid}, which {record.run.launcher_file} names, is not the launcher of {record.run_id}: "
+            "nothing was done"
+        )
+
+
 def _signal(process: Process) -> None:
     try:
         if process.lives:
@@ -179,7 +217,8 @@ def _wait_until(check_end: Callable[[], bool], deadline: float, pause: float) ->
 
 def _grace_seconds(run_dir: Path) -> float:
     seconds = Run(run_dir).setting("launcher.grace_seconds")
-    return float(LauncherConfig.grace_seconds if seconds is None else seconds)
+    sound = isinstance(seconds, int | float) and 0 <= seconds < math.inf
+    return float(seconds if sound else LauncherConfig.grace_seconds)
 
 
 def _outcome_text(row: Row, *, has_ended: bool) -> str:

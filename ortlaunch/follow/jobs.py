@@ -9,7 +9,7 @@ from pathlib import Path
 from ortlaunch.base.arguments import positive
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.text import json_text, say
-from ortlaunch.follow.rows import Row, Survey, title_of
+from ortlaunch.follow.rows import Row, Survey, damage_lines, title_of
 from ortlaunch.follow.state import State
 from ortlaunch.launch.plan import folder_name
 from ortlaunch.run.folders import RunFolder, scan
@@ -52,6 +52,8 @@ def jobs(arguments: list[str]) -> int:
     survey = Survey(known)
     rows = _rows(survey, selected, options)
     survey.close()
+    for line in damage_lines(survey.damage):
+        say(f"ortlaunch: {line}", file=sys.stderr)
     if options.json:
         print(json_text([row.as_dict() for row in rows]))
         return 0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ortlaunch.base.arguments import count
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.reading import in_words, open_plain
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.base.text import log_line, printable, say
 from ortlaunch.follow.find import HELP, find_run
@@ -29,6 +30,7 @@ from ortlaunch.run.run import Run
 _POLL_SECONDS = 0.3
 _STATE_SECONDS = 5.0
 _CHUNK_BYTES = 1 << 20
+_LONGEST_LINE = 16 << 20
 _OTHER_LOGS = ("steps", "torchrun", "slurm", "job", "relay")
 _RANK = re.compile(r"rank-(\d+)\.log")
 
@@ -50,7 +52,7 @@ class Source:
             final: whether nothing more will come, so that a last line without a line break counts too.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_plain(self.path) as file:
                 if file.seek(0, 2) < self.offset:  # The file was replaced.
                     self.offset, self.rest = 0, b""
                 file.seek(self.offset)
@@ -58,8 +60,13 @@ class Source:
                     self.offset += len(piece)
                     *whole, self.rest = (self.rest + piece).split(b"\n")
                     yield from (line.decode(errors="replace") for line in whole)
+                    if len(self.rest) > _LONGEST_LINE:  # It is shown in parts, so that it does not fill the memory.
+                        yield self.rest.decode(errors="replace")
+                        self.rest = b""
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise RequestError(f"{self.path} cannot be read: {in_words(error)}") from error
         if final and self.rest:
             yield self.rest.decode(errors="replace")
             self.rest = b""
@@ -70,7 +77,10 @@ class Steps(Source):
 
     def lines(self, *, final: bool = False) -> Iterator[str]:
         """Yields the log steps that came since the last call."""
-        events, self.offset = read_events(self.path, self.offset)
+        try:
+            events, self.offset = read_events(self.path, self.offset)
+        except OSError as error:
+            raise RequestError(f"{self.path} cannot be read: {in_words(error)}") from error
         # Journals of older releases may hold secrets. A line break in a text must not make a further line.
         yield from (printable(without_secrets(line)) for event in events if (line := _described(event)))
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base.reading import Damage
 from ortlaunch.follow.index import Index
 from ortlaunch.follow.state import ACTIVE, SchedulerView, Standing, State, judge, launcher_may_live, may_be_active
 from ortlaunch.launch.jobs import FRESH_SECONDS, Job, Jobs
@@ -17,6 +18,7 @@ from ortlaunch.launch.table import queue_named
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.record import Record, read_record, scheduler_of
 from ortlaunch.run.run import Run, job_key
+from ortlaunch.run.state import number
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,9 @@ def _row_from(values: dict[str, Any]) -> Row:
     return Row(**{**values, **numbers, "state": State(values["state"])})
 
 
+_MOST_DAMAGE = 5
+_LONGEST_NAME, _LONGEST_REASON = 300, 4000
+"""Characters of texts from a run folder that are shown; ortlaunch writes none that are longer."""
 _FIELDS = {field.name for field in fields(Row)}
 
 
@@ -96,6 +101,8 @@ class Survey:
         """
         self._folders = folders
         self._max_age = max_age
+        self.damage: list[Damage] = []
+        """The files of the rows' runs that could not be read."""
         self._answers: dict[str, Jobs] = {}
         self._indexes: dict[Path, Index] = {}
 
@@ -147,7 +154,9 @@ class Survey:
                 records.append(read_record(folder))
         for record, row in zip(records, self._rows_of(records), strict=True):
             row_at[record.folder.place] = row
-            if row.is_over:
+            self.damage += record.damage
+            # A damaged run is read again next time, so that its damage is told again.
+            if row.is_over and not record.damage:
                 self._index(record.folder).put(record.folder, record.job_id, row.as_dict())
         return [row_at[folder.place] for folder in folders]
 
@@ -231,6 +240,13 @@ class Survey:
         )
 
 
+def damage_lines(damage: list[Damage]) -> list[str]:
+    """Returns a line for each damaged file, of many files only the first ones and how many there are."""
+    lines = [str(one) for one in damage[:_MOST_DAMAGE]]
+    more = len(damage) - len(lines)
+    return [*lines, f"and {more} more files that cannot be read"] if more else lines
+
+
 def title_of(scheduler: str) -> str:
     """Returns the name in messages of a launcher's scheduler."""
     launcher = queue_named(scheduler)
@@ -255,13 +271,13 @@ def _row(record: Record, standing: Standing, job: Job | None) -> Row:
     host = record.launcher.host if record.launcher is not None else ""
     (tokens, samples), (median_tokens, median_samples) = record.state.rates, record.state.median_rates
     return Row(
-        run_id=record.run_id,
-        name=record.name,
-        experiment=record.experiment,
+        run_id=record.run_id[:_LONGEST_NAME],
+        name=record.name[:_LONGEST_NAME],
+        experiment=record.experiment[:_LONGEST_NAME],
         launcher=record.scheduler or "local",
         job_id=record.job_id,
         state=standing.state,
-        reason=standing.reason,
+        reason=standing.reason[:_LONGEST_REASON],
         is_over=standing.is_over,
         nodes=job.nodes if job is not None and job.nodes else record.state.nodes,
         node_list=job.node_list if job is not None else host,
@@ -275,9 +291,7 @@ def _row(record: Record, standing: Standing, job: Job | None) -> Row:
         elapsed_seconds=_elapsed(record, job, runs=runs, is_active=is_active),
         left_seconds=_left(record) if runs else None,
         limit_seconds=job.left if runs and job is not None else None,
-        restarts=job.restarts
-        if job is not None
-        else int(record.tags.get(f"{record.scheduler}.restart_count", "0") or 0),
+        restarts=job.restarts if job is not None else number(record.tags.get(f"{record.scheduler}.restart_count")) or 0,
         checkpoint=record.checkpoint,
         run_dir=str(record.folder.path),
     )

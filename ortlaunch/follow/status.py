@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 import time
 from typing import Any, NamedTuple
 
+from ortlaunch.base.ownership import why_foreign
 from ortlaunch.base.text import json_text, say
 from ortlaunch.follow.find import HELP, find_run
-from ortlaunch.follow.rows import Row, Survey, title_of
+from ortlaunch.follow.rows import Row, Survey, damage_lines, title_of
 from ortlaunch.follow.state import State
 from ortlaunch.follow.table import duration_text, rate_text
 from ortlaunch.run.folders import RunFolder
@@ -30,6 +32,8 @@ def status(arguments: list[str]) -> int:
     if options.json:
         print(json_text(_document(row, record)))
         return 0
+    for line in damage_lines(record.damage):
+        say(f"ortlaunch: {line}", file=sys.stderr)
     lines = _lines(row, record)
     width = max(len(label) for label, _ in lines) + 1
     for label, text in lines:
@@ -74,6 +78,7 @@ def _lines(row: Row, record: Record) -> list[tuple[str, str]]:
         ("run", f"{row.name} ({row.run_id}) of the experiment {row.experiment}"),
         ("state", row.state.value + (f": {row.reason}" if row.reason else "")),
         ("run folder", row.run_dir),
+        ("not yours", f"it {why}" if (why := why_foreign(record.folder.path)) else ""),
         ("where", _where(row)),
         ("stands still", "" if row.is_over else record.state.standing),
         ("steps", _steps(row)),

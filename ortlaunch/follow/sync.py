@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.ownership import why_foreign
 from ortlaunch.base.text import say
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run.liveness import Alive, liveness
 from ortlaunch.run.record import scheduler_of
 from ortlaunch.run.roots import RUN_ROOT
-from ortlaunch.run.run import Run, runs_below
+from ortlaunch.run.run import Run, is_job_id, runs_below
 from ortlaunch.run.sweep import note_end, runs_of, task_of
 from ortlaunch.tracking.destination import destinations_of, is_without_trackers
 from ortlaunch.tracking.relay import SinkResult, sync
@@ -48,7 +49,8 @@ def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
     sent = set(run_dirs)
     for run_dir, cfgs in destinations:
         # A sweep ends with its last run, so its own journal may have changed.
-        if (task := task_of(run_dir)) is not None and task.folder.is_dir() and task.folder not in sent:
+        task = task_of(run_dir)
+        if task is not None and task.folder.is_dir() and task.folder not in sent and why_foreign(task.folder) is None:
             all_sent &= sync(task.folder, *cfgs).sent
             sent.add(task.folder)
     return 0 if all_sent else 1
@@ -59,13 +61,28 @@ def _destinations(run_dirs: list[Path], options: argparse.Namespace) -> tuple[li
     found, complete = [], True
     for run_dir in run_dirs:
         try:
-            found.append((run_dir, destinations_of(run_dir, options.uri)))
+            found.append((run_dir, _believed(run_dir, options.uri)))
         except RequestError as error:
             if not options.all:
                 raise
             say(f"ortlaunch: {error}", file=sys.stderr)
             complete = False
     return found, complete
+
+
+def _believed(run_dir: Path, uri: str | None) -> list[Any]:
+    """The trackers to send a run to. Those of a folder that is not this user's own are not believed.
+
+    Raises:
+        RequestError: the folder is no run folder, nothing says where to send it, or only a folder that another user
+            may have written does.
+    """
+    files = (run_dir, Run(run_dir).config_file, Run(run_dir).journal_file, Run(run_dir).relay_file)
+    why = next((f"{file} {why}" for file in files if (why := why_foreign(file))), None)
+    if why is not None and uri is None:
+        raise RequestError(f"sync: {why}: say by --uri where to send it, because its own configuration is not believed")
+    cfgs = destinations_of(run_dir, uri)
+    return cfgs if why is None else cfgs[:1]
 
 
 def _requested(options: argparse.Namespace, run_root: Path) -> list[Path]:
@@ -82,10 +99,18 @@ def _requested(options: argparse.Namespace, run_root: Path) -> list[Path]:
     found = _all_below(named or [run_root])
     if options.uri is not None:
         return found
-    tracked = [run_dir for run_dir in found if not is_without_trackers(run_dir)]
+    tracked = [run_dir for run_dir in found if not _is_untracked(run_dir)]
     if untracked := len(found) - len(tracked):
         print(f"{untracked} started without MLflow (tracking=none) are left out: --uri names a store for them")
     return tracked
+
+
+def _is_untracked(run_dir: Path) -> bool:
+    """Whether a run was started without a tracker. A configuration that cannot be read is told of later."""
+    try:
+        return is_without_trackers(run_dir)
+    except RequestError:
+        return False
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -139,7 +164,7 @@ def end_if_dead(run_dir: Path) -> str:
 
 
 def _may_live(run: Run) -> bool:
-    if (job := run.job()) is not None and job.get("job_id") is not None:
+    if (job := run.job()) is not None and is_job_id(job.get("job_id")):
         launcher = queue_named(scheduler_of(job) or "")
         quiet = time.time() - run.journal_file.stat().st_mtime
         return launcher is None or launcher.may_live(str(job["job_id"])) or quiet < _QUIET_SECONDS

@@ -12,6 +12,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from ortlaunch.base.files import write_record
+from ortlaunch.base.ownership import closed_to_others
 from ortlaunch.base.secrets import hidden, without_secrets_in_words, without_tokens
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config
@@ -40,6 +41,12 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
     Raises:
         OSError: the folder cannot be written, for example because the disk is full.
     """
+    with closed_to_others():
+        _write(plan, config, arguments, start)
+    note_root(plan.run_dir.parents[1])
+
+
+def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
     plan.log_dir.mkdir(parents=True, exist_ok=plan.attempt > 0)
     kept = _keep_attempt(plan) if plan.attempt else {}
     try:

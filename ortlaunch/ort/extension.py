@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.ownership import require_own
 from ortlaunch.base.programs import add_to_path
 from ortlaunch.base.user import user_cache
 
@@ -109,6 +110,8 @@ def build(name: str) -> Path:
     from filelock import FileLock
 
     library = _library(name)
+    # A library of another user would run as this one.
+    require_own(library.parent, library, use=f"{library.parent.parent} (ORTLAUNCH_CACHE)")
     if library.is_file():
         return library
     library.parent.mkdir(parents=True, exist_ok=True)

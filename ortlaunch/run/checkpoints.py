@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base.ownership import closed_to_others
+from ortlaunch.base.reading import load_json
 from ortlaunch.run import manifest
 
 META = "run.json"
@@ -47,10 +49,11 @@ class Store:
 
     def begin(self, step: int) -> Path:
         """Creates the empty folder that a checkpoint is written into."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         partial = self.partial(step)
-        set_aside(partial)
-        partial.mkdir()
+        with closed_to_others():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            set_aside(partial)
+            partial.mkdir()
         return partial
 
     def partial(self, step: int) -> Path:
@@ -171,7 +174,7 @@ def newest(folder: Path) -> Found:
 def read_meta(checkpoint: Path) -> dict[str, Any]:
     """A checkpoint's facts, as they were given to `Store.commit`; empty where they cannot be read."""
     try:
-        meta = json.loads((checkpoint / META).read_text())
+        meta = load_json(checkpoint / META)
     except (OSError, ValueError):
         return {}
     return meta if isinstance(meta, dict) else {}

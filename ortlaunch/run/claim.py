@@ -26,9 +26,10 @@ from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.reading import read_json
 from ortlaunch.run.events import Status
 from ortlaunch.run.identity import Process
-from ortlaunch.run.run import KEPT_END, Run, read_json
+from ortlaunch.run.run import KEPT_END, Run, is_job_id
 
 RENEW_SECONDS = 5.0
 LAPSE_SECONDS = 60.0
@@ -256,7 +257,7 @@ def _newest(folder: Path) -> int | None:
 def _owner(path: Path) -> Owner:
     content = read_json(path) or {}
     job = content.get(_JOB)
-    job = job if isinstance(job, str) else None
+    job = job if isinstance(job, str) and is_job_id(job) else None
     return Owner(Process.stored(content), job, bool(content.get(_RELEASED)), _quiet_seconds(path))
 
 

@@ -10,13 +10,15 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, TypeGuard, get_args, get_type_hints
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 LOSS = "train/loss"
 """The metric that every log step has."""
 _LARGEST_STEP = 2**63
+_LATEST = 253_402_300_800_000
+"""The year 10000 in milliseconds since the epoch, which is the end of Python's calendar."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def decode(line: bytes) -> Event | None:
     try:
         stored = json.loads(line)
         kind, t = stored["event"], stored["t"]
-        if type(t) is not int or not isinstance(kind, str):
+        if type(t) is not int or not 0 <= t < _LATEST or not isinstance(kind, str):
             return None
         cls = _KINDS.get(kind)
         if cls is None:
@@ -174,7 +176,7 @@ def decode(line: bytes) -> Event | None:
         if cls is Measured:
             values["values"] = {key: float(value) for key, value in values["values"].items()}
         event = cls(**values)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         return None
     return None if isinstance(event, Rewound) and event.step < 0 else event
 
@@ -184,7 +186,8 @@ def _encoded(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether a value is an integer that every store accepts as a step."""
     return type(value) is int and -_LARGEST_STEP <= value < _LARGEST_STEP
 
 
@@ -193,7 +196,7 @@ def _holds(kind: type[Any]) -> Callable[[Any], bool]:
 
 
 _TYPE_CHECKS: dict[Any, Callable[[Any], bool]] = {
-    int: _is_count,
+    int: is_count,
     str: lambda value: isinstance(value, str),
     Status: lambda value: value in get_args(Status),
     dict[str, str]: _holds(str),

@@ -15,14 +15,18 @@ import time
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.reading import notice, read_json, read_tail
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run.attempt import last_attempt
 from ortlaunch.run.run import Run
 
 _TAIL_LINES = 15
+_LOG_BYTES = 4 << 20
+"""The part of a log, from its end, that is read."""
 _READ_LINES = 200
 """Lines in which secrets are looked for before the last `_TAIL_LINES` are taken: a private key has up to 60."""
 _ENDED = "the worker was ended by"
@@ -94,7 +98,7 @@ def forget(run_dir: Path, rank: int) -> None:
 
 def is_request(run_dir: Path) -> bool:
     """Whether some worker found the request wrong. A restart would fail in the same way."""
-    return any(_read(path).is_request for path in Run(run_dir).failures.glob("rank-*.json"))
+    return any(failure.is_request for failure in _all(run_dir))
 
 
 def first(run_dir: Path, *torchrun_logs: Path) -> Failure | None:
@@ -108,17 +112,27 @@ def first(run_dir: Path, *torchrun_logs: Path) -> Failure | None:
         killed = _killed(run_dir, log)
         if killed is not None:
             return killed
-    failures = [_read(path) for path in Run(run_dir).failures.glob("rank-*.json")]
-    return min(failures, key=lambda failure: failure.time, default=None)
+    return min(_all(run_dir), key=lambda failure: failure.time, default=None)
 
 
-def _read(path: Path) -> Failure:
-    return Failure(**json.loads(path.read_text()))
+def _all(run_dir: Path) -> list[Failure]:
+    """The failures that can be read."""
+    found = [_read(path) for path in Run(run_dir).failures.glob("rank-*.json")]
+    return [failure for failure in found if failure is not None]
+
+
+def _read(path: Path) -> Failure | None:
+    content = read_json(path) or {}
+    types: dict[str, Any] = {"rank": int, "host": str, "message": str, "is_request": bool, "time": (int, float)}
+    if content.keys() != types.keys() or not all(isinstance(content[name], kind) for name, kind in types.items()):
+        notice(path, "it describes no failure")
+        return None
+    return Failure(**content)
 
 
 def _killed(run_dir: Path, torchrun_log: Path) -> Failure | None:
     """The worker that a signal killed before torchrun stopped the others; None if the log reports none."""
-    log = torchrun_log.read_text(errors="replace") if torchrun_log.is_file() else ""
+    log = read_tail(torchrun_log, _LOG_BYTES) if torchrun_log.is_file() else ""
     # Earlier parts of the log are about attempts that were restarted.
     attempt = last_attempt(log)
     killed = _reported_signals(attempt.text)
@@ -147,6 +161,6 @@ def _killed_message(run_dir: Path, rank: int, number: int) -> str:
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = " (out of memory?)" if number == signal.SIGKILL else ""
     log = Run(run_dir).rank_log(rank)
-    lines = log.read_text(errors="replace").strip().splitlines()[-_READ_LINES:] if log.is_file() else []
+    lines = read_tail(log, _LOG_BYTES).strip().splitlines()[-_READ_LINES:] if log.is_file() else []
     tail = without_secrets("\n".join(lines)).splitlines()[-_TAIL_LINES:]
     return "\n".join([f"{_ENDED} {name}{hint}; the last lines of its log:", *tail])

@@ -5,9 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
+
+_LARGEST_PID = (1 << 31) - 1
+"""The largest number that ``kill`` takes."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Process:
             return None
         host, pid, ticks = (content.get(name) for name in ("host", "pid", "start_ticks"))
         where = content.get("machine", "")
-        sound = isinstance(host, str) and isinstance(pid, int) and isinstance(ticks, int) and isinstance(where, str)
+        sound = isinstance(host, str) and is_pid(pid) and type(ticks) is int and isinstance(where, str)
         return cls(host, pid, ticks, where) if sound else None  # type: ignore[arg-type]
 
     @property
@@ -59,6 +63,33 @@ def machine() -> str:
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""
+
+
+def is_pid(value: Any) -> TypeGuard[int]:
+    """Whether a value can be the id of a process. Zero and negative numbers mean groups of processes to ``kill``."""
+    return type(value) is int and 0 < value <= _LARGEST_PID
+
+
+def is_own(pid: int) -> bool:
+    """Whether a process of this machine belongs to this process's user."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Whether a process of this user has a file open. Another user's process cannot be looked into."""
+    try:
+        wanted = path.stat()
+        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+    for descriptor in descriptors:
+        with suppress(OSError):
+            if os.path.samestat(descriptor.stat(), wanted):
+                return True
+    return False
 
 
 def start_ticks(pid: int) -> int:

@@ -17,9 +17,10 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ortlaunch.base.files import PRIVATE
+from ortlaunch.base.reading import notice, open_plain
 from ortlaunch.base.secrets import hidden, is_hidden, without_secrets
 from ortlaunch.run import events
 from ortlaunch.run.events import Event, Status
@@ -27,6 +28,8 @@ from ortlaunch.run.events import Event, Status
 _LOG = logging.getLogger(__name__)
 _MOST_KEPT = 100_000
 """Events that a patient journal keeps in memory, about 50 MB; beyond that the oldest are dropped."""
+_LONGEST_LINE = 16 << 20
+"""The longest line that may be an event, in bytes."""
 
 
 class Journal:
@@ -55,7 +58,7 @@ class Journal:
         self._kept: deque[Event] = deque(maxlen=_MOST_KEPT)
         self._torn: tuple[int, bytes] | None = None
         """The journal's size after a line was written only in part, and the rest of the line."""
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
 
     @property
     def unwritten(self) -> tuple[Event, ...]:
@@ -222,12 +225,12 @@ def read_chunk(path: Path, offset: int, limit: int | None = None) -> Chunk:
     """
     chunk = Chunk([], offset)
     try:
-        file = path.open("rb")
+        file = open_plain(path)
     except FileNotFoundError:
         return chunk
     with file:
         file.seek(offset)
-        for line in file:
+        for line in _lines(file, path):
             if not line.endswith(b"\n"):
                 break
             event = events.decode(line) if line.strip() else None
@@ -261,10 +264,19 @@ def iterate(path: Path) -> Iterator[Event]:
     Raises:
         OSError: there is no journal.
     """
-    with path.open("rb") as file:
-        for line in file:
+    with open_plain(path) as file:
+        for line in _lines(file, path):
             if line.endswith(b"\n") and (event := events.decode(line)) is not None:
                 yield event
+
+
+def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The lines of a journal. It ends before a line that is too long for an event, which a damaged file may have."""
+    while line := file.readline(_LONGEST_LINE):
+        if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+            notice(path, f"it has a line of more than {_LONGEST_LINE:,} bytes")
+            return
+        yield line
 
 
 def decoded_lines(data: bytes) -> list[Event]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ortlaunch.base.locks import exclusive
 from ortlaunch.run import claim
-from ortlaunch.run.identity import Process, has_ended
+from ortlaunch.run.identity import Process, has_ended, is_pid
 from ortlaunch.run.run import Run
 
 SILENT_SECONDS = 1800.0
@@ -107,9 +107,10 @@ def _give_signs(run: Run) -> bool:
     last_sign = 0.0
     for rank in _ranks(run):
         beat = run.beat(rank)
-        process = Process(str(beat.get("host")), int(beat.get("pid") or 0), 0, str(beat.get("machine") or ""))
+        pid = beat.get("pid")
+        process = Process(str(beat.get("host")), pid if is_pid(pid) else 0, 0, str(beat.get("machine") or ""))
         if process.is_here:
-            if _is_worker_of(process.pid, run):
+            if is_worker_of(process.pid, run):
                 return True
             continue
         with suppress(OSError):
@@ -133,7 +134,7 @@ def _time(beat: dict[str, Any]) -> float:
     return 1000.0 * said if isinstance(said, float) else 0.0
 
 
-def _is_worker_of(pid: int, run: Run) -> bool:
+def is_worker_of(pid: int, run: Run) -> bool:
     """Whether the process is a worker of this run. A later process may have been given the same id."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()

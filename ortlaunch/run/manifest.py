@@ -8,6 +8,9 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ortlaunch.base.ownership import closed_to_others
+from ortlaunch.base.reading import is_inside, load_json, open_plain
+
 NAME = "manifest.json"
 _FORMAT = 1
 _CHUNK = 1 << 20
@@ -24,7 +27,9 @@ def seal(folder: Path) -> None:
     with ThreadPoolExecutor(_THREADS) as pool:
         entries = dict(zip(names, pool.map(lambda name: _entry(folder / name), names), strict=True))
     text = json.dumps({"format": _FORMAT, "files": entries}, indent=1) + "\n"
-    with (folder / NAME).open("w") as file:
+    with closed_to_others():
+        file = (folder / NAME).open("w")
+    with file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -92,7 +97,7 @@ def _problem(path: Path, entry: dict[str, int | str], contents: bool) -> str | N
 
 def _digest(path: Path) -> str:
     state = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         while chunk := file.read(_CHUNK):
             state.update(chunk)
     return state.hexdigest()
@@ -100,9 +105,11 @@ def _digest(path: Path) -> str:
 
 def _read(folder: Path) -> dict[str, dict[str, int | str]] | None:
     try:
-        stored = json.loads((folder / NAME).read_text())
+        stored = load_json(folder / NAME)
         files = stored["files"]
         sound = stored["format"] == _FORMAT and all({"size", "sha256"} <= entry.keys() for entry in files.values())
+        # These names are joined to the folder, and files of these names are removed with it.
+        sound = sound and all(is_inside(name) for name in files)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return files if sound else None

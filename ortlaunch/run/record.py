@@ -6,13 +6,15 @@ state. Only these parts are read, which are some 150 KB at most.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ortlaunch.run.events import Event, Measured
+from ortlaunch.base.reading import Damage, notice, noticing, open_plain
+from ortlaunch.run.events import Event, Measured, is_count
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.identity import Process
 from ortlaunch.run.journal import decoded_lines
@@ -52,6 +54,8 @@ class Record:
     """The name of the newest complete checkpoint."""
     beat: float | None = None
     """The time of the first worker's last sign of life, in seconds since the epoch."""
+    damage: list[Damage] = field(default_factory=list)
+    """The files that could not be read."""
 
     @property
     def run(self) -> Run:
@@ -96,6 +100,13 @@ class Record:
 
 def read_record(folder: RunFolder) -> Record:
     """Reads the summary of a run folder. Files that are missing or broken leave their fields unset."""
+    with noticing() as damage:
+        record = _read(folder)
+    record.damage = damage
+    return record
+
+
+def _read(folder: RunFolder) -> Record:
     run = Run(folder.path)
     record = Record(folder, job=run.job(), launcher=run.launcher(), done=run.is_done())
     if (word := run.stop_word()) is not None:
@@ -113,7 +124,7 @@ def read_record(folder: RunFolder) -> Record:
     if record.ended is None:
         _take_beat(run.beat(), record)
     steps = run.setting(STEPS_KEY)
-    record.steps = steps if isinstance(steps, int) else record.state.steps
+    record.steps = steps if is_count(steps) else record.state.steps
     return record
 
 
@@ -138,22 +149,32 @@ def _take_launch_time(path: Path, record: Record) -> None:
 def _take_beat(health: dict[str, Any], record: Record) -> None:
     """Takes the step from the first worker's sign of life, which is newer than the journal between log steps."""
     beat, step = health.get("time"), health.get("step")
-    if not isinstance(beat, float) or (record.began is not None and beat * 1000 < record.began):
+    if (
+        not isinstance(beat, float)
+        or not math.isfinite(beat)
+        or (record.began is not None and beat * 1000 < record.began)
+    ):
         return
     record.beat = beat
-    if isinstance(step, int) and record.step is not None:
+    if is_count(step) and record.step is not None:
         record.step = max(step, record.step)
 
 
 def _read_journal(path: Path, state: RunState) -> None:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
             for events in _parts(file, size):
                 for event in events:
                     state.take(event)
-    except OSError:
+            file.seek(0)
+            # A launcher that was killed may have left a part of the first event.
+            if size and state.last is None and file.read(1) != b"{":
+                notice(path, "it holds no event")
+    except FileNotFoundError:
         return
+    except OSError as error:
+        notice(path, error)
 
 
 def _parts(file: Any, size: int) -> Iterator[list[Event]]:

@@ -7,6 +7,7 @@ reads. A path is a property; what reads a file is a method. This module imports 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -15,12 +16,19 @@ from typing import Any, get_args
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.ownership import require_own
+from ortlaunch.base.reading import notice, read_json, read_text
 from ortlaunch.run.checkpoints import newest_name
-from ortlaunch.run.events import Ended, Status
+from ortlaunch.run.events import Ended, Status, is_count
 from ortlaunch.run.identity import Process
 from ortlaunch.run.journal import Journal, iterate
 from ortlaunch.run.settings import read_settings
 from ortlaunch.run.state import RunState, fold
+
+_LONGEST_REQUEST = 4096
+"""The largest size of a request to stop, in bytes."""
+_LONGEST_JOB_ID = 256
+_JOB_ID = re.compile(r"[0-9A-Za-z][\w.\[\]+-]*", re.ASCII)
 
 ARTIFACT_FOLDER = "ortlaunch"
 """The folder among a run's artifacts in a tracking server that holds the files of `Run.records`."""
@@ -269,6 +277,18 @@ class Run:
         if not file.is_file():
             raise RequestError(f"{self.path} is no run folder: it has no {file.name}")
 
+    def require_own(self, use: str) -> None:
+        """Refuses a run that another user may have written.
+
+        Args:
+            use: what would be done with the run, for the message.
+
+        Raises:
+            RequestError: the message names the file or folder, who may write it, and what to do.
+        """
+        kept = (self.config_file, self.journal_file, self.job_file, self.launcher_file, self.relay_file)
+        require_own(self.path, *kept, self.checkpoints, use=use)
+
     @property
     def exists(self) -> bool:
         """Whether the folder has a configuration and a journal."""
@@ -339,7 +359,8 @@ class Run:
         """One value of the configuration by its dotted key; None where the key is missing or cannot be read."""
         try:
             value: Any = self.settings()
-        except RequestError:
+        except RequestError as error:
+            notice(self.config_file, str(error).partition(": ")[2])
             return None
         for name in key.split("."):
             value = value.get(name) if isinstance(value, dict) else None
@@ -347,11 +368,18 @@ class Run:
 
     def job(self) -> dict[str, Any] | None:
         """The scheduler's job; None for a run without a job."""
-        return read_json(self.job_file)
+        job = read_json(self.job_file)
+        if job is not None and job.get("job_id") is not None and job_key(job) is None:
+            notice(self.job_file, "its job id has not the form of one")
+        return job
 
     def launcher(self) -> Process | None:
         """The launcher's process; None for a run that no local launcher started."""
-        return Process.stored(read_json(self.launcher_file))
+        content = read_json(self.launcher_file)
+        process = Process.stored(content)
+        if content is not None and process is None:
+            notice(self.launcher_file, "it names no process")
+        return process
 
     def note_launcher(self) -> None:
         """Records this process as the run's launcher."""
@@ -377,8 +405,11 @@ class Run:
     def stop_word(self) -> str | None:
         """The first word of the request to stop, empty if it has no word; None where there is no request."""
         try:
-            return next(iter(self.stop_file.read_text(encoding="utf-8", errors="replace").split()), "")
-        except OSError:
+            return next(iter(read_text(self.stop_file, _LONGEST_REQUEST).split()), "")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            notice(self.stop_file, error)
             return None
 
     def note_stopped(self, stopped: Stopped) -> None:
@@ -390,7 +421,10 @@ class Run:
     def stopped(self) -> Stopped | None:
         """Where the run stopped on request; None where it did not."""
         found = read_json(self.stopped_file)
-        if found is None or not isinstance(found.get("step"), int):
+        if found is None:
+            return None
+        if not is_count(found.get("step")):
+            notice(self.stopped_file, "its step is no step")
             return None
         return Stopped(found["step"], str(found.get("checkpoint", "")), str(found.get("reason", "")))
 
@@ -417,21 +451,18 @@ def runs_below(folder: Path) -> Iterator[Run]:
     return (Run(journal.parent) for journal in folder.rglob(Run(folder).journal_file.name))
 
 
-def read_json(path: Path | str) -> dict[str, Any] | None:
-    """The JSON object in a file; None where the file is missing or holds no JSON object."""
-    try:
-        with open(path, "rb") as file:
-            content = json.loads(file.read())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def job_key(job: dict[str, Any] | None) -> str | None:
-    """The job id in the content of job.json: ``120``, or ``120_3`` for a task of an array; None where it has none."""
+    """The job id in the content of job.json: ``120``, or ``120_3`` for a task of an array; None where it has none.
+
+    What has not the form of an id counts as none, because it would reach a scheduler's programs as an argument.
+    """
     if job is None:
         return None
     array, task = job.get("array_job_id"), job.get("array_task_id")
-    if array is not None and task is not None:
-        return f"{array}_{task}"
-    return None if job.get("job_id") is None else str(job["job_id"])
+    found = f"{array}_{task}" if array is not None and task is not None else job.get("job_id")
+    return str(found) if is_job_id(found) else None
+
+
+def is_job_id(value: Any) -> bool:
+    """Whether a value has the form of a scheduler's job id, such as ``120``, ``120_3`` or ``120[3].server``."""
+    return type(value) in (int, str) and _JOB_ID.fullmatch(str(value)[:_LONGEST_JOB_ID]) is not None

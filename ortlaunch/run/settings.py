@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.reading import in_words, read_bytes
 
 _FLOAT = re.compile(
     r"""^(?:
@@ -25,6 +26,14 @@ _FLOAT = re.compile(
 )
 
 
+_LARGEST = 4 << 20
+"""The largest configuration that is read, in bytes."""
+_DEEPEST = 100
+_DEEP = re.compile(r"^ {100}|(?:[-?:]\s+){50}", re.M)
+"""What a text may have that is nested more than 100 times without brackets."""
+_ALIAS = re.compile(r"(?:^|\s|[\[{,])\*\w", re.M)
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """The configuration in a file; empty where there is no file.
 
@@ -34,11 +43,13 @@ def read_settings(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        settings = yaml.load(path.read_text(encoding="utf-8"), Loader=_loader())
+        text = read_bytes(path, _LARGEST).decode("utf-8")
+        _check_depth(text)
+        settings = yaml.load(text, Loader=_loader())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise RequestError(f"{path} cannot be read: {_first_line(error)}") from error
+        raise RequestError(f"{path} cannot be read: {in_words(error)}") from error
     if not isinstance(settings, dict):
         raise RequestError(f"{path} cannot be read: it holds no keys")
     return settings
@@ -63,6 +74,22 @@ def _loader() -> Any:
     return Loader
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def _check_depth(text: str) -> None:
+    """Refuses what a run's configuration never has: deep nesting, and aliases, which can stand for endless values.
+
+    libyaml's loader builds nested values by recursion in C, and a text that is nested deeply ends the process.
+
+    Raises:
+        ValueError: the text has it.
+    """
+    import yaml
+
+    if _ALIAS.search(text) is None and _DEEP.search(text) is None and text.count("[") + text.count("{") <= _DEEPEST:
+        return
+    depth = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it has aliases, which ortlaunch does not write")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError("it is nested too deeply")

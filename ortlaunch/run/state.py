@@ -19,6 +19,8 @@ FIRST_STEP = "startup/time_to_first_step_seconds"
 """The metric that each attempt journals with its first step."""
 _RATES = ("throughput/tokens_per_second", "throughput/samples_per_second")
 _MEDIANS = ("summary/tokens_per_second_median", "summary/samples_per_second_median")
+_DIGITS = 16
+"""A number with as many digits is damage. Python refuses to parse thousands of them."""
 _UNWANTED_AFTER = ("KILLED", "FINISHED")
 
 
@@ -72,8 +74,8 @@ class RunState:
             case events.Started():
                 self._start(event)
             case events.ParamsSet():
-                self.steps = _number(event.values.get(STEPS_KEY)) or self.steps
-                self.nodes = _number(event.values.get("launcher.nodes")) or self.nodes
+                self.steps = number(event.values.get(STEPS_KEY)) or self.steps
+                self.nodes = number(event.values.get("launcher.nodes")) or self.nodes
             case events.Tagged():
                 self._tag(event)
             case events.Measured():
@@ -152,5 +154,6 @@ def fold(taken: Iterable[Event]) -> RunState:
     return state
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+def number(text: str | None) -> int | None:
+    """The number that a tag or parameter holds; None if it holds none."""
+    return int(text) if text is not None and len(text) < _DIGITS and text.isdecimal() else None

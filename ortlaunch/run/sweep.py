@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.files import replace_text, write_record
+from ortlaunch.base.reading import notice, read_json, read_text
 from ortlaunch.base.secrets import hidden, without_secrets, without_secrets_in_words
-from ortlaunch.run.events import Status
+from ortlaunch.run.events import Status, is_count
 from ortlaunch.run.names import KIND_TAG, SWEEP_TAG
-from ortlaunch.run.run import Run, read_json
+from ortlaunch.run.run import Run
 
 SWEEP_FILE = "sweep.json"
 """In the sweep's folder, it describes the sweep. In a run folder, it names the run's sweep and its number there."""
@@ -140,7 +141,11 @@ def task_of(run_dir: Path) -> SweepTask | None:
     content = read_json(run_dir / SWEEP_FILE)
     if content is None or "folder" not in content:
         return None
-    return SweepTask(Path(content["folder"]), int(content["task"]))
+    folder, number = content["folder"], content.get("task")
+    if not _is_path(folder) or not is_count(number):
+        notice(run_dir / SWEEP_FILE, "it names no place in a sweep")
+        return None
+    return SweepTask(Path(folder), number)
 
 
 def tags_of(run_dir: Path) -> dict[str, str]:
@@ -152,7 +157,13 @@ def tags_of(run_dir: Path) -> dict[str, str]:
 def runs_of(folder: Path) -> list[Path] | None:
     """The runs in a sweep's folder; None if the folder holds no sweep."""
     content = read_json(folder / SWEEP_FILE)
-    return None if content is None or "runs" not in content else [Path(run) for run in content["runs"]]
+    if content is None or "runs" not in content:
+        return None
+    runs = content["runs"]
+    if not isinstance(runs, list) or not all(map(_is_path, runs)):
+        notice(folder / SWEEP_FILE, "its runs are no list of folders")
+        return []
+    return [Path(run) for run in runs]
 
 
 def note_end(run_dir: Path, status: Status) -> Path | None:
@@ -168,10 +179,11 @@ def note_end(run_dir: Path, status: Status) -> Path | None:
     mark = task.folder / _ENDED / str(task.number)
     replace_text(mark, status)
     content = read_json(task.folder / SWEEP_FILE) or {}
-    if not content.get("complete") or not content.get("runs"):
+    runs = runs_of(task.folder)
+    if not content.get("complete") or not runs:
         return None
     ended = _ends_of(task.folder)
-    if len(ended) < len(content["runs"]):
+    if len(ended) < len(runs):
         return None
     end(task.folder, set(ended))
     return task.folder
@@ -190,7 +202,7 @@ def marks_of(folder: Path) -> set[str]:
 
 
 def _ends_of(folder: Path) -> list[str]:
-    return [path.read_text() for path in (folder / _ENDED).iterdir() if not path.name.startswith(".")]
+    return [read_text(path) for path in (folder / _ENDED).iterdir() if not path.name.startswith(".")]
 
 
 def find_sweep(asked: str, roots: list[Path]) -> Path | None:
@@ -211,6 +223,10 @@ def _names_of(folder: Path) -> set[str]:
     content, job = read_json(folder / SWEEP_FILE) or {}, Run(folder).job() or {}
     names = (folder.name, content.get("name"), content.get("run_id"), job.get("job_id"))
     return {str(name) for name in names if name}
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -5,7 +5,9 @@ The parent run of a sweep is created in the tracker before the sweep's runs are 
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,9 +23,10 @@ from ortlaunch.base.text import library_error
 from ortlaunch.run.events import Started, Status
 from ortlaunch.run.journal import Chunk, iterate, read_chunk
 from ortlaunch.run.run import Run
+from ortlaunch.tracking.artifacts import why_not_sent
 from ortlaunch.tracking.state import Destination, RelayState, destination
 from ortlaunch.tracking.tracker import Context, Identity, Sink
-from ortlaunch.tracking.translate import Ended, Operation, Translator
+from ortlaunch.tracking.translate import Artifact, Ended, Operation, Translator
 
 _CHUNK_BYTES = 64 * 1024
 _ERROR_LENGTH = 500
@@ -201,7 +204,12 @@ class Forwarder:
 
     def _send_pending(self, sink: Sink) -> None:
         while self._pending:
-            sink.send(self._pending[0])
+            operation = self._pending[0]
+            if isinstance(operation, Artifact) and (why := why_not_sent(self._run_dir, operation.path)):
+                self._refused += 1
+                self._log.error("the artifact %s is left out: %s", operation.path, why)
+            else:
+                sink.send(operation)
             self._pending.popleft()
 
     def _commit(self, sink: Sink, state: RelayState, chunk: Chunk) -> None:
@@ -278,6 +286,11 @@ class _ScrubbingFormatter(logging.Formatter):
 
 
 class _QuietFile(logging.FileHandler):
+    def _open(self) -> Any:
+        # In a folder of another user, a link could lead to any file of this user.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        return open(os.open(self.baseFilename, flags, 0o644), "a", encoding=self.encoding)
+
     def emit(self, record: logging.LogRecord) -> None:
         """Writes a line. If a secret was removed from it, the file is for its owner alone."""
         super().emit(record)
@@ -300,6 +313,8 @@ def relay_log(run_dir: Path, title: str, hide: Callable[[str], str]) -> logging.
     log = logging.Logger("ortlaunch.relay", logging.INFO)
     try:
         Run(run_dir).logs.mkdir(exist_ok=True)
+        if Run(run_dir).logs.is_symlink():
+            raise OSError(errno.ELOOP, "the folder of the logs is a link")
         handler: logging.Handler = _QuietFile(Run(run_dir).relay_log, encoding="utf-8")
     except OSError:
         handler = logging.NullHandler()

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
 from ortlaunch.base.locks import exclusive
+from ortlaunch.base.reading import load_json, open_plain
+from ortlaunch.run.events import is_count
 from ortlaunch.run.journal import read_chunk
 from ortlaunch.run.run import Run
 from ortlaunch.tracking import trackers
@@ -97,10 +99,11 @@ class Destination:
         """Reads the state. If the file is missing, broken or for another place, the state is a new one."""
         fresh = RelayState(self.place)
         try:
-            stored = json.loads(self._state_file.read_text())
-            state = RelayState(
-                str(stored["uri"]), stored[self.tracker.mark_key], int(stored["offset"]), int(stored["refused"])
-            )
+            stored = load_json(self._state_file)
+            mark, offset, refused = stored[self.tracker.mark_key], stored["offset"], stored["refused"]
+            if not (isinstance(mark, str | None) and is_count(offset) and offset >= 0 and is_count(refused)):
+                return fresh
+            state = RelayState(str(stored["uri"]), mark, offset, refused)
             # The place of a tracker that is not installed is unknown, and nothing is sent to it.
             same = isinstance(self.tracker, Unavailable) or state.place == fresh.place
             same = same and _is_line_start(self.journal, state.offset)
@@ -153,5 +156,5 @@ def _answer(ask: Callable[[], T], otherwise: T) -> T:
 
 
 def _is_line_start(journal: Path, offset: int) -> bool:
-    with journal.open("rb") as file:
+    with open_plain(journal) as file:
         return offset == 0 or (file.seek(offset - 1) >= 0 and file.read(1) == b"\n")

@@ -26,8 +26,10 @@ from pathlib import Path
 
 from ortlaunch.base.awake import AwakeClock, why_not_running
 from ortlaunch.base.errors import TrainingError
+from ortlaunch.base.reading import read_text
 from ortlaunch.run import claim, failure
-from ortlaunch.run.identity import machine
+from ortlaunch.run.identity import is_own, is_pid, machine
+from ortlaunch.run.liveness import is_worker_of
 from ortlaunch.run.run import Run
 
 _POLL_SECONDS = 0.5
@@ -182,11 +184,16 @@ class Watch:
             guilty = stuck(self._run_dir, self._workers)
             message = describe(guilty, self._limit, self._key, self._run_dir)
             failure.record(self._run_dir, guilty.rank, TrainingError(message), host=guilty.host)
-            if _is_here(guilty) and guilty.pid not in (0, os.getpid()):
+            # The id comes from a file, which another one may have written.
+            if _is_here(guilty) and guilty.pid != os.getpid() and self._is_peer(guilty.pid):
                 # It may no longer react to torchrun's SIGTERM, and torchrun would wait for it.
                 with suppress(OSError):
                     os.kill(guilty.pid, signal.SIGKILL)
             os._exit(1)
+
+    def _is_peer(self, pid: int) -> bool:
+        """Whether a process is a worker of this run, and this user's."""
+        return is_pid(pid) and is_own(pid) and is_worker_of(pid, Run(self._run_dir))
 
 
 def stuck(run_dir: Path, workers: int) -> Health:
@@ -230,7 +237,7 @@ def _is_here(health: Health) -> bool:
 def _waits(stack: Path) -> bool:
     """Whether the main thread's stack ends in a collective, or in the backward that runs one."""
     try:
-        text = stack.read_text()
+        text = read_text(stack)
     except OSError:
         return False
     main = text[text.rfind("(most recent call first):") :].splitlines()[1:4]

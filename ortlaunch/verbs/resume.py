@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.ownership import require_own
 from ortlaunch.compose.hydra_errors import explain
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import first_line, load_config, to_config
@@ -19,7 +20,7 @@ from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
 from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
-from ortlaunch.run import claim
+from ortlaunch.run import claim, manifest
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process
 from ortlaunch.run.key import RunKey
@@ -61,6 +62,11 @@ def resume(arguments: list[str]) -> int:
         )
     run_dir = find_run(arguments[0]).path
     run = Run(run_dir)
+    # Its configuration names the model's code, its trackers and its data.
+    run.require_own("resume")
+    if newest := run.newest_checkpoint():
+        checkpoint = run.checkpoints / newest
+        require_own(checkpoint, checkpoint / manifest.NAME, use="resume")
     # All that is read from here on must still hold when the run is claimed.
     known = claim.number(run)
     # The variables come first, so that a key on the command line overrides them.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import pickle
+import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import onnx
 import pytest
@@ -65,3 +68,61 @@ def test_a_stored_graph_that_is_wrong_is_found_at_the_start(factor: float) -> No
     origins, found = start()
     assert origins == ["hit"]
     assert [finding.kind for finding in found] == ([] if factor == FACTOR else [Allow.wrong_outputs])
+
+
+class Attack:
+    """Creates a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_stored_export_runs_no_code(tmp_path: Path) -> None:
+    """It is exported again, as after any damage."""
+    assert start() == (["stored"], [])
+    (file,) = export_cache.folder().glob("*/export")
+    kept = pickle.loads(file.read_bytes()[32:])
+    kept.densities = Attack(tmp_path / "attacked")
+    payload = pickle.dumps(kept)
+    file.write_bytes(hashlib.sha256(payload).digest() + payload)
+    assert start() == (["stored"], [])
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_a_stored_export_that_others_may_write_is_not_used(tmp_path: Path) -> None:
+    assert start() == (["stored"], [])
+    (file,) = export_cache.folder().glob("*/export")
+    file.parent.chmod(0o777)
+    ((origin,), found) = start()
+    assert origin == f"not stored: {file.parent} can be written by every user" and not found
+
+
+class Pair(NamedTuple):
+    """What a user's model may return."""
+
+    first: int
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "is_known"),
+    [
+        (__name__, "Pair", True),
+        ("torch", "float32", True),
+        ("collections", "OrderedDict", True),
+        ("transformers.modeling_outputs", "CausalLMOutputWithPast", True),
+        (__name__, "Attack", False),
+        ("os", "system", False),
+        ("torch", "load", False),
+        ("builtins", "eval", False),
+        ("builtins", "tuple", False),
+        ("torch.storage", "_load_from_bytes", False),
+        ("antigravity", "fly", False),
+    ],
+)
+def test_what_a_stored_export_may_name(module: str, name: str, is_known: bool) -> None:
+    pytest.importorskip("transformers.modeling_outputs")
+    assert (export_cache._known(module, name) is not None) is is_known
+    assert "antigravity" not in sys.modules

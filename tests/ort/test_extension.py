@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.ort import extension
 
 BUILD = "from ortlaunch.ort import extension; print(extension.build('aten_op_executor'))"
@@ -29,6 +30,16 @@ def test_the_cache_lies_in_the_users_cache_folder(monkeypatch, tmp_path: Path) -
     monkeypatch.delenv("ORTLAUNCH_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert extension.cache_dir().parent == tmp_path / "ortlaunch"
+
+
+def test_a_library_that_others_may_write_is_not_loaded(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path))
+    library = extension.cache_dir() / "aten_op_executor.so"
+    library.parent.mkdir()
+    library.write_bytes(b"")
+    library.chmod(0o666)
+    with pytest.raises(RequestError, match=r"ORTLAUNCH_CACHE.*aten_op_executor.so can be written by every user"):
+        extension.build("aten_op_executor")
 
 
 @pytest.mark.nightly

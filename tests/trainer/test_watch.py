@@ -12,7 +12,7 @@ from dataclasses import asdict
 import pytest
 
 from ortlaunch.run.run import Run
-from ortlaunch.trainer.watch import Health, stuck
+from ortlaunch.trainer.watch import Health, Watch, stuck
 
 WAITING = """Thread 0x01 (most recent call first):
   File "/site/torch/autograd/graph.py", line 800 in _engine_run_backward
@@ -127,3 +127,17 @@ def test_a_worker_that_was_stopped_goes_on_unless_the_run_was_taken_over(tmp_pat
     assert ("another launcher has taken this run over" in said) == is_taken
     assert not run.failures.exists()
     assert not run.beat_file(1).exists(), "a worker that has ended gives no signs"
+
+
+def test_only_a_worker_of_this_run_is_ended(tmp_path) -> None:
+    """The process id comes from a file in the run folder."""
+    watch = Watch(tmp_path, 0, 2, first_seconds=60, seconds=60)
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(tmp_path)])
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(tmp_path / "other")])
+    try:
+        assert watch._is_peer(worker.pid) and not watch._is_peer(other.pid)
+        assert not any(watch._is_peer(pid) for pid in (0, -1, 1, 10**30))
+    finally:
+        for process in (worker, other):
+            process.kill()
+            process.wait()

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.reading import load_json
 from ortlaunch.run.run import Run
 
 
@@ -68,7 +69,7 @@ class History:
 def load(run_dir: Path) -> History:
     """Reads the history of a run; empty if there is none."""
     try:
-        stored = json.loads(Run(run_dir).history_file.read_text())
+        stored = load_json(Run(run_dir).history_file)
         return History([Attempt(**one) for one in stored["attempts"]])
     except (OSError, ValueError, TypeError, KeyError):
         return History()

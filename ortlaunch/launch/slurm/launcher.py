@@ -111,6 +111,8 @@ class SlurmLauncher(BatchLauncher):
         """Cancels jobs by scancel."""
         if not programs.is_here("scancel"):
             raise RequestError(f"scancel is not installed here: cancel job {job_ids[0]} from where it was submitted")
+        for job_id in job_ids:
+            programs.check_job_id(job_id)
         for start in range(0, len(job_ids), _MOST_AT_ONCE):
             part = job_ids[start : start + _MOST_AT_ONCE]
             answer = programs.call("scancel", *part)
@@ -121,6 +123,8 @@ class SlurmLauncher(BatchLauncher):
 
     def after(self, config: Config, job_ids: list[str]) -> Config:
         """Adds the jobs to ``launcher.dependency``."""
+        for job_id in job_ids:
+            programs.check_job_id(job_id)
         cfg = _keys(config)
         waits = ",".join(part for part in (cfg.dependency, ":".join(["afterok", *job_ids])) if part)
         return dataclasses.replace(config, launcher=dataclasses.replace(cfg, dependency=waits))

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ortlaunch.base.errors import RequestError
+
 _SECONDS = {"sbatch": 120, "scancel": 15, "squeue": 15, "sacct": 15, "scontrol": 20, "sinfo": 30}
 """Longest wait for the answer of each program, in seconds."""
+
+
+_JOB_ID = re.compile(r"[0-9]{1,18}(?:_(?:[0-9]{1,9}|\[[0-9,%-]+\])|\+[0-9]{1,9})?")
+_LONGEST_JOB_ID = 256
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,24 @@ def call(program: str, *words: str, text: str | None = None, environment: Mappin
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
+def is_job_id(text: str) -> bool:
+    """Returns whether a text is a job id of SLURM: ``120``, ``120_3`` for a task of an array, ``120+1`` for a part.
+
+    An id comes from a run folder. SLURM's programs would take other texts for an option, or for several jobs.
+    """
+    return _JOB_ID.fullmatch(text[:_LONGEST_JOB_ID]) is not None
+
+
+def check_job_id(text: str) -> None:
+    """Refuses what is no job id.
+
+    Raises:
+        RequestError: it is none.
+    """
+    if not is_job_id(text):
+        raise RequestError(f"{text[:40]!r} is no job id of SLURM: the run's job.json is damaged, or another user's")
+
+
 def hostnames(node_list: str) -> list[str]:
     """Returns the names of a list such as ``n[1-3]``; empty if scontrol does not answer."""
     return call("scontrol", "show", "hostnames", node_list).text.split()
@@ -73,6 +98,8 @@ def hostnames(node_list: str) -> list[str]:
 
 def shown(job_id: str) -> list[str]:
     """Returns the controller's lines about a job, one per task; empty if it does not answer or know the job."""
+    if not is_job_id(job_id):
+        return []
     answer = call("scontrol", "show", "job", "--oneliner", job_id)
     return [line for line in answer.text.splitlines() if "JobState=" in line] if answer.is_good else []
 

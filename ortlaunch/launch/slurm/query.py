@@ -70,7 +70,7 @@ def queue(max_age: float = FRESH_SECONDS) -> Queue:
         return Queue(problem="squeue is not installed on this machine")
     user = user_name()
     layout = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
-    words = ["--noheader", "--array", "--user", user, "--states", "all", "--Format", layout]
+    words = ["--noheader", "--array", f"--user={user}", "--states=all", f"--Format={layout}"]
     return _cached(f"queue-{user}", max_age, lambda: _asked("squeue", words, _queued))
 
 
@@ -81,15 +81,15 @@ def accounted(job_ids: Iterable[str], max_age: float = FRESH_SECONDS) -> Queue:
         job_ids: ids in the form of `Job.job_id`.
         max_age: as for `queue`.
     """
-    asked = sorted(set(job_ids))[:_MOST_ASKED]
+    asked = sorted({job_id for job_id in job_ids if programs.is_job_id(job_id)})[:_MOST_ASKED]
     if not asked:
         return Queue()
     if not programs.is_here("sacct"):
         return Queue(problem="sacct is not installed on this machine")
     listed = ",".join(asked)
     # Without a start time, sacct leaves out jobs that ended before midnight.
-    words = ["--noheader", "--parsable2", "--allocations", "--starttime=1970-01-01", "--jobs", listed]
-    words += ["--format", ",".join(_ACCOUNT_FIELDS)]
+    words = ["--noheader", "--parsable2", "--allocations", "--starttime=1970-01-01", f"--jobs={listed}"]
+    words += [f"--format={','.join(_ACCOUNT_FIELDS)}"]
     key = hashlib.sha256(listed.encode()).hexdigest()[:16]
     return _cached(f"accounted-{key}", max_age, lambda: _asked("sacct", words, _accounted))
 

@@ -17,6 +17,7 @@ import json
 import os
 import pickle
 import shutil
+import sys
 import tempfile
 import types
 import warnings
@@ -28,6 +29,9 @@ from typing import Any
 import torch
 from torch.jit import TracerWarning  # type: ignore[attr-defined]
 
+from ortlaunch.base import unpickling
+from ortlaunch.base.ownership import why_foreign
+from ortlaunch.base.reading import read_bytes
 from ortlaunch.ort import extension
 from ortlaunch.ort.cache import executed, torch_state, untraced
 from ortlaunch.ort.cache import key as export_key
@@ -42,6 +46,20 @@ _SETTINGS = (
     "enable_zero_stage3_support",
     "enable_embedding_sparse_optimizer",
 )
+_LARGEST = 2 << 30
+"""The largest stored export that is read, in bytes; protobuf has the same limit for a graph."""
+_NAMES = frozenset(
+    {
+        ("ortlaunch.ort.cache.exports", "_Export"),
+        ("ortlaunch.ort.mends.outputs", "Outputs"),
+        ("ortlaunch.ort.mends.decisions", "Decisions"),
+        ("onnxruntime.training.utils.torch_io_helper", "_TensorStub"),
+        ("onnxruntime.training.ortmodule._io", "_TensorStub"),
+        ("collections", "OrderedDict"),
+        ("torch", "Size"),
+    }
+)
+"""Classes of which a stored export is made, by module and name."""
 _DENSITIES = ("_embedding_module_to_padding_density_map", "_sceloss_module_to_ignore_density_map")
 
 
@@ -108,7 +126,7 @@ def _export_or_load(cache: ExportCache, original: Callable[..., Any], arguments:
         cache.origins.append(f"not stored: {error}")
         return original(**arguments)
     place = folder() / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
-    kept = _load(place)
+    kept = _load(place) if why_not_own(place) is None else None
     if kept is not None:
         cache.origins.append("hit")
         return _replay(kept, arguments)
@@ -200,15 +218,22 @@ def _buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
 
+def why_not_own(place: Path) -> str | None:
+    """Why others may have written an export; None if only this user may."""
+    for path in (place.parent.parent, place.parent, place, place / "export"):
+        if why := why_foreign(path):
+            return f"{path} {why}"
+    return None
+
+
 def _load(place: Path) -> _Export | None:
     """Returns the export if it exists and is complete."""
     try:
-        content = (place / "export").read_bytes()
+        content = read_bytes(place / "export", _LARGEST)
         digest, payload = content[:32], content[32:]
         if hashlib.sha256(payload).digest() != digest:
             raise ValueError("the file is damaged")
-        # Unpickling is safe here: the folder belongs to the user, like that of the compiled extension.
-        kept = pickle.loads(payload)
+        kept = unpickling.loads(payload, _known)
     except FileNotFoundError:
         return None
     except Exception:
@@ -225,8 +250,11 @@ def _store(place: Path, facts: dict[str, Any], export: _Export) -> str | None:
     """Stores the export atomically; returns why it could not be stored."""
     try:
         payload = pickle.dumps(export)
+        unpickling.loads(payload, _known)
     except Exception as error:
         return f"the outputs' structure cannot be saved ({error})"
+    if why := why_not_own(place):
+        return why
     try:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         scratch = Path(tempfile.mkdtemp(dir=place.parent, prefix=".new-"))
@@ -246,6 +274,26 @@ def _store(place: Path, facts: dict[str, Any], export: _Export) -> str | None:
     except OSError as error:
         return f"{place}: {error}"
     return None
+
+
+def _known(module: str, name: str) -> Any:
+    """What a name in a stored export stands for; None for a name that no export has.
+
+    Besides a few classes of ORTModule and ortlaunch, these are the structures that models return: named tuples and
+    transformers' outputs. They may be the user's own. Only modules that the model has imported are looked into, so a
+    stored export imports nothing, and a named tuple or an output can only hold values.
+    """
+    if (module, name) in _NAMES:
+        return getattr(sys.modules.get(module), name, None)
+    found = getattr(sys.modules.get(module), name, None)
+    if module == "torch" and isinstance(found, torch.dtype):
+        return found
+    if not isinstance(found, type):
+        return None
+    if issubclass(found, tuple):
+        return found if hasattr(found, "_fields") else None
+    outputs = getattr(sys.modules.get("transformers.utils.generic"), "ModelOutput", None)
+    return found if isinstance(outputs, type) and issubclass(found, outputs) else None
 
 
 def _prune(exports: Path) -> None:

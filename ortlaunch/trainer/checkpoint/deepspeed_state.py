@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
 
+from ortlaunch.trainer.checkpoint import reading
 from ortlaunch.trainer.checkpoint.host import save_file, to_host
 from ortlaunch.trainer.checkpoint.torch_state import Write
 
@@ -46,7 +47,7 @@ class _LaterEngine(CheckpointEngine):
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Reads one file. The caller has already checked its hash."""
-        return torch.load(path, map_location=map_location, weights_only=False)
+        return reading.load_deepspeed(Path(path), map_location)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
         """Reports success: the files are written later."""
@@ -129,16 +130,18 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     files = folder / _TAG
+    if not any(files.glob("*optim_states.pt")):
+        state = reading.load_deepspeed(files / "mp_rank_00_model_states.pt", "cpu")
+        return {name: value.float() for name, value in state["module"].items()}
     # DeepSpeed prints its progress here.
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        if not any(files.glob("*optim_states.pt")):
-            state = torch.load(files / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
-            return {name: value.float() for name, value in state["module"].items()}
+    silent = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with reading.deepspeed_classes(files), silent[0], silent[1]:
         return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), _TAG, lazy_mode=False))
 
 
 def _load(engine: Any, folder: Path, tag: str) -> None:
-    path, _ = engine.load_checkpoint(str(folder), tag=tag)
+    with reading.deepspeed_classes(folder / tag):
+        path, _ = engine.load_checkpoint(str(folder), tag=tag)
     if path is None:
         raise RuntimeError(f"DeepSpeed found no checkpoint in {folder / tag}")
 
@@ -168,7 +171,7 @@ def _restore_group_settings(optimizer: torch.optim.Optimizer, universal: Path) -
     From a universal checkpoint at stage 3, DeepSpeed gives all groups the settings of the first one, weight decay
     included.
     """
-    stored = torch.load(universal / "zero" / "optimizer_state.pt", map_location="cpu", weights_only=False)
+    stored = reading.load_deepspeed(universal / "zero" / "optimizer_state.pt", "cpu")
     for group, settings in zip(optimizer.param_groups, stored["param_groups"], strict=True):
         group |= {name: value for name, value in settings.items() if name != "params"}
 
@@ -190,14 +193,14 @@ def _convert(source: Path, target: Path) -> None:
 
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    ds_to_universal.main(
-        argparse.Namespace(
-            input_folder=str(source),
-            output_folder=str(target),
-            num_extract_workers=1,
-            num_merge_workers=1,
-            keep_temp_folder=False,
-            strict=True,
-            inject_missing_state=True,
-        )
+    options = argparse.Namespace(
+        input_folder=str(source),
+        output_folder=str(target),
+        num_extract_workers=1,
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,
     )
+    with reading.deepspeed_classes(source):
+        ds_to_universal.main(options)

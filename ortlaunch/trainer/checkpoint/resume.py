@@ -10,12 +10,14 @@ import torch
 import torch.distributed as dist
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.ownership import require_own
 from ortlaunch.config.schema import Config
 from ortlaunch.config.trainers import kind_in_words, trainer_of
 from ortlaunch.data.position import Position
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run import manifest
 from ortlaunch.run.run import Run
+from ortlaunch.trainer.checkpoint import reading
 from ortlaunch.trainer.checkpoint.saver import WORKERS
 from ortlaunch.trainer.workers import Workers
 
@@ -73,7 +75,7 @@ def find(config: Config, run_dir: Path, workers: Workers, group: dist.ProcessGro
     """
     choice = _Choice()
     if workers.is_first:
-        choice = _choose(config, run_dir, attempt)
+        choice = _believed(_choose(config, run_dir, attempt), run_dir)
         for path in choice.abandoned:
             store.set_aside(path)
     choice = _from_first(choice, group)
@@ -207,6 +209,20 @@ def _choose(config: Config, run_dir: Path, attempt: int) -> _Choice:
     return _Choice(newest.path, newest.skipped)
 
 
+def _believed(choice: _Choice, run_dir: Path) -> _Choice:
+    """Refuses a checkpoint from outside the run folder that others may have written.
+
+    The run's own folder was checked when the run was launched again.
+    """
+    if choice.path is None or choice.path.is_relative_to(run_dir.resolve()):
+        return choice
+    try:
+        require_own(choice.path, choice.path / manifest.NAME, use="train.resume")
+    except RequestError as error:
+        return _Choice(error=str(error))
+    return choice
+
+
 def _choose_at(path: Path, own: Path) -> _Choice:
     """Chooses the checkpoint that a user's path names.
 
@@ -244,7 +260,7 @@ def _from_first(choice: _Choice, group: dist.ProcessGroup) -> _Choice:
 def _read(path: Path, notes: list[str], workers: Workers) -> Start:
     """Reads a checkpoint's facts and this worker's own state."""
     file = path / WORKERS / f"rank-{workers.rank}.pt"
-    own = torch.load(file, weights_only=True) if file.is_file() else {}
+    own = reading.load(file) if file.is_file() else {}
     return Start(path, store.read_meta(path), own, notes)
 
 

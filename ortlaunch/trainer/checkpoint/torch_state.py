@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
+from ortlaunch.trainer.checkpoint import reading
 from ortlaunch.trainer.checkpoint.host import save_file, storage_key, to_host
 
 _TENSORS, _REST = "tensors", "rest.pt"
@@ -82,7 +83,7 @@ def restore(
     """
     state = model.state_dict(keep_vars=True)
     tensors = read_tensors(folder, group, {name: value for name, value in state.items() if isinstance(value, DTensor)})
-    rest = torch.load(folder / _REST, weights_only=True)
+    rest = reading.load(folder / _REST)
     known = {key.removeprefix(_MODEL): value for key, value in tensors.items() if key.startswith(_MODEL)}
     model.load_state_dict(_filled(known, state))
     fields: dict[str, dict[str, Any]] = rest.pop("plain")
@@ -105,7 +106,7 @@ def read_tensors(
         sharded: the model's sharded parameters by name. A worker reads only its shards of them and of their optimizer
             state, to the parameters' device. All other tensors are read whole to host memory.
     """
-    reader = FileSystemReader(folder / _TENSORS)
+    reader = reading.Reader(folder / _TENSORS)
     stored = reader.read_metadata().state_dict_metadata
     tensors = {
         key: _room(key, entry, sharded or {})
