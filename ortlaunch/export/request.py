@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.rules import check
+from ortlaunch.config.bounds import check_numbers
 from ortlaunch.config.load import first_line, load_config, to_config
 from ortlaunch.config.schema import (
     GROUPS,
@@ -77,6 +78,7 @@ def parse(verb: str, arguments: list[str], keys: tuple[str, ...], flags: Mapping
     _check_own_keys(verb, own)
     run_dir, checkpoint = _run_of(own["from_run"]) if "from_run" in own else (None, None)
     config = _composed(overrides) if run_dir is None else _of_run(verb, run_dir, overrides)
+    check_numbers(config)
     check(_neutral(config))
     return Request(
         verb,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import redacted, scrubbed
 from ortlaunch.config.schema import Config, MlflowConfig
 from ortlaunch.config.tracking_uri import check_uri, compare_command, resolve_tracking, sqlite_path
@@ -27,11 +26,7 @@ class MlflowTracker(Tracker[MlflowConfig]):
     variable = TRACKING_URI
 
     def check(self, cfg: MlflowConfig) -> None:
-        """Refuses a URI that MLflow would refuse, and invalid waiting times."""
-        if cfg.timeout_seconds < 1:
-            raise RequestError(f"tracking.timeout_seconds={cfg.timeout_seconds}: must be at least 1")
-        if cfg.flush_seconds < 0:
-            raise RequestError(f"tracking.flush_seconds={cfg.flush_seconds}: must be at least 0")
+        """Refuses a URI that MLflow would refuse."""
         check_uri(cfg.uri)
 
     def resolved(self, cfg: MlflowConfig, cwd: Path) -> MlflowConfig:
