@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 
-from ortlaunch.base import exit_codes
+from ortlaunch.base import exit_codes, last_resort, start
 from ortlaunch.base.errors import RequestError
 
 _ALLOCATIONS_PER_COLLECTION = 50_000
@@ -37,12 +37,16 @@ def main() -> None:
     # The user sets this variable to see tracebacks. It is read first, because ortlaunch sets it too, for Hydra.
     debug = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0")
     gc.set_threshold(_ALLOCATIONS_PER_COLLECTION)
+    start.use_utf8()
+    start.print_anything()
     try:
+        start.check_words(sys.argv[1:])
+        start.check_folder()
         code = dispatch(sys.argv[1:])
     except RequestError as error:
         if debug:
             raise
-        print(f"ortlaunch: {error}", file=sys.stderr)
+        print(f"ortlaunch: {last_resort.shortened(str(error))}", file=sys.stderr)
         code = exit_codes.REQUEST
     except KeyboardInterrupt:
         code = exit_codes.INTERRUPTED
@@ -50,6 +54,11 @@ def main() -> None:
         # The reader of the pipe (head, less) has closed it. This is no error, and nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = exit_codes.DONE
+    except Exception as error:
+        if debug:
+            raise
+        message, code = last_resort.explained(error)
+        print(f"ortlaunch: {last_resort.shortened(message)}", file=sys.stderr)
     # Without this, the interpreter would make another full collection when it exits.
     gc.freeze()
     sys.exit(code)

@@ -1,8 +1,27 @@
-"""Argument types for argparse. A type that refuses a value says which values it accepts."""
+"""What the verbs' own options are read with: a parser, and types that say which values they accept."""
 
 from __future__ import annotations
 
 import argparse
+from typing import NoReturn
+
+from ortlaunch.base.errors import RequestError
+
+_MOST_DIGITS = 18
+"""No number that a user means is longer."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, with one line for an error, like that of every wrong request."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuses the command line.
+
+        Raises:
+            RequestError: always.
+        """
+        words = message.removeprefix("argument ")
+        raise RequestError(f"{self.prog.removeprefix('ortlaunch ')}: {words} ({self.prog} --help)")
 
 
 def positive(text: str) -> int:
@@ -16,7 +35,12 @@ def count(text: str) -> int:
 
 
 def _at_least(least: int, text: str) -> int:
-    value = int(text) if text.isdecimal() else -1
-    if value < least:
+    value = whole(text)
+    if value is None or value < least:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a number, {least} or more")
     return value
+
+
+def whole(text: str) -> int | None:
+    """Parses a whole number without a sign; None if the text is none, or no number that anyone could mean."""
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortlaunch.base.arguments import positive
+from ortlaunch.base.arguments import Parser, positive
 from ortlaunch.base.secrets import redacted
 from ortlaunch.compare.choose import LAST, Selection, choose
 from ortlaunch.compare.comparison import Comparison, compared
@@ -135,7 +135,7 @@ def check_files(options: argparse.Namespace) -> None:
 
 
 def _parser(default_experiment: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ortlaunch compare",
         description="Compare throughput, memory and loss of runs in MLflow.",
         epilog=_EPILOG,

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.command_line import hydra_words
 from ortlaunch.compose.hydra_errors import explain
 from ortlaunch.compose.hydra_options import register_options
+from ortlaunch.compose.overrides import check_overrides
 from ortlaunch.config.paths import conf_dir
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS
 
@@ -33,7 +33,6 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
         RequestError: an option is unknown, or the configuration does not compose.
     """
     import hydra
-    from hydra.errors import HydraException
 
     from ortlaunch.compose.sweep_folder import SweepWatch
 
@@ -43,11 +42,30 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     SweepWatch.latest = None
     sys.argv = [sys.argv[0], *words]
     # Without this, Hydra would print errors in its own way and exit with 1.
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    watched = _Task(task)
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
-    except (HydraException, OmegaConfBaseException) as error:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(watched)()
+    except Exception as error:
+        if watched.failure is not None:
+            raise watched.failure from None
+        # Whatever Hydra fails with, it has read nothing but this command line and the files that it names.
         raise RequestError(explain(error)) from error
+
+
+class _Task:
+    """What Hydra calls with the composed tree. It keeps its error apart from those of Hydra itself."""
+
+    def __init__(self, task: Callable[[DictConfig], None]) -> None:
+        self._task = task
+        self.failure: Exception | None = None
+
+    def __call__(self, tree: DictConfig) -> None:
+        try:
+            self._task(tree)
+        except Exception as error:
+            self.failure = error
+            raise
 
 
 def _check_optional_groups(arguments: list[str]) -> None:
@@ -96,12 +114,12 @@ def compose(overrides: list[str]) -> DictConfig:
         RequestError: the configuration does not compose.
     """
     import hydra
-    from hydra.errors import HydraException
 
     _check_optional_groups(overrides)
+    check_overrides(overrides, [])
     register_options(overrides)
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return hydra.compose("config", overrides=overrides)
-    except (HydraException, OmegaConfBaseException) as error:
+    except Exception as error:
         raise RequestError(explain(error)) from error

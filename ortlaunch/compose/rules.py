@@ -5,6 +5,7 @@ Hydra checks types and misspelt keys while it composes. These rules see a well-f
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from ortlaunch.config.schema import (
     TorchProfileConfig,
 )
 from ortlaunch.config.trainers import trainer_of
+from ortlaunch.launch.plan import LONGEST_NAME
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.models import registry
 from ortlaunch.models.source import check_source
@@ -49,6 +51,8 @@ def _names(config: Config) -> None:
     for key, value, use in names:
         if value is not None and (not value.strip() or "/" in value or value in (".", "..") or "\0" in value):
             raise RequestError(f"{key}={value!r}: {use}, so it must not be empty or contain '/'")
+        if value is not None and len(os.fsencode(value)) > LONGEST_NAME:
+            raise RequestError(f"{key}={value}: {use}, so it must have at most {LONGEST_NAME} bytes")
 
 
 def _known_model(config: Config) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
+from ortlaunch.base.arguments import Parser
 from ortlaunch.doctor import machine, stack, tracking
 from ortlaunch.doctor.fix import fix
 from ortlaunch.doctor.line import Level, Line
@@ -27,7 +28,7 @@ def main(arguments: list[str]) -> int:
     Returns:
         0 without an error, 1 with one.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ortlaunch doctor", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print the lines as JSON, for scripts")

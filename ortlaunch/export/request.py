@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.changes import changed
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.rules import check
 from ortlaunch.config.bounds import check_numbers
@@ -214,7 +214,4 @@ def _of_run(verb: str, run_dir: Path, overrides: list[str]) -> Config:
                 config = dataclasses.replace(config, **{key: GROUPS[key][value]()})
         elif key != "model":
             single.append(override)
-    try:
-        return to_config(OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(single)))  # type: ignore[arg-type]
-    except OmegaConfBaseException as error:
-        raise RequestError(f"export {verb}: {first_line(error)}") from error
+    return changed(config, single, f"export {verb}")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch.base import exit_codes
+from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import LauncherConfig
 from ortlaunch.follow.find import HELP, find_runs
@@ -204,7 +205,7 @@ def _state_text(row: Row) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ortlaunch cancel",
         description="End runs. Each finishes its step and writes a checkpoint first, from which resume goes on.",
     )

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from ortlaunch.base.arguments import positive
+from ortlaunch.base.arguments import Parser, positive
 from ortlaunch.base.errors import RequestError
 from ortlaunch.follow.rows import Row, Survey, title_of
 from ortlaunch.follow.state import State
@@ -111,7 +111,7 @@ def _existing_root(text: str) -> Path:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ortlaunch jobs", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     states = [state.value for state in State]

@@ -8,6 +8,7 @@ import shlex
 import time
 from typing import Any, NamedTuple
 
+from ortlaunch.base.arguments import Parser
 from ortlaunch.follow.find import HELP, find_run
 from ortlaunch.follow.rows import Row, Survey, title_of
 from ortlaunch.follow.state import State
@@ -138,7 +139,7 @@ def _advice(row: Row) -> list[tuple[str, str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ortlaunch status", description="Say in which state one run is, and why.")
+    parser = Parser(prog="ortlaunch status", description="Say in which state one run is, and why.")
     parser.add_argument("run", metavar="RUN", help=HELP)
     parser.add_argument("--json", action="store_true", help="for programs: one object, with exact values")
     return parser

@@ -6,6 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
+from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
 from ortlaunch.launch.table import queue_named
 from ortlaunch.run.liveness import Alive, liveness
@@ -73,9 +74,7 @@ def _requested(options: argparse.Namespace, run_root: Path) -> list[Path]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ortlaunch sync", description="Send to MLflow what it does not have yet of these runs."
-    )
+    parser = Parser(prog="ortlaunch sync", description="Send to MLflow what it does not have yet of these runs.")
     parser.add_argument("run_dir", nargs="*", metavar="RUN_DIR", help="a run folder; with --all a folder of them")
     parser.add_argument("--all", action="store_true", help="every run folder below RUN_DIR (default: the run root)")
     parser.add_argument("--uri", help="tracking URI to send to instead of the one that the run was started with")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shlex
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from ortlaunch.base import last_resort
+from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import save_config, to_dict
@@ -36,7 +39,8 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
         arguments: the command line after ``ortlaunch``, for the record.
         start: the command and the variables that start it, for the record.
     """
-    plan.log_dir.mkdir(parents=True, exist_ok=plan.attempt > 0)
+    make_folder(plan.log_dir)
+    last_resort.keep_traceback_in(plan.files.launcher_error)
     if plan.attempt:
         _keep_attempt(plan)
     arguments = [without_secrets(argument) for argument in arguments]
@@ -55,6 +59,24 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
     if plan.sweep is not None:
         sweep.join(plan.run_dir, plan.sweep)
     note_root(plan.run_dir.parents[1])
+
+
+def make_folder(path: Path) -> None:
+    """Makes the folder of a run, or one in it, with the folders above it.
+
+    Raises:
+        RequestError: it cannot be made. Nothing is left of it.
+    """
+    new = [one for one in (path, *path.parents) if not one.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        for one in new:
+            with contextlib.suppress(OSError):
+                one.rmdir()
+        raise RequestError(
+            f"{path}: the folder cannot be made: {error.strerror}: choose another place for runs by run_root=FOLDER"
+        ) from error
 
 
 def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
