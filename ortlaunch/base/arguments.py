@@ -6,6 +6,7 @@ import argparse
 from typing import NoReturn
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.limits import MOST_SECONDS
 
 _MOST_DIGITS = 18
 """No number that a user means is longer."""
@@ -32,6 +33,17 @@ def positive(text: str) -> int:
 def count(text: str) -> int:
     """Parses a whole number that is 0 or more."""
     return _at_least(0, text)
+
+
+def seconds(text: str) -> float:
+    """Parses a waiting time: a number of seconds that is 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of seconds, 0 or more")
+    return value
 
 
 def _at_least(least: int, text: str) -> int:

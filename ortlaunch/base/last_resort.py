@@ -44,7 +44,7 @@ def explained(error: Exception) -> tuple[str, int]:
     """
     if _begun is None and isinstance(error, OSError) and error.errno in _OF_A_PATH and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror}: {_OF_A_PATH[error.errno]}", REQUEST
-    text = " ".join(str(error).split())
+    text = without_secrets(" ".join(str(error).split()))
     what = f"{type(error).__name__}{text and f': {text}'}"
     file = _kept("".join(traceback.format_exception(error)))
     where = f"the traceback is in {file}" if file is not None else f"no place for its traceback; {_place_of(error)}"

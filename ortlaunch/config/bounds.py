@@ -12,8 +12,6 @@ from ortlaunch.base.errors import RequestError
 
 LARGEST = 2**63 - 1
 """The largest whole number that PyTorch, MLflow and C programs take. No key may be larger."""
-MOST_SECONDS = 100_000_000
-"""The longest waiting time, about three years. Clocks of libraries overflow at longer ones."""
 MOST_PROCESSES = 4096
 """The most processes, threads or devices of one machine. A larger number is a slip, and would exhaust the machine."""
 MOST_NODES = 100_000

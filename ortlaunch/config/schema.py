@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.bounds import MOST_NODES, MOST_PROCESSES, MOST_SECONDS, Bounds, number, with_bounds
+from ortlaunch.base.limits import MOST_SECONDS
+from ortlaunch.config.bounds import MOST_NODES, MOST_PROCESSES, Bounds, number, with_bounds
 from ortlaunch.config.options import MODULE_GROUPS, TRAPS, Options
 from ortlaunch.config.trainers import TRAINERS
 from ortlaunch.config.trainers.base import TrainerConfig

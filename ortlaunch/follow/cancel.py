@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch.base import exit_codes
-from ortlaunch.base.arguments import Parser
+from ortlaunch.base.arguments import Parser, seconds
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import LauncherConfig
 from ortlaunch.follow.find import HELP, find_runs
@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--now", action="store_true", help="end it at once, without a checkpoint")
     parser.add_argument(
         "--wait",
-        type=float,
+        type=seconds,
         metavar="SECONDS",
         help="longest wait for its end (default: launcher.grace_seconds + 75)",
     )

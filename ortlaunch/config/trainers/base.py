@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from omegaconf import MISSING
 
-from ortlaunch.config.bounds import MOST_SECONDS, number
+from ortlaunch.base.limits import MOST_SECONDS
+from ortlaunch.config.bounds import number
 
 if TYPE_CHECKING:
     from ortlaunch.config.schema import Config, Device, OptimizerConfig, Precision
