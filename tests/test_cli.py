@@ -216,6 +216,12 @@ def test_each_export_has_a_page(tmp_path: Path, name: str) -> None:
 LONG = "x" * 300
 
 
+@pytest.fixture(autouse=True)
+def no_run_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test of this process may have written a run folder."""
+    monkeypatch.setattr(last_resort, "_begun", None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from ortlaunch.base import last_resort
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import replace
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import save_config, to_dict
@@ -102,6 +103,17 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
     for path in plan.files.records:
         if path.exists():
             journal.artifact(path, ARTIFACT_FOLDER)
+
+
+def restore_configuration(plan: LaunchPlan) -> None:
+    """Puts back the configuration of the attempt before, because the workers have refused that of this one.
+
+    What only they can judge, such as whether the data is the checkpoint's, would otherwise be kept, and every later
+    ``ortlaunch resume`` would be refused too.
+    """
+    earlier = plan.files.earlier_attempt(plan.attempt) / plan.files.config_file.name
+    if plan.attempt and earlier.is_file():
+        replace(plan.files.config_file, earlier.read_bytes())
 
 
 def _keep_attempt(plan: LaunchPlan) -> None:

@@ -134,6 +134,7 @@ def _state(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
             yield f"data.{one.name}", getattr(old.data, one.name), getattr(new.data, one.name)
     then, now = (trainer_of(config.trainer).checkpoint_kind(config.trainer) for config in (old, new))
     yield "trainer", then, now
+    yield "seed", old.seed, new.seed
 
 
 def _check_ended(run_dir: Path, seconds: float) -> None:

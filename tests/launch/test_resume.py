@@ -10,7 +10,9 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
 from ortlaunch.config.schema import GROUPS, Config, MlflowConfig, Precision, SlurmConfig
+from ortlaunch.launch.folder import restore_configuration, write_run_folder
 from ortlaunch.launch.local.launcher import LocalLauncher
+from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.mlflow import TRACKING_URI
 from ortlaunch.verbs.resume import _changed, resume
@@ -80,13 +82,21 @@ def test_with_a_checkpoint_the_data_and_the_layout_of_the_state_stay_too(
 ) -> None:
     words = ["model=gpt2_nano", "backend=eager", "device=cpu", "data=text", "data.path=a", "trainer=deepspeed"]
     stored = to_config(compose(words))
-    changes = ["data.seq_len=64", "trainer.zero_stage=2", "data.path=moved", "data.workers=1", "optimizer.lr=1e-5"]
+    changes = [
+        "data.seq_len=64",
+        "trainer.zero_stage=2",
+        "seed=1",
+        "data.path=moved",
+        "data.workers=1",
+        "optimizer.lr=1e-5",
+    ]
     _changed(stored, changes, tmp_path)
     monkeypatch.setattr("ortlaunch.run.run.Run.newest_checkpoint", lambda self: "step-5")
-    for change, said in zip(changes, ("data.seq_len", r"trainer: .*zero_stage=1"), strict=False):
+    kept = ("data.seq_len", r"trainer: .*zero_stage=1", "seed")
+    for change, said in zip(changes, kept, strict=False):
         with pytest.raises(RequestError, match=f"^resume: {said}"):
             _changed(stored, [change], tmp_path)
-    assert _changed(stored, changes[2:], tmp_path).data.workers == 1
+    assert _changed(stored, changes[3:], tmp_path).data.workers == 1
 
 
 @pytest.mark.parametrize("word", ["optimizer.lr=nan", "train.clip_grad_norm=inf", "launcher.grace_seconds=0"])
@@ -97,6 +107,21 @@ def test_a_refused_change_leaves_the_run_folder_as_it_is(tmp_path: Path, word: s
         resume([str(tmp_path), "train.steps=200", word])
     assert (tmp_path / "config.yaml").read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_what_the_workers_refuse_is_not_kept(stored: Config, tmp_path: Path) -> None:
+    """Otherwise every later resume would be refused too."""
+    run_dir = tmp_path / "default" / "20260101-120000-mlp-aaaaaa"
+    first, again = (LaunchPlan(run_dir, "aaaaaa", "mlp", 1, attempt=attempt) for attempt in (0, 1))
+    write_run_folder(first, stored, [], Start(["torchrun"]))
+    before = (run_dir / "config.yaml").read_text()
+    restore_configuration(first)
+    assert (run_dir / "config.yaml").read_text() == before
+    other = _changed(stored, ["data.image_size=16"], run_dir)
+    write_run_folder(again, other, ["resume", "data.image_size=16"], Start(["torchrun"]))
+    assert (run_dir / "config.yaml").read_text() != before
+    restore_configuration(again)
+    assert (run_dir / "config.yaml").read_text() == before
 
 
 URI = "http://ada:geheim@team:5000"

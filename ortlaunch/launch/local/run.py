@@ -19,7 +19,7 @@ from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig
-from ortlaunch.launch.folder import journal_start, write_run_folder
+from ortlaunch.launch.folder import journal_start, restore_configuration, write_run_folder
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.display import Display
 from ortlaunch.launch.local.workers import WorkerGroup
@@ -75,7 +75,9 @@ def _run_claimed(part: NodePart, config: Config, arguments: list[str], started: 
     cfgs = trackers.chosen(config)
     relay = Relay(plan.run_dir, *cfgs)
     outcome = _run_workers(part, config, display, started, relay, own_claim)
-    if outcome.failure is not None and not outcome.failure.is_request:
+    if outcome.failure is not None and outcome.failure.is_request:
+        restore_configuration(plan)
+    elif outcome.failure is not None:
         journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
     account = journal_goodput(journal)
     journal.end(outcome.status)
