@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -239,7 +240,7 @@ def no_run_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
         (["resume", "~nosuchuser/x"], ["there is no user nosuchuser here"]),
         (["run_root=~nosuchuser/x"], ["there is no user nosuchuser here"]),
         (["run_root=/proc/nowhere", "model=mlp"], ["/proc/nowhere", "run_root=FOLDER"]),
-        ([f"run_root={LONG}", "model=mlp"], ["xxx", "run_root=FOLDER"]),
+        ([f"run_root={LONG}", "model=mlp"], ["xxx", "File name too long"]),
         (["run_root=/proc/nowhere", "train.steps=4,5", "-m"], ["/proc/nowhere"]),
         (["cancel", "x", "--wait", "nan"], ["--wait", "'nan'"]),
         (["compare", "--tag", "nope"], ["compare: --tag: 'nope' is not KEY=VALUE"]),
@@ -309,7 +310,10 @@ def test_a_path_that_cannot_be_used_is_a_wrong_request(
 def test_no_place_for_a_traceback_is_no_further_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    def full(**_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
     monkeypatch.setattr(last_resort, "_begun", tmp_path / "gone" / "file")
     monkeypatch.setattr(cli, "dispatch", fails(LookupError("x")))
     result = answer(tmp_path, capfd, "models")

@@ -22,6 +22,7 @@ _OF_A_PATH = {
     errno.ELOOP: "the links in it lead in a circle: choose another",
 }
 """Errors of the system that show that a path cannot be used, and what to do."""
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 _LONGEST_WORD, _LONGEST_TEXT = 300, 2000
 _begun: Path | None = None
 
@@ -77,6 +78,7 @@ def _place_of(error: Exception) -> str:
 
 
 def shortened(message: str) -> str:
-    """A message without the middle of words that no terminal could show, such as a number of 10,000 digits."""
+    """A message as a terminal can show it: control characters as escapes, and no words such as 10,000 digits."""
+    message = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", message)
     message = re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:80]}…{word[0][-20:]}", message)
     return message if len(message) <= _LONGEST_TEXT else f"{message[:_LONGEST_TEXT]}…"

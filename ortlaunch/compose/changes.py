@@ -29,14 +29,17 @@ def changed(config: Config, words: list[str], verb: str) -> Config:
     for word in words:
         if "=" not in word or word.startswith("~"):
             raise RequestError(f"{verb}: {word} is not of the form KEY=VALUE")
-        change = parsed(word)
+        try:
+            change = parsed(word)
+        except RequestError as error:
+            raise RequestError(f"{verb}: {error}") from error
         if change.is_sweep_override():
             raise RequestError(f"{verb}: {word}: a run has one value of a key")
         try:
             OmegaConf.update(tree, change.key_or_group, change.value(), merge=True)
         except OmegaConfBaseException as error:
             raise RequestError(f"{verb}: {explain(error)}") from error
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            # OmegaConf fails so for a key below a plain value: train.steps.x=1.
+        except Exception as error:
+            # OmegaConf fails in several ways for a key below a plain value: train.steps.x=1.
             raise RequestError(f"{verb}: {word}: there is no such key (all keys: ortlaunch --cfg job)") from error
     return to_config(tree)

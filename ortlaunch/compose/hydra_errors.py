@@ -45,6 +45,8 @@ def explain(error: Exception) -> str:
             f"{name}={values}: several values: add --multirun to run them one after the other, or compare them by "
             f"ortlaunch bench; a list that is one value is written '{name}=[{values}]'"
         )
+    if there := re.search(r"Either remove \+ prefix: '(.*?)=", text):
+        return f"+{there[1]}: the key is there already: write {there[1]}=VALUE"
     if override := re.search(r"Error merging override (\S+)", text):
         return f"{override[1]}: {_cause(error)}"
     if isinstance(error, yaml.YAMLError | UnicodeDecodeError | OSError | RecursionError):

@@ -47,25 +47,26 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(watched)()
     except Exception as error:
-        if watched.failure is not None:
-            raise watched.failure from None
         # Whatever Hydra fails with, it has read nothing but this command line and the files that it names.
-        raise RequestError(explain(error)) from error
+        raise watched.failure or RequestError(explain(error)) from error
+    if watched.failure is not None:
+        raise watched.failure
 
 
 class _Task:
-    """What Hydra calls with the composed tree. It keeps its error apart from those of Hydra itself."""
+    """What Hydra calls with each composed tree, until one fails. It keeps the error: Hydra would print its own text."""
 
     def __init__(self, task: Callable[[DictConfig], None]) -> None:
         self._task = task
         self.failure: Exception | None = None
 
     def __call__(self, tree: DictConfig) -> None:
+        if self.failure is not None:
+            return
         try:
             self._task(tree)
         except Exception as error:
             self.failure = error
-            raise
 
 
 def _check_optional_groups(arguments: list[str]) -> None:

@@ -100,8 +100,8 @@ def _check_added(word: str, key: str, config_dirs: list[str]) -> None:
         return
     if key not in known_keys() and key not in GROUPS:
         raise RequestError(unknown_key(key))
-    if word.startswith("+") and not word.startswith("++"):
-        raise RequestError(f"{word}: the key is there already: write {word.lstrip('+')}")
+    if key in GROUPS:
+        raise RequestError(f"{word}: the group is there already: write {word.lstrip('+')}")
 
 
 def _is_own_group(key: str, config_dirs: list[str]) -> bool:

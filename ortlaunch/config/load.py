@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.items import check_items
 from ortlaunch.config.launchers import launcher_schema
 from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
@@ -23,7 +24,7 @@ def to_config(tree: DictConfig) -> Config:
 
     Raises:
         RequestError: a value that the user must give is missing, a key was added that the schema does not have
-            (``+train.stpes=1``), or an interpolation cannot be resolved.
+            (``+train.stpes=1``), an item of a list is of another type, or an interpolation cannot be resolved.
     """
     try:
         if added := next(_added_keys(tree), None):
@@ -36,6 +37,7 @@ def to_config(tree: DictConfig) -> Config:
     except (MissingMandatoryValue, OmegaConfBaseException) as error:
         raise RequestError(f"configuration: {first_line(error)}") from error
     assert isinstance(config, Config)
+    check_items(config)
     return config
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
@@ -65,11 +66,12 @@ class World:
         }
 
     def state(self) -> dict[str, tuple[int, int, int]]:
-        """Mode, size and time of every file and folder."""
+        """Mode, size and time of every file. A folder in which something came and went again is unchanged."""
         found = {}
         for path in self.path.rglob("*"):
             stat = path.lstat()
-            found[str(path.relative_to(self.path))] = (stat.st_mode, stat.st_size, stat.st_mtime_ns)
+            content = (0, 0) if S_ISDIR(stat.st_mode) else (stat.st_size, stat.st_mtime_ns)
+            found[str(path.relative_to(self.path))] = (stat.st_mode, *content)
         return found
 
 

@@ -12,6 +12,12 @@ from ortlaunch.compose.overrides import check_overrides, parsed
 from ortlaunch.config.keys import is_free
 
 
+@pytest.fixture(autouse=True)
+def variable_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run_with_hydra` sets it for this process; the commands of other tests would print tracebacks."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [
@@ -19,7 +25,6 @@ from ortlaunch.config.keys import is_free
         ("++train.stpes=5", "train.stpes: no such key. Did you mean train.steps?"),
         ("+optimzer=sgd", "optimzer: no such key. Did you mean optimizer?"),
         ("++nowhere.x=1", "nowhere.x: no such key"),
-        ("+train.steps=5", "write train.steps=5"),
         ("+optimizer=sgd", "write optimizer=sgd"),
         ("++after=x", "+after=RUN goes with ortlaunch run"),
         ("~train.steps", "a key cannot be taken away"),
@@ -41,6 +46,11 @@ def test_what_is_refused(word: str, said: str) -> None:
     assert said in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(RequestError):
         compose([word])
+
+
+def test_a_key_that_is_there_needs_no_plus() -> None:
+    with pytest.raises(RequestError, match=r"^\+train\.steps: the key is there already: write train\.steps=VALUE$"):
+        compose(["+train.steps=5"])
 
 
 @pytest.mark.parametrize(
@@ -97,7 +107,7 @@ def test_an_error_of_the_task_is_not_taken_for_one_of_hydra() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"name: [", "line 2: "),
+        (b"name: [", "line 1: "),
         (b"name: a\nname: b\n", "line 2: found duplicate key name"),
         (b"\xff\xfe", "no UTF-8 text at byte 0"),
         (b'name: !!python/object/apply:os.system ["touch planted"]', "line 1: could not determine a constructor"),

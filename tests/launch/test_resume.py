@@ -51,7 +51,7 @@ def test_values_are_what_they_are_on_the_command_line_of_a_run(stored: Config, t
         ("model=gpt2", "a run keeps what it is made of"),
         ("train.steps", "KEY=VALUE"),
         ("~train.steps=5", "KEY=VALUE"),
-        ("train.steps.x=5", "train.steps.x"),
+        ("train.steps.x=5", "train.steps"),
         ("=5", "KEY=VALUE"),
         ("data={name:text}", "a run keeps what it is made of"),
         ("data.name=text", "data.name: a run keeps what it is made of (digits)"),
