@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.check.operators import unsupported_operators
-from ortlaunch.check.report import Effect, Export, Probe, TracedStatement
+from ortlaunch.check.report import Effect, Export, Probe, Refused, TracedStatement
 from ortlaunch.config.schema import OrtConfig
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
@@ -16,6 +17,7 @@ from ortlaunch.ort.refusal import last_line
 from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.pair import Context, Decisions, Pair, changed_decisions
 from ortlaunch.ort.verify.reference import SourceLine
+from ortlaunch.ort.verify.start import FRESH_BATCHES, QuickCheck
 from ortlaunch.ort.verify.state import ModelState
 from ortlaunch.ort.verify.trace import TraceWarning, location, trace_warnings
 
@@ -72,12 +74,24 @@ def check_export(model: torch.nn.Module, batches: list[Batch], setting: Setting)
     chance = pair.chance_decisions(batches[0], _TRIES)
     traced = pair.eager(batches[0])[1]
     found.tracer_warnings = [_judged(one, traced, outcomes, chance) for one in warned]
+    found.refused = _refused(wrapped, batches, setting, warned)
     effects = {one.effect for one in found.tracer_warnings}
-    if any(probe.differs for probe in found.probes) or "decided_by_chance" in effects:
+    if found.refused or any(probe.differs for probe in found.probes) or "decided_by_chance" in effects:
         found.status = "failed"
     elif not found.comparable or "decides_otherwise" in effects:
         found.status = "warning"
     return found, wrapped
+
+
+def _refused(
+    wrapped: torch.nn.Module, batches: list[Batch], setting: Setting, warned: list[TraceWarning]
+) -> list[Refused]:
+    check = QuickCheck(wrapped, setting.task, setting.precision)
+    try:
+        found = check.findings(batches[: 1 + FRESH_BATCHES], warned)
+    except RequestError as error:
+        return [Refused("error", str(error), "change what it names in the model")]
+    return [Refused(one.kind.value, one.what, one.advice) for one in found if one.kind not in setting.backend.allow]
 
 
 def _failed(

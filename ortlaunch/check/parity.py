@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import dataclass
 
@@ -12,10 +13,12 @@ from ortlaunch.check.report import Parity
 from ortlaunch.models.task import Batch, loss_of
 from ortlaunch.ort import session
 from ortlaunch.ort.refusal import last_line
-from ortlaunch.ort.verify.compare import compare
+from ortlaunch.ort.verify.compare import compare_with_exact
+from ortlaunch.ort.verify.comparison import TensorComparison
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
+from ortlaunch.ort.verify.pair import Context
 from ortlaunch.ort.verify.reference import Reference
-from ortlaunch.ort.verify.state import ModelState, copied_buffers
+from ortlaunch.ort.verify.state import ModelState, copied_buffers, in_fp64
 
 STEPS = 3
 
@@ -40,6 +43,8 @@ class _Trained:
 def check_parity(model: torch.nn.Module, batches: list[Batch], setting: Setting) -> Parity:
     """Compares loss, outputs and gradients of the first step, and weights and buffers after `STEPS` steps.
 
+    Where ONNX Runtime's results differ from PyTorch's, PyTorch in fp64 decides which of them rounding explains.
+
     The steps are plain gradient descent. An adaptive optimizer would make full steps from gradients that are only
     rounding errors, and the check would report these as differences.
 
@@ -48,19 +53,24 @@ def check_parity(model: torch.nn.Module, batches: list[Batch], setting: Setting)
         batches: one for each step.
         setting: settings of the check.
     """
-    eager = _train(copy.deepcopy(model), batches, setting, None)
+    eager = _train(copy.deepcopy(model), batches, setting, setting.precision, None)
     try:
-        ort = _train(setting.wrap(model), batches, setting, eager.rate)
+        ort = _train(setting.wrap(model), batches, setting, setting.precision, eager.rate)
     except Exception as error:
         return Parity("failed", error=last_line(str(error)))
+    exact = _train_in_fp64(model, batches, setting, eager.rate)
+
+    def compared(group: str) -> TensorComparison:
+        return compare_with_exact(getattr(ort, group), getattr(eager, group), getattr(exact, group, None))
+
     result = Parity(
         "ok",
         steps=STEPS,
-        loss=compare(ort.loss, eager.loss),
-        outputs=compare(ort.outputs, eager.outputs),
-        gradients=compare(ort.gradients, eager.gradients),
-        parameters=compare(ort.parameters, eager.parameters),
-        buffers=compare(ort.buffers, eager.buffers),
+        loss=compared("loss"),
+        outputs=compared("outputs"),
+        gradients=compared("gradients"),
+        parameters=compared("parameters"),
+        buffers=compared("buffers"),
         stale_buffers=sorted(eager.moved - ort.moved),
     )
     groups = (result.loss, result.outputs, result.gradients, result.parameters, result.buffers)
@@ -69,7 +79,18 @@ def check_parity(model: torch.nn.Module, batches: list[Batch], setting: Setting)
     return result
 
 
-def _train(model: torch.nn.Module, batches: list[Batch], setting: Setting, rate: float | None) -> _Trained:
+def _train_in_fp64(model: torch.nn.Module, batches: list[Batch], setting: Setting, rate: float) -> _Trained | None:
+    """Trains in PyTorch in fp64; None if the model does not run so."""
+    try:
+        wide = copy.deepcopy(model).double()
+        return _train(wide, [in_fp64(batch) for batch in batches], setting, contextlib.nullcontext, rate)
+    except Exception:
+        return None
+
+
+def _train(
+    model: torch.nn.Module, batches: list[Batch], setting: Setting, precision: Context, rate: float | None
+) -> _Trained:
     plain = session.plain_model(model) if hasattr(model, "_torch_module") else model
     state: ModelState | None = None
     first: tuple[NamedTensors, NamedTensors, NamedTensors] | None = None
@@ -77,7 +98,7 @@ def _train(model: torch.nn.Module, batches: list[Batch], setting: Setting, rate:
     with Reference():
         for step in range(STEPS):
             batch = batches[step % len(batches)]
-            with setting.precision():
+            with precision():
                 outputs = setting.task.outputs(model, batch)
                 loss = loss_of(outputs, batch)
             loss.backward()

@@ -88,6 +88,7 @@ def _export(part: Part) -> list[str]:
         if probes:
             shapes = ", ".join(f"{probe['shape']}{_gap(probe)}" for probe in probes)
             lines.append(f"{kind.replace('_', ' ')}: {shapes}")
+    lines += [f"REFUSED at a run's start ({one['kind']}): {one['what']}" for one in part["refused"]]
     return lines
 
 
@@ -135,6 +136,8 @@ def _comparison(group: dict[str, Any]) -> str:
         f"{group['count']}, largest relative error {group['largest_error']:.1e} ({group['largest']}), "
         f"tolerance {group['tolerance']:.0e}"
     )
+    if group["from_exact"] is not None and group["eager_from_exact"] is not None:
+        text += f", from fp64 {group['from_exact']:.1e} (eager's own {group['eager_from_exact']:.1e})"
     if group["differing"]:
         text += f", DIFFERENT: {', '.join(one['name'] for one in group['differing'][:_MOST])}"
     for name, (expected, actual) in list(group["dtypes"].items())[:_MOST]:

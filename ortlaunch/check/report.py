@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ortlaunch.ort.verify.comparison import TensorComparison
 
-SCHEMA = 1
+SCHEMA = 2
 """Incremented when a key changes its name or meaning."""
 
 Status = Literal["ok", "warning", "failed", "skipped"]
@@ -85,6 +85,16 @@ class Probe:
     """ONNX Runtime's error, if it could not run the data."""
 
 
+@dataclass(frozen=True)
+class Refused:
+    """A difference from PyTorch for which a run refuses to start."""
+
+    kind: str
+    """The word for ``backend.allow``."""
+    what: str
+    advice: str
+
+
 @dataclass
 class Export:
     """The result of the export, and of the comparison of its graph with PyTorch."""
@@ -98,6 +108,8 @@ class Export:
     probes: list[Probe] = field(default_factory=list)
     comparable: bool = True
     """False if the model's outputs are random although dropout is off."""
+    refused: list[Refused] = field(default_factory=list)
+    """What the start of a run would refuse."""
 
 
 @dataclass

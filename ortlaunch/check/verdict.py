@@ -16,7 +16,7 @@ def verdict(
     """Returns whether the model is fit for ONNX Runtime, and the line."""
     if structure.problems:
         return False, f"change the model: {structure.problems[0]}"
-    reason = _export_reason(export) or _parity_reason(parity) or _randomness_reason(randomness)
+    reason = _export_reason(export) or _parity_reason(parity) or _randomness_reason(randomness) or _start_reason(export)
     if reason is not None:
         why, remedy = reason
         return False, f"use backend={_best(cost, without_ort=True)} because {why}; or {remedy}"
@@ -94,6 +94,13 @@ def _randomness_reason(randomness: Randomness | None) -> tuple[str, str] | None:
     if randomness.problems:
         return randomness.problems[0], "change where the model draws random numbers"
     return None
+
+
+def _start_reason(export: Export | None) -> tuple[str, str] | None:
+    if export is None or not export.refused:
+        return None
+    first = export.refused[0]
+    return first.what, f"{first.advice[0].lower()}{first.advice[1:]}"
 
 
 def _fit(cost: Cost | None) -> str:

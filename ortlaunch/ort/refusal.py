@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import traceback
+from pathlib import Path
+
 from ortlaunch.base.errors import RequestError
+
+_LONGEST = 500
+"""Characters of a cause."""
 
 
 def refusal(message: str) -> Exception:
@@ -21,3 +28,17 @@ def last_line(text: str) -> str:
     """Returns the last line that is not empty; of a traceback, that is the exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
+
+
+def cause(error: BaseException) -> str:
+    """Returns in one line what is the matter, from an error of ORTModule or of its exporter, which quote tracebacks."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    if lines:
+        # An error of C++ begins with a file and a signature.
+        line = (causes or lines)[-1].partition("  [Caused by the value")[0]
+        line = re.sub(r"^\S*onnxruntime_src\S* .*(?:\[ONNXRuntimeError\] : \d+ : \w+ : |\) (?=\S))", "", line)
+        return line[:_LONGEST]
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return type(error).__name__ + place

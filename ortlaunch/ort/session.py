@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from ortlaunch.config.schema import Fallback, OrtConfig
 from ortlaunch.ort import compat, cuda_libs, extension
+from ortlaunch.ort.refusal import cause
 
 _ORT_LEVEL = {"verbose": "VERBOSE", "info": "INFO", "warning": "WARNING", "error": "ERROR", "fatal": "FATAL"}
 
@@ -121,7 +121,7 @@ def fallback_reason(wrapped: torch.nn.Module) -> str | None:
     """Returns why this ORTModule or a block fell back to PyTorch, in one line; None if none did."""
     for path, part in _parts(wrapped).items():
         for ort_module in filter(_fell_back, part):
-            reason = _cause(ort_module._fallback_manager._exception)
+            reason = cause(ort_module._fallback_manager._exception)
             return f"{path}: {reason}" if path else reason
     return None
 
@@ -156,13 +156,6 @@ def close(wrapped: torch.nn.Module) -> None:
         for ort_module in filter(_trains, part):
             for training in (True, False):
                 ort_module._torch_module._execution_manager(training)._execution_agent = None
-
-
-def _cause(pending: BaseException) -> str:
-    # ORTModule's exception quotes the traceback of its cause. The last line of it is the error.
-    lines = [line.strip() for line in str(pending).splitlines() if line.strip()]
-    causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return (causes or lines or [type(pending).__name__])[-1]
 
 
 def _parts(wrapped: torch.nn.Module) -> dict[str, list[Any]]:

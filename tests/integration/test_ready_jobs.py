@@ -84,6 +84,7 @@ def test_a_job_for_a_cluster_shows_what_it_would_submit(launch, tmp_path: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_what_the_job_for_a_phone_says_comes_next_works(runs, launch) -> None:
     assert runs["resnet_phone"].status == "FINISHED"
     said = re.findall(r"^#   ortlaunch (.*)$", ready_jobs()["resnet_phone"].read_text(), re.MULTILINE)

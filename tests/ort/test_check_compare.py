@@ -10,7 +10,7 @@ import torch
 
 from ortlaunch.check.cost import pays_off_after
 from ortlaunch.check.report import Parity, Report, Structure, to_json
-from ortlaunch.ort.verify.compare import compare, relative_error
+from ortlaunch.ort.verify.compare import compare, compare_with_exact, relative_error
 from ortlaunch.ort.verify.comparison import TensorComparison
 
 
@@ -70,6 +70,23 @@ def test_a_changed_dtype_is_a_difference_of_its_own() -> None:
     assert found.differing == []
     assert found.dtypes == {"x": ["float16", "float32"]}
     assert not found.ok
+
+
+@pytest.mark.parametrize(
+    ("ort", "eager", "is_rounding"),
+    [(1.01, 0.99, True), (1.04, 0.99, True), (1.06, 0.99, False), (1.01, 1.0, False), (math.nan, 0.99, False)],
+)
+def test_fp64_decides_whether_a_difference_is_rounding(ort: float, eager: float, is_rounding: bool) -> None:
+    exact = {"x": torch.tensor([1.0], dtype=torch.float64)}
+    found = compare_with_exact({"x": torch.tensor([ort])}, {"x": torch.tensor([eager])}, exact)
+    assert found.ok is is_rounding
+    assert found.eager_from_exact == pytest.approx(1 - eager)
+    assert found.from_exact == (None if math.isnan(ort) else pytest.approx(ort - 1))
+
+
+def test_without_fp64_every_difference_counts() -> None:
+    found = compare_with_exact({"x": torch.tensor([1.01])}, {"x": torch.tensor([0.99])}, None)
+    assert (found.ok, found.from_exact) == (False, None)
 
 
 @pytest.mark.parametrize(

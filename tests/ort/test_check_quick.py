@@ -12,9 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Allow, Fallback, OrtConfig
 from ortlaunch.models.task import Batch, make_task
 from ortlaunch.ort import session
+from ortlaunch.ort.refusal import cause
 from ortlaunch.ort.verify.start import QuickCheck
 from ortlaunch.ort.verify.trap import Finding
 from ortlaunch.trainer.seeds import seed_everything
@@ -70,7 +72,7 @@ class Noisy(Net):
 
 class Exotic(Net):
     def between(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return torch.special.i0e(hidden)
+        return torch.fft.hfft(hidden, hidden.shape[-1])
 
 
 def batches(*signs: float) -> list[Batch]:
@@ -139,6 +141,46 @@ def test_a_buffer_that_moves_must_move_to_the_same_values(share: float, kinds: l
 
 def test_a_random_model_is_not_mistaken_for_a_wrong_one() -> None:
     assert findings(Noisy(), batches(1, 1, 1)) == []
+
+
+class Unfit(Net):
+    """Fails in PyTorch too."""
+
+    def between(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return hidden @ torch.ones(7, 7)
+
+
+def test_what_only_pytorch_runs_is_refused_in_one_line_with_the_cause() -> None:
+    with pytest.raises(RequestError) as caught:
+        findings(Exotic(), batches(1, 1, 1))
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ("backend=ort cannot train this model", "aten::fft_hfft", "backend=eager"):
+        assert part in message
+
+
+def test_an_error_that_pytorch_has_too_is_the_models_own() -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
+        findings(Unfit(), batches(1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Traceback:\n  File x\nValueError: no such axis\n\nsee the log", "ValueError: no such axis"),
+        (
+            "/onnxruntime_src/a/b.cc:548 void f(X*)::<lambda(Y*)> [ONNXRuntimeError] : 2 : INVALID_ARGUMENT : no way.",
+            "no way.",
+        ),
+        ("/onnxruntime_src/a/b.cc:29 bool g(X&) builder was false. Atan", "builder was false. Atan"),
+        (
+            "SymbolicValueError: not constant  [Caused by the value 'x' defined in (%0)",
+            "SymbolicValueError: not constant",
+        ),
+    ],
+)
+def test_a_cause_is_what_is_the_matter(text: str, found: str) -> None:
+    assert cause(RuntimeError(text)) == found
 
 
 def test_a_model_that_fell_back_is_left_alone() -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from tests.ort.precise import Case, assert_as_in_fp64, assert_model_as_in_fp64
 
 Wrap = Callable[..., nn.Module]
-DRAWS = pytest.mark.parametrize("draw", [0, 1], ids=["draw0", "draw1"])
+DRAWS = pytest.mark.parametrize("draw", [0, pytest.param(1, marks=pytest.mark.nightly)], ids=["draw0", "draw1"])
 
 
 def scatters(rng: random.Random) -> dict[str, Case]:

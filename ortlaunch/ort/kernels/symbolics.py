@@ -20,7 +20,7 @@ import torch
 
 from ortlaunch.ort.kernels import fused_attention, shapes
 from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, constant, none, step
-from ortlaunch.ort.mends import vectors
+from ortlaunch.ort.mends import losses, vectors
 from ortlaunch.ort.mends.attention import known_size
 
 _OPSET = 17
@@ -239,8 +239,7 @@ def _conv1d_gradient() -> list[Any]:
 def _cross_entropy(
     g: Any, logits: Any, target: Any, weight: Any, reduction: Any, ignore_index: Any, label_smoothing: Any
 ) -> Any:
-    """Exports the mean over (rows, classes) without weights or smoothing; other forms use ORT's own symbolic."""
-    from onnxruntime.training.ortmodule._custom_op_symbolic_registry import CustomOpSymbolicRegistry
+    """Exports the mean over (rows, classes) without weights or smoothing by a kernel of ours."""
     from torch.onnx import symbolic_helper
 
     usual = (
@@ -251,8 +250,7 @@ def _cross_entropy(
         and target.type().scalarType() == "Long"
     )
     if not usual:
-        original = CustomOpSymbolicRegistry._SYMBOLICS["::cross_entropy_loss"]
-        return original(g, logits, target, weight, reduction, ignore_index, label_smoothing)
+        return losses.cross_entropy(g, logits, target, weight, reduction, ignore_index, label_smoothing)
     loss, _, _ = g.op(ATEN_OP, logits, target, ignore_index, operator_s=_CROSS_ENTROPY, outputs=3)
     loss.setType(logits.type().with_sizes([]))
     return loss

@@ -12,11 +12,14 @@ import torch
 from ortlaunch.ort.mends import (
     arithmetic,
     embeddings,
+    losses,
     noise,
     padding,
     recurrent,
     scatter,
     spatial,
+    stacks,
+    torch_calls,
     unflattening,
     vectors,
 )
@@ -31,7 +34,7 @@ def register() -> None:
     """Registers the symbolics for training; call it after the constructor of an ORTModule, which registers its own."""
     register_standard()
     # Their nodes call PyTorch.
-    for subject in (arithmetic, embeddings, noise, recurrent, scatter, spatial, padding):
+    for subject in (arithmetic, embeddings, losses, noise, recurrent, scatter, spatial, padding, torch_calls):
         subject.register()
 
 
@@ -48,7 +51,7 @@ def register_standard() -> None:
     register_custom_op_symbolic("aten::hardtanh", _hardtanh, _OPSET)
     register_custom_op_symbolic("aten::count_nonzero", _count_nonzero, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
-    for subject in (unflattening, vectors):
+    for subject in (stacks, unflattening, vectors):
         subject.register()
 
 

@@ -113,10 +113,16 @@ class Variant:
         return self.node.compute(*self._original(arguments))
 
     def _differentiate(self, grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-        leaves = [argument.detach().requires_grad_() for argument in arguments[: len(self.needed)]]
+        given = arguments[: len(self.needed)]
+        # Integers, such as an index that was computed from a weight, have a gradient of zero.
+        leaves = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in given]
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
         with torch.enable_grad():
             result = self._compute(*leaves, *arguments[len(self.needed) :])
-            return torch.autograd.grad(result, leaves, grad, allow_unused=True, materialize_grads=True)
+            if not (wanted and result.requires_grad):
+                return tuple(torch.zeros_like(leaf) for leaf in leaves)
+            found = iter(torch.autograd.grad(result, wanted, grad, allow_unused=True, materialize_grads=True))
+        return tuple(next(found) if leaf.requires_grad else torch.zeros_like(leaf) for leaf in leaves)
 
 
 def torch_node(

@@ -15,6 +15,9 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-4, torch.bfloat16: 5e-2, tor
 CUDA_FP32_TOLERANCE = 1e-2
 """ONNX Runtime multiplies fp32 matrices in TF32 if the GPU supports it; PyTorch does not."""
 
+AS_GOOD = 5.0
+"""Factor of PyTorch's own error, both against fp64, up to which an error counts as rounding."""
+
 _FLOOR = 1e-3
 """If a tensor's values are this much smaller than the largest of its group, its error is relative to the group's
 largest value. A gradient that is zero except for rounding (the bias of attention keys) has no meaningful error of its
@@ -43,6 +46,39 @@ def compare(actual: NamedTensors, expected: NamedTensors, *, floor: float = _FLO
             result.dtypes[name] = [_dtype_name(tensor), _dtype_name(other)]
     result.differing.sort(key=lambda one: -(math.inf if one.error is None else one.error))
     return result
+
+
+def compare_with_exact(actual: NamedTensors, expected: NamedTensors, exact: NamedTensors | None) -> TensorComparison:
+    """Compares tensors by name; one that is as near to fp64 as PyTorch's own does not count as different.
+
+    A model may amplify rounding errors (BatchNorm over four rows), so that both results in fp32 are far from the truth.
+
+    Args:
+        actual: ONNX Runtime's tensors.
+        expected: PyTorch's tensors.
+        exact: PyTorch's tensors in fp64; None if the model does not run so.
+    """
+    result = compare(actual, expected)
+    if exact is None or any(name not in exact for name in expected):
+        return result
+    floor = _FLOOR * max((_scale(tensor) for tensor in exact.values()), default=0.0)
+    theirs = {name: _error_from_exact(tensor, exact[name], floor) for name, tensor in expected.items()}
+    ours = {name: _error_from_exact(tensor, exact[name], floor) for name, tensor in actual.items() if name in exact}
+    result.eager_from_exact = max((error for error in theirs.values() if error is not None), default=None)
+    result.from_exact = max((error for error in ours.values() if error is not None), default=None)
+    result.differing = [
+        one for one in result.differing if not is_as_good(ours.get(one.name), theirs[one.name], one.tolerance)
+    ]
+    return result
+
+
+def is_as_good(error: float | None, own: float | None, tolerance: float) -> bool:
+    """Whether an error against fp64 is rounding, or of the size of PyTorch's own."""
+    return error is not None and error <= max(tolerance, AS_GOOD * (own or 0.0))
+
+
+def _error_from_exact(tensor: torch.Tensor, exact: torch.Tensor, floor: float) -> float | None:
+    return relative_error(tensor.double() if tensor.is_floating_point() else tensor, exact, floor)
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float | None:

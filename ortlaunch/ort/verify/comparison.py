@@ -26,6 +26,10 @@ class TensorComparison:
     tolerance: float = 0.0
     """The tolerance of that tensor."""
     differing: list[TensorDifference] = field(default_factory=list)
+    from_exact: float | None = None
+    """Largest relative error of ONNX Runtime's tensors from PyTorch's in fp64; None if there are none to compare."""
+    eager_from_exact: float | None = None
+    """That of PyTorch's own tensors."""
     dtypes: dict[str, list[str]] = field(default_factory=dict)
     """Names whose type differs, with PyTorch's and ONNX Runtime's."""
 

@@ -84,6 +84,10 @@ class Examination:
         """What is wrong with the gradients on a batch that the model was not exported with; None where nothing is."""
         return Gradients(self._wrapped, self._task, self._precision, self._state).error(self.batches[-1], WIDER)
 
+    def compute_gradients(self) -> None:
+        """Computes ONNX Runtime's gradients of a model that cannot be compared; raises what that raises."""
+        Gradients(self._wrapped, self._task, self._precision, self._state).compute(self.batches[-1])
+
     @cached_property
     def python_change(self) -> PythonChange | None:
         """A value of the model's Python code that each forward changes; None where there is none."""

@@ -14,9 +14,11 @@ from collections.abc import Iterable
 
 import torch
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.options import TRAPS
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
+from ortlaunch.ort.refusal import cause
 from ortlaunch.ort.verify.examination import Examination
 from ortlaunch.ort.verify.pair import Context
 from ortlaunch.ort.verify.state import ModelState, copied, same_random_numbers
@@ -48,12 +50,25 @@ class QuickCheck:
         Args:
             batches: on the model's device; the first one is used for the export.
             warnings: the tracer's warnings, if the model was already exported.
+
+        Raises:
+            RequestError: the model runs in eager PyTorch and not under ONNX Runtime.
         """
         with same_random_numbers():
             self._warnings = list(warnings)
             state = ModelState(session.plain_model(self._wrapped))
             try:
                 return self._findings(batches, state)
+            except (RequestError, MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                state.restore()
+                # The model's own error comes first.
+                self._run_plain(batches)
+                raise RequestError(
+                    f"backend=ort cannot train this model: {cause(error)}. Use backend=eager or backend=compile, or "
+                    "change that part (`ortlaunch check` with the same keys names it where it can)"
+                ) from error
             finally:
                 state.restore()
 
@@ -71,6 +86,16 @@ class QuickCheck:
     def _forward(self, batch: Batch) -> None:
         with self._precision():
             self._task.outputs(self._wrapped, copied(batch))
+
+    def _run_plain(self, batches: list[Batch]) -> None:
+        """Runs the plain model on each batch, forward and backward; hooks of gradients are not called."""
+        plain = session.plain_model(self._wrapped)
+        leaves = [parameter for parameter in plain.parameters() if parameter.requires_grad]
+        for batch in batches:
+            with torch.enable_grad(), self._precision():
+                loss = self._task.loss(plain, copied(batch))
+            if leaves and loss.requires_grad:
+                torch.autograd.grad(loss, leaves, allow_unused=True)
 
 
 def gradient_error(wrapped: torch.nn.Module, task: Task, precision: Context, batch: Batch) -> str | None:

@@ -71,6 +71,14 @@ def copied(batch: Batch) -> Batch:
     return {name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in batch.items()}
 
 
+def in_fp64(batch: Batch) -> Batch:
+    """Returns a batch whose floating-point tensors are fp64."""
+    return {
+        name: tensor.detach().double().requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
+        for name, tensor in batch.items()
+    }
+
+
 @contextlib.contextmanager
 def same_random_numbers() -> Iterator[None]:
     """Restores the random state of Python, NumPy and torch; ONNX Runtime's own follows the next ``manual_seed``."""

@@ -152,6 +152,7 @@ def test_the_schedulers_warning_queues_a_run_again(cluster: Cluster) -> None:
     assert cluster.row(run_dir)["is_over"]
 
 
+@pytest.mark.nightly
 def test_a_sweep_is_a_job_for_each_run(cluster: Cluster) -> None:
     words = ("name=grid", "train.steps=2", "tracking=none", "optimizer.lr=0.1,0.2", "--multirun")
     said = cluster.ortlaunch(*TINY, *words)

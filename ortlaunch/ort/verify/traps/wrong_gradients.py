@@ -8,6 +8,10 @@ from ortlaunch.ort.verify.trap import trap
 
 @trap("wrong_gradients", "Change that part of the model")
 def look(examination: Examination) -> str | None:
-    if examination.strayed is not None or examination.is_random:
+    if examination.strayed is not None:
+        return None
+    if examination.is_random:
+        # They must exist at least.
+        examination.compute_gradients()
         return None
     return examination.gradient_error

@@ -1,0 +1,29 @@
+"""The forms of cross entropy that ORTModule 1.19.2 refuses or has no gradient for; PyTorch computes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ortlaunch.ort.mends import torch_calls
+
+
+def register() -> None:
+    """Registers the symbolic; call it after the constructor of an ORTModule, which registers its own."""
+    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
+
+    register_custom_op_symbolic("aten::cross_entropy_loss", cross_entropy, torch_calls.OPSET)
+
+
+def cross_entropy(
+    g: Any, logits: Any, target: Any, weight: Any, reduction: Any, ignore_index: Any, label_smoothing: Any
+) -> Any:
+    """Exports the cross entropy; that of smoothed labels or of class probabilities as a call of PyTorch."""
+    from onnxruntime.training.ortmodule._custom_op_symbolic_registry import CustomOpSymbolicRegistry
+    from torch.onnx import symbolic_helper
+
+    arguments = (logits, target, weight, reduction, ignore_index, label_smoothing)
+    is_smooth = symbolic_helper._maybe_get_const(label_smoothing, "f") != 0.0
+    if is_smooth or target.type().scalarType() != "Long":
+        return torch_calls.exported(g, *arguments)
+    original = CustomOpSymbolicRegistry._SYMBOLICS["::cross_entropy_loss"]
+    return original(g, *arguments)

@@ -1,0 +1,266 @@
+"""Exports operators that have no ONNX export as nodes that call PyTorch, and PyTorch computes their gradients.
+
+torch has some hundred operators that neither its TorchScript exporter nor this package exports: losses, special
+functions, linear algebra. One operator of the graph serves them all. Its inputs are tensors and a list of integers that
+spells which operator of torch it calls, with which other arguments.
+
+Not served are operators that draw random numbers, change an argument in place or have complex values, and calls whose
+other arguments depend on the input, such as a size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortlaunch.ort.mends.torch_nodes import TorchNode, torch_node
+
+OPSET = 17
+_MOST_TENSORS = 4
+_TENSOR = "tensor"
+"""Key of an argument that is an input of the node; its value is the input's index."""
+_DEPENDS_ON_MODE = ("train", "training", "dropout_p", "generator")
+"""Names of arguments of operators that draw random numbers or keep statistics."""
+_COMPLEX = ("aten::fft_", "aten::stft", "aten::istft", "aten::polar", "aten::complex", "aten::view_as_complex")
+"""Beginnings of the names of operators with complex arguments or results, which ONNX lacks."""
+_WITHOUT_GRADIENT = ("aten::atan2",)
+"""Operators whose export has no gradient in onnxruntime 1.19.2."""
+_FLOATS = ("Half", "Float", "Double", "BFloat16")
+_CONSTANTS = {"int": "i", "float": "f", "bool": "b", "str": "s", "List[int]": "is", "List[float]": "fs"}
+"""The exporter's letter for each type of a constant argument."""
+
+
+class _NotServedError(Exception):
+    """A call cannot become a node; the text says why."""
+
+
+def register() -> None:
+    """Registers an export for each operator that has none; call it after all others are registered."""
+    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
+    from torch.onnx._internal import registration
+
+    for name in _names():
+        if name in _WITHOUT_GRADIENT or not registration.registry.is_registered_op(name, OPSET):
+            register_custom_op_symbolic(name, exported, OPSET)
+
+
+def exported(g: Any, *arguments: Any, **_outputs: Any) -> Any:
+    """Exports the operator that is being exported as a node that calls it.
+
+    Args:
+        g: the exporter's graph.
+        *arguments: of the operator; graph values.
+
+    Returns:
+        The results in the graph: one value, or a list of several.
+
+    Raises:
+        UnsupportedOperatorError: the call cannot become a node.
+    """
+    from torch.onnx import errors
+
+    try:
+        return _called(g, arguments)
+    except _NotServedError as error:
+        # torch's own sentence names the operator; it lacks the reason.
+        raise errors.UnsupportedOperatorError(f"{g.original_node.kind()} ({error})", OPSET, None) from error
+
+
+def _called(g: Any, arguments: Sequence[Any]) -> Any:
+    schema, others, tensors = _matched(g.original_node.kind(), arguments)
+    outputs = list(g.original_node.outputs())
+    results = [_result(g, schema, others, tensors, index, output) for index, output in enumerate(outputs)]
+    return results[0] if len(results) == 1 else results
+
+
+def _matched(name: str, arguments: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
+    """Returns the form of an operator that takes these arguments, the arguments for JSON, and the tensors in them.
+
+    The exporter's graph does not say which form it was. A number is no tensor where there is a form for numbers.
+    """
+    forms = [form for form in _forms(name) if len(form.arguments) == len(arguments)]
+    reason = _NotServedError("it changes an argument or draws random numbers")
+    for form in sorted(forms, key=lambda form: sum("Tensor" in str(one.type) for one in form.arguments)):
+        tensors: list[Any] = []
+        try:
+            others = [_other(value, kind.type, tensors) for value, kind in zip(arguments, form.arguments, strict=True)]
+        except _NotServedError as error:
+            reason = error
+        else:
+            return form, others, tensors
+    raise reason
+
+
+@cache
+def _forms(name: str) -> tuple[Any, ...]:
+    """Returns the schemas of an operator that can become a node."""
+    forms = []
+    for schema in filter(_is_served, torch._C._jit_get_schemas_for_operator(name)):
+        operator = _operator(schema.name, schema.overload_name)
+        if operator is not None and torch.Tag.nondeterministic_seeded not in operator.tags:
+            forms.append(schema)
+    return tuple(forms)
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    """Returns the names of torch's operators of which some form can become a node."""
+    schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("aten::")]
+    return tuple(dict.fromkeys(schema.name for schema in schemas if _is_served(schema)))
+
+
+def _operator(name: str, overload: str) -> Any | None:
+    """Returns an operator of torch; None for one that only TorchScript has."""
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+    return getattr(packet, overload or "default", None)
+
+
+def _is_served(schema: Any) -> bool:
+    arguments, returns = schema.arguments, schema.returns
+    return (
+        not schema.is_mutable
+        and bool(returns)
+        and all(str(result.type) == "Tensor" for result in returns)
+        and any("Tensor" in str(argument.type) for argument in arguments)
+        and not any(argument.name in _DEPENDS_ON_MODE for argument in arguments)
+        and not schema.name.startswith(_COMPLEX)
+    )
+
+
+def _other(value: Any, kind: Any, tensors: list[Any]) -> Any:
+    """Returns an argument for JSON; tensors are appended to `tensors`, and their indices stand for them."""
+    from torch.onnx import symbolic_helper
+
+    name = str(kind).removeprefix("Optional[").removesuffix("]") if str(kind).startswith("Optional[") else str(kind)
+    if symbolic_helper._is_none(value):
+        return None
+    if name == "Tensor":
+        tensors.append(value)
+        return {_TENSOR: len(tensors) - 1}
+    if name in ("List[Tensor]", "List[Optional[Tensor]]"):
+        if not symbolic_helper._is_packed_list(value):
+            raise _NotServedError("the number of its tensors is unknown")
+        inside = name.removeprefix("List[").removesuffix("]")
+        return [_other(item, inside, tensors) for item in symbolic_helper._unpack_list(value)]
+    if name == "number":
+        known = symbolic_helper._maybe_get_const(value, "t")
+        if isinstance(known, Tensor) and known.numel() == 1 and not known.is_complex():
+            return known.item()
+    elif name in _CONSTANTS:
+        known = symbolic_helper._maybe_get_const(value, _CONSTANTS[name])
+        if not isinstance(known, torch._C.Value):
+            return known
+    raise _NotServedError(f"an argument of type {name} is not a constant")
+
+
+def _result(g: Any, schema: Any, others: list[Any], tensors: list[Any], index: int, output: Any) -> Any:
+    """Adds the node for one result of the operator."""
+    kind = output.type().scalarType()
+    sizes = output.type().sizes() if output.type().kind() == "TensorType" else None
+    kinds = {tensor.type().scalarType() for tensor in tensors}
+    if kind is None or sizes is None or None in kinds:
+        raise _NotServedError("a dtype or a number of dimensions is unknown")
+    if any("Complex" in one for one in (kind, *kinds)):
+        raise _NotServedError("ONNX has no complex numbers")
+    floats = kinds.intersection(_FLOATS)
+    if kind in _FLOATS and floats - {kind}:
+        raise _NotServedError("its tensors have several floating-point dtypes")
+    inputs, order = list(tensors), list(range(len(tensors)))
+    first = next((place for place in order if tensors[place].type().scalarType() == kind), None)
+    if first is None:
+        # A node has the dtype of its first input.
+        inputs, order = [g.op("Constant", value_t=torch.zeros((), dtype=_dtype(output))), *inputs], [-1, *order]
+    else:
+        order = [first, *(place for place in order if place != first)]
+        inputs = [tensors[place] for place in order]
+    if len(inputs) > _MOST_TENSORS:
+        raise _NotServedError(f"it takes more than {_MOST_TENSORS} tensors")
+    places = {place: at for at, place in enumerate(order)}
+    spelled = _spelled(schema, _moved(others, places), index, len(sizes))
+    node = (_CALLS if kind in _FLOATS else _VALUES)[len(inputs)]
+    return node(g, *inputs, spelled, dims=[None] * len(sizes))
+
+
+def _dtype(output: Any) -> torch.dtype:
+    from torch.onnx import _type_utils
+
+    return _type_utils.JitScalarType.from_value(output).dtype()
+
+
+def _moved(others: Any, places: dict[int, int]) -> Any:
+    if isinstance(others, list):
+        return [_moved(other, places) for other in others]
+    return {_TENSOR: places[others[_TENSOR]]} if isinstance(others, dict) else others
+
+
+def _spelled(schema: Any, values: list[Any], result: int, rank: int) -> list[int]:
+    """Returns a call as integers, which an ATen node can pass; JSON keeps the bits of fp64 numbers."""
+    pairs = list(zip(schema.arguments, values, strict=True))
+    by_position = [value for argument, value in pairs if not argument.kwarg_only]
+    by_name = {argument.name: value for argument, value in pairs if argument.kwarg_only and value is not None}
+    call = [schema.name, schema.overload_name, by_position, by_name, result, rank]
+    return list(json.dumps(call, separators=(",", ":")).encode())
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that a node spells."""
+
+    operator: Callable[..., Any]
+    by_position: list[Any]
+    by_name: dict[str, Any]
+    result: int
+    """Which of several results the node returns."""
+    rank: int
+    """Dimensions of that result."""
+
+
+@lru_cache(maxsize=4096)
+def _read(spelled: tuple[int, ...]) -> _Call:
+    name, overload, by_position, by_name, result, rank = json.loads(bytes(spelled))
+    operator = _operator(name, overload)
+    assert operator is not None
+    return _Call(operator, by_position, by_name, result, rank)
+
+
+def _filled(argument: Any, tensors: Sequence[Tensor]) -> Any:
+    if isinstance(argument, list):
+        return [_filled(item, tensors) for item in argument]
+    return tensors[argument[_TENSOR]] if isinstance(argument, dict) else argument
+
+
+def _compute(*inputs: Any) -> Tensor:
+    *tensors, spelled = inputs
+    call = _read(tuple(spelled))
+    named = {name: _filled(value, tensors) for name, value in call.by_name.items()}
+    results = call.operator(*_filled(call.by_position, tensors), **named)
+    chosen: Tensor = results if isinstance(results, Tensor) else results[call.result]
+    return chosen.to(tensors[0].dtype)
+
+
+def _shape(*inputs: Any) -> list[Any]:
+    return [None] * _read(tuple(inputs[-1])).rank
+
+
+def _nodes(kind: str, has_gradient: bool) -> Iterator[tuple[int, TorchNode]]:
+    for count in range(1, _MOST_TENSORS + 1):
+
+        def compute(*inputs: Any) -> Tensor:
+            return _compute(*inputs)
+
+        compute.__name__ = f"{kind}_{count}"
+        arguments = ", ".join([*(f"Tensor x{index}" for index in range(count)), "int[] spelled"])
+        differentiable = tuple(range(count)) if has_gradient else ()
+        yield count, torch_node(arguments, differentiable=differentiable, shape=_shape)(compute)
+
+
+_CALLS = dict(_nodes("call", has_gradient=True))
+"""By the number of tensors; the result is floating-point."""
+_VALUES = dict(_nodes("value", has_gradient=False))
+"""By the number of tensors; the result has no gradient."""
