@@ -226,6 +226,7 @@ def no_run_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--"], ["--: no such option"]),
         (["=5"], ["=5: keys are given as KEY=VALUE"]),
         (["-sc"], ["--shell-completion", "query=SHELL"]),
         (["-sc", "query=bash"], ["COMP_LINE"]),

@@ -26,6 +26,8 @@ def hydra_words(arguments: list[str]) -> list[str]:
     """
     from hydra._internal.utils import get_args_parser
 
+    if "--" in arguments:
+        raise RequestError("--: no such option (ortlaunch --help)")
     words = _keys_first(arguments)
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]

@@ -106,4 +106,5 @@ def _check_added(word: str, key: str, config_dirs: list[str]) -> None:
 
 def _is_own_group(key: str, config_dirs: list[str]) -> bool:
     """Whether a user's folder of configuration has files for a group of this name."""
-    return any((Path(folder) / key).is_dir() for folder in (*config_dirs, conf_dir()))
+    folders = [*map(Path, config_dirs), conf_dir()]
+    return any((folder / key).is_dir() for folder in folders)

@@ -34,7 +34,7 @@ def check_items(node: Any, prefix: str = "") -> None:
 
 
 @functools.cache
-def _hints(node: type[Any]) -> dict[str, Any]:
+def _hints(node: Any) -> dict[str, Any]:
     """The types of a dataclass's fields. Those of an installed package may not be resolvable here."""
     try:
         hints = typing.get_type_hints(node)

@@ -44,12 +44,6 @@ def test_synthetic_samples_are_a_function_of_seed_and_number(load: Load) -> None
     assert load(cfg, seed=3).fingerprint != load(cfg, seed=4).fingerprint
 
 
-@pytest.mark.parametrize("key", ["samples", "vocab_size"])
-def test_synthetic_needs_something_to_draw(load: Load, key: str) -> None:
-    with pytest.raises(RequestError, match=f"data.{key}=0"):
-        load(SyntheticConfig(**{key: 0}))  # type: ignore[arg-type]
-
-
 def test_digits_are_standardised_images_with_labels(load: Load) -> None:
     loader = load(DigitsConfig(), batch_size=1797)
     batch = next(loader)
