@@ -58,6 +58,16 @@ def functions() -> dict[str, Case]:
     return {
         "bilinear": Case(lambda a, b, m: m(a, b), [(4,), (5,)], modules=[nn.Bilinear(4, 5, 3)]),
         "atan2": Case(torch.atan2, [(4,), (4,)]),
+        "fmod": Case(lambda a, b: torch.fmod(a, b.abs() + 0.5), [(4,), (4,)]),
+        "remainder": Case(lambda a, b: torch.remainder(a, b.abs() + 0.5) + a % 0.7, [(4,), (4,)]),
+        "remainder_of_integers": Case(lambda x, y: x * (y % 3), [(4,)], [((4,), 9)]),
+        "einsum_of_one": Case(
+            lambda x: torch.einsum("bij->bji", x) + torch.einsum("bii->b", x)[:, None, None], [(3, 3)]
+        ),
+        "einsum_of_three": Case(lambda a, b, c: torch.einsum("bi,bj,bk->bijk", a, b, c), [(3,), (2,), (4,)]),
+        "tensordot": Case(lambda a, b: torch.tensordot(a, torch.outer(b[0], b[0]), 1), [(5, 4), (4,)]),
+        "outer_of_one": Case(lambda x: torch.outer(x[0], x[0]), [(4,)]),
+        "bilinear_of_one": Case(lambda x, m: m(x, x), [(4,)], modules=[nn.Bilinear(4, 4, 3)]),
         "hypot": Case(torch.hypot, [(4,), (4,)]),
         "logaddexp": Case(torch.logaddexp, [(4,), (4,)]),
         "xlogy": Case(torch.xlogy, [(4,), (4,)], positive=True),

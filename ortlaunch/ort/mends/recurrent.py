@@ -24,7 +24,7 @@ _LSTM_AND_GRU = _KINDS[:2]
 
 
 def _shape(x: list[Any], _h0: Any, _c0: Any, _weights: Any, kind: int, width: int, _biases: Any) -> list[Any]:
-    return [x[0] + (kind == 0), x[1], width]
+    return [x[0] + int(kind == 0), x[1], width]
 
 
 @torch_node(

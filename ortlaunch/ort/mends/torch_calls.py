@@ -29,8 +29,11 @@ _DEPENDS_ON_MODE = ("train", "training", "dropout_p", "generator")
 """Names of arguments of operators that draw random numbers or keep statistics."""
 _COMPLEX = ("aten::fft_", "aten::stft", "aten::istft", "aten::polar", "aten::complex", "aten::view_as_complex")
 """Beginnings of the names of operators with complex arguments or results, which ONNX lacks."""
-_WITHOUT_GRADIENT = ("aten::atan2",)
-"""Operators whose export has no gradient in onnxruntime 1.19.2."""
+_WITHOUT_GRADIENT = {
+    **dict.fromkeys(("aten::atan2", "aten::fmod", "aten::remainder", "aten::tensordot", "aten::outer")),
+    "aten::einsum": "onnx::Einsum",
+}
+"""Operators whose export has no gradient in onnxruntime 1.19.2, or has none if it is the node that is named."""
 _FLOATS = ("Half", "Float", "Double", "BFloat16")
 _CONSTANTS = {"int": "i", "float": "f", "bool": "b", "str": "s", "List[int]": "is", "List[float]": "fs"}
 """The exporter's letter for each type of a constant argument."""
@@ -46,8 +49,13 @@ def register() -> None:
     from torch.onnx._internal import registration
 
     for name in _names():
-        if name in _WITHOUT_GRADIENT or not registration.registry.is_registered_op(name, OPSET):
+        if not registration.registry.is_registered_op(name, OPSET):
             register_custom_op_symbolic(name, exported, OPSET)
+    for name, kind in _WITHOUT_GRADIENT.items():
+        group = registration.registry.get_function_group(name)
+        original = group.get(OPSET) if group is not None else None
+        if original is not None and not isinstance(original, _Differentiable):
+            register_custom_op_symbolic(name, _Differentiable(original, kind), OPSET)
 
 
 def exported(g: Any, *arguments: Any, **_outputs: Any) -> Any:
@@ -70,6 +78,25 @@ def exported(g: Any, *arguments: Any, **_outputs: Any) -> Any:
     except _NotServedError as error:
         # torch's own sentence names the operator; it lacks the reason.
         raise errors.UnsupportedOperatorError(f"{g.original_node.kind()} ({error})", OPSET, None) from error
+
+
+@dataclass(frozen=True)
+class _Differentiable:
+    """Exports an operator as it is exported without us where no gradient is needed, or where that has one."""
+
+    original: Callable[..., Any]
+    without_gradient: str | None
+    """Kind of the node that has no gradient; None if the export never has one."""
+
+    def __call__(self, g: Any, *arguments: Any, **rest: Any) -> Any:
+        (output,) = g.original_node.outputs()
+        if output.type().scalarType() not in _FLOATS or not output.requires_grad():
+            return self.original(g, *arguments, **rest)
+        if self.without_gradient is not None:
+            result = self.original(g, *arguments, **rest)
+            if result.node().kind() != self.without_gradient:
+                return result
+        return exported(g, *arguments)
 
 
 def _called(g: Any, arguments: Sequence[Any]) -> Any:
@@ -141,8 +168,12 @@ def _other(value: Any, kind: Any, tensors: list[Any]) -> Any:
     if symbolic_helper._is_none(value):
         return None
     if name == "Tensor":
-        tensors.append(value)
-        return {_TENSOR: len(tensors) - 1}
+        # A node may have an input once only: both of its gradients would get one name.
+        known = next((place for place, one in enumerate(tensors) if one.debugName() == value.debugName()), None)
+        if known is None:
+            known = len(tensors)
+            tensors.append(value)
+        return {_TENSOR: known}
     if name in ("List[Tensor]", "List[Optional[Tensor]]"):
         if not symbolic_helper._is_packed_list(value):
             raise _NotServedError("the number of its tensors is unknown")
