@@ -51,12 +51,12 @@ class Request:
 def drawn(seed: int) -> Iterator[Request]:
     """Bad requests without end, the same for the same seed. Every kind comes in turn, and so does every key."""
     chance = random.Random(seed)
-    keys = _shuffled(all_keys(), chance)
+    keys, valued = _shuffled(all_keys(), chance), _shuffled(all_keys(), chance)
     beginnings = itertools.cycle(_COMPOSING)
     options = _shuffled(_option_requests(), chance)
     while True:
         for _ in range(4):
-            yield _value(next(keys), next(beginnings), chance)
+            yield _value(next(valued), next(beginnings), chance)
         for kind in (_unknown_key, _foreign_key, _removed, _option, _syntax, _file, _place, _resume, _run_name, _sweep):
             yield kind(next(keys), next(beginnings), chance)
         for _ in range(3):
