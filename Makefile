@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-jobs coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 check bench-ort bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-jobs coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-attack check bench-ort bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -44,6 +44,10 @@ test-ort: $(INSTALLED)
 ## test-faults: ten of each kind of fault, at moments drawn with fixed seeds; prints how many the runs survived
 test-faults: $(INSTALLED)
 	ORTLAUNCH_NIGHTLY=1 ORTLAUNCH_FAULT_TRIALS=10 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 tests/faults
+
+## test-attack: 400 bad requests over every verb and key; prints how many got one clear message, and each that did not
+test-attack: $(INSTALLED)
+	$(BIN)/python -m tests.attack
 
 ## test-drawn: 500 drawn models trained under ORT and in eager; prints what became of them, and each bad one made small
 test-drawn: $(INSTALLED)

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 
-from ortlaunch.base import exit_codes, output
+from ortlaunch.base import exit_codes, last_resort, output, start
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.text import say
 
@@ -39,6 +39,8 @@ READERS = ("jobs", "status", "logs", "compare", "models")
 
 def main() -> None:
     """Runs the ``ortlaunch`` command and exits with its code."""
+    start.use_utf8()
+    start.print_anything()
     with output.guarded(goes_on=sys.argv[1:2] not in ([verb] for verb in READERS)):
         _main()
 
@@ -48,14 +50,21 @@ def _main() -> None:
     debug = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0")
     gc.set_threshold(_ALLOCATIONS_PER_COLLECTION)
     try:
+        start.check_words(sys.argv[1:])
+        start.check_folder()
         code = dispatch(sys.argv[1:])
     except RequestError as error:
         if debug:
             raise
-        say(f"ortlaunch: {error}", file=sys.stderr)
+        say(f"ortlaunch: {last_resort.shortened(str(error))}", file=sys.stderr)
         code = exit_codes.REQUEST
     except KeyboardInterrupt:
         code = exit_codes.INTERRUPTED
+    except Exception as error:
+        if debug:
+            raise
+        message, code = last_resort.explained(error)
+        say(f"ortlaunch: {last_resort.shortened(message)}", file=sys.stderr)
     # Without this, the interpreter would make another full collection when it exits.
     gc.freeze()
     sys.exit(code)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from ortlaunch import __version__, cli
+from ortlaunch.base import last_resort
 from tests.support.cli import answer, ortlaunch
+from tests.support.environment import environment
 
 
 def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
@@ -204,3 +213,134 @@ def test_each_export_has_a_page(tmp_path: Path, name: str) -> None:
     assert result.returncode == 0
     assert f"ortlaunch export {name}" in result.stdout and "Exit codes" in result.stdout
     assert name in ortlaunch(tmp_path, "export", "--help").stdout
+
+
+LONG = "x" * 300
+
+
+@pytest.fixture(autouse=True)
+def no_run_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test of this process may have written a run folder."""
+    monkeypatch.setattr(last_resort, "_begun", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--"], ["--: no such option"]),
+        (["=5"], ["=5: keys are given as KEY=VALUE"]),
+        (["-sc"], ["--shell-completion", "query=SHELL"]),
+        (["-sc", "query=bash"], ["COMP_LINE"]),
+        (["+after="], ["+after= names no run"]),
+        (["hydra.run.dir=/proc/nowhere"], ["hydra.run.dir=/proc/nowhere"]),
+        (["train.steps=" + "9" * 10_000], ["train.steps=999", "4300 digits"]),
+        (["bench", "repeat=" + "9" * 10_000], ["repeat=999", "no number of rounds"]),
+        (["logs", "x", "--rank", "9" * 10_000], ["--rank", "number or all"]),
+        ([f"name={LONG}"], ["name=xxx", "at most 200 bytes"]),
+        ([f"experiment={LONG}"], ["experiment=xxx", "at most 200 bytes"]),
+        (["status", LONG], ["xxx", "File name too long"]),
+        (["resume", "~nosuchuser/x"], ["there is no user nosuchuser here"]),
+        (["run_root=~nosuchuser/x"], ["there is no user nosuchuser here"]),
+        (["run_root=/proc/nowhere", "model=mlp"], ["/proc/nowhere", "run_root=FOLDER"]),
+        ([f"run_root={LONG}", "model=mlp"], ["xxx", "File name too long"]),
+        (["run_root=/proc/nowhere", "train.steps=4,5", "-m"], ["/proc/nowhere"]),
+        (["cancel", "x", "--wait", "nan"], ["--wait", "'nan'"]),
+        (["compare", "--tag", "nope"], ["compare: --tag: 'nope' is not KEY=VALUE"]),
+        (["jobs", "--last", "0"], ["jobs: --last: '0'"]),
+        (["status"], ["status: the following arguments are required: RUN"]),
+        (["\udcff=1"], ["is no UTF-8 text"]),
+    ],
+)
+def test_odd_input_is_one_line_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+) -> None:
+    result = answer(tmp_path, capfd, *arguments)
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith("ortlaunch: ")
+    assert len(result.stderr) < 1200
+    for word in words:
+        assert word in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def fails(error: Exception) -> Callable[[list[str]], int]:
+    """A dispatcher that fails."""
+
+    def dispatch(arguments: list[str]) -> int:
+        raise error
+
+    return dispatch
+
+
+def test_an_unforeseen_error_is_one_line_and_its_traceback_a_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("MY_TOKEN", "geheimgeheim")
+    monkeypatch.setattr(cli, "dispatch", fails(LookupError("no\nsuch geheimgeheim thing")))
+    result = answer(tmp_path, capfd, "models")
+    (file,) = tmp_path.iterdir()
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("ortlaunch: unexpected error: LookupError: no such ")
+    assert result.stderr.endswith(f" (the traceback is in {file})\n") and result.stderr.count("\n") == 1
+    assert "Traceback" in file.read_text() and "dispatch" in file.read_text()
+    assert "geheim" not in file.read_text() + result.stderr
+
+
+def test_the_traceback_of_a_run_is_in_its_folder(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_resort, "_begun", tmp_path / "launcher-error.log")
+    # Once a run has begun, its end is a failure: the request was good.
+    monkeypatch.setattr(cli, "dispatch", fails(PermissionError(errno.EACCES, "Permission denied", "journal")))
+    result = answer(tmp_path, capfd, "models")
+    assert result.returncode == 1
+    assert str(tmp_path / "launcher-error.log") in result.stderr
+    assert "PermissionError" in (tmp_path / "launcher-error.log").read_text()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR])
+def test_a_path_that_cannot_be_used_is_a_wrong_request(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(cli, "dispatch", fails(OSError(number, os.strerror(number), "/some/where")))
+    result = answer(tmp_path, capfd, "models")
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"ortlaunch: /some/where: {os.strerror(number)}: ")
+
+
+def test_no_place_for_a_traceback_is_no_further_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    monkeypatch.setattr(last_resort, "_begun", tmp_path / "gone" / "file")
+    monkeypatch.setattr(cli, "dispatch", fails(LookupError("x")))
+    result = answer(tmp_path, capfd, "models")
+    assert result.returncode == 1
+    assert re.search(r"no place for its traceback; it was raised in .*test_cli\.py, line \d+\)$", result.stderr.strip())
+
+
+def test_a_locale_of_ascii_alone_takes_every_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "ö"
+    folder.mkdir()
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    result = ortlaunch(folder, "launcher.dry_run=true", "name='ä'", "device=cpu", **plain)
+    assert result.returncode == 0, result.stderr
+    assert f"{folder}/runs/default/" in result.stdout
+
+
+def test_a_working_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    gone, odd = tmp_path / "gone", Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    gone.mkdir()
+    odd.mkdir()
+    shell = f'cd {gone} && rmdir {gone} && exec "{sys.executable}" -m ortlaunch jobs'
+    deleted = subprocess.run(["sh", "-c", shell], env=environment(), capture_output=True, text=True, timeout=60)
+    assert (deleted.returncode, deleted.stdout) == (2, "")
+    assert "ortlaunch: the working folder cannot be used (No such file or directory)" in deleted.stderr
+    assert "Traceback" not in deleted.stderr
+    result = ortlaunch(odd, "jobs")
+    assert result.returncode == 2
+    assert "the working folder's name is no UTF-8 text" in result.stderr

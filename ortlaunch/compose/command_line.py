@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
+import re
 import shlex
 from typing import NoReturn
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.overrides import check_overrides
 from ortlaunch.config.keys import is_switch
 from ortlaunch.config.meant import meant_key
 
 _ALIKE = 0.8
+_COMPLETION = r"(install|uninstall|query)=(bash|zsh|fish)"
 
 
 def hydra_words(arguments: list[str]) -> list[str]:
@@ -22,6 +26,8 @@ def hydra_words(arguments: list[str]) -> list[str]:
     """
     from hydra._internal.utils import get_args_parser
 
+    if "--" in arguments:
+        raise RequestError("--: no such option (ortlaunch --help)")
     words = _keys_first(arguments)
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
@@ -32,6 +38,8 @@ def hydra_words(arguments: list[str]) -> list[str]:
             raise RequestError(f"{unknown[0]}: keys are given as KEY=VALUE (ortlaunch --help)")
         raise RequestError(_unknown_option(option, arguments, parser))
     _check_together(options)
+    _check_completion(options)
+    check_overrides(options.overrides if not options.shell_completion else [], [options.config_dir or ""])
     return words
 
 
@@ -66,6 +74,19 @@ def _value_behind(option: str, arguments: list[str]) -> str:
     """Returns the word after an option, if it can be the option's value."""
     following = arguments[arguments.index(option) + 1 :][:1]
     return "".join(word for word in following if "=" not in word and not word.startswith("-"))
+
+
+def _check_completion(options: argparse.Namespace) -> None:
+    """Refuses a request for shell completion that Hydra would answer with a traceback."""
+    if not options.shell_completion:
+        return
+    asked = [word for word in options.overrides if re.fullmatch(_COMPLETION, word)]
+    if len(asked) != 1:
+        raise RequestError(
+            "--shell-completion takes one of install=SHELL, uninstall=SHELL and query=SHELL (SHELL: bash, fish, zsh)"
+        )
+    if asked[0].startswith("query=") and "COMP_LINE" not in os.environ:
+        raise RequestError(f"--shell-completion {asked[0]} is for the shell, which sets COMP_LINE")
 
 
 def _check_together(options: argparse.Namespace) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+from traceback import walk_tb
 
+import yaml
+
+from ortlaunch.base.yaml_files import fault_of
 from ortlaunch.config.load import first_line
 from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.schema import GROUPS
@@ -41,9 +45,24 @@ def explain(error: Exception) -> str:
             f"{name}={values}: several values: add --multirun to run them one after the other, or compare them by "
             f"ortlaunch bench; a list that is one value is written '{name}=[{values}]'"
         )
+    if there := re.search(r"Either remove \+ prefix: '(.*?)=", text):
+        return f"+{there[1]}: the key is there already: write {there[1]}=VALUE"
     if override := re.search(r"Error merging override (\S+)", text):
         return f"{override[1]}: {_cause(error)}"
-    return "configuration: " + " ".join(line.strip() for line in text.strip().splitlines()[:2])
+    if isinstance(error, yaml.YAMLError | UnicodeDecodeError | OSError | RecursionError):
+        return f"{_file_of(error) or 'configuration'}: cannot be used: {fault_of(error)}"
+    return "configuration: " + (" ".join(line.strip() for line in text.strip().splitlines()[:2]) or repr(error))
+
+
+def _file_of(error: Exception) -> str | None:
+    """The file that an error is about, as far as the error or the frames in which it arose say."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return str(error.filename)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return str(error.problem_mark.name)
+    # Hydra's name for the file that it loads. A UnicodeDecodeError does not hold the file.
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return next((str(frame.f_locals["full_path"]) for frame in frames if "full_path" in frame.f_locals), None)
 
 
 def _unknown_option(group: str, name: str, text: str) -> str:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.yaml_files import FAULTS, fault_of
 from ortlaunch.config.launchers import announced_launchers, launcher_schema
 from ortlaunch.config.options import MODULE_GROUPS, Options
 from ortlaunch.config.paths import group_options, ready_jobs, slurm_profiles
@@ -69,7 +70,8 @@ def _asks_for_more(words: list[str], group: str, options: list[str]) -> bool:
 
 
 def _is_chosen(words: list[str], group: str, name: str) -> bool:
-    return f"{group}={name}" in words or f"+{group}={name}" in words
+    values = [word.partition("=")[2] for word in words if word.lstrip("+").startswith(f"{group}=")]
+    return name in {part.strip("[]'\" ") for value in values for part in value.split(",")}
 
 
 def _store(group: str, name: str, node: Any, package: str | None = None) -> None:
@@ -148,9 +150,13 @@ def _register_file(words: list[str], group: str, name: str, path: Path, *, packa
     try:
         keys = OmegaConf.load(path)
         misread = _times_without_quotes(path) if is_chosen else []
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (*FAULTS, OmegaConfBaseException) as error:
         if is_chosen:
-            raise RequestError(f"{group}={name}: {path} cannot be read: {error}") from error
+            raise RequestError(f"{group}={name}: {path} cannot be read: {fault_of(error)}") from error
+        return
+    if not isinstance(keys, DictConfig):
+        if is_chosen:
+            raise RequestError(f"{group}={name}: {path} cannot be read: it holds no keys")
         return
     if misread:
         line, time = misread[0]

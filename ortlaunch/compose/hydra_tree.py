@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import without_secrets, without_secrets_of
 from ortlaunch.compose.command_line import hydra_words
 from ortlaunch.compose.hydra_errors import explain
 from ortlaunch.compose.hydra_options import register_options
+from ortlaunch.compose.overrides import check_overrides
 from ortlaunch.config.paths import conf_dir
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS
 
@@ -37,7 +37,6 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
         RequestError: an option is unknown, or the configuration does not compose.
     """
     import hydra
-    from hydra.errors import HydraException
 
     from ortlaunch.compose.sweep_folder import SweepWatch
 
@@ -47,12 +46,32 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     SweepWatch.latest = None
     sys.argv = [sys.argv[0], *words]
     # Without this, Hydra would print errors in its own way and exit with 1.
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    watched = _Task(task)
     try:
         with _public_output(words):
-            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise RequestError(explain(error)) from error
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(watched)()
+    except Exception as error:
+        # Whatever Hydra fails with, it has read nothing but this command line and the files that it names.
+        raise watched.failure or RequestError(explain(error)) from error
+    if watched.failure is not None:
+        raise watched.failure
+
+
+class _Task:
+    """What Hydra calls with each composed tree, until one fails. It keeps the error: Hydra would print its own text."""
+
+    def __init__(self, task: Callable[[DictConfig], None]) -> None:
+        self._task = task
+        self.failure: Exception | None = None
+
+    def __call__(self, tree: DictConfig) -> None:
+        if self.failure is not None:
+            return
+        try:
+            self._task(tree)
+        except Exception as error:
+            self.failure = error
 
 
 @contextlib.contextmanager
@@ -125,12 +144,12 @@ def compose(overrides: list[str]) -> DictConfig:
         RequestError: the configuration does not compose.
     """
     import hydra
-    from hydra.errors import HydraException
 
     _check_optional_groups(overrides)
+    check_overrides(overrides, [])
     register_options(overrides)
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return hydra.compose("config", overrides=overrides)
-    except (HydraException, OmegaConfBaseException) as error:
+    except Exception as error:
         raise RequestError(explain(error)) from error

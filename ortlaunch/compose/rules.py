@@ -5,12 +5,14 @@ Hydra checks types and misspelt keys while it composes. These rules see a well-f
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.secrets import without_secrets_of
+from ortlaunch.config.bounds import check_numbers
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.hidden import leaves
 from ortlaunch.config.load import to_dict
@@ -24,6 +26,7 @@ from ortlaunch.config.schema import (
     TorchProfileConfig,
 )
 from ortlaunch.config.trainers import trainer_of
+from ortlaunch.launch.plan import LONGEST_NAME
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.models import registry
 from ortlaunch.models.source import check_source
@@ -40,56 +43,8 @@ def check(config: Config) -> None:
         rule(config)
 
 
-def _least_numbers(config: Config) -> None:
-    for key, (value, least) in _whole_numbers(config).items():
-        if value < least:
-            raise RequestError(f"{key}={value}: must be at least {least}")
-
-
-def _whole_numbers(config: Config) -> dict[str, tuple[int, int]]:
-    """The value and the least value of each whole number that is set."""
-    numbers = {
-        "train.steps": (config.train.steps, 1),
-        "train.batch_size": (config.train.batch_size, 1),
-        "train.grad_accumulation": (config.train.grad_accumulation, 1),
-        "train.log_every": (config.train.log_every, 1),
-        "train.steady_after": (config.train.steady_after, 0),
-        "train.keep_checkpoints": (config.train.keep_checkpoints, 2),
-        "launcher.nodes": (config.launcher.nodes, 1),
-        "launcher.max_restarts": (config.launcher.max_restarts, 0),
-        "launcher.timeout_seconds": (config.launcher.timeout_seconds, 1),
-        "launcher.grace_seconds": (config.launcher.grace_seconds, 1),
-        "data.workers": (config.data.workers, 0),
-        "scheduler.warmup_steps": (config.scheduler.warmup_steps, 0),
-        "trainer.timeout_seconds": (config.trainer.timeout_seconds, 1),
-        "seed": (config.seed, 0),
-        "train.eval_samples": (config.train.eval_samples, 1),
-        "train.gc_every": (config.train.gc_every, 0),
-    }
-    if isinstance(config.backend, OrtConfig) and config.backend.recheck_every is not None:
-        numbers["backend.recheck_every"] = (config.backend.recheck_every, 0)
-    if config.train.checkpoint_every is not None:
-        numbers["train.checkpoint_every"] = (config.train.checkpoint_every, 1)
-    if isinstance(config.data, TokenDataConfig):
-        numbers["data.seq_len"] = (config.data.seq_len, 2)
-    if config.launcher.workers_per_node is not None:
-        numbers["launcher.workers_per_node"] = (config.launcher.workers_per_node, 1)
-    if isinstance(config.backend, OrtConfig) and config.backend.threads is not None:
-        numbers["backend.threads"] = (config.backend.threads, 1)
-    if config.train.eval_every is not None:
-        numbers["train.eval_every"] = (config.train.eval_every, 1)
-    return numbers
-
-
-def _ranges(config: Config) -> None:
-    if config.optimizer.lr <= 0:
-        raise RequestError(f"optimizer.lr={config.optimizer.lr}: must be greater than 0")
-    if not 0.0 <= config.data.eval_fraction < 1.0:
-        raise RequestError(f"data.eval_fraction={config.data.eval_fraction}: must be at least 0 and less than 1")
-    if config.train.clip_grad_norm is not None and config.train.clip_grad_norm <= 0:
-        raise RequestError(
-            f"train.clip_grad_norm={config.train.clip_grad_norm}: must be greater than 0; null switches clipping off"
-        )
+def _numbers(config: Config) -> None:
+    check_numbers(config)
 
 
 def _names(config: Config) -> None:
@@ -100,6 +55,8 @@ def _names(config: Config) -> None:
     for key, value, use in names:
         if value is not None and (not value.strip() or "/" in value or value in (".", "..") or "\0" in value):
             raise RequestError(f"{key}={value!r}: {use}, so it must not be empty or contain '/'")
+        if value is not None and len(os.fsencode(value)) > LONGEST_NAME:
+            raise RequestError(f"{key}={value}: {use}, so it must have at most {LONGEST_NAME} bytes")
 
 
 def _no_secrets(config: Config) -> None:
@@ -189,15 +146,24 @@ def _profile(config: Config) -> None:
     profile = config.profile
     if profile is None:
         return
-    if profile.start < 0 or profile.steps < 1:
-        raise RequestError("profile.start must be at least 0 and profile.steps at least 1")
     if profile.start + profile.steps > config.train.steps:
         raise RequestError(
             f"profile.start={profile.start} profile.steps={profile.steps}: the run ends at train.steps="
             f"{config.train.steps} before that: lower profile.start"
         )
-    if not isinstance(profile, TorchProfileConfig) and resolve_device(config.device) is not Device.cuda:
+    if isinstance(profile, TorchProfileConfig):
+        _profiled_workers(profile, launcher_of(config).workers_per_node(config) * config.launcher.nodes)
+    elif resolve_device(config.device) is not Device.cuda:
         raise RequestError(f"+profile={profile.name} looks at the GPU: use device=cuda, or +profile=torch")
+
+
+def _profiled_workers(profile: TorchProfileConfig, workers: int) -> None:
+    """Refuses ranks that the run does not have; nothing would be profiled."""
+    if not profile.ranks:
+        raise RequestError("profile.ranks=[]: no worker is profiled: name one, or leave +profile out")
+    if absent := [rank for rank in profile.ranks if rank >= workers]:
+        has = f"ranks 0 to {workers - 1}" if workers > 1 else "rank 0 alone"
+        raise RequestError(f"profile.ranks={profile.ranks}: the run has {has}, and no rank {absent[0]}")
 
 
 def _checkpoint_paths(config: Config) -> None:
@@ -218,8 +184,7 @@ def _compile_mode(config: Config) -> None:
 
 
 RULES: tuple[Callable[[Config], None], ...] = (
-    _least_numbers,
-    _ranges,
+    _numbers,
     _names,
     _no_secrets,
     _known_model,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import without_secrets_in_words
-from ortlaunch.compose.hydra_errors import explain
+from ortlaunch.compose.overrides import parsed
 
 
 def swept_name(overrides: list[str], name: str | None) -> str:
@@ -26,14 +25,8 @@ def swept_keys(overrides: list[str]) -> list[str]:
 @functools.lru_cache(maxsize=1)
 def _swept_keys(words: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the same keys from a cache, because every run of a sweep asks for them."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
-
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(words))
-    except OverrideParseException as error:
-        raise RequestError(explain(error)) from error
-    return tuple(one.key_or_group for one in parsed if one.is_sweep_override())
+    overrides = [parsed(word) for word in words]
+    return tuple(one.key_or_group for one in overrides if one.is_sweep_override())
 
 
 def run_name(name: str, keys: list[str], overrides: list[str]) -> str:

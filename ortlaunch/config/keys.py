@@ -26,6 +26,11 @@ def has_key(node: type[Any], key: str, prefix: str) -> bool:
     return key in _types_of(node, prefix)
 
 
+def is_free(key: str) -> bool:
+    """Whether a key lies in a node that takes any key, such as ``model.params.width``."""
+    return any(key.startswith(f"{free}.") for free, kind in _types().items() if kind.startswith("dict["))
+
+
 def is_switch(key: str) -> bool:
     """Whether a key is a boolean."""
     return _types()[key] == "bool"

@@ -16,6 +16,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import write_record
 from ortlaunch.base.secrets import hidden
 from ortlaunch.config.hidden import restored
+from ortlaunch.config.items import check_items
 from ortlaunch.config.launchers import launcher_schema
 from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
@@ -27,7 +28,7 @@ def to_config(tree: DictConfig) -> Config:
 
     Raises:
         RequestError: a value that the user must give is missing, a key was added that the schema does not have
-            (``+train.stpes=1``), or an interpolation cannot be resolved.
+            (``+train.stpes=1``), an item of a list is of another type, or an interpolation cannot be resolved.
     """
     try:
         if added := next(_added_keys(tree), None):
@@ -40,6 +41,7 @@ def to_config(tree: DictConfig) -> Config:
     except (MissingMandatoryValue, OmegaConfBaseException) as error:
         raise RequestError(f"configuration: {first_line(error)}") from error
     assert isinstance(config, Config)
+    check_items(config)
     return config
 
 

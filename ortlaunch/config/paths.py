@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import ortlaunch
+from ortlaunch.base.yaml_files import fault_of
 
 
 def conf_dir() -> Path:
@@ -50,9 +51,12 @@ def ready_jobs() -> dict[str, Path]:
 
 
 def headline(path: Path) -> str:
-    """The description of a configuration file: its first line, if that is a comment."""
-    with path.open() as file:
-        first = file.readline().strip()
+    """The description of a configuration file: its first line, if that is a comment; or why it cannot be read."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = file.readline().strip()
+    except (OSError, ValueError) as error:
+        return f"({path} cannot be read: {fault_of(error)})"
     return first.lstrip("# ") if first.startswith("#") else ""
 
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.limits import MOST_SECONDS
+from ortlaunch.config.bounds import MOST_NODES, MOST_PROCESSES, Bounds, number, with_bounds
 from ortlaunch.config.options import MODULE_GROUPS, TRAPS, Options
 from ortlaunch.config.trainers import TRAINERS
 from ortlaunch.config.trainers.base import TrainerConfig
@@ -81,23 +83,23 @@ class OrtLogLevel(Enum):
 class TrainConfig:
     """The training loop."""
 
-    steps: int = 100
+    steps: int = number(100, least=1)
     """Number of optimizer steps of the run."""
-    batch_size: int = 4
+    batch_size: int = number(4, least=1)
     """Samples per worker and micro-batch."""
-    grad_accumulation: int = 1
+    grad_accumulation: int = number(1, least=1)
     """Micro-batches per optimizer step; gradients are averaged over them."""
     precision: Precision = Precision.fp32
-    clip_grad_norm: float | None = 1.0
+    clip_grad_norm: float | None = number(1.0, above=0, hint="null switches clipping off")
     """Largest total gradient norm. Gradients with a larger norm are scaled down to it; null switches clipping off."""
-    log_every: int = 10
+    log_every: int = number(10, least=1)
     """Steps between two log steps. The first, the last and the `steady_after` step are always logged."""
-    steady_after: int = 3
+    steady_after: int = number(3, least=0)
     """Number of first steps that the throughput summary leaves out, because export, compilation and cold caches slow
     them down."""
-    eval_every: int | None = None
+    eval_every: int | None = number(None, least=1)
     """Steps between two evaluations on the held-out samples. The last step is evaluated too; null never evaluates."""
-    eval_samples: int = 256
+    eval_samples: int = number(256, least=1)
     """Largest number of samples in an evaluation, over all workers. Every evaluation uses the same samples."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward instead of keeping them. This needs less memory and makes steps
@@ -107,13 +109,13 @@ class TrainConfig:
     tf32: bool = False
     """On CUDA, let fp32 matrix products round their factors to TF32, which is faster and keeps about three decimal
     digits."""
-    gc_every: int = 100
+    gc_every: int = number(100, least=0)
     """Steps between two of Python's garbage collections, which all workers run at the same step; 0 leaves the time to
     Python, which differs between workers."""
-    checkpoint_every: int | None = 1000
+    checkpoint_every: int | None = number(1000, least=1)
     """Steps between two checkpoints. The last step gets one too; null writes one only when the run is asked to stop."""
-    keep_checkpoints: int = 2
-    """How many of the newest complete checkpoints the run folder keeps, beside the best one; at least 2."""
+    keep_checkpoints: int = number(2, least=2)
+    """How many of the newest complete checkpoints the run folder keeps, beside the best one."""
     checkpoint_async: bool = True
     """Continue training while a checkpoint is written; false waits until it is written."""
     resume: str = "auto"
@@ -143,9 +145,9 @@ class DataConfig:
     """What every data source has."""
 
     name: str = MISSING
-    workers: int = 0
+    workers: int = number(0, least=0, most=MOST_PROCESSES)
     """Loader processes per worker; 0 reads in the worker itself."""
-    eval_fraction: float = 0.02
+    eval_fraction: float = number(0.02, least=0, below=1)
     """Share of the samples that is held out for evaluation. It is never trained on, even if the run never evaluates."""
 
     def check(self) -> None:
@@ -171,7 +173,7 @@ class DataConfig:
 class TokenDataConfig(DataConfig):
     """Sources that yield token sequences."""
 
-    seq_len: int = 128
+    seq_len: int = number(128, least=2)
     """Tokens per sample."""
 
 
@@ -217,7 +219,7 @@ class OrtConfig(BackendConfig):
 
     name: str = "ort"
     fallback: Fallback = Fallback.error
-    threads: int | None = None
+    threads: int | None = number(None, least=1, most=MOST_PROCESSES)
     """Threads of ONNX Runtime's pool in each worker; null uses the worker's share of the cores."""
     spinning: bool = False
     """Let idle threads of the pool spin instead of sleep."""
@@ -234,7 +236,7 @@ class OrtConfig(BackendConfig):
     """Keep exported graphs in the user's cache, so that the same run starts faster the second time."""
     allow: list[Allow] = field(default_factory=list)
     """Findings of the check at the start that do not stop the run. The tag ortlaunch.allowed lists them."""
-    recheck_every: int | None = None
+    recheck_every: int | None = number(None, least=0)
     """Steps between comparisons of the gradients with PyTorch's while the run trains, on its current batch and weights.
     null compares at step 1000, 2000, 4000 and so on, which takes less than 0.5 % of the time; 0 never compares. With
     trainer.zero_stage=3 only the check at the start compares."""
@@ -262,9 +264,9 @@ class OptimizerConfig:
     """What every optimizer has."""
 
     name: str = MISSING
-    lr: float = 3e-4
+    lr: float = number(3e-4, above=0)
     """Peak learning rate. The scheduler multiplies it by a factor between 0 and 1."""
-    weight_decay: float = 0.0
+    weight_decay: float = number(0.0, least=0)
     """Share of the weights that each step subtracts from them, times the learning rate."""
     decay_bias_and_norm: bool = False
     """Apply weight decay also to biases, normalization weights and other one-dimensional parameters."""
@@ -298,7 +300,7 @@ class SchedulerConfig:
     """The learning rate over the steps: a linear warm-up, then the named shape."""
 
     name: str = MISSING
-    warmup_steps: int = 0
+    warmup_steps: int = number(0, least=0)
     """Steps in which the learning rate rises linearly to its peak."""
 
     def ratio(self, progress: float) -> float:
@@ -322,9 +324,11 @@ class KeyFacts:
     """The key does not change what a step does. Runs that differ only in such keys may be repeats of each other."""
 
 
-def launcher_key(default: Any, *, sbatch: str = "", variable: str = "", same_work: bool = False) -> Any:
-    """A field of a launcher's dataclass with its `KeyFacts`. No other place states these facts."""
-    return field(default=default, metadata={"facts": KeyFacts(sbatch, variable, same_work)})
+def launcher_key(
+    default: Any, *, sbatch: str = "", variable: str = "", same_work: bool = False, bounds: Bounds | None = None
+) -> Any:
+    """A field of a launcher's dataclass with its `KeyFacts` and bounds. No other place states these facts."""
+    return field(default=default, metadata=with_bounds({"facts": KeyFacts(sbatch, variable, same_work)}, bounds))
 
 
 def key_facts(node: Any) -> dict[str, KeyFacts]:
@@ -337,17 +341,17 @@ class LauncherConfig:
     """What every launcher has."""
 
     name: str = MISSING
-    nodes: int = 1
+    nodes: int = number(1, least=1, most=MOST_NODES)
     """Number of machines of the run."""
-    workers_per_node: int | None = None
+    workers_per_node: int | None = number(None, least=1, most=MOST_PROCESSES)
     """Worker processes on each machine; null means one per GPU, or two on a machine without a GPU."""
     dry_run: bool = launcher_key(False, same_work=True)
     """Print what would be started, but write and start nothing."""
-    max_restarts: int = launcher_key(0, same_work=True)
+    max_restarts: int = launcher_key(0, same_work=True, bounds=Bounds(least=0))
     """How often the workers may be restarted after one has died. They resume from the last checkpoint."""
-    timeout_seconds: int = launcher_key(600, same_work=True)
+    timeout_seconds: int = launcher_key(600, same_work=True, bounds=Bounds(least=1, most=MOST_SECONDS))
     """Longest time without progress of a worker before the run fails. It counts after the first step."""
-    grace_seconds: int = launcher_key(120, same_work=True)
+    grace_seconds: int = launcher_key(120, same_work=True, bounds=Bounds(least=1, most=MOST_SECONDS))
     """Longest wait for the workers to finish their step and write a checkpoint when the run is asked to stop."""
 
     @property
@@ -361,11 +365,11 @@ class LocalConfig(LauncherConfig):
     """torchrun on this machine, or started by hand on several machines that share the run folder."""
 
     name: str = "local"
-    node_rank: int = launcher_key(0, same_work=True)
+    node_rank: int = launcher_key(0, same_work=True, bounds=Bounds(least=0))
     """Number of this machine among the `nodes` machines, counted from 0. The first one writes the run's record."""
     master_addr: str | None = launcher_key(None, same_work=True)
     """Name or address of the first machine, by which the others reach it."""
-    master_port: int = launcher_key(29500, same_work=True)
+    master_port: int = launcher_key(29500, same_work=True, bounds=Bounds(least=1, most=65535))
     """A free port of the first machine."""
     run: str | None = launcher_key(None, same_work=True)
     """Identifier of the run, <date>-<time>-<id>, the same on all machines. The first machine chooses and prints it."""
@@ -418,20 +422,24 @@ class SlurmConfig(LauncherConfig):
     time: str | None = launcher_key(None, sbatch="--time", variable="SBATCH_TIMELIMIT", same_work=True)
     """Time limit of the job, in SLURM's syntax: minutes, hours:minutes:seconds or days-hours. Before the limit the run
     writes a checkpoint and queues again, so the run as a whole may take longer."""
-    gpus_per_node: int | None = launcher_key(None, sbatch="--gpus-per-node", variable="SBATCH_GPUS_PER_NODE")
+    gpus_per_node: int | None = launcher_key(
+        None, sbatch="--gpus-per-node", variable="SBATCH_GPUS_PER_NODE", bounds=Bounds(least=0, most=MOST_PROCESSES)
+    )
     """GPUs of each node; null requests none, and the workers train on the CPU."""
     gpu_type: str | None = None
     """Type of the GPUs, if the cluster has several: h100."""
     gpu_request: GpuRequest = GpuRequest.auto
     gres: str | None = launcher_key(None, sbatch="--gres", variable="SBATCH_GRES")
     """Other generic resources of each node, in SLURM's syntax."""
-    cpus_per_node: int | None = launcher_key(None, sbatch="--cpus-per-task")
+    cpus_per_node: int | None = launcher_key(
+        None, sbatch="--cpus-per-task", bounds=Bounds(least=1, most=MOST_PROCESSES)
+    )
     """CPU cores on each node, which its workers share."""
     memory: str | None = launcher_key(None, sbatch="--mem")
     """Memory of each node: 200G; 0 requests all of it."""
     exclusive: bool = launcher_key(False, sbatch="--exclusive")
     """Request the nodes for this job alone."""
-    array_limit: int | None = launcher_key(None, same_work=True)
+    array_limit: int | None = launcher_key(None, same_work=True, bounds=Bounds(least=1))
     """How many runs of a sweep may run at once; null leaves it to the cluster."""
     dependency: str | None = launcher_key(None, sbatch="--dependency", same_work=True)
     """Jobs that this job waits for, in SLURM's syntax: afterok:1234."""
@@ -452,9 +460,9 @@ class SlurmConfig(LauncherConfig):
     container: ContainerConfig = field(default_factory=ContainerConfig)
     preflight: bool = launcher_key(True, same_work=True)
     """Before each attempt, check within seconds that every node is fit for the run."""
-    preflight_seconds: int = launcher_key(60, same_work=True)
+    preflight_seconds: int = launcher_key(60, same_work=True, bounds=Bounds(least=1, most=MOST_SECONDS))
     """How long a node may take for this check before it counts as dead."""
-    requeue_limit: int = launcher_key(3, same_work=True)
+    requeue_limit: int = launcher_key(3, same_work=True, bounds=Bounds(least=1))
     """How often in a row the run may be requeued without a new checkpoint before it gives up."""
 
     @property
@@ -480,9 +488,9 @@ class MlflowConfig(TrackingConfig):
     not set, the environment variable MLFLOW_TRACKING_URI replaces the default."""
     artifacts: str = "mlartifacts"
     """Artifact folder of an embedded (sqlite) store. A server has its own."""
-    timeout_seconds: int = 5
+    timeout_seconds: int = number(5, least=1, most=MOST_SECONDS)
     """Longest wait for one answer of a tracking server."""
-    flush_seconds: int = 60
+    flush_seconds: int = number(60, least=0, most=MOST_SECONDS)
     """Longest time at the end of a run for sending the rest of the record. `ortlaunch sync` sends what is then left."""
 
 
@@ -498,9 +506,9 @@ class ProfileConfig:
     """What every profiler has."""
 
     name: str = MISSING
-    start: int = 10
+    start: int = number(10, least=0)
     """Steps of this attempt before the first profiled one."""
-    steps: int = 3
+    steps: int = number(3, least=1)
     """Number of profiled steps."""
 
 
@@ -509,9 +517,9 @@ class TorchProfileConfig(ProfileConfig):
     """torch's profiler: a Chrome trace and a table of operators for each profiled worker."""
 
     name: str = "torch"
-    ranks: list[int] = field(default_factory=lambda: [0])
+    ranks: list[int] = field(default_factory=lambda: [0], metadata=with_bounds({}, Bounds(least=0)))
     """Workers that are profiled."""
-    operators: int = 40
+    operators: int = number(40, least=1)
     """Rows of the table."""
     shapes: bool = False
     """Distinguish operators by the shapes of their inputs."""
@@ -541,7 +549,7 @@ class Config:
     """Group of runs that are compared with each other. It is a folder under runs/ and an experiment in MLflow."""
     name: str | None = None
     """The run's name; null makes one from model, backend and trainer."""
-    seed: int = 0
+    seed: int = number(0, least=0)
     """Seed of all random numbers: weights, data order, dropout. Each worker derives its own seed from it."""
     device: Device = Device.auto
     run_root: str = str(RUN_ROOT)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
+from ortlaunch.base.arguments import Parser
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.base.text import json_text, library_error, printable_lines
 from ortlaunch.doctor import machine, stack, tracking
@@ -28,7 +29,7 @@ def main(arguments: list[str]) -> int:
     Returns:
         0 without an error, 1 with one.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ortlaunch doctor", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print the lines as JSON, for scripts")

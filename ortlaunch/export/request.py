@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
+from ortlaunch.compose.changes import changed
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.rules import check
+from ortlaunch.config.bounds import check_numbers
 from ortlaunch.config.load import first_line, load_config, to_config
 from ortlaunch.config.schema import (
     GROUPS,
@@ -78,6 +79,7 @@ def parse(verb: str, arguments: list[str], keys: tuple[str, ...], flags: Mapping
     _check_own_keys(verb, own)
     run_dir, checkpoint = _run_of(own["from_run"]) if "from_run" in own else (None, None)
     config = _composed(overrides) if run_dir is None else _of_run(verb, run_dir, overrides)
+    check_numbers(config)
     check(_neutral(config))
     return Request(
         verb,
@@ -217,7 +219,4 @@ def _of_run(verb: str, run_dir: Path, overrides: list[str]) -> Config:
                 config = dataclasses.replace(config, **{key: GROUPS[key][value]()})
         elif key != "model":
             single.append(override)
-    try:
-        return to_config(OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(single)))  # type: ignore[arg-type]
-    except OmegaConfBaseException as error:
-        raise RequestError(f"export {verb}: {first_line(error)}") from error
+    return changed(config, single, f"export {verb}")

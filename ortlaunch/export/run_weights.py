@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
 from ortlaunch.config.load import load_config
@@ -51,7 +52,7 @@ def export_weights(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ortlaunch export weights", description="Write a run's weights as safetensors, in the model's own names."
     )
     parser.add_argument("run", metavar="RUN", help=f"{HELP}; or a checkpoint in a run folder")

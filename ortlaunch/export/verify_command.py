@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortlaunch.base import exit_codes
+from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def _log(folder: Path) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ortlaunch export verify",
         description="Train artifacts with ONNX Runtime and the same model with PyTorch, on the same batches of the "
         "run's data, and compare losses, weights and what the trained model computes. Dropout is off in both. Leaves "

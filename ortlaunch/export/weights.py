@@ -7,6 +7,7 @@ import contextlib
 import sys
 from pathlib import Path
 
+from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
 
 FLAG = "--from-artifacts"
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ortlaunch export weights",
         description="Write the weights of artifacts, as exported or trained on a device, in the model's own names.",
     )

@@ -23,10 +23,18 @@ _POLL_SECONDS = 2.0
 
 
 def split_after(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the command line without ``+after=``, which is no key of the configuration, and the runs it names."""
+    """Returns the command line without ``+after=``, which is no key of the configuration, and the runs it names.
+
+    Raises:
+        RequestError: one of them has an empty name.
+    """
     named = [argument.removeprefix(WORD) for argument in arguments if argument.startswith(WORD)]
+    for group in named:
+        if not all(name.strip() for name in group.split(",")):
+            # An empty variable in a script must not start a run at once that was to wait.
+            raise RequestError(f"{WORD}{group} names no run: write {WORD}RUN, or leave it out to start at once")
     kept = [argument for argument in arguments if not argument.startswith(WORD)]
-    return kept, [name for group in named for name in group.split(",") if name]
+    return kept, [name for group in named for name in group.split(",")]
 
 
 def after(config: Config, names: list[str]) -> Config:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ortlaunch.base import exit_codes
+from ortlaunch.base.arguments import Parser, seconds
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.text import say
 from ortlaunch.config.schema import LauncherConfig
@@ -244,7 +245,7 @@ def _state_text(row: Row) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ortlaunch cancel",
         description="End runs. Each finishes its step and writes a checkpoint first, from which resume goes on.",
     )
@@ -252,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--now", action="store_true", help="end it at once, without a checkpoint")
     parser.add_argument(
         "--wait",
-        type=float,
+        type=seconds,
         metavar="SECONDS",
         help="longest wait for its end (default: launcher.grace_seconds + 75)",
     )

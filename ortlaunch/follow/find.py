@@ -18,7 +18,8 @@ from ortlaunch.run.sweep import find_sweep, runs_of
 
 HELP = "run folder, its short id, its name, or a job id"
 
-_LISTED = 10
+_LISTED = 4
+"""Lines of a message that lists runs: the whole message has six at most."""
 _JOB_ID = re.compile(r"\d+([._\[][\w.\[\]-]*)?")
 """A job id: ``120``, ``120_3`` for a task of an array, or the form of another scheduler, such as ``120.server``."""
 _MLFLOW_ID = re.compile(r"[0-9a-f]{8,32}")

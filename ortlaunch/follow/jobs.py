@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ortlaunch.base.arguments import positive
+from ortlaunch.base.arguments import Parser, positive
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.text import json_text, say
 from ortlaunch.follow.rows import Row, Survey, damage_lines, title_of
@@ -113,7 +113,7 @@ def _existing_root(text: str) -> Path:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ortlaunch jobs", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     states = [state.value for state in State]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ortlaunch.base.arguments import count
+from ortlaunch.base.arguments import Parser, count, whole
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import in_words, open_plain
 from ortlaunch.base.secrets import without_secrets
@@ -227,7 +227,7 @@ def _state_text(row: Row) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ortlaunch logs",
         description="Print what a run's workers printed, all attempts in order; without --rank the first worker's.",
     )
@@ -245,6 +245,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _rank(text: str) -> str:
-    if text != "all" and not text.isdecimal():
+    number = whole(text)
+    if text != "all" and number is None:
         raise argparse.ArgumentTypeError("must be a number or all")
-    return text if text == "all" else str(int(text))
+    return text if number is None else str(number)

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
+from ortlaunch.base.arguments import Parser
 from ortlaunch.base.ownership import why_foreign
 from ortlaunch.base.text import json_text, say
 from ortlaunch.follow.find import HELP, find_run
@@ -144,7 +145,7 @@ def _advice(row: Row) -> list[tuple[str, str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ortlaunch status", description="Say in which state one run is, and why.")
+    parser = Parser(prog="ortlaunch status", description="Say in which state one run is, and why.")
     parser.add_argument("run", metavar="RUN", help=HELP)
     parser.add_argument("--json", action="store_true", help="for programs: one object, with exact values")
     return parser

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import why_foreign
 from ortlaunch.base.text import say
@@ -114,9 +115,7 @@ def _is_untracked(run_dir: Path) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ortlaunch sync", description="Send to MLflow what it does not have yet of these runs."
-    )
+    parser = Parser(prog="ortlaunch sync", description="Send to MLflow what it does not have yet of these runs.")
     parser.add_argument("run_dir", nargs="*", metavar="RUN_DIR", help="a run folder; with --all a folder of them")
     parser.add_argument("--all", action="store_true", help="every run folder below RUN_DIR (default: the run root)")
     parser.add_argument("--uri", help="tracking URI to send to instead of the one that the run was started with")

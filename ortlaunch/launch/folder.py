@@ -11,7 +11,9 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from ortlaunch.base.files import write_record
+from ortlaunch.base import last_resort
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import replace, write_record
 from ortlaunch.base.ownership import closed_to_others
 from ortlaunch.base.secrets import hidden, without_secrets_in_words, without_tokens
 from ortlaunch.config.devices import resolve_device
@@ -47,7 +49,8 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
 
 
 def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
-    plan.log_dir.mkdir(parents=True, exist_ok=plan.attempt > 0)
+    make_folder(plan.log_dir)
+    last_resort.keep_traceback_in(plan.files.launcher_error)
     kept = _keep_attempt(plan) if plan.attempt else {}
     try:
         _write_records(plan, config, arguments, start)
@@ -85,6 +88,24 @@ def _write_records(plan: LaunchPlan, config: Config, arguments: list[str], start
         sweep.join(plan.run_dir, plan.sweep)
 
 
+def make_folder(path: Path) -> None:
+    """Makes the folder of a run, or one in it, with the folders above it.
+
+    Raises:
+        RequestError: it cannot be made. Nothing is left of it.
+    """
+    new = [one for one in (path, *path.parents) if not one.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        for one in new:
+            with suppress(OSError):
+                one.rmdir()
+        raise RequestError(
+            f"{path}: the folder cannot be made: {error.strerror}: choose another place for runs by run_root=FOLDER"
+        ) from error
+
+
 def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
     """Journals the run's parameters, tags and files. The run folder must have been written before."""
     journal.start(config.experiment, plan.name, plan.run_id)
@@ -108,6 +129,17 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
     for path in plan.files.records:
         if path.exists():
             journal.artifact(path, ARTIFACT_FOLDER)
+
+
+def restore_configuration(plan: LaunchPlan) -> None:
+    """Puts back the configuration of the attempt before, because the workers have refused that of this one.
+
+    What only they can judge, such as whether the data is the checkpoint's, would otherwise be kept, and every later
+    ``ortlaunch resume`` would be refused too.
+    """
+    earlier = plan.files.earlier_attempt(plan.attempt) / plan.files.config_file.name
+    if plan.attempt and earlier.is_file():
+        replace(plan.files.config_file, earlier.read_bytes())
 
 
 def _keep_attempt(plan: LaunchPlan) -> dict[Path, Path]:

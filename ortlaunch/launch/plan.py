@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import dataclass, field
@@ -13,6 +14,10 @@ from ortlaunch.run.run import Run
 
 if TYPE_CHECKING:
     from ortlaunch.run.sweep import SweepTask
+
+
+LONGEST_NAME = 200
+"""The longest name of a run or an experiment in bytes. Linux's file systems take 255 with a run's time and id."""
 
 
 @dataclass(frozen=True)
@@ -109,5 +114,5 @@ def new_run() -> str:
 
 
 def folder_name(name: str) -> str:
-    """Returns a name in the form that it has in a folder's name."""
-    return re.sub(r"[^\w.+=-]+", "_", name)
+    """Returns a name in the form that it has in a folder's name. A sweep's long values are cut off."""
+    return os.fsencode(re.sub(r"[^\w.+=-]+", "_", name))[:LONGEST_NAME].decode(errors="ignore")

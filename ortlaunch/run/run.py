@@ -158,6 +158,11 @@ class Run:
         """The outputs of torchrun on all machines."""
         return sorted(self.logs.glob("torchrun*.log"))
 
+    @property
+    def launcher_error(self) -> Path:
+        """The traceback of an error that ended the launcher."""
+        return self.logs / "launcher-error.log"
+
     def scheduler_log(self, scheduler: str) -> Path:
         """The output of the first process of a job of this scheduler."""
         return self.logs / ("slurm.log" if scheduler == "slurm" else "job.log")

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.modules import announced
 from ortlaunch.base.secrets import hidden, is_hidden
+from ortlaunch.config.bounds import check_numbers
 from ortlaunch.config.hidden import carrier, check_whole
 from ortlaunch.config.load import first_line, to_dict
 from ortlaunch.config.schema import Config
@@ -151,6 +152,7 @@ def check(config: Config) -> None:
         RequestError: a tracker refuses its configuration. The message names the key and the remedy.
     """
     for cfg in chosen(config):
+        check_numbers(cfg, f"{_prefix(cfg.name)}.")
         try:
             find(cfg.name).check(cfg)
         except RequestError:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ortlaunch.base.arguments import Parser, whole
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE, FAILED, FIRST_STOPPED
 from ortlaunch.base.text import say
@@ -98,7 +99,7 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     from ortlaunch.compare.command import add_output_options
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="ortlaunch bench",
         usage="ortlaunch bench KEY=VALUE[,VALUE...] ... [repeat=N] [OPTION ...]",
         description=f"Run every combination N times (default {REPEAT}), in rounds, and compare them.",
@@ -123,9 +124,9 @@ def _repeat(words: list[str]) -> tuple[int, list[str]]:
     if not given:
         return REPEAT, rest
     text = given[-1].partition("=")[2]
-    if not text.isdecimal() or int(text) < 1:
+    if not (number := whole(text)):
         raise RequestError(f"repeat={text} is no number of rounds: give 1 or more")
-    return int(text), rest
+    return number, rest
 
 
 def _composed(words: list[str]) -> Grid:

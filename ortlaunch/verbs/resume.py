@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
-from ortlaunch.compose.hydra_errors import explain
+from ortlaunch.compose.changes import changed
 from ortlaunch.compose.prepare import prepared
-from ortlaunch.config.load import first_line, load_config, to_config
+from ortlaunch.config.load import first_line, load_config
 from ortlaunch.config.schema import GROUPS, Config
+from ortlaunch.config.trainers import trainer_of
 from ortlaunch.follow.find import find_run
 from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
@@ -28,6 +29,8 @@ from ortlaunch.run.liveness import Alive, has_workers, liveness
 from ortlaunch.run.run import Run, job_key
 from ortlaunch.tracking import trackers
 
+_MOVABLE = ("path", "tokenizer", "workers")
+"""Keys of a data source that may change between two attempts: the data may have been moved to another place."""
 _HELP = """\
 usage: ortlaunch resume RUN [KEY=VALUE ...]
 
@@ -71,10 +74,10 @@ def resume(arguments: list[str]) -> int:
     known = claim.number(run)
     # The variables come first, so that a key on the command line overrides them.
     stored = trackers.with_credentials(_stored_config(run_dir), os.environ)
-    changed = _changed(stored, arguments[1:], run_dir)
-    trackers.check_credentials(changed)
-    launcher = launcher_of(changed)
-    config = prepared(launcher.resumed(changed, run_dir))
+    new = _changed(stored, arguments[1:], run_dir)
+    trackers.check_credentials(new)
+    launcher = launcher_of(new)
+    config = prepared(launcher.resumed(new, run_dir))
     state = run.state()
     if launcher.keeps_record(config):
         _check_ended(run_dir, config.launcher.grace_seconds)
@@ -115,30 +118,48 @@ def _stored_config(run_dir: Path) -> Config:
         raise RequestError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def _changed(config: Config, overrides: list[str], run_dir: Path) -> Config:
-    """Returns the configuration with keys changed. By default it resumes from the newest checkpoint."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import OverrideParseException
+def _changed(config: Config, words: list[str], run_dir: Path) -> Config:
+    """Returns the configuration with keys changed. By default it resumes from the newest checkpoint.
 
-    for override in overrides:
-        if "=" not in override or override.startswith("~"):
-            raise RequestError(f"resume: {override} is not of the form KEY=VALUE")
-        if override.partition("=")[0].lstrip("+") in ("model", *GROUPS):
+    Raises:
+        RequestError: a word is wrong, or would change what the run is made of.
+    """
+    for word in words:
+        if word.partition("=")[0].lstrip("+") in ("model", *GROUPS):
             raise RequestError(
-                f"resume: {override}: a run keeps what it is made of; only single keys can change, such as train.steps"
+                f"resume: {word}: a run keeps what it is made of; only single keys can change, such as train.steps"
             )
-    if Run(run_dir).newest_checkpoint() and config.train.resume != "auto":
+    has_checkpoint = bool(Run(run_dir).newest_checkpoint())
+    if has_checkpoint and config.train.resume != "auto":
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, resume="auto"))
-    tree = OmegaConf.structured(config)
-    try:
-        # Hydra's grammar is used, as for a run. YAML would read launcher.time=4:00:00 as the number 14400.
-        for change in OverridesParser.create().parse_overrides(overrides):
-            if change.is_sweep_override():
-                raise RequestError(f"resume: {change.input_line}: a run has one value of a key")
-            OmegaConf.update(tree, change.key_or_group, change.value(), merge=True)
-    except (OmegaConfBaseException, OverrideParseException) as error:
-        raise RequestError(f"resume: {explain(error)}") from error
-    return to_config(tree)
+    new = changed(config, words, "resume")
+    for key, then, now in (*_identity(config, new), *(_state(config, new) if has_checkpoint else ())):
+        if then != now:
+            raise RequestError(
+                f"resume: {key}: a run keeps what it is made of ({then}): start a new run, from its weights by "
+                "ortlaunch export weights and model.weights"
+            )
+    return new
+
+
+def _identity(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
+    """Each key that says what and where a run is, with its value before and after the change."""
+    yield from ((key, getattr(old, key), getattr(new, key)) for key in ("experiment", "run_root"))
+    for key in ("name", "target", "params"):
+        yield f"model.{key}", getattr(old.model, key), getattr(new.model, key)
+    for group in GROUPS:
+        then, now = getattr(old, group), getattr(new, group)
+        yield f"{group}.name", getattr(then, "name", None), getattr(now, "name", None)
+
+
+def _state(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
+    """Each key that the state in a checkpoint depends on, with its value before and after the change."""
+    for one in dataclasses.fields(old.data):
+        if one.name not in _MOVABLE:
+            yield f"data.{one.name}", getattr(old.data, one.name), getattr(new.data, one.name)
+    then, now = (trainer_of(config.trainer).checkpoint_kind(config.trainer) for config in (old, new))
+    yield "trainer", then, now
+    yield "seed", old.seed, new.seed
 
 
 def _check_ended(run_dir: Path, seconds: float) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from ortlaunch.config import schema
+from ortlaunch.config.bounds import bounds_of
 from ortlaunch.config.paths import conf_dir, headline
 from ortlaunch.tracking import trackers
 
@@ -28,7 +29,8 @@ _INTRO = """\
 Made of `ortlaunch/config/schema.py`, and of the modules of data sources, optimizers and schedulers, by
 `make docs-reference`. `ortlaunch --cfg job` prints a composed configuration;
 `KEY=VALUE` changes it, and what is wrong in it is refused before anything starts. A key is typed as it stands here;
-`null` takes a value away. Where a key belongs to one option of a group, the option has to be chosen first:
+`null` takes a value away. A number is finite, and within
+the bounds beside its type. Where a key belongs to one option of a group, the option has to be chosen first:
 `trainer=deepspeed trainer.zero_stage=2`.
 """
 
@@ -92,7 +94,9 @@ def _rows(node: type, prefix: str, without: type | None = None) -> list[tuple[st
             rows += _rows(typing.cast("type", hint), f"{key}.")
         elif not _is_node(hint):
             doc = docs.get((node, field.name)) or _inherited(node, field.name) or _of_enum(hint)
-            rows.append((f"`{key}`", _escape(_type(hint)), _escape(_default(field)), _escape(doc)))
+            bounds = str(bounds_of(node, field.name) or "")
+            taken = f"{_type(hint)}{bounds and f', {bounds}'}"
+            rows.append((f"`{key}`", _escape(taken), _escape(_default(field)), _escape(doc)))
     return rows
 
 

@@ -74,6 +74,46 @@ def test_a_users_own_comes_before_ours_and_a_broken_one_stops_no_other(
 
 
 @pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"seed: [", "line 1: "),
+        (b"seed: 1\nseed: 2\n", "line 2: found duplicate key seed"),
+        (b"\xff\xfe\x00", "no UTF-8 text at byte 0"),
+        (b"seed: \x00\n", "no text at character"),
+        (b'name: !!python/object/apply:os.system ["touch planted"]', "line 1: could not determine a constructor"),
+        (b"- a\n", "it holds no keys"),
+        (b"5", "Invalid loaded object type"),
+        (b"name: " + b"[" * 5000, "nested too deeply"),
+    ],
+)
+def test_a_broken_file_is_named_in_one_line_and_stops_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: bytes, said: str
+) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    monkeypatch.setenv("ORTLAUNCH_JOBS", str(tmp_path))
+    with pytest.raises(RequestError) as caught:
+        compose(["+jobs=broken"])
+    assert str(caught.value).startswith(f"jobs=broken: {path} cannot be read: ") and said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert jobs(["--available"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {"broken", *SHIPPED}
+
+
+def test_a_file_that_cannot_be_opened_stops_no_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "gone.yaml").symlink_to("nowhere")
+    monkeypatch.setenv("ORTLAUNCH_JOBS", str(tmp_path))
+    assert jobs(["--available"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(lines) == {"folder", "gone", *SHIPPED}
+    assert "cannot be read: Is a directory" in lines["folder"]
+    assert "cannot be read: No such file" in lines["gone"]
+
+
+@pytest.mark.parametrize(
     ("argument", "words"), [("jobs=gpt2_ort", r"\+jobs=gpt2_ort"), ("+jobs=gpt2_otr", "gpt2_ort"), ("+jobs=x", "llama")]
 )
 def test_a_wrong_name_is_told_the_right_ones(argument: str, words: str) -> None:

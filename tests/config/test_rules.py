@@ -218,3 +218,22 @@ def test_a_configuration_survives_the_run_folder(tmp_path: Path) -> None:
     assert isinstance(read.data, DigitsConfig)
     assert isinstance(read.backend, OrtConfig)
     assert read.train.precision is Precision.bf16
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("model.imports=[{a:1}]", "launcher.setup=[[a]]", "launcher.container.mounts=[{a:1}]", "backend.allow=[[a]]"),
+        *("launcher.extra=[null]", "launcher.env={A:{b:1}}", "profile.ranks=[[1]]", "profile.ranks=[true]"),
+    ],
+)
+def test_an_item_of_another_type_is_refused_by_its_key(override: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        config("launcher=slurm", "+profile=torch", override)
+    assert override.partition("=")[0] in str(caught.value)
+
+
+def test_items_of_the_right_type_are_taken() -> None:
+    words = ["model.imports=[a.b]", "launcher.setup=['module load x']", "+launcher.env.A=1", "backend.allow=[]"]
+    taken = config("launcher=slurm", "+profile=torch", "profile.ranks=[0,1]", "trainer=deepspeed", *words)
+    assert taken.model.imports == ["a.b"]

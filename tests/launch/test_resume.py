@@ -9,8 +9,10 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
-from ortlaunch.config.schema import Config, MlflowConfig, Precision, SlurmConfig
+from ortlaunch.config.schema import GROUPS, Config, MlflowConfig, Precision, SlurmConfig
+from ortlaunch.launch.folder import restore_configuration, write_run_folder
 from ortlaunch.launch.local.launcher import LocalLauncher
+from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.run import claim
 from ortlaunch.run.identity import Process
 from ortlaunch.run.run import Run
@@ -34,11 +36,11 @@ def test_values_are_what_they_are_on_the_command_line_of_a_run(stored: Config, t
         "name='a, b'",
         "launcher.memory=null",
     ]
-    config = _changed(stored, [*words, "+model.params.width=3", "+launcher.env.NCCL_DEBUG=INFO"], tmp_path)
+    config = _changed(stored, [*words, "+launcher.env.NCCL_DEBUG=INFO"], tmp_path)
     assert isinstance(config.launcher, SlurmConfig)
     assert (config.launcher.time, config.launcher.memory) == ("4:00:00", None)
     assert (config.optimizer.lr, config.train.precision, config.name) == (1e-4, Precision.bf16, "a, b")
-    assert config.model.params["width"] == 3 and config.launcher.env == {"NCCL_DEBUG": "INFO"}
+    assert config.launcher.env == {"NCCL_DEBUG": "INFO"}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,17 @@ def test_values_are_what_they_are_on_the_command_line_of_a_run(stored: Config, t
         ("model=gpt2", "a run keeps what it is made of"),
         ("train.steps", "KEY=VALUE"),
         ("~train.steps=5", "KEY=VALUE"),
+        ("train.steps.x=5", "train.steps"),
+        ("=5", "KEY=VALUE"),
+        ("data={name:text}", "a run keeps what it is made of"),
+        ("data.name=text", "data.name: a run keeps what it is made of (digits)"),
+        ("++model.name=gpt2", "model.name: a run keeps what it is made of (mlp)"),
+        ("model.target=a:b", "model.target: a run keeps what it is made of"),
+        ("+model.params.width=3", "model.params: a run keeps what it is made of"),
+        ("launcher.name=local", "launcher.name: a run keeps what it is made of (slurm)"),
+        ("backend.name=ort", "backend.name: a run keeps what it is made of (eager)"),
+        ("experiment=other", "experiment: a run keeps what it is made of (default)"),
+        ("run_root=other", "run_root: a run keeps what it is made of"),
     ],
 )
 def test_what_cannot_be_changed_is_said_with_its_key(stored: Config, tmp_path: Path, word: str, said: str) -> None:
@@ -60,6 +73,59 @@ def test_what_cannot_be_changed_is_said_with_its_key(stored: Config, tmp_path: P
         _changed(stored, [word], tmp_path)
     message = str(caught.value)
     assert message.startswith("resume: ") and said in message and "\n" not in message
+
+
+def test_every_group_keeps_its_option(stored: Config, tmp_path: Path) -> None:
+    for group in GROUPS:
+        with pytest.raises(RequestError, match=rf"^resume: .*{group}"):
+            _changed(stored, [f"{group}.name=other"], tmp_path)
+
+
+def test_with_a_checkpoint_the_data_and_the_layout_of_the_state_stay_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["model=gpt2_nano", "backend=eager", "device=cpu", "data=text", "data.path=a", "trainer=deepspeed"]
+    stored = to_config(compose(words))
+    changes = [
+        "data.seq_len=64",
+        "trainer.zero_stage=2",
+        "seed=1",
+        "data.path=moved",
+        "data.workers=1",
+        "optimizer.lr=1e-5",
+    ]
+    _changed(stored, changes, tmp_path)
+    monkeypatch.setattr("ortlaunch.run.run.Run.newest_checkpoint", lambda self: "step-5")
+    kept = ("data.seq_len", r"trainer: .*zero_stage=1", "seed")
+    for change, said in zip(changes, kept, strict=False):
+        with pytest.raises(RequestError, match=f"^resume: {said}"):
+            _changed(stored, [change], tmp_path)
+    assert _changed(stored, changes[3:], tmp_path).data.workers == 1
+
+
+@pytest.mark.parametrize("word", ["optimizer.lr=nan", "train.clip_grad_norm=inf", "launcher.grace_seconds=0"])
+def test_a_refused_change_leaves_the_run_folder_as_it_is(tmp_path: Path, word: str) -> None:
+    save_config(to_config(compose(["model=mlp", "backend=eager", "device=cpu"])), tmp_path / "config.yaml")
+    before = (tmp_path / "config.yaml").read_text()
+    with pytest.raises(RequestError, match=f"^{word}: must be "):
+        resume([str(tmp_path), "train.steps=200", word])
+    assert (tmp_path / "config.yaml").read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_what_the_workers_refuse_is_not_kept(stored: Config, tmp_path: Path) -> None:
+    """Otherwise every later resume would be refused too."""
+    run_dir = tmp_path / "default" / "20260101-120000-mlp-aaaaaa"
+    first, again = (LaunchPlan(run_dir, "aaaaaa", "mlp", 1, attempt=attempt) for attempt in (0, 1))
+    write_run_folder(first, stored, [], Start(["torchrun"]))
+    before = (run_dir / "config.yaml").read_text()
+    restore_configuration(first)
+    assert (run_dir / "config.yaml").read_text() == before
+    other = _changed(stored, ["data.image_size=16"], run_dir)
+    write_run_folder(again, other, ["resume", "data.image_size=16"], Start(["torchrun"]))
+    assert (run_dir / "config.yaml").read_text() != before
+    restore_configuration(again)
+    assert (run_dir / "config.yaml").read_text() == before
 
 
 URI = "http://ada:geheim@team:5000"

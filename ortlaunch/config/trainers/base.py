@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from omegaconf import MISSING
 
+from ortlaunch.base.limits import MOST_SECONDS
+from ortlaunch.config.bounds import number
+
 if TYPE_CHECKING:
     from ortlaunch.config.schema import Config, Device, OptimizerConfig, Precision
 
@@ -17,7 +20,7 @@ class TrainerConfig:
     """How workers share the training."""
 
     name: str = MISSING
-    timeout_seconds: int = 1800
+    timeout_seconds: int = number(1800, least=1, most=MOST_SECONDS)
     """The longest wait in a collective before the run fails."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ortlaunch.config.bounds import number
 from ortlaunch.config.trainers.base import Trainer, TrainerConfig
 
 
@@ -12,7 +13,7 @@ class DdpConfig(TrainerConfig):
     """torch's DistributedDataParallel."""
 
     name: str = "ddp"
-    bucket_cap_mb: int = 25
+    bucket_cap_mb: int = number(25, least=1, most=1_000_000)
     """Size in MB of the buckets in which gradients are exchanged."""
     find_unused_parameters: bool = False
     """Search in every step for parameters that did not contribute to the loss. This is slower, and needed only by

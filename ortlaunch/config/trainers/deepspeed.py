@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.bounds import number
 from ortlaunch.config.trainers.base import Trainer, TrainerConfig, Variants
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ class DeepSpeedConfig(TrainerConfig):
     """DeepSpeed with the Zero Redundancy Optimizer."""
 
     name: str = "deepspeed"
-    zero_stage: int = 1
+    zero_stage: int = number(1, least=0, most=3)
     """0 replicates everything; 1 shards the optimizer state, 2 also gradients, 3 also parameters."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory and run its step on the CPU (ZeRO 1 to 3 on CUDA)."""
@@ -66,8 +67,6 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
 
 
 def _check_stage(cfg: DeepSpeedConfig) -> None:
-    if cfg.zero_stage not in (0, 1, 2, 3):
-        raise RequestError(f"trainer.zero_stage={cfg.zero_stage}: must be 0, 1, 2 or 3")
     # A stage that is set here would stay unknown to the rest of the program. ONNX Runtime would then compute wrong
     # gradients.
     if "stage" in (cfg.config.get("zero_optimization") or {}):

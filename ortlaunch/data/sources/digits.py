@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.modules import is_missing
+from ortlaunch.config.bounds import number
 from ortlaunch.config.options import option
 from ortlaunch.config.schema import DataConfig
 
@@ -20,14 +21,14 @@ class DigitsConfig(DataConfig):
     """scikit-learn's 1,797 real images of handwritten digits, 10 classes."""
 
     name: str = "digits"
-    image_size: int = 8
+    image_size: int = number(8, least=1)
     """Height and width in pixels. For other sizes than the original 8, images are resampled bilinearly."""
 
     def open(self, share: Share) -> Source:
         """Loads 1,797 grey images as float32 [1, H, W], scaled to mean 0 and standard deviation 1 over the set.
 
         Raises:
-            RequestError: scikit-learn is missing, or data.image_size is below 1.
+            RequestError: scikit-learn is missing.
         """
         import torch
         from torch.nn import functional
@@ -35,8 +36,6 @@ class DigitsConfig(DataConfig):
 
         from ortlaunch.data.source import Source, digest
 
-        if self.image_size < 1:
-            raise RequestError(f"data.image_size={self.image_size}: must be at least 1 pixel")
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:

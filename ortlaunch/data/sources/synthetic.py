@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ortlaunch.base.errors import RequestError
+from ortlaunch.config.bounds import number
 from ortlaunch.config.options import option
 from ortlaunch.config.schema import TokenDataConfig
 
@@ -19,22 +19,15 @@ class SyntheticConfig(TokenDataConfig):
     """Random tokens, the same for the same seed."""
 
     name: str = "synthetic"
-    samples: int = 4096
+    samples: int = number(4096, least=1)
     """Samples per epoch."""
-    vocab_size: int = 256
+    vocab_size: int = number(256, least=1)
     """Number of distinct tokens; all tokens are smaller than this."""
 
     def open(self, share: Share) -> Source:
-        """Opens random token ids in [0, data.vocab_size).
-
-        Raises:
-            RequestError: data.samples or data.vocab_size is below 1.
-        """
+        """Opens random token ids in [0, data.vocab_size)."""
         from ortlaunch.data.source import Computed, Source, digest
 
-        for key, value in (("samples", self.samples), ("vocab_size", self.vocab_size)):
-            if value < 1:
-                raise RequestError(f"data.{key}={value}: must be at least 1")
         dataset = Computed(self.samples, RandomTokens(self.seq_len, self.vocab_size, share.seed))
         fingerprint = digest("synthetic", f"{self.samples} {self.seq_len} {self.vocab_size} {share.seed}")
         return Source(dataset, "tokens", f"data.samples={self.samples}", fingerprint, vocab_size=self.vocab_size)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import MISSING
 
+from ortlaunch.config.bounds import number
 from ortlaunch.config.options import option
 from ortlaunch.config.schema import TokenDataConfig
 from ortlaunch.data.files import check_paths
@@ -25,7 +26,7 @@ class TokensConfig(TokenDataConfig):
     """A file, a folder or a glob; commas separate several of them."""
     dtype: str = "uint16"
     """NumPy type of one token: uint8, uint16, uint32, int32 or int64."""
-    vocab_size: int | None = None
+    vocab_size: int | None = number(None, least=1)
     """Upper bound that all tokens must be below; null leaves the tokens unchecked and uses the model's own size."""
 
     def check(self) -> None:

@@ -20,7 +20,7 @@ from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig
-from ortlaunch.launch.folder import journal_start, write_run_folder
+from ortlaunch.launch.folder import journal_start, make_folder, restore_configuration, write_run_folder
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.display import Display
 from ortlaunch.launch.local.stop_flag import StopFlag
@@ -61,8 +61,8 @@ def run(part: NodePart, config: Config, arguments: list[str]) -> int:
     with StopFlag() as stop:
         # Until the workers start, only a second request stops at once: git or a slow disk may keep the start waiting.
         stop.is_urgent = True
+        make_folder(plan.run_dir)
         with _written(plan):
-            plan.run_dir.mkdir(parents=True, exist_ok=True)
             # `resume` has claimed the run already, since it had to ask the scheduler about an earlier job of the run.
             own_claim = claim.take(plan.files)
         journal: Journal | None = None
@@ -146,7 +146,9 @@ class _Attempt:
     def _journal_end(self, outcome: Outcome) -> Goodput | None:
         """Journals how the workers ended. If the journal cannot be written, the claim will keep the end."""
         journal, told = self.journal, bool(self.journal.problem)
-        if outcome.failure is not None and not outcome.failure.is_request:
+        if outcome.failure is not None and outcome.failure.is_request:
+            restore_configuration(self.part.plan)
+        elif outcome.failure is not None:
             journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
         account = None
         with contextlib.suppress(OSError):  # It reads the journal.

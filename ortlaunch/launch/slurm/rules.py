@@ -34,14 +34,9 @@ def _options(config: Config) -> None:
         raise RequestError("launcher.setup and launcher.env cannot hold the character NUL")
 
 
-def _numbers(config: Config) -> None:
+def _time(config: Config) -> None:
     cfg = config.launcher
     assert isinstance(cfg, SlurmConfig)
-    least = {"preflight_seconds": 1, "requeue_limit": 1, "gpus_per_node": 0, "cpus_per_node": 1, "array_limit": 1}
-    for key, minimum in least.items():
-        value = getattr(cfg, key)
-        if value is not None and value < minimum:
-            raise RequestError(f"launcher.{key}={value}: must be at least {minimum}")
     if cfg.time is not None:
         seconds = slurm_seconds(cfg.time)
         if seconds is None:
@@ -95,4 +90,4 @@ def _gpus(config: Config) -> None:
         )
 
 
-SLURM_RULES: tuple[Rule, ...] = (_options, _numbers, _gpus)
+SLURM_RULES: tuple[Rule, ...] = (_options, _time, _gpus)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ortlaunch.config.bounds import number
 from ortlaunch.config.options import option
 from ortlaunch.config.schema import OptimizerConfig, ParameterGroups
 
@@ -19,9 +20,9 @@ class AdafactorConfig(OptimizerConfig):
 
     name: str = "adafactor"
     lr: float = 0.01
-    beta2_decay: float = -0.8
+    beta2_decay: float = number(-0.8, most=0)
     """Exponent of the decay rate: beta2 at a step is 1 - step ** beta2_decay."""
-    clip_threshold: float = 1.0
+    clip_threshold: float = number(1.0, least=1)
     """Largest root mean square of a parameter's update."""
 
     whole_matrices: ClassVar[str | None] = "Adafactor needs the rows and columns of whole matrices"

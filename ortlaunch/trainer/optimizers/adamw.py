@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ortlaunch.config.bounds import number
 from ortlaunch.config.options import option
 from ortlaunch.config.schema import DeviceOptimizer, OptimizerConfig, ParameterGroups
 
@@ -19,11 +20,11 @@ class AdamWConfig(OptimizerConfig):
 
     name: str = "adamw"
     weight_decay: float = 0.01
-    beta1: float = 0.9
+    beta1: float = number(0.9, least=0, below=1)
     """Decay rate of the running mean of the gradients."""
-    beta2: float = 0.95
+    beta2: float = number(0.95, least=0, below=1)
     """Decay rate of the running mean of the squared gradients."""
-    eps: float = 1e-8
+    eps: float = number(1e-8, least=0)
     """Number that is added to the denominator of the update, so that it is never zero."""
 
     can_be_resharded: ClassVar[bool] = True

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.bounds import number
 from ortlaunch.config.options import option
 from ortlaunch.config.schema import DeviceOptimizer, OptimizerConfig, ParameterGroups
 
@@ -20,7 +21,7 @@ class SgdConfig(OptimizerConfig):
 
     name: str = "sgd"
     lr: float = 0.05
-    momentum: float = 0.9
+    momentum: float = number(0.9, least=0, below=1)
     """Share of the last update that is added to the next one."""
 
     def build(self, groups: ParameterGroups) -> Optimizer:
@@ -29,10 +30,10 @@ class SgdConfig(OptimizerConfig):
         return SGD(groups, lr=self.lr, momentum=self.momentum, fused=True)
 
     def on_device(self) -> DeviceOptimizer:
-        for key, number in (("momentum", self.momentum), ("weight_decay", self.weight_decay)):
-            if number:
+        for key, value in (("momentum", self.momentum), ("weight_decay", self.weight_decay)):
+            if value:
                 raise RequestError(
-                    f"optimizer.{key}={number:g}: ONNX Runtime's SGD on a device has none: set optimizer.{key}=0, "
+                    f"optimizer.{key}={value:g}: ONNX Runtime's SGD on a device has none: set optimizer.{key}=0, "
                     "or use optimizer=adamw"
                 )
         return DeviceOptimizer("SGD", {}, ("lr",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ortlaunch.config.bounds import number
 from ortlaunch.config.options import option
 from ortlaunch.config.schema import SchedulerConfig
 
@@ -14,7 +15,7 @@ class LinearConfig(SchedulerConfig):
     """The learning rate falls linearly to `min_ratio` of its peak at the last step."""
 
     name: str = "linear"
-    min_ratio: float = 0.0
+    min_ratio: float = number(0.0, least=0.0, most=1.0)
     """Learning rate at the last step, as a share of its peak."""
 
     def ratio(self, progress: float) -> float:

@@ -31,6 +31,13 @@ def test_the_word_is_no_key_of_the_configuration() -> None:
     assert runs == ["one", "two", "three"]
 
 
+@pytest.mark.parametrize("word", ["+after=", "+after=,", "+after=one,", "+after=one, ,two"])
+def test_an_empty_name_is_refused(word: str) -> None:
+    """A script whose variable is empty must not start at once."""
+    with pytest.raises(RequestError, match=r"^\+after=.* names no run"):
+        split_after(["model=mlp", word])
+
+
 def test_a_run_that_has_finished_is_not_waited_for(make_run) -> None:
     make_run("done")
     wait_for(["done"])

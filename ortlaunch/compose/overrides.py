@@ -1,0 +1,110 @@
+"""Checks the words KEY=VALUE of a command line one by one, before Hydra composes them.
+
+Hydra takes ``+KEY``, ``++KEY`` and ``~KEY`` for new or removed keys, which its own check of keys does not see. An
+error of its parser does not always name the word, and may be a traceback.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_errors import explain
+from ortlaunch.config.keys import is_free, known_keys
+from ortlaunch.config.load import first_line
+from ortlaunch.config.meant import unknown_key
+from ortlaunch.config.paths import conf_dir
+from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Override
+
+JOBS = "jobs"
+"""The group of the ready jobs, which exists only on the command line."""
+_HYDRA_KEYS = re.compile(r"hydra(\.(searchpath|verbose|sweep\.dir|sweeper\b.*)|/sweeper)")
+"""Hydra's own keys that have a use here. Others would make folders of Hydra's or change the working folder."""
+
+
+def parsed(word: str) -> Override:
+    """The override that a word is.
+
+    Raises:
+        RequestError: Hydra cannot read the word.
+    """
+    from hydra.errors import HydraException
+
+    if word.partition("=")[0].strip("+~ ") == "":
+        raise RequestError(f"{word}: keys are given as KEY=VALUE (ortlaunch --help)")
+    try:
+        override: Override = _parser().parse_overrides([word])[0]
+        override.value()
+    except HydraException as error:
+        raise RequestError(explain(error)) from error
+    except (ValueError, RecursionError, TypeError, OverflowError) as error:
+        # Numbers of more than 4300 digits, and brackets in brackets without end.
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else first_line(error)
+        raise RequestError(f"{word}: cannot be read: {reason}") from error
+    return override
+
+
+@functools.cache
+def _parser() -> OverridesParser:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create()
+
+
+def check_overrides(words: list[str], config_dirs: list[str]) -> None:
+    """Checks each word of a command line that is an override.
+
+    Args:
+        words: the overrides.
+        config_dirs: the folders of the user's own configuration, whose groups may be added.
+
+    Raises:
+        RequestError: a word cannot be read, takes a key away, or adds a key that the configuration does not have.
+    """
+    for word in words:
+        override = parsed(word)
+        key = override.key_or_group
+        if key.partition(".")[0].partition("/")[0] == "hydra":
+            _check_hydra_key(word, key, is_change=not (override.is_delete() or override.is_add()))
+        elif override.is_delete():
+            _check_removed(word, key)
+        elif override.is_add() or override.is_force_add():
+            _check_added(word, key, config_dirs)
+
+
+def _check_hydra_key(word: str, key: str, *, is_change: bool) -> None:
+    if not is_change or not _HYDRA_KEYS.fullmatch(key):
+        raise RequestError(
+            f"{word}: ortlaunch keeps its own run folders and logs, so this key of Hydra cannot be set; run_root, "
+            "experiment and name say where a run is"
+        )
+
+
+def _check_removed(word: str, key: str) -> None:
+    if not is_free(key):
+        raise RequestError(f"{word}: a key cannot be taken away: give it another value, or null (docs/reference.md)")
+
+
+def _check_added(word: str, key: str, config_dirs: list[str]) -> None:
+    """Refuses ``+KEY`` for a key that is neither known nor in a node that takes any key."""
+    if key == "after":
+        raise RequestError(f"{word}: +after=RUN goes with ortlaunch run, and names the runs to wait for")
+    if key in (JOBS, *OPTIONAL_GROUPS) or is_free(key) or "/" in key or _is_own_group(key, config_dirs):
+        return
+    if key not in known_keys() and key not in GROUPS:
+        raise RequestError(unknown_key(key))
+    if key in GROUPS:
+        raise RequestError(f"{word}: the group is there already: write {word.lstrip('+')}")
+
+
+def _is_own_group(key: str, config_dirs: list[str]) -> bool:
+    """Whether a user's folder of configuration has files for a group of this name."""
+    folders = [*map(Path, config_dirs), conf_dir()]
+    return any((folder / key).is_dir() for folder in folders)

@@ -1,0 +1,129 @@
+"""The words of a command line are checked one by one before Hydra composes: added and removed keys, syntax."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose, run_with_hydra
+from ortlaunch.compose.overrides import check_overrides, parsed
+from ortlaunch.config.keys import is_free
+
+
+@pytest.fixture(autouse=True)
+def variable_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run_with_hydra` sets it for this process; the commands of other tests would print tracebacks."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("+train.stpes=5", "train.stpes: no such key. Did you mean train.steps?"),
+        ("++train.stpes=5", "train.stpes: no such key. Did you mean train.steps?"),
+        ("+optimzer=sgd", "optimzer: no such key. Did you mean optimizer?"),
+        ("++nowhere.x=1", "nowhere.x: no such key"),
+        ("+optimizer=sgd", "write optimizer=sgd"),
+        ("++after=x", "+after=RUN goes with ortlaunch run"),
+        ("~train.steps", "a key cannot be taken away"),
+        ("~optimizer", "a key cannot be taken away"),
+        ("~hydra", "this key of Hydra cannot be set"),
+        ("hydra.run.dir=/proc/nowhere", "run_root, experiment and name say where a run is"),
+        ("hydra.output_subdir=x", "this key of Hydra cannot be set"),
+        ("+hydra.sweep.dir=x", "this key of Hydra cannot be set"),
+        ("hydra/launcher=joblib", "this key of Hydra cannot be set"),
+        ("=5", "KEY=VALUE"),
+        ("++=5", "KEY=VALUE"),
+        ("train.steps=" + "9" * 10_000, "4300 digits"),
+        ("name=" + "[" * 2000, "name="),
+    ],
+)
+def test_what_is_refused(word: str, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_overrides([word], [])
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(RequestError):
+        compose([word])
+
+
+def test_a_key_that_is_there_needs_no_plus() -> None:
+    with pytest.raises(RequestError, match=r"^\+train\.steps: the key is there already: write train\.steps=VALUE$"):
+        compose(["+train.steps=5"])
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("train.steps=5", "++train.steps=5", "+profile=torch", "+jobs=llama", "+model.params.width=3"),
+        *("~model.params.n_layer", "+trainer.config.zero_optimization.stage=1", "+launcher.env.NCCL_DEBUG=INFO"),
+        *("hydra.sweep.dir=x", "hydra.searchpath=[file://x]", "+launcher/slurm_profile=lab"),
+    ],
+)
+def test_what_is_allowed(word: str) -> None:
+    check_overrides([word], [])
+
+
+def test_a_group_of_the_users_own_may_be_added(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    check_overrides(["+mine=a"], [str(tmp_path)])
+    with pytest.raises(RequestError, match="mine: no such key"):
+        check_overrides(["+mine=a"], [])
+
+
+def test_variables_of_a_job_are_taken_or_refused_but_never_ignored() -> None:
+    tree = compose(["launcher=slurm", "+launcher.env.NCCL_DEBUG=INFO", "++launcher.env.X=1"])
+    assert dict(tree.launcher.env) == {"NCCL_DEBUG": "INFO", "X": "1"}
+    with pytest.raises(RequestError, match=r"^launcher\.env: .*belongs to launcher=slurm"):
+        compose_and_check("+launcher.env.X=1")
+
+
+def compose_and_check(*words: str) -> None:
+    from ortlaunch.config.load import to_config
+
+    to_config(compose(list(words)))
+
+
+def test_which_nodes_take_any_key() -> None:
+    assert is_free("model.params.width") and is_free("launcher.env.X") and is_free("trainer.config.a.b")
+    assert not is_free("model.params") and not is_free("model.name") and not is_free("train.steps")
+
+
+def test_the_check_sees_what_is_only_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RequestError, match=r"train\.stpes: no such key"):
+        run_with_hydra(["--cfg", "job", "+train.stpes=5"], lambda tree: None)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_error_of_the_task_is_not_taken_for_one_of_hydra() -> None:
+    def task(tree: object) -> None:
+        raise LookupError("ours")
+
+    with pytest.raises(LookupError, match="ours"):
+        run_with_hydra(["model=mlp"], task)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"name: [", "line 1: "),
+        (b"name: a\nname: b\n", "line 2: found duplicate key name"),
+        (b"\xff\xfe", "no UTF-8 text at byte 0"),
+        (b'name: !!python/object/apply:os.system ["touch planted"]', "line 1: could not determine a constructor"),
+        (b"5", "Invalid loaded object type"),
+        (b"name: " + b"[" * 5000, "nested too deeply"),
+    ],
+)
+def test_a_broken_file_of_the_users_own_configuration_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "model" / "broken.yaml"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(RequestError) as caught:
+        run_with_hydra(["--config-dir", str(tmp_path), "model=broken"], lambda tree: None)
+    assert str(caught.value).startswith(f"{path}: cannot be used: ") and said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_parsed_word() -> None:
+    assert parsed("+a.b='x y'").value() == "x y"
