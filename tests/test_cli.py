@@ -276,8 +276,8 @@ def test_an_unforeseen_error_is_one_line_and_its_traceback_a_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("MY_TOKEN", "geheimgeheim")
-    monkeypatch.setattr(cli, "dispatch", fails(LookupError("no\nsuch geheimgeheim thing")))
+    monkeypatch.setenv("MY_TOKEN", "geheim-4711-xyz")
+    monkeypatch.setattr(cli, "dispatch", fails(LookupError("no\nsuch geheim-4711-xyz thing")))
     result = answer(tmp_path, capfd, "models")
     (file,) = tmp_path.iterdir()
     assert (result.returncode, result.stdout) == (1, "")

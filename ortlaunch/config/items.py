@@ -23,7 +23,7 @@ def check_items(node: Any, prefix: str = "") -> None:
     Raises:
         RequestError: an item is of another type, such as a dictionary in a list of texts.
     """
-    for name, hint in _hints(type(node)).items():
+    for name, hint in _hints(type(node)).items():  # type: ignore[arg-type]
         value, key = getattr(node, name), f"{prefix}{name}"
         if dataclasses.is_dataclass(value):
             check_items(value, f"{key}.")
