@@ -74,8 +74,7 @@ def test_two_nodes_end_to_end(slurm, undisturbed, mlflow_run):
     stored = json.loads((job.run_dir / "job.json").read_text())
     assert (stored["scheduler"], stored["job_id"]) == ("slurm", job.job_id)
     assert json.loads((job.run_dir / "done.json").read_text()) == {"step": 60}
-    hosts = {json.loads(path.read_text())["host"] for path in job.run_dir.glob("health/rank-*.json")}
-    assert hosts == {"node1", "node2"}
+    assert {path.stem for path in job.run_dir.glob("logs/torchrun-*.log")} == {"torchrun-0", "torchrun-1"}
 
 
 def test_a_warning_costs_no_step(slurm, folder, undisturbed, mlflow_run):
