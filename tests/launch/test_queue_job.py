@@ -26,7 +26,7 @@ class Launcher:
         self.requeues = 0
 
     def own_job(self) -> OwnJob:
-        return OwnJob(self.name, "7", "n1", 0, "7", {})
+        return OwnJob(self.name, "7", "n1", 0, {}, "7")
 
     def requeue(self, _: OwnJob) -> bool:
         self.requeues += 1

@@ -17,10 +17,10 @@ class OwnJob:
     """Names of its nodes, in the scheduler's notation."""
     restart: int = 0
     """How often the scheduler has started the job again."""
-    task_id: str = ""
-    """The id as in job.json, for a task of an array; empty for a single job."""
     variables: dict[str, str] = field(default_factory=dict)
     """Variables that describe the job's resources, for the record; no secrets."""
+    task_id: str = ""
+    """The id as in job.json, for a task of an array; empty for a single job."""
 
     @property
     def key(self) -> str:

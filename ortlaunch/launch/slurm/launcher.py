@@ -136,8 +136,8 @@ class SlurmLauncher(BatchLauncher):
             os.environ["SLURM_JOB_ID"],
             os.environ["SLURM_JOB_NODELIST"],
             int(os.environ.get("SLURM_RESTART_COUNT", "0")),
-            scheduler.own_job(),
             slurm_variables(),
+            scheduler.own_job(),
         )
 
     def own_state(self) -> OwnState | None:

@@ -173,4 +173,6 @@ def test_a_sweep_is_a_job_for_each_run(cluster: Cluster) -> None:
 
 def test_no_file_of_the_package_names_it() -> None:
     package = HERE.parents[2] / "ortlaunch"
-    assert [path for path in package.rglob("*.py") if re.search(r"\bpbs\b", path.read_text()) is not None] == []
+    # sbatch has an option with the word in its name.
+    found = re.compile(r"(?<!--ignore-)\bpbs\b")
+    assert [path for path in package.rglob("*.py") if found.search(path.read_text()) is not None] == []
