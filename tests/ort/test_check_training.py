@@ -328,6 +328,19 @@ def test_a_wrong_gradient_of_a_model_that_draws_numbers_is_found() -> None:
     assert error is not None and "the gradient of first.bias differs by" in error
 
 
+def test_gradients_that_cannot_be_computed_later_are_told_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Sensitive()
+    wrapped = trained(model)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("Non-zero status code returned while running ConvGrad node.")
+
+    monkeypatch.setattr("ortlaunch.ort.verify.gradients.Gradients.error", fail)
+    error = gradient_error(wrapped, make_task(model, drawn()[0]), contextlib.nullcontext, drawn()[0])
+    assert error is not None and error.startswith("ONNX Runtime cannot compute the model's gradients (")
+    assert "ConvGrad" in error
+
+
 def test_a_comparison_leaves_random_numbers_and_buffers_alone() -> None:
     model = Sensitive()
     wrapped = trained(model)

@@ -52,7 +52,9 @@ class Trained(Recorded):
     @property
     def report(self) -> str:
         """Everything to look at when an assertion about this run fails."""
-        return f"{self.error}\n{self.log(0)[-4000:]}"
+        # Workers that died before the run began leave no log.
+        log = self.run_dir / "logs" / "rank-0.log"
+        return f"{self.error}\n{log.read_text()[-4000:] if log.exists() else 'no log of rank 0'}"
 
     @cached_property
     def stdout(self) -> str:

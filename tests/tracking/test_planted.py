@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.cli import main
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.rules import check
 from ortlaunch.config.hidden import check_whole
@@ -29,6 +28,7 @@ from ortlaunch.tracking import trackers
 from ortlaunch.tracking.destination import destinations_of
 from ortlaunch.tracking.relay import sync
 from ortlaunch.verbs.multirun import combination_name
+from tests.support.cli import answer
 from tests.support.planted import BY_NAME, BY_SHAPE, VARIABLES, found_in, left_in_files, public_files
 
 ALL = "\n".join(BY_SHAPE.values())
@@ -82,15 +82,9 @@ def left(store: MlflowConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return plan.run_dir
 
 
-def run_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    monkeypatch.setattr("sys.argv", ["ortlaunch", *words])
-    # Composing sets it, and it would show tracebacks.
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.delenv("HYDRA_FULL_ERROR")
-    with pytest.raises(SystemExit):
-        main()
-    said = capsys.readouterr()
-    return said.out + said.err
+def run_verb(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    said = answer(Path.cwd(), capfd, *words)
+    return said.stdout + said.stderr
 
 
 def test_no_secret_is_left_in_any_file_or_shown_by_any_verb(
@@ -98,7 +92,7 @@ def test_no_secret_is_left_in_any_file_or_shown_by_any_verb(
     store: MlflowConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     assert len(BY_SHAPE) + len(BY_NAME) >= 60
     kept = Path(store.artifacts).parent
@@ -115,21 +109,21 @@ def test_no_secret_is_left_in_any_file_or_shown_by_any_verb(
         ["cancel", str(left)],
     ]
     for words in verbs:
-        said = run_verb(monkeypatch, capsys, *words)
+        said = run_verb(capfd, *words)
         assert said and found_in(said) == [], words
 
 
-def test_an_error_shows_no_secret(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_shows_no_secret(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     def fail(_: object) -> int:
         raise RequestError(f"cannot: {ALL}")
 
     monkeypatch.setattr("ortlaunch.cli.dispatch", fail)
-    said = run_verb(monkeypatch, capsys, "run")
+    said = run_verb(capfd, "run")
     assert "cannot" in said and found_in(said) == []
 
 
 def test_the_configuration_that_is_shown_has_no_secret(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [
@@ -138,7 +132,7 @@ def test_the_configuration_that_is_shown_has_no_secret(
         "+model.params.note=https://a:hunter2@h/x",
         "train.steps=7",
     ]
-    said = run_verb(monkeypatch, capsys, *words, "--cfg", "job")
+    said = run_verb(capfd, *words, "--cfg", "job")
     assert "steps: 7" in said and "db_pass: ***" in said and found_in(said) == []
 
 
@@ -208,9 +202,9 @@ def with_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_is_not_sent_with_stars_for_its_password(
-    with_password: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    with_password: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said = run_verb(monkeypatch, capsys, "sync", str(with_password))
+    said = run_verb(capfd, "sync", str(with_password))
     assert "without its password: set ORTLAUNCH_TRACKING_URI to the whole URI, or give it by --uri" in said
     uri = "http://ann:p%40ss-hunter2@host.invalid"
     monkeypatch.setenv("ORTLAUNCH_TRACKING_URI", uri)
@@ -223,7 +217,7 @@ def test_a_run_is_not_sent_with_stars_for_its_password(
 
 
 def test_one_run_without_its_password_does_not_keep_others_from_being_sent(
-    with_password: Path, store: MlflowConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    with_password: Path, store: MlflowConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = to_config(compose(["model=mlp", "data=digits"]))
     other = make_plan(dataclasses.replace(config, tracking=store))
@@ -231,7 +225,7 @@ def test_one_run_without_its_password_does_not_keep_others_from_being_sent(
     with Run(other.run_dir).journal() as journal:
         folder.journal_start(journal, other, config)
         journal.end("FINISHED")
-    said = run_verb(monkeypatch, capsys, "sync", "--all")
+    said = run_verb(capfd, "sync", "--all")
     assert "without its password" in said and f"{other.run_dir.name}" in said and "events sent" in said
 
 

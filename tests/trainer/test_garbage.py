@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
 from ortlaunch.trainer.garbage import collected_every
-
-
-@pytest.fixture(autouse=True)
-def pythons_own_thresholds() -> Iterator[None]:
-    """Another test of this process may have called the command line, which makes collections rare."""
-    before = gc.get_threshold()
-    gc.set_threshold(700, 10, 10)
-    yield
-    gc.set_threshold(*before)
 
 
 class Cycle:

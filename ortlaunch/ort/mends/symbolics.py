@@ -24,6 +24,7 @@ from ortlaunch.ort.mends import (
     vectors,
 )
 from ortlaunch.ort.mends.attention import scaled_dot_product_attention
+from ortlaunch.ort.mends.values import number
 
 _OPSET = 17
 _NO_REDUCTION, _MEAN = 0, 1
@@ -133,7 +134,7 @@ def _binary_cross_entropy_with_logits(
     """Exports ``binary_cross_entropy_with_logits`` by way of `_log_sigmoid`; torch's formula, term by term."""
     from torch.onnx import symbolic_helper
 
-    one = _constant(g, 1.0, logits)
+    one = number(g, 1.0, logits)
     log_sigmoid = _log_sigmoid(g, logits)
     if not symbolic_helper._is_none(pos_weight):
         factor = g.op("Add", one, g.op("Mul", g.op("Sub", pos_weight, one), target))
@@ -162,7 +163,7 @@ def _hardtanh(g: Any, values: Any, least: Any, most: Any) -> Any:
 
 def _clipped(g: Any, values: Any, least: float, most: float) -> Any:
     """Clips values with no gradient at the limits, as ``hardtanh`` has it; the gradient of ONNX's Clip passes there."""
-    low, high = _constant(g, least, values), _constant(g, most, values)
+    low, high = number(g, least, values), number(g, most, values)
     is_low, is_high = g.op("LessOrEqual", values, low), g.op("GreaterOrEqual", values, high)
     result = g.op("Where", is_low, low, g.op("Where", is_high, high, values))
     result.setType(values.type())
@@ -170,15 +171,7 @@ def _clipped(g: Any, values: Any, least: float, most: float) -> Any:
 
 
 def _zeros_like(g: Any, values: Any) -> Any:
-    return g.op("Expand", _constant(g, 0.0, values), g.op("Shape", values))
-
-
-def _constant(g: Any, value: float, like: Any) -> Any:
-    """Makes a scalar of another value's dtype."""
-    from torch.onnx import _type_utils
-
-    dtype = _type_utils.JitScalarType.from_value(like).dtype()
-    return g.op("Constant", value_t=torch.tensor(float(value), dtype=dtype))
+    return g.op("Expand", number(g, 0.0, values), g.op("Shape", values))
 
 
 def _count_nonzero(g: Any, values: Any, dim: Any = None) -> Any:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ortlaunch.ort.mends.torch_nodes import TorchNode, torch_node
+from ortlaunch.ort.mends.values import FLOATS, is_floating, number
 
 OPSET = 17
 _MOST_TENSORS = 4
@@ -34,7 +35,6 @@ _WITHOUT_GRADIENT = {
     "aten::einsum": "onnx::Einsum",
 }
 """Operators whose export has no gradient in onnxruntime 1.19.2, or has none if it is the node that is named."""
-_FLOATS = ("Half", "Float", "Double", "BFloat16")
 _CONSTANTS = {"int": "i", "float": "f", "bool": "b", "str": "s", "List[int]": "is", "List[float]": "fs"}
 """The exporter's letter for each type of a constant argument."""
 
@@ -90,7 +90,7 @@ class _Differentiable:
 
     def __call__(self, g: Any, *arguments: Any, **rest: Any) -> Any:
         (output,) = g.original_node.outputs()
-        if output.type().scalarType() not in _FLOATS or not output.requires_grad():
+        if not is_floating(output) or not output.requires_grad():
             return self.original(g, *arguments, **rest)
         if self.without_gradient is not None:
             result = self.original(g, *arguments, **rest)
@@ -199,14 +199,14 @@ def _result(g: Any, schema: Any, others: list[Any], tensors: list[Any], index: i
         raise _NotServedError("a dtype or a number of dimensions is unknown")
     if any("Complex" in one for one in (kind, *kinds)):
         raise _NotServedError("ONNX has no complex numbers")
-    floats = kinds.intersection(_FLOATS)
-    if kind in _FLOATS and floats - {kind}:
+    floats = kinds.intersection(FLOATS)
+    if kind in FLOATS and floats - {kind}:
         raise _NotServedError("its tensors have several floating-point dtypes")
     inputs, order = list(tensors), list(range(len(tensors)))
     first = next((place for place in order if tensors[place].type().scalarType() == kind), None)
     if first is None:
         # A node has the dtype of its first input.
-        inputs, order = [g.op("Constant", value_t=torch.zeros((), dtype=_dtype(output))), *inputs], [-1, *order]
+        inputs, order = [number(g, 0, output), *inputs], [-1, *order]
     else:
         order = [first, *(place for place in order if place != first)]
         inputs = [tensors[place] for place in order]
@@ -214,14 +214,8 @@ def _result(g: Any, schema: Any, others: list[Any], tensors: list[Any], index: i
         raise _NotServedError(f"it takes more than {_MOST_TENSORS} tensors")
     places = {place: at for at, place in enumerate(order)}
     spelled = _spelled(schema, _moved(others, places), index, len(sizes))
-    node = (_CALLS if kind in _FLOATS else _VALUES)[len(inputs)]
+    node = (_CALLS if kind in FLOATS else _VALUES)[len(inputs)]
     return node(g, *inputs, spelled, dims=[None] * len(sizes))
-
-
-def _dtype(output: Any) -> torch.dtype:
-    from torch.onnx import _type_utils
-
-    return _type_utils.JitScalarType.from_value(output).dtype()
 
 
 def _moved(others: Any, places: dict[int, int]) -> Any:

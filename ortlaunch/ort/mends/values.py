@@ -8,6 +8,9 @@ import torch
 
 from ortlaunch.ort.kernels.aten_nodes import none
 
+FLOATS = ("Half", "Float", "Double", "BFloat16")
+"""The exporter's names of the floating-point dtypes."""
+
 
 def integers(g: Any, value: Any) -> Any:
     """Returns a list of integers as one value of the graph; sizes that depend on the input are joined in the graph.
@@ -40,7 +43,7 @@ def sizes(value: Any) -> list[int | None]:
 
 def is_floating(value: Any) -> bool:
     """Whether a traced tensor has a floating-point dtype."""
-    return value.type().scalarType() in ("Half", "Float", "Double", "BFloat16")
+    return value.type().scalarType() in FLOATS
 
 
 def cast(g: Any, value: Any, like: Any) -> Any:

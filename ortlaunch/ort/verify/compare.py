@@ -24,20 +24,19 @@ largest value. A gradient that is zero except for rounding (the bias of attentio
 own."""
 
 
-def compare(actual: NamedTensors, expected: NamedTensors, *, floor: float = _FLOOR) -> TensorComparison:
+def compare(actual: NamedTensors, expected: NamedTensors) -> TensorComparison:
     """Compares tensors by name.
 
     Args:
         actual: ONNX Runtime's tensors.
         expected: PyTorch's tensors; a name that `actual` lacks counts as different.
-        floor: share of the group's largest value below which a tensor is measured relative to the group.
     """
-    group = max((_scale(tensor) for tensor in expected.values()), default=0.0)
+    floor = _FLOOR * max((_scale(tensor) for tensor in expected.values()), default=0.0)
     result = TensorComparison(count=len(expected))
     for name, tensor in expected.items():
         other = actual.get(name)
         tolerance = tolerance_of(tensor)
-        error = None if other is None else relative_error(other, tensor, floor * group)
+        error = None if other is None else relative_error(other, tensor, floor)
         if error is None or error > tolerance:
             result.differing.append(TensorDifference(name, error, tolerance))
         if error is not None and (error > result.largest_error or result.largest is None):
@@ -61,9 +60,8 @@ def compare_with_exact(actual: NamedTensors, expected: NamedTensors, exact: Name
     result = compare(actual, expected)
     if exact is None or any(name not in exact for name in expected):
         return result
-    floor = _FLOOR * max((_scale(tensor) for tensor in exact.values()), default=0.0)
-    theirs = {name: _error_from_exact(tensor, exact[name], floor) for name, tensor in expected.items()}
-    ours = {name: _error_from_exact(tensor, exact[name], floor) for name, tensor in actual.items() if name in exact}
+    theirs = errors_from_exact(expected, exact)
+    ours = errors_from_exact({name: tensor for name, tensor in actual.items() if name in exact}, exact)
     result.eager_from_exact = max((error for error in theirs.values() if error is not None), default=None)
     result.from_exact = max((error for error in ours.values() if error is not None), default=None)
     result.differing = [
@@ -77,8 +75,13 @@ def is_as_good(error: float | None, own: float | None, tolerance: float) -> bool
     return error is not None and error <= max(tolerance, AS_GOOD * (own or 0.0))
 
 
-def _error_from_exact(tensor: torch.Tensor, exact: torch.Tensor, floor: float) -> float | None:
-    return relative_error(tensor.double() if tensor.is_floating_point() else tensor, exact, floor)
+def errors_from_exact(tensors: NamedTensors, exact: NamedTensors) -> dict[str, float | None]:
+    """Returns the relative error of each tensor against PyTorch's in fp64; see `relative_error`."""
+    floor = _FLOOR * max((_scale(tensor) for tensor in exact.values()), default=0.0)
+    return {
+        name: relative_error(tensor.double() if tensor.is_floating_point() else tensor, exact[name], floor)
+        for name, tensor in tensors.items()
+    }
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float | None:

@@ -19,7 +19,7 @@ import torch
 
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
-from ortlaunch.ort.verify.compare import compare, is_as_good, relative_error
+from ortlaunch.ort.verify.compare import compare, errors_from_exact, is_as_good
 from ortlaunch.ort.verify.comparison import TensorDifference
 from ortlaunch.ort.verify.dropout_off import dropout_off
 from ortlaunch.ort.verify.gap import widest
@@ -31,9 +31,6 @@ from ortlaunch.ort.verify.state import ModelState, copied, in_fp64, same_random_
 _SEEDS = (1, 2)
 _UNJUDGED = 0.05
 """An error from which a gradient counts as wrong where fp64 cannot judge it."""
-
-_FLOOR = 1e-3
-"""See `compare`."""
 
 
 class Gradients:
@@ -65,7 +62,7 @@ class Gradients:
             ort, actual = self._of(self._wrapped, batch)
         far = [
             one
-            for one in compare(ort, eager, floor=_FLOOR).differing
+            for one in compare(ort, eager).differing
             if one.error is None or one.error > tolerance_factor * one.tolerance
         ]
         if not far:
@@ -101,10 +98,11 @@ class Gradients:
         truth = self._true(batch)
         if truth is None:
             return _said(far[0].name, far[0].error, "PyTorch's")
-        floor = _FLOOR * max(float(value.abs().max()) for value in truth.values() if value.numel())
+        names = [one.name for one in far]
+        errors = errors_from_exact({name: ort[name] for name in names if name in ort}, truth)
+        owns = errors_from_exact({name: eager[name] for name in names}, truth)
         for one in far:
-            error = relative_error(ort[one.name].double(), truth[one.name], floor) if one.name in ort else None
-            own = relative_error(eager[one.name].double(), truth[one.name], floor)
+            error, own = errors.get(one.name), owns[one.name]
             if not is_as_good(error, own, tolerance_factor * one.tolerance):
                 own_text = "not known" if own is None else f"{own:.2g}"
                 return _said(one.name, error, f"PyTorch's in fp64 (PyTorch's own error: {own_text})")

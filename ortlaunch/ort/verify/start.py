@@ -111,5 +111,9 @@ def gradient_error(wrapped: torch.nn.Module, task: Task, precision: Context, bat
         state = ModelState(session.plain_model(wrapped))
         try:
             return Examination(wrapped, task, precision, state, [batch], []).gradient_error
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            return f"ONNX Runtime cannot compute the model's gradients ({cause(error)})"
         finally:
             state.restore()

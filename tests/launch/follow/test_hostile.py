@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.cli import main
 from ortlaunch.run.journal import Journal
+from tests.support.cli import answer
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\nstate: finished"
 
@@ -39,17 +39,11 @@ def hostile(make_run, tmp_path: Path) -> Path:  # type: ignore[no-untyped-def]
     return moved
 
 
-def lines_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:
-    monkeypatch.setattr("sys.argv", ["ortlaunch", *words])
-    # Composing sets it, and it would show tracebacks.
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.delenv("HYDRA_FULL_ERROR")
-    with pytest.raises(SystemExit):
-        main()
-    said = capsys.readouterr()
-    lines = (said.out + said.err).splitlines()
+def lines_of(capfd: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    said = answer(Path.cwd(), capfd, *words)
+    lines = (said.stdout + said.stderr).splitlines()
     assert lines
-    for line in (said.out + said.err).split("\n"):
+    for line in (said.stdout + said.stderr).split("\n"):
         assert line.replace("\t", "").isprintable(), (words, line)
     return lines
 
@@ -79,9 +73,9 @@ def lines_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ],
     ids=lambda words: "-".join(words)[:30].replace("\x1b", ""),
 )
-def test_no_escape_reaches_the_terminal(words, hostile, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_no_escape_reaches_the_terminal(words, hostile, capfd) -> None:  # type: ignore[no-untyped-def]
     given = [word.replace("RUN", str(hostile)).replace("ROOT", str(hostile.parents[1])) for word in words]
-    lines = lines_of(capsys, monkeypatch, *given)
+    lines = lines_of(capfd, *given)
     if words[0] == "jobs" and "--root" in words:
         assert any("listed?]0;owned" in line or "listed\\u001b]0;owned" in line for line in lines), lines
     if words[0] == "status":
@@ -89,7 +83,7 @@ def test_no_escape_reaches_the_terminal(words, hostile, capsys, monkeypatch) -> 
         assert len([line for line in lines if line.startswith("state:")]) <= 1
 
 
-def test_the_rest_of_a_line_stays_readable(hostile: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    text = "\n".join(lines_of(capsys, monkeypatch, "logs", str(hostile), "--log", "steps"))
+def test_the_rest_of_a_line_stays_readable(hostile: Path, capfd) -> None:  # type: ignore[no-untyped-def]
+    text = "\n".join(lines_of(capfd, "logs", str(hostile), "--log", "steps"))
     assert "rewind 1  reason?]0;owned??[2J?31m?evil?state: finished" in text
-    assert lines_of(capsys, monkeypatch, "logs", str(hostile)) == ["worker?]0;owned??[2J?31m?evil", "state: finished"]
+    assert lines_of(capfd, "logs", str(hostile)) == ["worker?]0;owned??[2J?31m?evil", "state: finished"]
