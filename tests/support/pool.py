@@ -1,8 +1,8 @@
 """Runs in workers that stay: what a run computes, without the processes' start that is most of a short run's time.
 
-A pool is torchrun with workers that train one run after the other. Its runs have everything that workers and journal
-have to do with: the run folder as the launcher writes it, checkpoints, weights, logs, failures. What the launcher does
-beside that (watching, stopping, MLflow, exit codes) is tested by whole runs.
+A pool's workers train one run after the other, in the environment that torchrun gives. Its runs have everything that
+workers and journal have to do with: the run folder as the launcher writes it, checkpoints, weights, logs, failures.
+What torchrun and the launcher do beside that (watching, stopping, MLflow, exit codes) is tested by whole runs.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 import ortlaunch
 from ortlaunch.compose.hydra_tree import compose
@@ -68,7 +72,8 @@ class Pool:
     def __init__(self, folder: Path, workers: int) -> None:
         self._folder = folder
         self._workers = workers
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._store: dist.TCPStore | None = None
         self._requests = folder
         self._number = 0
         self._started = 0
@@ -92,8 +97,7 @@ class Pool:
         assert plan.workers == self._workers
         journal = Journal(plan.journal)
         journal_start(journal, plan, config)
-        answers = self._ask(plan.run_dir, cwd)
-        failed = [answer for answer in answers if answer]
+        failed = self._failures(plan.run_dir, cwd)
         journal.end("FAILED" if failed else "FINISHED")
         journal.close()
         first: dict[str, Any] = failed[0] if failed else {"error": "", "is_request": False}
@@ -101,15 +105,29 @@ class Pool:
 
     def close(self) -> None:
         """Ends the workers."""
-        if self._process is not None and self._process.poll() is None:
+        if self._are_there():
             self._request("")
+            for process in self._processes:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=10)
+        self._kill()
+
+    def _failures(self, run_dir: Path, cwd: Path) -> list[dict[str, Any]]:
+        """Has the workers train; returns what those that failed answer."""
+        for _ in range(2):
             try:
-                self._process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                self._kill()
+                return [answer for answer in self._ask(run_dir, cwd) if answer]
+            except _GoneError as error:
+                said = str(error)
+                if (run_dir / "logs").exists():
+                    break
+                # What an earlier run left behind ended them; this run has not begun.
+                warnings.warn(f"a pool's workers ended between two runs: {said}", stacklevel=3)
+        return [{"error": said, "is_request": False}]
 
     def _ask(self, run_dir: Path, cwd: Path) -> list[dict[str, Any]]:
-        if self._process is None or self._process.poll() is not None:
+        if not self._are_there():
+            self._kill()
             self._start()
         self._request(json.dumps({"run_dir": str(run_dir), "cwd": str(cwd)}))
         paths = [self._requests / f"{self._number}.{rank}.answer" for rank in range(self._workers)]
@@ -121,14 +139,19 @@ class Pool:
                 begun = begun or time.monotonic()
                 # The others wait in a collective that will not come.
                 deadline = min(deadline, begun + _PARTING_SECONDS)
-            assert self._process is not None
-            if time.monotonic() > deadline or self._process.poll() is not None:
+            if time.monotonic() > deadline or not self._are_there():
+                codes = [process.poll() for process in self._processes]
                 self._kill()
-                said = (self._requests / "torchrun.log").read_text(errors="replace")[-2000:]
-                return answered or [{"error": f"the workers did not answer:\n{said}", "is_request": False}]
+                if any(answered):
+                    return answered
+                said = (self._requests / "output.log").read_text(errors="replace")[-2000:]
+                raise _GoneError(f"the workers did not answer (exit codes {codes}):\n{said}")
             time.sleep(0.02)
         answers: list[dict[str, Any]] = [json.loads(path.read_text()) for path in paths]
         return answers
+
+    def _are_there(self) -> bool:
+        return bool(self._processes) and all(process.poll() is None for process in self._processes)
 
     def _request(self, text: str) -> None:
         self._number += 1
@@ -142,6 +165,8 @@ class Pool:
         self._number = 0
         self._requests = self._folder / f"pool-{self._workers}-{self._started}"
         self._requests.mkdir(parents=True)
+        # In this process, as torchrun's agent has it: no worker has to find a free port.
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         environment = os.environ | {
             "PYTHONPATH": str(Path(ortlaunch.__file__).parents[1]),
             "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // self._workers)),
@@ -151,26 +176,41 @@ class Pool:
             "TOKENIZERS_PARALLELISM": "false",
             "TORCH_WARM_POOL": "0",
             "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self._store.port),
+            "WORLD_SIZE": str(self._workers),
+            "LOCAL_WORLD_SIZE": str(self._workers),
+            "GROUP_RANK": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": self._requests.name,
         }
-        with open(self._requests / "torchrun.log", "wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={self._workers}", "--nnodes=1"),
-                    *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
-                    *("-m", "tests.support.pool_worker", str(self._requests)),
-                ],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        with open(self._requests / "output.log", "wb") as log:
+            self._processes = [
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.support.pool_worker", str(self._requests)],
+                    env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                for rank in range(self._workers)
+            ]
 
     def _kill(self) -> None:
-        assert self._process is not None
-        for process in _below(self._process.pid):
-            os.kill(process, signal.SIGKILL)
-        self._process.wait()
+        for process in self._processes:
+            for pid in _below(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+        self._processes = []
+        self._store = None
+
+
+class _GoneError(Exception):
+    """The workers ended, or did not answer in time."""
 
 
 def _below(pid: int) -> list[int]:

@@ -1,8 +1,8 @@
 """One worker of a pool that trains one run after the other: ``python -m tests.support.pool_worker FOLDER``.
 
-Under torchrun. Does what `ortlaunch.worker` does, again and again, so that importing the libraries and meeting the
-other workers is done once. Requests are files ``FOLDER/N.request`` (a run folder and a working folder, as JSON); each
-worker answers with ``FOLDER/N.RANK.answer``. An empty request ends the pool.
+In the environment that torchrun gives. Does what `ortlaunch.worker` does, again and again, so that importing the
+libraries and meeting the other workers is done once. Requests are files ``FOLDER/N.request`` (a run folder and a
+working folder, as JSON); each worker answers with ``FOLDER/N.RANK.answer``. An empty request ends the pool.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
 def _wait_for(path: Path) -> dict[str, str] | None:
     parent = os.getppid()
     while not path.exists():
-        # The tests have gone, and torchrun with them.
+        # The tests have gone.
         if os.getppid() != parent:
             os._exit(1)
         time.sleep(_POLL_SECONDS)
