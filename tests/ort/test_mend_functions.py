@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,6 +204,17 @@ def test_functions_with_a_backward_of_their_own_are_refused_by_name(to_ort: Any,
     x = torch.ones(2, requires_grad=True)
     Scaled.apply(x).sum().backward()
     assert x.grad.tolist() == pytest.approx([0.1, 0.1])
+
+
+@pytest.mark.skipif(RUNS_FUNCTIONS, reason="with this torch ORTModule runs them")
+def test_functions_of_ortmodules_subscribers_are_refused_by_name(to_ort: Any, tmp_path: Path) -> None:
+    """Subscribers of onnxruntime-training 1.19.2 record activations by a Function, which detaches its input."""
+    from onnxruntime.training.utils.hooks import GlobalSubscriberManager, StatisticsSubscriber
+
+    model = Net(torch.sin)
+    GlobalSubscriberManager.subscribe(model, [StatisticsSubscriber(str(tmp_path / "statistics"))])
+    with pytest.raises(RequestError, match=r"_statistics_subscriber\._InspectActivation .*backend=eager"):
+        to_ort(model)(torch.rand(3, 4))
 
 
 @pytest.mark.skipif(RUNS_FUNCTIONS, reason="with this torch ORTModule runs them")

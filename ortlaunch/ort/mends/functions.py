@@ -29,6 +29,8 @@ _FACTORS = (1.0, -1.0, 0.1, 10.0, 100.0)
 """Factors of the inputs in the test; a clamp with its own backward, for example, differs only where it clamps."""
 _KNOWN_RIGHT = ("torch.utils.checkpoint.CheckpointFunction",)
 """Functions that recompute their forward and differentiate it; a test would add to the parameters' gradients."""
+_ORTMODULES_OWN = "onnxruntime.training.ortmodule."
+"""Package of Functions that ORTModule exports itself. Those of ``onnxruntime.training.utils`` are a user's choice."""
 
 _running: list[type[Function]] = []
 """Functions whose forward is running inside `watched`."""
@@ -52,7 +54,7 @@ def watched() -> Iterator[None]:
 
 def _watching(cls: type[Function], forward: Callable[..., Any], refuses: bool) -> Callable[..., Any]:
     name = f"{cls.__module__}.{cls.__qualname__}"
-    is_trusted = not refuses or name in _KNOWN_RIGHT or name.startswith("onnxruntime.")
+    is_trusted = not refuses or name in _KNOWN_RIGHT or name.startswith(_ORTMODULES_OWN)
 
     @functools.wraps(forward)
     def watching(*args: Any, **kwargs: Any) -> Any:
