@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Fallback, OrtConfig
 from ortlaunch.ort import compat, session
+from tests.ort.precise import assert_model_as_in_fp64
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 RUNS_FUNCTIONS = compat.supports_custom_autograd()
@@ -145,6 +146,29 @@ def beside_no_grad(function: Any) -> Any:
     return call
 
 
+@torch.jit.script
+def scripted_gelu(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    y = x + bias
+    return y * 0.5 * (1.0 + torch.tanh(0.79788456 * y * (1 + 0.044715 * y * y)))
+
+
+class FusedGelu(Function):
+    """GELU with a bias, by scripted functions, as Megatron has it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, bias)
+        return scripted_gelu(x, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, bias = ctx.saved_tensors
+        y = x + bias
+        tanh = torch.tanh(0.79788456 * y * (1 + 0.044715 * y * y))
+        slope = 0.5 * y * ((1 - tanh * tanh) * (0.79788456 + 0.1070322243 * y * y)) + 0.5 * (1 + tanh)
+        return slope * grad, (slope * grad).sum_to_size(bias.shape)
+
+
 class Net(torch.nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -178,6 +202,16 @@ def batches() -> list[dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("name", RIGHT)
 def test_functions_whose_backward_is_their_derivative_train(assert_parity: Any, name: str) -> None:
     assert_parity(Net(RIGHT[name]), *batches())
+
+
+def test_scripted_functions_of_a_function_train_as_in_fp64(to_ort: Any) -> None:
+    """torch's exporter leaves a prim::CallFunction in the graph, which onnxruntime 1.19.2 does not have."""
+
+    class Fused(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.function(self.first(x), self.first.bias))
+
+    assert_model_as_in_fp64(to_ort, Fused(FusedGelu.apply), *(batch["x"] for batch in batches()))
 
 
 @pytest.mark.skipif(RUNS_FUNCTIONS, reason="ORTModule itself refuses reentrant checkpoints where it runs Functions")

@@ -49,7 +49,27 @@ def watched() -> Iterator[None]:
         for cls in set(_subclasses(Function)):
             # The forward is replaced and not `apply`, which models may bind to another name: `reverse = Reverse.apply`.
             stack.enter_context(_replaced_forward(cls, _watching(cls, cls.forward, refuses)))
+        stack.enter_context(_scripts_inlined())
         yield
+
+
+@contextlib.contextmanager
+def _scripts_inlined() -> Iterator[None]:
+    """Exports a ``torch.jit.script`` function that a Function's forward calls, as in Megatron's fused GELU.
+
+    torch's exporter replaces such calls by their operators before it takes up the forwards of Functions.
+    """
+    original = torch._C._jit_pass_onnx_autograd_function_process
+
+    def process(graph: torch._C.Graph) -> None:
+        original(graph)
+        torch._C._jit_pass_inline(graph)
+
+    torch._C._jit_pass_onnx_autograd_function_process = process
+    try:
+        yield
+    finally:
+        torch._C._jit_pass_onnx_autograd_function_process = original
 
 
 def _watching(cls: type[Function], forward: Callable[..., Any], refuses: bool) -> Callable[..., Any]:
