@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
 import torch
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Fallback, ModelConfig, OrtConfig
 from ortlaunch.models.registry import build_model
 from ortlaunch.ort import session
+from tests.ort.precise import assert_model_as_in_fp64
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -38,6 +41,30 @@ def test_a_copy_keeps_the_mode_of_every_module_and_its_place_in_a_larger_one(to_
     outer = copy.deepcopy({"model": ort, "again": ort})
     assert outer["model"] is outer["again"]
     assert (outer["model"].training, outer["model"].module[1].training) == (True, False)
+
+
+def test_a_pickled_model_trains_as_in_fp64(to_ort: Any) -> None:
+    """ORTModule of onnxruntime 1.19.2 looks for attributes that it has on a GPU only."""
+
+    def pickled(model: torch.nn.Module) -> torch.nn.Module:
+        ort = to_ort(model)
+        ort(torch.rand(2, 4)).sum().backward()
+        ort.zero_grad()
+        restored: torch.nn.Module = pickle.loads(pickle.dumps(ort))
+        assert [m.training for m in restored.modules()] == [m.training for m in ort.modules()]
+        return restored
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Dropout(0.5).eval())
+    assert_model_as_in_fp64(pickled, model, torch.rand(2, 4), torch.rand(3, 4))
+
+
+def test_a_pickled_model_needs_a_process_that_uses_ort(to_ort: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ort = to_ort(torch.nn.Linear(4, 4))
+    text = pickle.dumps(ort)
+    monkeypatch.delattr(type(ort), "__reduce__")
+    with pytest.raises(RequestError, match="pickled under backend=ort"):
+        pickle.loads(text)
 
 
 def test_what_fell_back_can_be_copied_too(to_ort: Any) -> None:
