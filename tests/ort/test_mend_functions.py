@@ -120,6 +120,43 @@ class Both(Function):
         return grad, other
 
 
+class Detaching(Function):
+    """Detaches where gradients are off anyway."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, name: str) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad, None
+
+
+class Squared(Function):
+    """Detaches before its operators."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return torch.detach(x).square()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+class Stopping(Function):
+    """Stops the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(grad)
+
+
 class Switching(Function):
     """Switches gradients on within its forward."""
 
@@ -190,6 +227,13 @@ RIGHT = {
     "Sine under no_grad": beside_no_grad(Sine.apply),
     "Identity under no_grad": beside_no_grad(Identity.apply),
 }
+DETACHING = {
+    "Detaching": lambda x: Detaching.apply(x, "name"),
+    "Detaching beside detach": lambda x: Detaching.apply(x, "name") * x.detach().tanh(),
+    "Detaching under no_grad": beside_no_grad(lambda x: Detaching.apply(x, "name")),
+    "Squared": Squared.apply,
+    "Stopping": lambda x: Stopping.apply(x) * x,
+}
 REENTRANT = {"checkpoint": lambda x: checkpoint(lambda y: y.sin(), x, use_reentrant=True)}
 OF_THEIR_OWN = {"Rounded": Rounded.apply, "Reversed": Reversed.apply, "Scaled": Scaled.apply, "Clamped": Clamped.apply}
 
@@ -202,6 +246,12 @@ def batches() -> list[dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("name", RIGHT)
 def test_functions_whose_backward_is_their_derivative_train(assert_parity: Any, name: str) -> None:
     assert_parity(Net(RIGHT[name]), *batches())
+
+
+@pytest.mark.parametrize("name", DETACHING)
+def test_functions_that_detach_in_their_forward_train_as_in_fp64(to_ort: Any, name: str) -> None:
+    """On torch from 2.7 on onnxruntime 1.19.2 gets the forward's operators, where aten::detach stops the gradient."""
+    assert_model_as_in_fp64(to_ort, Net(DETACHING[name]), *(batch["x"] for batch in batches()))
 
 
 def test_scripted_functions_of_a_function_train_as_in_fp64(to_ort: Any) -> None:

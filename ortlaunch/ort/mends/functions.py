@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from ortlaunch.ort import compat
 from ortlaunch.ort.refusal import refusal
 
+DETACH = (Tensor.detach, torch.detach)
 _TOLERANCE = 1e-3
 _FACTORS = (1.0, -1.0, 0.1, 10.0, 100.0)
 """Factors of the inputs in the test; a clamp with its own backward, for example, differs only where it clamps."""
@@ -32,8 +33,13 @@ _KNOWN_RIGHT = ("torch.utils.checkpoint.CheckpointFunction",)
 _ORTMODULES_OWN = "onnxruntime.training.ortmodule."
 """Package of Functions that ORTModule exports itself. Those of ``onnxruntime.training.utils`` are a user's choice."""
 
+_RECORDING = "onnxruntime.training.utils.hooks."
+"""Package of Functions that record every activation, which a graph would not do."""
+
 _running: list[type[Function]] = []
 """Functions whose forward is running inside `watched`."""
+_passing: dict[type[Function], bool] = {}
+"""Whether gradients pass `detach` in the forwards of the Functions that were tested."""
 
 
 def is_running() -> bool:
@@ -41,10 +47,16 @@ def is_running() -> bool:
     return bool(_running)
 
 
+def passes_detach() -> bool:
+    """Whether `detach` in the forward that is running stops no gradient, because the Function's backward gives one."""
+    return bool(_running) and _passing.get(_running[-1], False)
+
+
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Raises at the call of a Function whose backward would be lost, with its name and the line of the call."""
     refuses = not compat.supports_custom_autograd()
+    _passing.clear()
     with contextlib.ExitStack() as stack:
         for cls in set(_subclasses(Function)):
             # The forward is replaced and not `apply`, which models may bind to another name: `reverse = Reverse.apply`.
@@ -103,16 +115,34 @@ def _message(name: str) -> str:
 
 
 def _agrees(cls: type[Function], forward: Callable[..., Any], inputs: tuple[Any, ...]) -> bool:
-    """Whether the backward and the derivative of the forward's operators agree, at several sizes of inputs."""
+    """Whether the backward and the derivative of the forward's operators agree, at several sizes of inputs.
 
+    In a forward gradients are off, so that `detach` means nothing; its derivative may be nothing or the identity.
+    """
+    needed = [isinstance(x, Tensor) and x.requires_grad for x in inputs]
+    if not any(needed) or _are_detached(inputs):
+        return True
+    for passes in (False, True) if not cls.__module__.startswith(_RECORDING) else (False,):
+        if _agrees_if(passes, cls, forward, inputs, needed):
+            # All calls are traced alike.
+            return _passing.setdefault(cls, passes) == passes
+    return False
+
+
+def _are_detached(inputs: tuple[Any, ...]) -> bool:
+    """Whether the model has switched gradients off, so that what is computed from inputs needs none."""
+    with torch.enable_grad():
+        return not any(x.clone().requires_grad for x in inputs if isinstance(x, Tensor) and x.requires_grad)
+
+
+def _agrees_if(
+    passes: bool, cls: type[Function], forward: Callable[..., Any], inputs: tuple[Any, ...], needed: list[bool]
+) -> bool:
     def through_operators(*args: Any) -> Any:
         context = (_Context(args),) if _takes_context(cls) else ()
-        with _DifferentiatesAll():
+        with _DifferentiatesAll(passes):
             return forward(*context, *args)
 
-    needed = [isinstance(x, Tensor) and x.requires_grad for x in inputs]
-    if not any(needed):
-        return True
     tried = 0
     # The saved tensors are needed here, whatever hooks are set outside.
     with torch.autograd.graph.saved_tensors_hooks(_itself, _itself), torch.enable_grad():
@@ -176,7 +206,13 @@ def _close(expected: Tensor, actual: Tensor) -> bool:
 class _DifferentiatesAll(TorchFunctionMode):
     """Differentiates every operator even if gradients are switched off, as a graph has no such switch."""
 
+    def __init__(self, passes_detach: bool) -> None:
+        super().__init__()
+        self._passes_detach = passes_detach
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._passes_detach and func in DETACH:
+            return args[0]
         with torch.enable_grad():
             return func(*args, **(kwargs or {}))
 

@@ -83,6 +83,8 @@ class _DetachesWhereGradientsAreOff(TorchFunctionMode):
         self._enabled = torch.is_grad_enabled()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._enabled and func in functions.DETACH and functions.passes_detach():
+            return args[0]
         result = func(*args, **(kwargs or {}))
         if func is torch._C._set_grad_enabled:  # type: ignore[comparison-overlap]
             # In a Function's forward the switch has no effect on how the Function is differentiated.
