@@ -12,7 +12,6 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from ortlaunch.base import last_resort
-from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace, write_record
 from ortlaunch.base.ownership import closed_to_others
 from ortlaunch.base.secrets import hidden, without_secrets_in_words, without_tokens
@@ -23,6 +22,7 @@ from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.repository import Repository, repository
 from ortlaunch.run import sweep
 from ortlaunch.run.journal import Journal
+from ortlaunch.run.making import make_folder, make_run_folder
 from ortlaunch.run.roots import note_root
 from ortlaunch.run.run import ARTIFACT_FOLDER
 from ortlaunch.tracking import trackers
@@ -49,6 +49,7 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
 
 
 def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
+    make_run_folder(plan.run_dir)
     make_folder(plan.log_dir)
     last_resort.keep_traceback_in(plan.files.launcher_error)
     kept = _keep_attempt(plan) if plan.attempt else {}
@@ -86,24 +87,6 @@ def _write_records(plan: LaunchPlan, config: Config, arguments: list[str], start
         write_record(files.patch_file, note + shown, errors="surrogateescape")
     if plan.sweep is not None:
         sweep.join(plan.run_dir, plan.sweep)
-
-
-def make_folder(path: Path) -> None:
-    """Makes the folder of a run, or one in it, with the folders above it.
-
-    Raises:
-        RequestError: it cannot be made. Nothing is left of it.
-    """
-    new = [one for one in (path, *path.parents) if not one.exists()]
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        for one in new:
-            with suppress(OSError):
-                one.rmdir()
-        raise RequestError(
-            f"{path}: the folder cannot be made: {error.strerror}: choose another place for runs by run_root=FOLDER"
-        ) from error
 
 
 def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:

@@ -348,7 +348,7 @@ class Run:
         with suppress(OSError):
             numbers = [int(path.name) for path in self.claims.iterdir() if path.name.isdecimal()]
             kept = (read_json(self.claims / str(max(numbers))) or {}).get(KEPT_END) if numbers else None
-            if isinstance(kept, dict) and kept.get("status") in get_args(Status) and isinstance(kept.get("t"), int):
+            if isinstance(kept, dict) and kept.get("status") in get_args(Status) and is_count(kept.get("t")):
                 return Ended(kept["t"], kept["status"])
         return None
 

@@ -18,6 +18,7 @@ from ortlaunch.base.files import replace_text, write_record
 from ortlaunch.base.reading import notice, read_json, read_text
 from ortlaunch.base.secrets import hidden, without_secrets, without_secrets_in_words
 from ortlaunch.run.events import Status, is_count
+from ortlaunch.run.making import make_run_folder
 from ortlaunch.run.names import KIND_TAG, SWEEP_TAG
 from ortlaunch.run.run import Run
 
@@ -93,7 +94,9 @@ def create(
     command = without_secrets_in_words(command)
 
     sweep = Sweep(folder, name, experiment, secrets.token_hex(3))
-    (folder / _ENDED).mkdir(parents=True, exist_ok=True)
+    # Hydra has made the folder, where a run of a sweep on this machine begins it.
+    make_run_folder(folder)
+    (folder / _ENDED).mkdir(exist_ok=True)
     (folder / _TASKS).mkdir(exist_ok=True)
     config = {"experiment": experiment, "name": name, "tracking": tracking, "trackers": trackers or {}}
     write_record(Run(folder).config_file, yaml.safe_dump(config))

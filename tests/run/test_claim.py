@@ -18,6 +18,7 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.run import claim
 from ortlaunch.run.identity import Process, start_ticks
+from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 
 RACER = """
@@ -249,3 +250,22 @@ def test_a_claim_is_renewed_through_work_that_takes_long(run: Run, monkeypatch: 
         while (run.claims / "1").stat().st_mtime < old + 500:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("end", "is_believed"),
+    [
+        ({"status": "FAILED", "t": 1700000000000}, True),
+        ({"status": "FAILED", "t": 10**40}, False),
+        ({"status": "FAILED", "t": True}, False),
+        ({"status": ["FAILED"], "t": 1}, False),
+        (7, False),
+    ],
+)
+def test_a_damaged_end_that_a_claim_keeps_is_no_end(run: Run, end: object, is_believed: bool) -> None:
+    with Journal(run.journal_file) as journal:
+        journal.start("default", "a", "a-1")
+    run.claims.mkdir(exist_ok=True)
+    (run.claims / "1").write_text(json.dumps({"released": True, "end": end}))
+    state = run.state()
+    assert (state.ended, state.ended_at) == (("FAILED", 1700000000000) if is_believed else (None, None))

@@ -54,11 +54,11 @@ class LocalLauncher(Launcher):
         if keys.dry_run:
             print(part.description())
             return DONE
-        from ortlaunch.launch.folder import make_folder
         from ortlaunch.launch.local.run import run
+        from ortlaunch.run.making import make_run_folder
 
         if keys.node_rank == 0:
-            make_folder(plan.run_dir)
+            make_run_folder(plan.run_dir)
         return run(part, config, arguments)
 
     def resumed(self, config: Config, run_dir: Path) -> Config:

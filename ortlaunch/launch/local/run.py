@@ -20,7 +20,7 @@ from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig
-from ortlaunch.launch.folder import journal_start, make_folder, restore_configuration, write_run_folder
+from ortlaunch.launch.folder import journal_start, restore_configuration, write_run_folder
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.display import Display
 from ortlaunch.launch.local.stop_flag import StopFlag
@@ -33,6 +33,7 @@ from ortlaunch.run.claim import Claim
 from ortlaunch.run.events import Ended, Status
 from ortlaunch.run.goodput import Goodput, journal_goodput
 from ortlaunch.run.journal import Journal, read_events
+from ortlaunch.run.making import make_run_folder
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay, RelayResult
 
@@ -61,7 +62,7 @@ def run(part: NodePart, config: Config, arguments: list[str]) -> int:
     with StopFlag() as stop:
         # Until the workers start, only a second request stops at once: git or a slow disk may keep the start waiting.
         stop.is_urgent = True
-        make_folder(plan.run_dir)
+        make_run_folder(plan.run_dir)
         with _written(plan):
             # `resume` has claimed the run already, since it had to ask the scheduler about an earlier job of the run.
             own_claim = claim.take(plan.files)

@@ -25,6 +25,7 @@ from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
 from ortlaunch.launch.queue.submission import Ticket, announce, check_alike, say_announced, write_job
 from ortlaunch.run import claim
 from ortlaunch.run.journal import Journal
+from ortlaunch.run.making import make_run_folder
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import note_end
 from ortlaunch.tracking import trackers
@@ -150,9 +151,9 @@ class BatchLauncher(QueueLauncher):
         """Claims a run, writes its folder, and journals that it is queued.
 
         Raises:
-            RequestError: another process has the run.
+            RequestError: another process has the run, or its folder cannot be made.
         """
-        run.plan.run_dir.mkdir(parents=True, exist_ok=True)
+        make_run_folder(run.plan.run_dir)
         claim.take(run.plan.files)
         script = str(self.script_file(run.plan.run_dir))
         write_run_folder(run.plan, run.config, run.overrides, Start([self.submit_command, script]))

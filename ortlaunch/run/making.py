@@ -1,0 +1,61 @@
+"""Makes the folders of runs and sweeps, also in a run root that several users share."""
+
+from __future__ import annotations
+
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from ortlaunch.base.errors import RequestError
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Makes a folder, with the folders above it.
+
+    Args:
+        path: the folder.
+        mode: its rights, of which the user's umask takes some; the folders above it get what the umask leaves.
+
+    Raises:
+        RequestError: it cannot be made. Nothing is left of it.
+    """
+    new = [one for one in (path, *path.parents) if not one.exists()]
+    try:
+        path.mkdir(mode, parents=True, exist_ok=True)
+    except OSError as error:
+        for one in new:
+            with suppress(OSError):
+                one.rmdir()
+        raise RequestError(
+            f"{path}: the folder cannot be made: {error.strerror}: choose another place for runs by run_root=FOLDER"
+        ) from error
+
+
+def make_run_folder(path: Path) -> None:
+    """Makes the folder of a run, ``ROOT/EXPERIMENT/NAME``, which only this user can write.
+
+    Raises:
+        RequestError: it cannot be made. Nothing is left of it.
+    """
+    make_folder(path, 0o777 & ~_OTHERS_WRITE)
+    share_experiment(path)
+
+
+def share_experiment(path: Path) -> None:
+    """Opens a new experiment's folder to those who may write its run root, if they share that (it has the sticky bit).
+
+    Else the user who begins an experiment would keep all others from having runs in it.
+
+    Args:
+        path: the experiment's first run or sweep.
+    """
+    experiment, root = path.parent, path.parent.parent
+    with suppress(OSError):
+        shared, own = root.stat(), experiment.stat()
+        is_shared = bool(shared.st_mode & stat.S_ISVTX and shared.st_mode & _OTHERS_WRITE)
+        # The rights of the root's group are not for a group of another kind.
+        is_for_them = bool(shared.st_mode & stat.S_IWOTH) or own.st_gid == shared.st_gid
+        if is_shared and is_for_them and [one.name for one in experiment.iterdir()] == [path.name]:
+            experiment.chmod(stat.S_IMODE(shared.st_mode))
