@@ -230,6 +230,7 @@ RIGHT = {
 DETACHING = {
     "Detaching": lambda x: Detaching.apply(x, "name"),
     "Detaching beside detach": lambda x: Detaching.apply(x, "name") * x.detach().tanh(),
+    "Detaching twice": lambda x: Detaching.apply(Detaching.apply(x, "first").sin(), "second"),
     "Detaching under no_grad": beside_no_grad(lambda x: Detaching.apply(x, "name")),
     "Squared": Squared.apply,
     "Stopping": lambda x: Stopping.apply(x) * x,

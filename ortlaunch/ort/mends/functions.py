@@ -122,10 +122,12 @@ def _agrees(cls: type[Function], forward: Callable[..., Any], inputs: tuple[Any,
     needed = [isinstance(x, Tensor) and x.requires_grad for x in inputs]
     if not any(needed) or _are_detached(inputs):
         return True
-    for passes in (False, True) if not cls.__module__.startswith(_RECORDING) else (False,):
+    variants = (False,) if cls.__module__.startswith(_RECORDING) else (False, True)
+    # All calls are traced alike.
+    for passes in (_passing[cls],) if cls in _passing else variants:
         if _agrees_if(passes, cls, forward, inputs, needed):
-            # All calls are traced alike.
-            return _passing.setdefault(cls, passes) == passes
+            _passing[cls] = passes
+            return True
     return False
 
 
