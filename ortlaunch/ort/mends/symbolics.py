@@ -53,6 +53,7 @@ def register_standard() -> None:
     register_custom_op_symbolic("aten::count_nonzero", _count_nonzero, _OPSET)
     register_custom_op_symbolic("aten::repeat_interleave", _repeat_interleave, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
+    arithmetic.register_standard()
     for subject in (stacks, unflattening, vectors):
         subject.register()
 
