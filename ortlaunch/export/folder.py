@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import missing
 from ortlaunch.export.record import RECORD
 
 
@@ -37,7 +38,7 @@ def written(out: Path, *, force: bool) -> Iterator[Path]:
     """
     check_free(out, force=force)
     partial = out.with_name(f".{out.name}.partial")
-    new = [one for one in partial.parents if not one.exists()]
+    new = missing(partial.parent)
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

@@ -29,6 +29,11 @@ def variable_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
         ("+optimzer=sgd", "optimzer: no such key. Did you mean optimizer?"),
         ("++nowhere.x=1", "nowhere.x: no such key"),
         ("+optimizer=sgd", "write optimizer=sgd"),
+        ("+launcher=[]", "write launcher=[]"),
+        ("++model=mlp", "write model=mlp"),
+        ("+profile=[]", "chooses no option of the group"),
+        ("+profile=", "chooses no option of the group"),
+        ("+jobs=null", "chooses no option of the group"),
         ("++after=x", "+after=RUN goes with ortlaunch run"),
         ("~train.steps", "a key cannot be taken away"),
         ("~optimizer", "a key cannot be taken away"),
@@ -144,7 +149,14 @@ def test_an_option_that_is_not_there_is_refused(tmp_path: Path, group: str) -> N
     assert group in str(caught.value) and "nosuch" in str(caught.value)
 
 
-@pytest.mark.parametrize(("group", "name"), [(group, name) for group in OWN_GROUPS for name in GROUPS[group]])
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        pytest.param(group, name, marks=[pytest.mark.nightly] * (number > 0))
+        for group in OWN_GROUPS
+        for number, name in enumerate(GROUPS[group])
+    ],
+)
 def test_a_file_of_an_option_has_the_options_keys(tmp_path: Path, group: str, name: str) -> None:
     """Without its schema the option's rules would not be asked, and its defaults would be missing."""
     if (group, name) != ("tracking", "none"):
