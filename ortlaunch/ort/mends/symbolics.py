@@ -188,7 +188,7 @@ def _count_nonzero(g: Any, values: Any, dim: Any = None) -> Any:
 def _repeat_interleave(g: Any, values: Any, repeats: Any, dim: Any = None, output_size: Any = None) -> Any:
     """Exports ``repeat_interleave`` with a dimension of its own.
 
-    torch's exporter (2.6.0 to 2.13.0) adds the rank to a negative dimension in place. Every other ``-1`` of the graph
+    torch's exporter (seen in 2.13.0) adds the rank to a negative dimension in place. Every other ``-1`` of the graph
     is the same constant, so ``stack`` and ``flatten`` of other layers would get another dimension.
     """
     from torch.onnx import symbolic_helper, symbolic_opset13
