@@ -59,3 +59,11 @@ def write_record(path: Path, text: str, errors: str = "strict") -> None:
         if mode == PRIVATE:
             os.fchmod(descriptor, PRIVATE)  # The file may have been there.
         file.write(text.encode(errors=errors))
+
+
+def missing(path: Path) -> list[Path]:
+    """Returns those of a folder and the folders above it that are not there, the innermost first.
+
+    A path that no file system takes, because a name in it is too long, is not there either.
+    """
+    return [one for one in (path, *path.parents) if not os.path.exists(one)]  # noqa: PTH110 - Path.exists raises then.

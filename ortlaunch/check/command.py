@@ -22,6 +22,7 @@ from ortlaunch.base.processes import die_with_parent
 from ortlaunch.check.render import render
 from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.bounds import check_numbers
 from ortlaunch.config.load import save_config, to_config
 from ortlaunch.config.schema import Config, LocalConfig, OrtConfig
 from ortlaunch.launch.local.launcher import node_part
@@ -70,7 +71,10 @@ def main(arguments: list[str]) -> int:
     if not composed:
         # Hydra has printed what an option such as --cfg asked for.
         return exit_codes.DONE
-    report = look(_for_ort(_here(to_config(composed[0]))), with_cost=not no_cost, quiet=chosen == "json")
+    config = to_config(composed[0])
+    # Those of a launcher that `_here` replaces, too.
+    check_numbers(config)
+    report = look(_for_ort(_here(config)), with_cost=not no_cost, quiet=chosen == "json")
     if chosen == "json":
         print(json.dumps(report, indent=2))
     else:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 JOBS = "jobs"
 """The group of the ready jobs, which exists only on the command line."""
+_ALWAYS_CHOSEN = {"model", *GROUPS} - OPTIONAL_GROUPS
 _HYDRA_KEYS = re.compile(r"hydra(\.(searchpath|verbose|sweep\.dir|sweeper\b.*)|/sweeper)")
 """Hydra's own keys that have a use here. Others would make folders of Hydra's or change the working folder."""
 
@@ -96,12 +97,13 @@ def _check_added(word: str, key: str, config_dirs: list[str]) -> None:
     """Refuses ``+KEY`` for a key that is neither known nor in a node that takes any key."""
     if key == "after":
         raise RequestError(f"{word}: +after=RUN goes with ortlaunch run, and names the runs to wait for")
-    if key in (JOBS, *OPTIONAL_GROUPS) or is_free(key) or "/" in key or _is_own_group(key, config_dirs):
-        return
-    if key not in known_keys() and key not in GROUPS:
-        raise RequestError(unknown_key(key))
-    if key in GROUPS:
+    if key in _ALWAYS_CHOSEN:
         raise RequestError(f"{word}: the group is there already: write {word.lstrip('+')}")
+    is_group = key in (JOBS, *OPTIONAL_GROUPS) or _is_own_group(key, config_dirs)
+    if is_group and parsed(word).value() in ([], "", None):
+        raise RequestError(f"{word}: it chooses no option of the group: leave it out")
+    if not (is_group or is_free(key) or "/" in key or key in known_keys()):
+        raise RequestError(unknown_key(key))
 
 
 def _is_own_group(key: str, config_dirs: list[str]) -> bool:

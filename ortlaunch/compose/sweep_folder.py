@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from ortlaunch.base.files import missing
 from ortlaunch.run.sweep import HYDRA_FILE, SWEEP_FILE
 
 
@@ -32,7 +33,7 @@ class SweepWatch(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Notes the folder. Hydra calls this before it writes anything."""
         path = Path(config.hydra.sweep.dir).absolute()
-        SweepWatch.latest = SweepFolder(path, [one for one in (path, *path.parents) if not one.exists()])
+        SweepWatch.latest = SweepFolder(path, missing(path))
 
 
 def sweep_folder() -> SweepFolder | None:

@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -22,13 +22,19 @@ from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig
 from ortlaunch.run.settings import read_settings
 
+_CHECKED = [group for group in GROUPS if group != "tracking"]
+"""The groups whose options are known here; those of trackers are in `ortlaunch.tracking.trackers`."""
+_BASES = tuple(hint for name, hint in get_type_hints(Config).items() if name in GROUPS)
+"""The types of groups, of which each option has its own."""
+
 
 def to_config(tree: DictConfig) -> Config:
     """Converts a composed tree into the schema's dataclasses.
 
     Raises:
         RequestError: a value that the user must give is missing, a key was added that the schema does not have
-            (``+train.stpes=1``), an item of a list is of another type, or an interpolation cannot be resolved.
+            (``+train.stpes=1``), an item of a list is of another type, an interpolation cannot be resolved, or a
+            user's file of a group names an option that is not there.
     """
     try:
         if added := next(_added_keys(tree), None):
@@ -42,7 +48,31 @@ def to_config(tree: DictConfig) -> Config:
         raise RequestError(f"configuration: {first_line(error)}") from error
     assert isinstance(config, Config)
     check_items(config)
+    _check_options(config)
     return config
+
+
+def _check_options(config: Config) -> None:
+    """Checks the options that a user's own file may have chosen: `load_config` looks for their schemas by name."""
+    for group in _CHECKED:
+        node = getattr(config, group)
+        if node is None:
+            continue
+        if group == "launcher":
+            launcher_schema(node.name)
+        elif node.name not in GROUPS[group]:
+            known = ", ".join(sorted(GROUPS[group]))
+            raise RequestError(f"{group}.name={node.name!r}: there is no such {group} (there are {known})")
+        if type(node) in _BASES:
+            raise without_keys(group, node.name)
+
+
+def without_keys(group: str, name: str) -> RequestError:
+    """The error of a user's file that names an option of a group and has not its schema."""
+    return RequestError(
+        f"{group}: the file that sets name: {name} has not its keys: begin it with "
+        f"defaults: [/schema/{group}/{name}@_here_, _self_]"
+    )
 
 
 def _with_plain_trackers(tree: DictConfig) -> DictConfig:

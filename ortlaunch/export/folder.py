@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import missing
 from ortlaunch.export.record import RECORD
 
 
@@ -37,10 +38,12 @@ def written(out: Path, *, force: bool) -> Iterator[Path]:
     """
     check_free(out, force=force)
     partial = out.with_name(f".{out.name}.partial")
+    new = missing(partial.parent)
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     except OSError as error:
+        _remove_empty(new)
         raise RequestError(f"out={out} cannot be written: {error.strerror or error}") from error
     try:
         with _stopped_by_exceptions():
@@ -50,6 +53,14 @@ def written(out: Path, *, force: bool) -> Iterator[Path]:
         raise RequestError(f"out={out} cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        _remove_empty(new)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Removes the folders that this export has made and that hold nothing, the innermost first."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _replace(out: Path, partial: Path) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import missing
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -21,7 +22,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     Raises:
         RequestError: it cannot be made. Nothing is left of it.
     """
-    new = [one for one in (path, *path.parents) if not one.exists()]
+    new = missing(path)
     try:
         path.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:

@@ -18,8 +18,8 @@ from ortlaunch.base.modules import announced
 from ortlaunch.base.secrets import hidden, is_hidden
 from ortlaunch.config.bounds import check_numbers
 from ortlaunch.config.hidden import carrier, check_whole
-from ortlaunch.config.load import first_line, to_dict
-from ortlaunch.config.schema import Config
+from ortlaunch.config.load import first_line, to_dict, without_keys
+from ortlaunch.config.schema import Config, TrackingConfig
 from ortlaunch.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -152,9 +152,12 @@ def check(config: Config) -> None:
         RequestError: a tracker refuses its configuration. The message names the key and the remedy.
     """
     for cfg in chosen(config):
+        tracker = find(cfg.name)
+        if type(cfg) is TrackingConfig:
+            raise without_keys("tracking", cfg.name)
         check_numbers(cfg, f"{_prefix(cfg.name)}.")
         try:
-            find(cfg.name).check(cfg)
+            tracker.check(cfg)
         except RequestError:
             raise
         except Exception as error:

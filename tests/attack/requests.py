@@ -86,8 +86,8 @@ def _unknown_key(key: Key, beginning: tuple[str, ...], chance: random.Random) ->
 def _foreign_key(key: Key, beginning: tuple[str, ...], chance: random.Random) -> Request:
     """A key of an option that is not chosen; for a key of all options, the group itself as if it were no group."""
     group = key.name.partition(".")[0]
-    others = [name for name, node in GROUPS.get(group, {}).items() if key.name.partition(".")[2] not in vars(node)]
-    others = [name for name in others if not hasattr(GROUPS[group][name], key.name.partition(".")[2].partition(".")[0])]
+    field = key.name.partition(".")[2].partition(".")[0]
+    others = [name for name, node in GROUPS.get(group, {}).items() if field not in node.__dataclass_fields__]
     if not others or group in ("tracking", "trackers"):
         return Request("foreign key", [*beginning, f"{key.name.partition('.')[0]}.nowhere.{key.name}=1"])
     plus = "+" if group in OPTIONAL_GROUPS else ""

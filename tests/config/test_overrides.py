@@ -9,7 +9,10 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose, run_with_hydra
 from ortlaunch.compose.overrides import check_overrides, parsed
+from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.keys import is_free
+from ortlaunch.config.load import to_config
+from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +29,11 @@ def variable_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
         ("+optimzer=sgd", "optimzer: no such key. Did you mean optimizer?"),
         ("++nowhere.x=1", "nowhere.x: no such key"),
         ("+optimizer=sgd", "write optimizer=sgd"),
+        ("+launcher=[]", "write launcher=[]"),
+        ("++model=mlp", "write model=mlp"),
+        ("+profile=[]", "chooses no option of the group"),
+        ("+profile=", "chooses no option of the group"),
+        ("+jobs=null", "chooses no option of the group"),
         ("++after=x", "+after=RUN goes with ortlaunch run"),
         ("~train.steps", "a key cannot be taken away"),
         ("~optimizer", "a key cannot be taken away"),
@@ -123,6 +131,44 @@ def test_a_broken_file_of_the_users_own_configuration_is_named(tmp_path: Path, c
         run_with_hydra(["--config-dir", str(tmp_path), "model=broken"], lambda tree: None)
     assert str(caught.value).startswith(f"{path}: cannot be used: ") and said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+OWN_GROUPS = sorted({*GROUPS} - OPTIONAL_GROUPS)
+
+
+def of_own_file(folder: Path, group: str, content: str) -> None:
+    (folder / group).mkdir()
+    (folder / group / "mine.yaml").write_text(content)
+    run_with_hydra(["--config-dir", str(folder), f"{group}=mine"], lambda tree: prepared(to_config(tree)))
+
+
+@pytest.mark.parametrize("group", OWN_GROUPS)
+def test_an_option_that_is_not_there_is_refused(tmp_path: Path, group: str) -> None:
+    with pytest.raises(RequestError, match=r"there is no such .*\(there are .*\)") as caught:
+        of_own_file(tmp_path, group, "name: nosuch\n")
+    assert group in str(caught.value) and "nosuch" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        pytest.param(group, name, marks=[pytest.mark.nightly] * (number > 0))
+        for group in OWN_GROUPS
+        for number, name in enumerate(GROUPS[group])
+    ],
+)
+def test_a_file_of_an_option_has_the_options_keys(tmp_path: Path, group: str, name: str) -> None:
+    """Without its schema the option's rules would not be asked, and its defaults would be missing."""
+    if (group, name) != ("tracking", "none"):
+        with pytest.raises(RequestError, match=rf"^{group}: .*defaults: \[/schema/{group}/{name}@_here_, _self_\]$"):
+            of_own_file(tmp_path, group, f"name: {name}\n")
+    taken = f"defaults: [/schema/{group}/{name}@_here_, _self_]\nname: {name}\n"
+    (tmp_path / "with").mkdir()
+    try:
+        of_own_file(tmp_path / "with", group, taken)
+    except RequestError as error:
+        # Some options need more keys, or another model.
+        assert "has not its keys" not in str(error)
 
 
 def test_the_parsed_word() -> None:

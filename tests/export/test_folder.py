@@ -55,6 +55,15 @@ def test_what_was_half_written_is_removed_and_what_was_there_stays(tmp_path: Pat
     assert [path.name for path in out.iterdir()] == [RECORD]
 
 
+def test_no_folder_above_is_left_of_an_export_that_failed(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "deeper" / "out"
+    with pytest.raises(ValueError, match="boom"), written(out, force=False):
+        raise ValueError("boom")
+    with pytest.raises(RequestError, match="File name too long"):
+        leave(tmp_path / "deep" / ("x" * 300), "x")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match="cannot be written"):

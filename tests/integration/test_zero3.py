@@ -83,7 +83,8 @@ def test_the_losses_are_eagers(runs: Any, mode: str) -> None:
     assert eager.losses[20] < 0.97 * eager.losses[1]
 
 
-@pytest.mark.parametrize("mode", ["recompute", pytest.param("hold", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", ["recompute", "hold"])
 def test_workers_end_without_an_abort(launch: Any, tmp_path: Path, mode: str) -> None:
     result = launch(tmp_path, *TABLE[f"dropout-{mode}"], "train.steps=2")
     assert result.returncode == 0, result.report

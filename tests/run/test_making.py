@@ -65,6 +65,9 @@ def test_a_root_that_is_made_is_not_as_open_as_the_folder_of_all(tmp_path: Path)
 
 
 def test_nothing_is_left_of_what_cannot_be_made(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="the folder cannot be made: File name too long"):
-        make_run_folder(tmp_path / "runs" / "default" / ("x" * 300))
+    for folder in (tmp_path, tmp_path / "runs"):
+        with pytest.raises(RequestError, match="the folder cannot be made: File name too long"):
+            make_run_folder(folder / "default" / ("x" * 300))
+        with pytest.raises(RequestError, match="the folder cannot be made: File name too long"):
+            make_run_folder(folder / ("x" * 300))
     assert list(tmp_path.iterdir()) == []

@@ -138,6 +138,13 @@ def register() -> None:
         register_custom_op_symbolic(name, symbolic, 17)
 
 
+def register_standard() -> None:
+    """Registers those symbolics that write standard ONNX operators, which any runtime has."""
+    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
+
+    register_custom_op_symbolic("aten::cumsum", _cumsum_symbolic, 17)
+
+
 def _unary_symbolic(name: str, g: Any, x: Any, *rest: Any) -> Any:
     from torch.onnx import symbolic_opset9, symbolic_opset11
 
@@ -225,20 +232,39 @@ def _prod_symbolic(g: Any, x: Any, *rest: Any) -> Any:
 
 
 def _running_symbolic(name: str, g: Any, x: Any, dim: Any, dtype: Any = None) -> Any:
-    """Exports a running sum or product; torch sums integers and booleans as int64, and ONNX's CumSum does not."""
-    from torch.onnx import TensorProtoDataType, _type_utils, symbolic_helper
+    """Exports a running sum or product by PyTorch's, which has a gradient."""
+    from torch.onnx import symbolic_helper
 
-    has_gradient = is_floating(x)
+    x = _of_running(g, x, dtype)
+    if name == "cumsum" and not is_floating(x):
+        return _cumsum(g, x, dim)
+    return _running(g, x, _RUNNING.index(name), symbolic_helper._get_const(dim, "i", "dim"))
+
+
+def _cumsum_symbolic(g: Any, x: Any, dim: Any, dtype: Any = None) -> Any:
+    return _cumsum(g, _of_running(g, x, dtype), dim)
+
+
+def _cumsum(g: Any, x: Any, dim: Any) -> Any:
+    from torch.onnx import symbolic_helper
+
+    axis = symbolic_helper._get_const(dim, "i", "dim")
+    return g.op("CumSum", x, g.op("Constant", value_t=torch.tensor(axis)))
+
+
+def _of_running(g: Any, x: Any, dtype: Any) -> Any:
+    """Casts as torch does: to `dtype`, else integers and booleans to int64. ONNX's CumSum does neither."""
+    from torch.onnx import _type_utils, symbolic_helper
+
     if dtype is not None and not symbolic_helper._is_none(dtype):
         kind = _type_utils.JitScalarType(symbolic_helper._get_const(dtype, "i", "dtype"))
-        has_gradient = kind.dtype().is_floating_point
-        x = g.op("Cast", x, to_i=kind.onnx_type())
-    elif not has_gradient:
-        x = g.op("Cast", x, to_i=TensorProtoDataType.INT64)
-    axis = symbolic_helper._get_const(dim, "i", "dim")
-    if name == "cumsum" and not has_gradient:
-        return g.op("CumSum", x, g.op("Constant", value_t=torch.tensor(axis)))
-    return _running(g, x, _RUNNING.index(name), axis)
+    elif is_floating(x):
+        return x
+    else:
+        kind = _type_utils.JitScalarType.INT64
+    result = g.op("Cast", x, to_i=kind.onnx_type())
+    result.setType(x.type().with_dtype(kind.dtype()))
+    return result
 
 
 def _bitwise_symbolic(name: str, g: Any, one: Any, other: Any) -> Any:

@@ -6,8 +6,8 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
   no gradient on the CPU, and the other modes are not exported.
 - Transposed convolution, ``pixel_shuffle``, ``instance_norm``, ``group_norm`` without weights or of values without
   gradient, and average pooling in one or three dimensions have no gradient on the CPU or a failing one.
-- The gradient of a convolution with groups in one or three dimensions writes zeros beyond its result on the CPU, into
-  values that other gradients need: in silence, in another layer (seen in Mamba and wav2vec 2.0).
+- With the gradient of a convolution with groups in one or three dimensions, values that other layers' gradients need
+  become zeros on the CPU, in silence (seen in Mamba and wav2vec 2.0; the cause was not looked for in its source).
 - Adaptive pooling is exported for one output element only, except for averages in two dimensions.
 """
 

@@ -53,6 +53,7 @@ def register_standard() -> None:
     register_custom_op_symbolic("aten::count_nonzero", _count_nonzero, _OPSET)
     register_custom_op_symbolic("aten::repeat_interleave", _repeat_interleave, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
+    arithmetic.register_standard()
     for subject in (stacks, unflattening, vectors):
         subject.register()
 
@@ -187,7 +188,7 @@ def _count_nonzero(g: Any, values: Any, dim: Any = None) -> Any:
 def _repeat_interleave(g: Any, values: Any, repeats: Any, dim: Any = None, output_size: Any = None) -> Any:
     """Exports ``repeat_interleave`` with a dimension of its own.
 
-    torch's exporter (2.6.0 to 2.13.0) adds the rank to a negative dimension in place. Every other ``-1`` of the graph
+    torch's exporter (seen in 2.13.0) adds the rank to a negative dimension in place. Every other ``-1`` of the graph
     is the same constant, so ``stack`` and ``flatten`` of other layers would get another dimension.
     """
     from torch.onnx import symbolic_helper, symbolic_opset13
