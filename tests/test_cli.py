@@ -157,6 +157,7 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(tmp_path: Path) -> None
         # Hydra finds out while it composes the second, when it has made the folder.
         (["backend=ort,eager", "backend.threads=2"], 2),
         (["backend=ort,eager", "backend.threads=2", "launcher=slurm"], 2),
+        (["model=mlp", "train.steps=4,5", f"hydra.sweep.dir=new/{'x' * 300}"], 2),
     ],
 )
 def test_a_sweep_that_starts_nothing_writes_nothing(tmp_path: Path, arguments: list[str], code: int) -> None:

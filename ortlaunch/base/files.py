@@ -61,9 +61,11 @@ def write_record(path: Path, text: str, errors: str = "strict") -> None:
         file.write(text.encode(errors=errors))
 
 
-def missing(path: Path) -> list[Path]:
-    """Returns those of a folder and the folders above it that are not there, the innermost first.
+def is_there(path: Path) -> bool:
+    """Whether a path exists. One that no file system takes, because a name in it is too long, does not."""
+    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises for such a path.
 
-    A path that no file system takes, because a name in it is too long, is not there either.
-    """
-    return [one for one in (path, *path.parents) if not os.path.exists(one)]  # noqa: PTH110 - Path.exists raises then.
+
+def missing(path: Path) -> list[Path]:
+    """Returns those of a folder and the folders above it that are not there, the innermost first."""
+    return [one for one in (path, *path.parents) if not is_there(one)]

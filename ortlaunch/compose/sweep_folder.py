@@ -5,6 +5,7 @@ Hydra writes to this folder before it composes the combinations, and it tells th
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from ortlaunch.base.files import missing
+from ortlaunch.base.files import is_there, missing
 from ortlaunch.run.sweep import HYDRA_FILE, SWEEP_FILE
 
 
@@ -47,11 +48,9 @@ def discard(folder: SweepFolder | None) -> None:
     Args:
         folder: the sweep's folder; None without a sweep.
     """
-    if folder is None or (folder.path / SWEEP_FILE).exists():
+    if folder is None or is_there(folder.path / SWEEP_FILE):
         return
-    (folder.path / HYDRA_FILE).unlink(missing_ok=True)
-    for one in folder.new:
-        try:
-            one.rmdir()
-        except OSError:
-            return
+    for remove in ((folder.path / HYDRA_FILE).unlink, *(one.rmdir for one in folder.new)):
+        # A path may be one that no file system takes.
+        with suppress(OSError):
+            remove()
