@@ -144,6 +144,17 @@ def new_link(service: Service, caller: Caller, user_id: int) -> str:
         return _new_link(session, user.id, LINK_SECONDS)
 
 
+def link_by_name(service: Service, name: str) -> str | None:
+    """Returns what `new_link` does, for the person at the terminal of the service; None if there is no such user."""
+    with writing(service.engine) as session:
+        user = session.scalar(select(User).where(User.name == name.strip().lower()))
+        if user is None:
+            return None
+        session.execute(delete(Link).where(Link.user_id == user.id))
+        record(session, None, "user.link", user.name, {"by": "terminal"})
+        return _new_link(session, user.id, LINK_SECONDS)
+
+
 def change_user(
     service: Service, caller: Caller, user_id: int, role: Role | None, unix_user: str | None, disabled: bool | None
 ) -> User:
