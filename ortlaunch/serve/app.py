@@ -1,0 +1,120 @@
+"""Puts the service together."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import anyio
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
+
+import ortlaunch
+from ortlaunch.serve import api, pages
+from ortlaunch.serve.access import Caller, Role, needs, require_roles
+from ortlaunch.serve.answers import Problem, malformed, refused, too_many, unfit
+from ortlaunch.serve.database import open_database
+from ortlaunch.serve.guard import Guard
+from ortlaunch.serve.limits import TooManyRequests
+from ortlaunch.serve.service import Service
+from ortlaunch.serve.settings import Settings
+
+PARTS = {
+    "actor": "ortlaunch.serve.actor:make_actor",
+    "queue": "ortlaunch.serve.dispatcher:make_queue",
+    "runs": "ortlaunch.serve.index:make_runs",
+    "streams": "ortlaunch.serve.streams:make_streams",
+}
+"""The fields of `Service`, made in this order by a function that takes the service. What has `start` and `stop` is
+started and stopped with the service."""
+STATIC = Path(__file__).parent / "static"
+_ANSWERS = {HTTPException: refused, RequestValidationError: malformed, Problem: unfit, TooManyRequests: too_many}
+
+
+def make_app(settings: Settings) -> FastAPI:
+    """Returns the service as an ASGI application.
+
+    Args:
+        settings: how it was started.
+
+    Raises:
+        RequestError: its database cannot be used.
+        RuntimeError: a route says of nobody that they may use it.
+    """
+    service = Service(settings, open_database(settings.database))
+    for name, target in PARTS.items():
+        make = _function(target)
+        if make is not None:
+            setattr(service, name, make(service))
+    app = FastAPI(
+        title="ortlaunch",
+        version=ortlaunch.__version__,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=_lifespan,
+    )
+    app.state.service = service
+    # The routes are added one by one: `include_router` hides them in an object, where their roles cannot be checked.
+    app.router.routes += _own_routes(app).routes
+    for package in (api, pages):
+        for module in _modules(package):
+            if isinstance(router := getattr(module, "router", None), APIRouter):
+                app.router.routes += router.routes
+    if STATIC.is_dir():
+        app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    for kind, answer in _ANSWERS.items():
+        app.add_exception_handler(kind, answer)
+    app.add_middleware(Guard, settings=settings)
+    require_roles(app.router.routes)
+    return app
+
+
+def _own_routes(app: FastAPI) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health", include_in_schema=False)
+    def health() -> PlainTextResponse:
+        return PlainTextResponse("ok\n")
+
+    @router.get("/api/openapi.json", include_in_schema=False)
+    def schema(_caller: Caller = Depends(needs(Role.viewer))) -> JSONResponse:  # noqa: B008
+        return JSONResponse(app.openapi())
+
+    return router
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    service: Service = app.state.service
+    async with AsyncExitStack() as stack:
+        stack.callback(service.engine.dispose)
+        for name in PARTS:
+            part = getattr(service, name)
+            if hasattr(part, "start"):
+                await anyio.to_thread.run_sync(part.start)
+                stack.push_async_callback(anyio.to_thread.run_sync, part.stop)
+        yield
+
+
+def _modules(package: ModuleType) -> list[ModuleType]:
+    names = sorted(one.name for one in pkgutil.iter_modules(package.__path__))
+    return [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+
+
+def _function(target: str) -> Callable[[Service], Any] | None:
+    module, _, name = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module.startswith(error.name):
+            return None
+        raise
