@@ -24,6 +24,7 @@ from ortlaunch.serve.answers import Problem, malformed, refused, too_many, unfit
 from ortlaunch.serve.database import open_database
 from ortlaunch.serve.guard import Guard
 from ortlaunch.serve.limits import TooManyRequests
+from ortlaunch.serve.pages.errors import for_browsers
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.settings import Settings
 
@@ -70,9 +71,11 @@ def make_app(settings: Settings) -> FastAPI:
             if isinstance(router := getattr(module, "router", None), APIRouter):
                 app.router.routes += router.routes
     if STATIC.is_dir():
-        app.mount("/static", StaticFiles(directory=STATIC), name="static")
+        # uPlot lies with the page of `compare`, which holds it too.
+        files = StaticFiles(directory=STATIC, packages=[("ortlaunch.compare", "page/uplot")])
+        app.mount("/static", files, name="static")
     for kind, answer in _ANSWERS.items():
-        app.add_exception_handler(kind, answer)
+        app.add_exception_handler(kind, for_browsers(answer))
     app.add_middleware(Guard, settings=settings)
     require_roles(app.router.routes)
     return app

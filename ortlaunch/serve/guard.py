@@ -146,8 +146,9 @@ class _Answer:
             headers = MutableHeaders(scope=message)
             for name, value in _HEADERS.items():
                 headers[name] = value
-            if not self._scope["path"].startswith("/static/"):
-                headers.setdefault("Cache-Control", "no-store")
+            # Scripts and styles are asked for again after an update; what has not changed is answered by 304.
+            is_static = self._scope["path"].startswith("/static/")
+            headers.setdefault("Cache-Control", "no-cache" if is_static else "no-store")
             if self._scope["scheme"] == "https":
                 headers["Strict-Transport-Security"] = "max-age=31536000"
         await self._send(message)

@@ -10,8 +10,11 @@ const page = document.getElementById("run");
 const id = page.dataset.id;
 const path = `/api/runs/${encodeURIComponent(id)}`;
 const plots = new Map();
+let drawn = false;
 const AWAITED = new Set(["waiting", "starting", "refused", "cancelled"]);
 const holder = document.getElementById("plots");
+// The log stands below them and must not be far away.
+const FIRST_CURVES = 6;
 const FROM_ZERO = /^(throughput|memory|gpu)\//;
 
 const QUESTIONS = {
@@ -44,7 +47,7 @@ const plotOf = (name, curve) => {
     const plot = new Plot(name, [{ label: "", at: 0, ...curve }], { fromZero: FROM_ZERO.test(name) });
     plots.set(name, plot);
     holder.append(plot.place);
-    choose();
+    if (drawn) choose();
   }
   return plots.get(name);
 };
@@ -52,16 +55,27 @@ const plotOf = (name, curve) => {
 // Loss and speed come first; the rest is alphabetical.
 const rank = (name) => (/loss/.test(name) ? 0 : /throughput|tokens_per_second|samples_per_second/.test(name) ? 1 : 2);
 const filter = document.getElementById("curve-filter");
+const all = document.getElementById("all-curves");
+let most = FIRST_CURVES;
 const choose = () => {
   const word = filter.value.trim().toLowerCase();
-  for (const [name, plot] of plots) plot.place.hidden = !name.toLowerCase().includes(word);
+  let shown = 0;
+  for (const [name, plot] of plots) {
+    plot.place.hidden = !name.toLowerCase().includes(word) || (!word && shown >= most);
+    if (!plot.place.hidden) shown += 1;
+  }
+  all.hidden = Boolean(word) || plots.size <= most;
+  all.textContent = `Show all ${plots.size} curves`;
 };
 filter.addEventListener("input", choose);
+all.addEventListener("click", () => { most = Infinity; choose(); });
 
 const curves = async () => {
   const answer = await call("GET", `${path}/metrics`);
   const names = Object.keys(answer.curves).sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
   for (const name of names) plotOf(name, answer.curves[name]);
+  drawn = true;
+  choose();
   document.getElementById("no-curves").hidden = names.length > 0;
   return answer.offset;
 };
