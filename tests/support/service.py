@@ -161,12 +161,11 @@ def start(folder: Path, *arguments: str, wait: float = 60.0, **variables: str) -
         )
     deadline = time.monotonic() + wait
     while time.monotonic() < deadline:
-        text = output.read_text()
-        port = re.search(r"ortlaunch serve: https?://[^:\s]+:(\d+) ", text)
-        link = re.search(r"/link/([\w-]+)\n", text)
-        if port is not None and (link is not None or _answers(int(port[1]))):
+        port = re.search(r"ortlaunch serve: https?://[^:\s]+:(\d+) ", output.read_text())
+        if port is not None and _answers(int(port[1])):
+            link = re.search(r"/link/([\w-]+)\n", output.read_text())
             return Server(process, int(port[1]), link[1] if link else None, output)
-        assert process.poll() is None, text
+        assert process.poll() is None, output.read_text()
         time.sleep(0.05)
     process.kill()
     raise AssertionError(f"the service did not start: {output.read_text()}")

@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="ortlaunch --server URL", usage="%(prog)s VERB ...", description=_DESCRIPTION, formatter_class=raw
     )
     parser.add_argument("--server", metavar="URL", required=True, help=argparse.SUPPRESS)
-    verbs = parser.add_subparsers(metavar="VERB", required=True, prog=name)
+    verbs = parser.add_subparsers(metavar="VERB", required=True, prog="ortlaunch --server URL")
     jobs = _verb(verbs, "jobs", _jobs, "list runs, the newest first")
     jobs.add_argument(
         "--state", action="append", default=[], metavar="STATE", help="only runs in this state; repeatable"
