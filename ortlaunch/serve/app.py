@@ -11,16 +11,19 @@ from types import ModuleType
 from typing import Any
 
 import anyio
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 import ortlaunch
 from ortlaunch.serve import api, pages
 from ortlaunch.serve.access import Caller, Role, needs, require_roles
+from ortlaunch.serve.answers import Problem, malformed, refused, too_many, unfit
 from ortlaunch.serve.database import open_database
 from ortlaunch.serve.guard import Guard
+from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.settings import Settings
 
@@ -33,6 +36,7 @@ PARTS = {
 """The fields of `Service`, made in this order by a function that takes the service. What has `start` and `stop` is
 started and stopped with the service."""
 STATIC = Path(__file__).parent / "static"
+_ANSWERS = {HTTPException: refused, RequestValidationError: malformed, Problem: unfit, TooManyRequests: too_many}
 
 
 def make_app(settings: Settings) -> FastAPI:
@@ -67,8 +71,8 @@ def make_app(settings: Settings) -> FastAPI:
                 app.router.routes += router.routes
     if STATIC.is_dir():
         app.mount("/static", StaticFiles(directory=STATIC), name="static")
-    app.add_exception_handler(HTTPException, _refused)  # type: ignore[arg-type]
-    app.add_exception_handler(RequestValidationError, _malformed)  # type: ignore[arg-type]
+    for kind, answer in _ANSWERS.items():
+        app.add_exception_handler(kind, answer)
     app.add_middleware(Guard, settings=settings)
     require_roles(app.router.routes)
     return app
@@ -99,33 +103,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
                 await anyio.to_thread.run_sync(part.start)
                 stack.push_async_callback(anyio.to_thread.run_sync, part.stop)
         yield
-
-
-async def _refused(request: Request, error: HTTPException) -> Response:
-    """A refusal as JSON; somebody who asks for a page without a session is sent to the login."""
-    is_page = not request.url.path.startswith("/api/") and "text/html" in request.headers.get("accept", "")
-    if error.status_code == 401 and is_page:
-        if request.headers.get("hx-request"):
-            return Response(status_code=401, headers={"HX-Redirect": "/login"})
-        return RedirectResponse("/login", 303)
-    return problems([(None, str(error.detail))], error.status_code, dict(error.headers or {}))
-
-
-async def _malformed(_request: Request, error: RequestValidationError) -> Response:
-    found = [(".".join(str(part) for part in one["loc"][1:]) or None, str(one["msg"])) for one in error.errors()]
-    return problems(found, 422)
-
-
-def problems(found: list[tuple[str | None, str]], status: int, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Returns the answer that refuses a request.
-
-    Args:
-        found: the key that each problem is about, or None, and the message.
-        status: the HTTP status.
-        headers: further headers.
-    """
-    content = {"problems": [{"key": key, "message": message} for key, message in found]}
-    return JSONResponse(content, status, headers)
 
 
 def _modules(package: ModuleType) -> list[ModuleType]:

@@ -35,8 +35,6 @@ class Settings:
     """The address that people open, where it is not the one that the service listens on."""
     shared_account: bool = False
     """All runs belong to the account of the service."""
-    unix_users: Path | None = None
-    """The file with the Unix users, one a line, as whom the service may act by sudo."""
     slots: int | None = None
     """How many workers may train at once; None: the GPUs of this machine, or one worker group without GPUs."""
     webhook_url: str | None = None

@@ -1,0 +1,77 @@
+"""The form of refusals: `{"problems": [{"key": …, "message": …}]}`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from starlette.exceptions import HTTPException as AnyHTTPException
+
+from ortlaunch.base.text import public_text
+from ortlaunch.serve.limits import TooManyRequests
+
+_MOST_PROBLEMS = 50
+
+
+class Problem(Exception):
+    """A request that cannot be done as it is; the answer is 422 with this message beside the key."""
+
+    def __init__(self, message: str, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+def problems(
+    found: list[tuple[str | None, str]], status: int = 422, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """Returns the answer that refuses a request.
+
+    Args:
+        found: the key that each problem is about, or None, and the message.
+        status: the HTTP status.
+        headers: further headers.
+    """
+    shown = [{"key": key, "message": public_text(message)} for key, message in found[:_MOST_PROBLEMS]]
+    return JSONResponse({"problems": shown}, status, headers)
+
+
+async def refused(request: Request, error: Exception) -> Response:
+    """A refusal as JSON; somebody who asks for a page without a session is sent to the login."""
+    assert isinstance(error, AnyHTTPException)
+    is_page = not request.url.path.startswith("/api/") and "text/html" in request.headers.get("accept", "")
+    if error.status_code == 401 and request.headers.get("hx-request"):
+        return Response(status_code=401, headers={"HX-Redirect": "/login"})
+    if error.status_code == 401 and is_page:
+        return RedirectResponse("/login", 303)
+    return problems([(None, str(error.detail))], error.status_code, error.headers)
+
+
+async def malformed(_request: Request, error: Exception) -> Response:
+    """The answer to a request that is not of the form that the route declares."""
+    assert isinstance(error, RequestValidationError)
+    found = [(".".join(str(part) for part in one["loc"][1:]) or None, str(one["msg"])) for one in error.errors()]
+    return problems(found)
+
+
+async def unfit(_request: Request, error: Exception) -> Response:
+    """The answer to a `Problem`."""
+    assert isinstance(error, Problem)
+    return problems([(error.key, str(error))])
+
+
+async def too_many(_request: Request, error: Exception) -> Response:
+    """The answer when a limit was reached."""
+    assert isinstance(error, TooManyRequests)
+    headers = {"Retry-After": str(error.seconds)}
+    return problems([(None, f"too many requests: try again in {error.seconds} s")], 429, headers)
+
+
+def not_found(what: str) -> HTTPException:
+    """Returns the error of a request for something that does not exist.
+
+    Args:
+        what: what was asked for, such as ``no such run``.
+    """
+    return HTTPException(404, what)
