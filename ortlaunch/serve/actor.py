@@ -63,8 +63,8 @@ class Actor:
 
     root: Path
     """The run root."""
-    allow_list: Path
-    """A file with one Unix user on each line: those whom the service may act for by sudo."""
+    allow_list: Path | None = None
+    """A file with one Unix user on each line: those whom the service may act for by sudo. None: nobody."""
 
     def call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Runs one action in a child and returns its answer. It blocks: call it outside the event loop.
@@ -112,10 +112,13 @@ class Actor:
         if unix_user == own_user():
             return []
         if unix_user not in self._listed():
-            raise Refused(f"the service may not act for the Unix user {unix_user}: {self.allow_list} does not list it")
+            where = f"{self.allow_list} does not list it" if self.allow_list else "it was started without --unix-users"
+            raise Refused(f"the service may not act for the Unix user {unix_user}: {where}")
         return ["sudo", "-n", "-u", unix_user, "--"]
 
     def _listed(self) -> set[str]:
+        if self.allow_list is None:
+            return set()
         try:
             require_own(self.allow_list, use="act for another user")
             lines = self.allow_list.read_text(encoding="utf-8").splitlines()
