@@ -95,6 +95,16 @@ class LauncherShape(TypedDict):
     restarts: int
 
 
+class MlflowShape(TypedDict):
+    """Where MLflow has the run."""
+
+    run_id: str
+    store: str
+    """The tracking URI, without credentials."""
+    url: str | None
+    """The address of a tracking server; None for a file."""
+
+
 class FileShape(TypedDict):
     """A file that can be fetched."""
 
@@ -113,7 +123,7 @@ class Detail(TypedDict):
     checkpoints: list[CheckpointShape]
     goodput: Goodput | None
     launcher: LauncherShape
-    mlflow: str | None
+    mlflow: MlflowShape | None
     ranks: list[int]
     logs: list[str]
     """The names that ``/logs/{name}`` takes beside the ranks."""

@@ -23,6 +23,7 @@ from ortlaunch.serve.index import deliveries
 from ortlaunch.serve.index.folders import Folders, Stamp
 from ortlaunch.serve.index.reading import Reading, fingerprint, read_folders
 from ortlaunch.serve.index.tables import IndexedRun
+from ortlaunch.serve.queue.tables import Job
 
 _LOG = logging.getLogger(__name__)
 _PASS_SECONDS = 1.0
@@ -190,14 +191,24 @@ class Index:
 
 def _write(session: Session, found: list[Reading]) -> set[str]:
     """Writes rows; returns the places of those that are not what they were."""
-    columns = IndexedRun.__table__.columns
-    query = select(*columns).where(IndexedRun.place.in_([one.place for one in found]))
+    places = [one.place for one in found]
+    jobs = _jobs_of(session, found)
+    for one in found:
+        one.values["job"], one.values["owner"] = jobs.get(one.place, (None, one.values["unix_user"]))
+    query = select(*IndexedRun.__table__.columns).where(IndexedRun.place.in_(places))
     before = {row["place"]: dict(row) for row in session.execute(query).mappings()}
     changed = [one for one in found if before.get(one.place) != one.values]
     if changed:
         session.execute(delete(IndexedRun).where(IndexedRun.place.in_([one.place for one in changed])))
         session.execute(insert(IndexedRun), [one.values for one in changed])
     return {one.place for one in changed}
+
+
+def _jobs_of(session: Session, found: list[Reading]) -> dict[str, tuple[str, str]]:
+    """The latest job of each run that has begun, and its owner. One that still waits to go on is not the run's yet."""
+    ids = [one.values["run_id"] for one in found]
+    query = select(Job.run_dir, Job.id, Job.owner).where(Job.run_id.in_(ids), Job.started.is_not(None))
+    return {place: (job, owner) for place, job, owner in session.execute(query.order_by(Job.number))}
 
 
 def _when(folder: tuple[str, Stamp]) -> str:

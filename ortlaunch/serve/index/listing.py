@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import (
@@ -51,21 +51,32 @@ def page_of(session: Session, filters: Mapping[str, str], sort: str, page: int, 
         size: rows of a page.
     """
     rows = _rows()
-    chosen = select(rows).where(*_conditions(rows, filters))
+    chosen = select(rows.c.place).where(*_conditions(rows, filters))
     total = session.scalar(select(func.count()).select_from(chosen.subquery())) or 0
     pages = max(1, -(-total // size))
     page = min(page, pages)
     column = rows.c[sort.lstrip("-")]
     order = column.desc().nulls_last() if sort.startswith("-") else column.asc().nulls_last()
-    ordered = chosen.order_by(order, rows.c.started.desc(), rows.c.key).limit(size).offset((page - 1) * size)
-    found = session.execute(ordered).mappings().all()
-    return {"runs": rows_from(session, found), "total": total, "page": page, "pages": pages}
+    # Only folders are sorted, of which there may be ten thousand; the rest of a row is read for the page alone.
+    ordered = chosen.order_by(order, rows.c.started.desc(), rows.c.place).limit(size).offset((page - 1) * size)
+    places = session.scalars(ordered).all()
+    return {"runs": rows_of(session, places), "total": total, "page": page, "pages": pages}
 
 
 def rows_of(session: Session, places: Iterable[str]) -> list[Row]:
-    """Returns the rows of run folders, and of jobs whose run folders are not there yet, by their folders."""
+    """Returns the rows of run folders, and of jobs whose run folders are not there yet, in the order of `places`.
+
+    Args:
+        session: the database.
+        places: the folders; those that nobody knows are left out.
+    """
+    places = list(places)
     rows = _rows()
-    return rows_from(session, session.execute(select(rows).where(rows.c.place.in_(list(places)))).mappings().all())
+    found = session.execute(select(rows).where(rows.c.place.in_(places))).mappings().all()
+    order = {place: number for number, place in enumerate(places)}
+    waits = any(row["state"] == JobState.WAITING for row in found)
+    positions = waiting_positions(session) if waits else {}
+    return [_row(row, positions) for row in sorted(found, key=lambda row: order[row["place"]])]
 
 
 def facets_of(session: Session) -> Facets:
@@ -85,13 +96,6 @@ def waiting_positions(session: Session) -> dict[str, int]:
     return {job: number for number, job in enumerate(session.scalars(order), 1)}
 
 
-def rows_from(session: Session, found: Sequence[Mapping[Any, Any]]) -> list[Row]:
-    """Returns rows of the list as the API gives them."""
-    waits = any(row["state"] == JobState.WAITING for row in found)
-    positions = waiting_positions(session) if waits else {}
-    return [_row(row, positions) for row in found]
-
-
 def _row(values: Mapping[Any, Any], positions: Mapping[str, int]) -> Row:
     is_waiting = values["state"] == JobState.WAITING
     names = ("step", "steps", "loss", "rate", "rate_unit", "seconds_left", "started", "updated")
@@ -109,68 +113,30 @@ def _row(values: Mapping[Any, Any], positions: Mapping[str, int]) -> Row:
 
 
 def _rows() -> Subquery:
-    """All rows of the list: the runs with their latest jobs, and the jobs whose runs have no folder yet."""
+    """All rows of the list: runs, and jobs that wait or whose runs have no folder."""
     return union_all(_runs(), _jobs()).subquery()
 
 
 def _runs() -> Select[Any]:
-    latest = _latest_jobs()
-    waits = latest.c.state.in_(_BEFORE_RUNNING)
     run = IndexedRun
-    return select(
-        run.place,
-        run.key,
-        run.run_id,
-        latest.c.id.label("job"),
-        run.name,
-        run.experiment,
-        func.coalesce(latest.c.owner, run.unix_user).label("owner"),
-        case((waits, latest.c.state), else_=run.state).label("state"),
-        case((waits, latest.c.reason), else_=run.reason).label("reason"),
-        run.step,
-        run.steps,
-        run.loss,
-        run.diverged,
-        run.rate,
-        run.rate_unit,
-        run.seconds_left,
-        run.started,
-        run.updated,
-    ).join_from(run, latest, latest.c.run_dir == run.place, isouter=True)
-
-
-def _latest_jobs() -> Subquery:
-    """The latest job of each run folder: SQLite takes the other columns from the row that has the maximum."""
-    return (
-        select(Job.run_dir, func.max(Job.number), Job.id, Job.owner, Job.state, Job.reason).group_by(Job.run_dir).subquery()
-    )
+    # What waits to go on is a row of `_jobs`. SQLite makes this small set once; a join would cost for each run.
+    waiting = select(Job.run_dir).where(Job.state.in_(_BEFORE_RUNNING))
+    columns = (run.place, run.key, run.run_id, run.job, run.name, run.experiment, run.owner, run.state, run.reason)
+    figures = (run.step, run.steps, run.loss, run.diverged, run.rate, run.rate_unit, run.seconds_left)
+    return select(*columns, *figures, run.started, run.updated).where(run.place.not_in(waiting))
 
 
 def _jobs() -> Select[Any]:
-    later = aliased(Job)
-    has_run = exists().where(IndexedRun.place == Job.run_dir)
+    run, later = IndexedRun, aliased(Job)
     has_later = exists().where(later.run_id == Job.run_id, later.run_dir == Job.run_dir, later.number > Job.number)
-    return select(
-        Job.run_dir,
-        literal("").label("key"),
-        Job.run_id,
-        Job.id,
-        Job.name,
-        Job.experiment,
-        Job.owner,
-        # Between the start and the first look at its folder.
-        case((Job.state == JobState.RUNNING, literal(str(JobState.STARTING))), else_=Job.state),
-        Job.reason,
-        null(),
-        Job.steps,
-        null(),
-        literal(False),
-        null(),
-        literal(""),
-        null(),
-        Job.submitted,
-        func.coalesce(Job.ended, Job.started, Job.submitted),
-    ).where(and_(Job.state.in_(_WITHOUT_RUN), ~has_run, ~has_later))
+    # Between the start of a run and the first look at its folder.
+    state = case((Job.state == JobState.RUNNING, literal(str(JobState.STARTING))), else_=Job.state)
+    names = (func.coalesce(run.key, ""), Job.run_id, Job.id, Job.name, Job.experiment, Job.owner, state, Job.reason)
+    figures = (run.step, func.coalesce(run.steps, Job.steps), run.loss, func.coalesce(run.diverged, literal(False)))
+    times = (func.coalesce(run.started, Job.submitted), func.coalesce(Job.ended, Job.started, Job.submitted))
+    shown = or_(Job.state.in_(_BEFORE_RUNNING), and_(Job.state.in_(_WITHOUT_RUN), run.place.is_(None)))
+    rows = select(Job.run_dir, *names, *figures, run.rate, func.coalesce(run.rate_unit, ""), null(), *times)
+    return rows.join_from(Job, run, run.place == Job.run_dir, isouter=True).where(shown, ~has_later)
 
 
 def _conditions(rows: Subquery, filters: Mapping[str, str]) -> list[ColumnElement[bool]]:

@@ -23,6 +23,10 @@ class IndexedRun(Base):
     experiment: Mapped[str] = mapped_column(Text, index=True)
     unix_user: Mapped[str] = mapped_column(String(64), index=True)
     """The owner of the folder."""
+    owner: Mapped[str] = mapped_column(Text, index=True)
+    """The user of the service whose job it was last; of a run from a command line the Unix user."""
+    job: Mapped[str | None] = mapped_column(String(16))
+    """The queue's id of the run's latest job that has begun."""
     state: Mapped[str] = mapped_column(String(16))
     """A value of `ortlaunch.follow.state.State`."""
     reason: Mapped[str] = mapped_column(Text, default="")
