@@ -59,7 +59,7 @@ def runs(
     }
     if is_part(request):
         return render(request, "runs_table.html", caller, **values)
-    more = {"asked": asked, "sort": sort, "sorts": SORTS, "facets": follow.facets(service)}
+    more = {"asked": asked, "sort": sort, "sorts": SORTS, "facets": follow.facets(service, caller)}
     return render(request, "runs.html", caller, **values, **more)
 
 

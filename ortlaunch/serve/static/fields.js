@@ -12,7 +12,7 @@ const kept = new Set([...new URLSearchParams(location.search).keys()].filter((ke
 let ready = "";
 let idempotency = "";
 
-const inputOf = (field) => field.querySelector("input, select");
+const inputOf = (field) => field.querySelector("input, select, textarea");
 // What the key has by the ready job and the chosen groups, and what it has by itself.
 const base = (field) => JSON.parse(field.dataset.base);
 const byDefault = (field) => JSON.parse(field.dataset.default);
