@@ -32,9 +32,7 @@ PUBLIC = frozenset(
         ("POST", "/api/session"),
         ("POST", "/api/link"),
         ("GET", "/login"),
-        ("POST", "/login"),
         ("GET", "/link/{secret}"),
-        ("POST", "/link/{secret}"),
     }
 )
 """The routes that need no role, because nobody has one yet."""

@@ -221,7 +221,8 @@ def _add(session: Session, name: str, role: Role, unix_user: str | None) -> User
 
 def _unix_name(text: str) -> str | None:
     name = text.strip()
-    if name and (name == "root" or not _UNIX_NAME.fullmatch(name)):
+    # A service that runs as root itself, as in a container, may start its own runs.
+    if name and name != user_name() and (name == "root" or not _UNIX_NAME.fullmatch(name)):
         raise Problem("this is no name of a Unix user who may start runs", "unix_user")
     return name or None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -34,7 +35,7 @@ PARTS = {
     "streams": "ortlaunch.serve.streams:make_streams",
 }
 """The fields of `Service`, made in this order by a function that takes the service. What has `start` and `stop` is
-started and stopped with the service."""
+started and stopped with the service; both return soon."""
 STATIC = Path(__file__).parent / "static"
 _ANSWERS = {HTTPException: refused, RequestValidationError: malformed, Problem: unfit, TooManyRequests: too_many}
 
@@ -100,9 +101,17 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         for name in PARTS:
             part = getattr(service, name)
             if hasattr(part, "start"):
-                await anyio.to_thread.run_sync(part.start)
-                stack.push_async_callback(anyio.to_thread.run_sync, part.stop)
+                await _call(part.start)
+                stack.push_async_callback(_call, part.stop)
         yield
+
+
+async def _call(function: Callable[[], Any]) -> None:
+    """Calls a function of a part; one that may block is called in a thread."""
+    if inspect.iscoroutinefunction(function):
+        await function()
+    else:
+        await anyio.to_thread.run_sync(function)
 
 
 def _modules(package: ModuleType) -> list[ModuleType]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NEEDED = ("argon2", "fastapi", "jinja2", "prometheus_client", "multipart", "sqlalchemy", "uvicorn")
 """The packages of the extra `serve`, by the names that they are imported under."""
 _MOST_PORTS = 65535
-_LEAVING_SECONDS = 5
+_LEAVING_SECONDS = 1
 _DESCRIPTION = """\
 Start the service: a page and an API in which several people submit, queue, follow, stop and compare runs.
 
@@ -80,7 +80,6 @@ def settings_of(options: argparse.Namespace) -> Settings:
         public_url=options.public_url,
         shared_account=options.shared_account,
         slots=options.slots,
-        webhook_url=options.webhook,
     )
 
 
@@ -109,8 +108,6 @@ def check(settings: Settings) -> None:
     for root in settings.further_roots:
         if not root.is_dir():
             raise RequestError(f"serve: --root {root}: there is no such folder")
-    if settings.webhook_url is not None and urlsplit(settings.webhook_url).scheme not in ("http", "https"):
-        raise RequestError(f"serve: --webhook {settings.webhook_url}: must begin with https:// or http://")
 
 
 def _check_url(url: str) -> None:
@@ -230,7 +227,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--public-url", metavar="URL", help="the address that people open, if it is another one")
     add("--shared-account", action="store_true", help="all runs belong to the account of the service")
     add("--slots", type=positive, metavar="N", help="workers that train at once (default: the GPUs, or 1 without)")
-    add("--webhook", metavar="URL", help="where the end of each run is reported, signed")
     add("--rebuild-index", action="store_true", help="make the index of the runs anew from their folders, and end")
     add("--link", metavar="USER", help="print a link by which this user chooses another password, and end")
     return parser

@@ -19,6 +19,7 @@ from ortlaunch.serve.settings import Settings
 CSRF_HEADER = "x-csrf-token"
 CSRF_FIELD = "csrf"
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
+_TOO_LARGE = (413, f"a body has {LARGEST_BODY} bytes at most")
 _POLICY = (
     "default-src 'none'; script-src 'self'; worker-src 'self'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -54,20 +55,16 @@ class Guard:
         if refusal is not None:
             await _refuse(refusal, scope, receive, answer)
             return
-        body = _Body(headers, receive)
-        if _is_forgeable(scope, headers):
+        body = _Body(receive)
+        if scope["method"] not in _SAFE:
             content = await body.whole()
             if content is None:
-                await _refuse((413, f"a body has {LARGEST_BODY} bytes at most"), scope, receive, answer)
+                await _refuse(_TOO_LARGE, scope, receive, answer)
                 return
-            if not _has_csrf(headers, content):
+            if _is_forgeable(headers) and not _has_csrf(headers, content):
                 await _refuse((403, "the form is too old: load the page again"), scope, receive, answer)
                 return
-        try:
-            await self._app(scope, body, answer)
-        except _TooLarge:
-            if not answer.started:
-                await _refuse((413, f"a body has {LARGEST_BODY} bytes at most"), scope, receive, answer)
+        await self._app(scope, body, answer)
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
         hosts = headers.getlist("host")
@@ -76,7 +73,7 @@ class Guard:
             return 400, "the service is not known under this name (ortlaunch serve --public-url)"
         length = headers.get("content-length")
         if length is not None and (not length.isdecimal() or int(length[:20]) > LARGEST_BODY):
-            return 413, f"a body has {LARGEST_BODY} bytes at most"
+            return _TOO_LARGE
         if scope["method"] in _SAFE or "authorization" in headers:
             return None
         return self._foreign(scope, headers, hosts[0])
@@ -95,41 +92,33 @@ class Guard:
         return None
 
 
-class _TooLarge(Exception):
-    """A body without Content-Length has become too long."""
-
-
 class _Body:
-    """The `receive` of a request, which bounds its body and can read it before the route does."""
+    """The `receive` of a request, whose body is read as a whole before the route begins."""
 
-    def __init__(self, headers: Headers, receive: Receive) -> None:
+    def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._length = 0
-        self._read: bytes | None = None
+        self._content: bytes | None = None
 
     async def __call__(self) -> Message:
-        if self._read is not None:
-            content, self._read = self._read, None
-            return {"type": "http.request", "body": content, "more_body": False}
-        message = await self._receive()
-        self._length += len(message.get("body", b""))
-        if self._length > LARGEST_BODY:
-            raise _TooLarge
-        return message
+        if self._content is None:
+            return await self._receive()
+        content, self._content = self._content, None
+        return {"type": "http.request", "body": content, "more_body": False}
 
     async def whole(self) -> bytes | None:
         """Reads the body, and keeps it for the route; None if it is too long."""
         parts: list[bytes] = []
+        length = 0
         while True:
-            try:
-                message = await self()
-            except _TooLarge:
-                return None
+            message = await self._receive()
             parts.append(message.get("body", b""))
+            length += len(parts[-1])
+            if length > LARGEST_BODY:
+                return None
             if message["type"] != "http.request" or not message.get("more_body", False):
                 break
-        self._read = b"".join(parts)
-        return self._read
+        self._content = b"".join(parts)
+        return self._content
 
 
 class _Answer:
@@ -138,16 +127,15 @@ class _Answer:
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
         self._send = send
-        self.started = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.started = True
             headers = MutableHeaders(scope=message)
             for name, value in _HEADERS.items():
                 headers[name] = value
-            if not self._scope["path"].startswith("/static/"):
-                headers.setdefault("Cache-Control", "no-store")
+            # A script that stays the same is answered with 304; after an update no browser keeps the old one.
+            is_static = self._scope["path"].startswith("/static/")
+            headers.setdefault("Cache-Control", "no-cache" if is_static else "no-store")
             if self._scope["scheme"] == "https":
                 headers["Strict-Transport-Security"] = "max-age=31536000"
         await self._send(message)
@@ -159,9 +147,9 @@ async def _refuse(refusal: tuple[int, str], scope: Scope, receive: Receive, send
     await answer(scope, receive, send)
 
 
-def _is_forgeable(scope: Scope, headers: Headers) -> bool:
+def _is_forgeable(headers: Headers) -> bool:
     """Whether a browser would have added a session to this request by itself, so that it must prove its origin."""
-    return scope["method"] not in _SAFE and "authorization" not in headers and session_secret(headers) is not None
+    return "authorization" not in headers and session_secret(headers) is not None
 
 
 def session_secret(headers: Mapping[str, str]) -> str | None:

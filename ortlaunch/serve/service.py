@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import Request
 from sqlalchemy import Engine
 
 from ortlaunch.serve.limits import Limits
 from ortlaunch.serve.settings import Settings
-
-
-class Part(Protocol):
-    """A part of the service that works in the background."""
-
-    def start(self) -> None:
-        """Begins. It is called in a thread, and must return soon."""
-
-    def stop(self) -> None:
-        """Ends; runs go on. It is called in a thread, and must return within some seconds."""
 
 
 @dataclass

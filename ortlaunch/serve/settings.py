@@ -37,8 +37,8 @@ class Settings:
     """All runs belong to the account of the service."""
     slots: int | None = None
     """How many workers may train at once; None: the GPUs of this machine, or one worker group without GPUs."""
-    webhook_url: str | None = None
-    """Where the end of each run is reported."""
+    streams_per_user: int = 12
+    """How many event streams one person may hold open."""
 
     @cached_property
     def database(self) -> Path:
