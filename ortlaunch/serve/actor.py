@@ -20,6 +20,7 @@ from typing import Any
 
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.secrets import without_secrets
+from ortlaunch.serve.service import Service
 
 _SECONDS = 60.0
 _SECONDS_OF = {"start": 120.0, "cancel": 300.0, "export_weights": 600.0, "compare": 300.0}
@@ -30,7 +31,8 @@ _VARIABLES = frozenset(
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"),
         *("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),
         *("DBUS_SESSION_BUS_ADDRESS", "HF_HOME", "HF_HUB_OFFLINE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
-        *("SLURM_CONF", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS"),
+        *("ORTLAUNCH_SLURM_PROFILES", "ORTLAUNCH_TRUST"),
+        *("SLURM_CONF", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS", "XDG_CONFIG_HOME", "ORTLAUNCH_JOBS"),
     ]
 )
 """The variables of the service that every child gets. None of them holds a secret."""
@@ -71,26 +73,28 @@ class Actor:
 
         Args:
             unix_user: the user whom the run belongs to.
-            action: ``check``, ``start``, ``outcome``, ``cancel``, ``resume``, ``export_weights``, ``delete`` or
-                ``compare``; `ortlaunch.serve.act` says what each takes and returns.
+            action: one of `ortlaunch.serve.act.ACTIONS`, whose functions say what they take and return.
             request: what the action takes, as JSON.
 
         Raises:
             Refused: the action refuses the request.
             Unavailable: there is no answer.
         """
-        words = [*self._as_user(unix_user), sys.executable, "-m", "ortlaunch.serve.act", action]
+        words = [*self._as_user(unix_user), sys.executable, "-P", "-m", "ortlaunch.serve.act", action]
         seconds = _SECONDS_OF.get(action, _SECONDS)
         child = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=self.folder_of(unix_user).parent if unix_user == own_user() else "/",
+            cwd="/",
             env=_environment(action),
             start_new_session=True,
         )
-        document = json.dumps({"root": str(self.folder_of(unix_user)), **request})
+        root = self.folder_of(unix_user)
+        # A relative place in the configuration, such as that of MLflow's database, begins at the working folder.
+        folder = root.parent if unix_user == own_user() else root
+        document = json.dumps({**request, "root": str(root), "folder": str(folder)})
         try:
             answer, said = child.communicate(document.encode(), timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -102,7 +106,8 @@ class Actor:
 
     def folder_of(self, unix_user: str) -> Path:
         """The run root of a user: the service's own root, or below it a folder that belongs to the user."""
-        return self.root if unix_user == own_user() else self.root / unix_user
+        root = self.root.absolute()
+        return root if unix_user == own_user() else root / unix_user
 
     def may_act_for(self, unix_user: str) -> bool:
         """Whether the service may start runs of a Unix user."""
@@ -149,3 +154,9 @@ def _read(action: str, code: int, answer: bytes, said: str) -> dict[str, Any]:
     if "refused" in found:
         raise Refused(str(found["refused"]), found.get("key"))
     return found
+
+
+def make_actor(service: Service) -> Actor:
+    """Returns the actor of a service."""
+    settings = service.settings
+    return Actor(settings.root, settings.database.parent / "unix_users")

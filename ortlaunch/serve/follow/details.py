@@ -199,3 +199,22 @@ def _json(run: Run, name: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def nothing_yet(row: Row) -> Detail:
+    """Returns what the page shows of a job whose run has no folder yet."""
+    return {
+        "row": row,
+        "place": "",
+        "changed": [],
+        "failures": [],
+        "checkpoints": [],
+        "goodput": None,
+        "launcher": {"name": "", "place": "", "job_id": None, "nodes": 0, "restarts": 0},
+        "mlflow": None,
+        "ranks": [],
+        "logs": [],
+        "files": [],
+        "metrics": [],
+        "problems": [],
+    }

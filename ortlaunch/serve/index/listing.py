@@ -60,10 +60,10 @@ def page_of(session: Session, filters: Mapping[str, str], sort: str, page: int, 
     # Only folders are sorted, of which there may be ten thousand; the rest of a row is read for the page alone.
     ordered = chosen.order_by(order, rows.c.started.desc(), rows.c.place).limit(size).offset((page - 1) * size)
     places = session.scalars(ordered).all()
-    return {"runs": rows_of(session, places), "total": total, "page": page, "pages": pages}
+    return {"runs": list(rows_of(session, places).values()), "total": total, "page": page, "pages": pages}
 
 
-def rows_of(session: Session, places: Iterable[str]) -> list[Row]:
+def rows_of(session: Session, places: Iterable[str]) -> dict[str, Row]:
     """Returns the rows of run folders, and of jobs whose run folders are not there yet, in the order of `places`.
 
     Args:
@@ -76,7 +76,7 @@ def rows_of(session: Session, places: Iterable[str]) -> list[Row]:
     order = {place: number for number, place in enumerate(places)}
     waits = any(row["state"] == JobState.WAITING for row in found)
     positions = waiting_positions(session) if waits else {}
-    return [_row(row, positions) for row in sorted(found, key=lambda row: order[row["place"]])]
+    return {row["place"]: _row(row, positions) for row in sorted(found, key=lambda row: order[row["place"]])}
 
 
 def facets_of(session: Session) -> Facets:

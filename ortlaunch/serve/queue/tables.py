@@ -64,6 +64,8 @@ class Job(Base):
     steps: Mapped[int | None] = mapped_column(Integer)
     run_id: Mapped[str] = mapped_column(String(16), index=True)
     """The short id of the run, known from the beginning; `resume` of a run has the run's."""
+    run_key: Mapped[str] = mapped_column(String(64))
+    """``<date>-<time>-<id>`` of the run, the id of the run in the API."""
     run_dir: Mapped[str] = mapped_column(Text, default="")
     """The run folder, known from the beginning. It exists when the run has begun."""
     resumes: Mapped[bool] = mapped_column(default=False)
@@ -77,8 +79,14 @@ class Job(Base):
     """When the process started, in clock ticks since boot: a later process may have the same pid."""
     machine: Mapped[str] = mapped_column(Text, default="")
     """The boot that pid and ticks belong to."""
+    token: Mapped[str] = mapped_column(String(32))
+    """Names the starts of this job on the machine, so that each attempt becomes one process at most."""
     attempts: Mapped[int] = mapped_column(Integer, default=0)
     """How often its start was tried."""
+    begun_before: Mapped[int] = mapped_column(Integer, default=0)
+    """How often the run had begun before this job."""
+    stop_asked: Mapped[float | None] = mapped_column(Float)
+    """When it was asked to stop."""
     outcome: Mapped[str] = mapped_column(String(16), default="")
     """How the run ended, as its folder says: finished, stopped, failed, killed, …; empty until then."""
 
