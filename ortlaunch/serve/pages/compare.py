@@ -9,6 +9,9 @@ from fastapi.responses import HTMLResponse
 
 from ortlaunch.serve import follow
 from ortlaunch.serve.access import Caller, Role, needs
+from ortlaunch.serve.actor import Refused, Unavailable
+from ortlaunch.serve.answers import Problem
+from ortlaunch.serve.api.runs import compare as compared
 from ortlaunch.serve.pages.render import render
 from ortlaunch.serve.service import service_of
 
@@ -29,9 +32,10 @@ def compare(
         raise HTTPException(422, f"choose 2 to {MOST} runs by their boxes in the list, then Compare")
     names = {one: follow.run_detail(service, caller, one)["row"]["name"] for one in asked}
     comparison, refusal = None, ""
+    # The curves come from the run folders; the tables need MLflow, which may have no such run or not answer.
     try:
-        comparison = follow.compare_runs(service, caller, asked)
-    except HTTPException as error:
-        refusal = str(error.detail)
+        comparison = compared(service, caller, ",".join(asked))
+    except (Problem, Refused, Unavailable) as error:
+        refusal = str(error)
     values = {"ids": asked, "names": names, "comparison": comparison, "refusal": refusal}
     return render(request, "compare.html", caller, **values)

@@ -7,8 +7,8 @@ const checked = document.getElementById("checked");
 const send = document.getElementById("send");
 const check = document.getElementById("check");
 const fields = [...form.querySelectorAll(".field")];
-// Groups chosen by the address of this page: they are the page's base, and must be sent all the same.
-const kept = new Set([...new URLSearchParams(location.search).keys()].filter((key) => key !== "job" && key !== "again"));
+// Groups that were chosen before this page was made: they are its base, and must be sent all the same.
+const kept = new Set(JSON.parse(form.dataset.kept));
 let ready = "";
 let idempotency = "";
 
@@ -44,6 +44,8 @@ const request = () => {
   for (const field of fields) if (isSent(field) || kept.has(field.dataset.key)) keys[field.dataset.key] = valueOf(field);
   const body = { keys };
   if (form.dataset.job) body.job = form.dataset.job;
+  const limit = form.elements.minutes.value.trim();
+  if (limit !== "") body.minutes = Number.isFinite(Number(limit)) ? Number(limit) : limit;
   return body;
 };
 
@@ -54,12 +56,14 @@ const clear = () => {
     field.querySelector(".problem").textContent = "";
   }
   document.getElementById("problems").replaceChildren();
+  document.getElementById("minutes-problem").textContent = "";
 };
 
 const refuse = (problems) => {
   const rest = [];
   let first = null;
   for (const { key, message } of problems) {
+    if (key === "minutes") { document.getElementById("minutes-problem").textContent = plain(message); continue; }
     const field = fields.find((one) => one.dataset.key === key);
     if (!field) { rest.push(key ? `${key}: ${message}` : message); continue; }
     field.classList.add("refused");
@@ -74,7 +78,7 @@ const refuse = (problems) => {
     document.getElementById("problems").append(element("div", { class: "problems", role: "alert" }, element("strong", { text: "This cannot run:" }), list));
   }
   if (first) inputOf(first).focus();
-  else document.getElementById("problems").scrollIntoView({ block: "center" });
+  else if (rest.length) document.getElementById("problems").scrollIntoView({ block: "center" });
 };
 
 const forget = () => {
@@ -85,8 +89,7 @@ const forget = () => {
 
 form.addEventListener("input", (event) => {
   const field = event.target.closest(".field");
-  if (!field) return;
-  mark(field);
+  if (field) mark(field);
   if (JSON.stringify(request()) !== ready) forget();
 });
 // Another model, trainer or data source has other keys: the page is made anew with it.

@@ -102,6 +102,8 @@ export class Log {
   async before() {
     const from = Math.max(0, this.first - CHUNK);
     const part = await call("GET", `${this.path}?offset=${from}&limit=${this.first - from}`);
+    // A line that is longer than a part: there is no place to begin.
+    if (part.offset >= this.first) { this.earlier.hidden = true; return; }
     const lines = part.text.split("\n");
     if (lines.at(-1) === "") lines.pop();
     const height = this.box.scrollHeight;

@@ -31,7 +31,7 @@ for (const button of page.querySelectorAll("button[data-act]")) {
     if (!(await agreed(...QUESTIONS[act]))) return;
     const answer = await call("POST", `${path}/${act}`, {});
     if (act === "delete") { location.assign("/"); return; }
-    say(plain(answer?.message ?? DONE[act]));
+    say(plain(answer?.said || DONE[act]));
     refresh();
   }));
 }

@@ -2,4 +2,4 @@
 document.getElementById("job").addEventListener("change", (event) => {
   location.assign(event.target.value ? `/submit?job=${encodeURIComponent(event.target.value)}` : "/submit");
 });
-if (document.getElementById("submit")) await import("./fields.js");
+await import("./fields.js");
