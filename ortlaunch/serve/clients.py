@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -105,7 +105,10 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, enter: Callable[[], Client], run: Callable[[Client], Awaitable[None]], leave: Callable[[Client], None]
+        self,
+        enter: Callable[[], Client],
+        run: Callable[[Client], Coroutine[Any, Any, None]],
+        leave: Callable[[Client], None],
     ) -> None:
         """
         Args:

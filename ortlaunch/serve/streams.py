@@ -33,7 +33,9 @@ _ASK_SECONDS = 2.0
 """How often it is asked whether those who listen still may: a token that was revoked is to end within five."""
 _MOST_ROWS = 200
 """A change of more rows makes browsers load the list again."""
-_TOPIC = re.compile(r"(?P<topic>list|run:[\w-]{1,64}|log:[\w-]{1,64}:[\w-]{1,64})(?:@(?P<position>[\w.]{1,40}))?", re.ASCII)
+_TOPIC = re.compile(
+    r"(?P<topic>list|run:[\w-]{1,64}|log:[\w-]{1,64}:[\w-]{1,64})(?:@(?P<position>[\w.]{1,40}))?", re.ASCII
+)
 
 
 def make_streams(service: Service) -> Streams:

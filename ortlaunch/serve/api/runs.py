@@ -122,7 +122,9 @@ def compare(service: Shared, caller: Viewer, ids: Annotated[str, Query(max_lengt
     if not 2 <= len(asked) <= _MOST_COMPARED:
         raise Problem(f"name 2 to {_MOST_COMPARED} runs", "ids")
     found = [found_run(service, one) for one in asked]
-    answer: dict[str, Any] = service.actor.call(found[0].unix_user, "compare", {"run_dirs": [one.place for one in found]})
+    answer: dict[str, Any] = service.actor.call(
+        found[0].unix_user, "compare", {"run_dirs": [one.place for one in found]}
+    )
     return answer
 
 

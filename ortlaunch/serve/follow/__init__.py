@@ -46,7 +46,9 @@ def list_runs(
         Problem: the list cannot be sorted so, or a page has other sizes.
     """
     if sort.removeprefix("-") not in SORTS:
-        raise Problem(f"the list can be sorted by {', '.join(SORTS)}, each with - before it for the largest first", "sort")
+        raise Problem(
+            f"the list can be sorted by {', '.join(SORTS)}, each with - before it for the largest first", "sort"
+        )
     if not 1 <= size <= MOST_ROWS:
         raise Problem(f"a page has 1 to {MOST_ROWS} runs", "size")
     if not 1 <= page <= 1_000_000:
