@@ -32,7 +32,14 @@ _VARIABLES = frozenset(
         *("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),
         *("DBUS_SESSION_BUS_ADDRESS", "HF_HOME", "HF_HUB_OFFLINE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
         *("ORTLAUNCH_SLURM_PROFILES", "ORTLAUNCH_TRUST"),
-        *("SLURM_CONF", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS", "XDG_CONFIG_HOME", "ORTLAUNCH_JOBS"),
+        *(
+            "SLURM_CONF",
+            "MLFLOW_TRACKING_URI",
+            "OMP_NUM_THREADS",
+            "XDG_CONFIG_HOME",
+            "ORTLAUNCH_JOBS",
+            "ORTLAUNCH_CACHE",
+        ),
     ]
 )
 """The variables of the service that every child gets. None of them holds a secret."""

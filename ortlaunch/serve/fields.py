@@ -168,9 +168,7 @@ def _of_node(node: type[Any], prefix: str, group: str, option: str | None) -> It
             continue
         meaning = texts.get(field.name) or (_summary(hint) if kind == "choice" else "")
         bounds = bounds_of(node, field.name) or Bounds()
-        yield Field(
-            key, group, kind, _default(field), meaning, _role(key, kind), nullable, bounds, choices, option
-        )
+        yield Field(key, group, kind, _default(field), meaning, _role(key, kind), nullable, bounds, choices, option)
 
 
 def _of_model(option: str) -> Iterator[Field]:

@@ -111,9 +111,7 @@ def usage_now(now: float, slot_seconds: float, at: float) -> float:
     return float(slot_seconds * 0.5 ** (max(0.0, now - at) / HALF_LIFE))
 
 
-def _in_order(
-    now: float, waiting: list[Waiting], running: list[Running], shares: Mapping[str, float]
-) -> list[Waiting]:
+def _in_order(now: float, waiting: list[Waiting], running: list[Running], shares: Mapping[str, float]) -> list[Waiting]:
     used = {job.owner: float(shares.get(job.owner, 0.0)) for job in waiting}
     for job in running:
         if job.owner in used:
