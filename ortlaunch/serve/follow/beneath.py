@@ -98,7 +98,7 @@ def _entries(folder: Path | str, name: str) -> dict[str, os.stat_result]:
         return {}
     found: dict[str, os.stat_result] = {}
     try:
-        for entry in sorted(os.listdir(at))[:_MOST_ENTRIES]:
+        for entry in sorted(os.listdir(at))[:_MOST_ENTRIES]:  # noqa: PTH208 (a descriptor, no path)
             if (one := _stat(entry, at)) is not None:
                 found[entry] = one
     finally:

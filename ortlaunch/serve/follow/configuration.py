@@ -67,7 +67,7 @@ def changes(settings: dict[str, Any]) -> list[Change]:
             continue
         default = _first_choices().get(group) if last == "name" and group in choices else defaults.get(key)
         if value != default:
-            found.append({"key": _shown(key), "value": _shown(value), "default": None if default is None else _shown(default)})
+            found.append({"key": _shown(key), "value": _shown(value), "default": _optional(default)})
     return sorted(found, key=lambda change: not change["key"].endswith(".name"))
 
 
@@ -85,8 +85,9 @@ def differences(settings: dict[str, Any], other: dict[str, Any]) -> list[Differe
 @cache
 def _first_choices() -> dict[str, str]:
     """The option of each group that a run has if nobody chooses another."""
-    listed = OmegaConf.load(conf_dir() / "config.yaml").get("defaults", [])
-    return {str(key): str(value) for entry in listed if hasattr(entry, "items") for key, value in entry.items()}
+    listed = OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))
+    entries = listed.get("defaults", []) if isinstance(listed, dict) else []
+    return {str(key): str(value) for entry in entries if isinstance(entry, dict) for key, value in entry.items()}
 
 
 @cache

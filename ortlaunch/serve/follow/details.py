@@ -79,8 +79,8 @@ def files_of(run: Run) -> list[FileShape]:
     """Returns the files of a run that can be fetched, apart from those of checkpoints."""
     found = {name: one for name, one in files_beneath(run.path).items() if name in _records(run)}
     for folder in (run.logs, run.failures, run.stacks, run.weights, run.onnx, run.profile):
-        files = files_beneath(run.path, folder.name)
-        found |= {f"{folder.name}/{name}": one for name, one in files.items() if may_fetch(run, f"{folder.name}/{name}")}
+        files = {f"{folder.name}/{name}": one for name, one in files_beneath(run.path, folder.name).items()}
+        found |= {name: one for name, one in files.items() if may_fetch(run, name)}
     return [{"name": name, "size": one.st_size, "changed": one.st_mtime} for name, one in found.items()]
 
 
@@ -199,3 +199,22 @@ def _json(run: Run, name: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def nothing_yet(row: Row) -> Detail:
+    """Returns what the page shows of a job whose run has no folder yet."""
+    return {
+        "row": row,
+        "place": "",
+        "changed": [],
+        "failures": [],
+        "checkpoints": [],
+        "goodput": None,
+        "launcher": {"name": "", "place": "", "job_id": None, "nodes": 0, "restarts": 0},
+        "mlflow": None,
+        "ranks": [],
+        "logs": [],
+        "files": [],
+        "metrics": [],
+        "problems": [],
+    }

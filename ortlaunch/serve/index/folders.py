@@ -48,9 +48,9 @@ class Folders:
         gone = self._experiments.keys() - experiments.keys()
         if not stale and not gone:
             return False
-        now = time.time_ns()
-        self._experiments = {place: changed if now - changed > _UNSURE_NS else 0 for place, changed in experiments.items()}
-        kept = {place: stamp for place, stamp in self.known.items() if os.path.dirname(place) not in stale | gone}
+        sure = time.time_ns() - _UNSURE_NS
+        self._experiments = {place: changed if changed < sure else 0 for place, changed in experiments.items()}
+        kept = {place: stamp for place, stamp in self.known.items() if place.rpartition("/")[0] not in stale | gone}
         self.known = kept | {place: stamp for experiment in stale for place, stamp in _runs_in(experiment)}
         return True
 
@@ -74,15 +74,16 @@ def _folders(place: str) -> Iterator[tuple[os.DirEntry[str], Stamp]]:
     """Yields the folders in a folder, without hidden ones, such as those of the service."""
     try:
         with os.scandir(place) as entries:
-            found = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)]
+            found = [entry for entry in entries if not entry.name.startswith(".")]
     except OSError:
         return
     for entry in found:
         try:
-            stat = entry.stat(follow_symlinks=False)
+            if entry.is_dir(follow_symlinks=False):
+                stat = entry.stat(follow_symlinks=False)
+                yield entry, Stamp(stat.st_mtime_ns, stat.st_uid)
         except OSError:
             continue
-        yield entry, Stamp(stat.st_mtime_ns, stat.st_uid)
 
 
 @cache

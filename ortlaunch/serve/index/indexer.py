@@ -172,7 +172,8 @@ class Index:
     def _has_ended(self, one: Reading) -> bool:
         """Whether a run has ended since it was read last. Of a run that was never seen, its end's time decides."""
         known = self._known.get(one.place)
-        return bool(one.values["is_over"]) and (known is None or not known.is_over or known.state != one.values["state"])
+        is_same = known is not None and known.is_over and known.state == one.values["state"]
+        return bool(one.values["is_over"]) and not is_same
 
     def _remove(self, places: list[str]) -> tuple[str, ...]:
         if not places:

@@ -60,10 +60,10 @@ def page_of(session: Session, filters: Mapping[str, str], sort: str, page: int, 
     # Only folders are sorted, of which there may be ten thousand; the rest of a row is read for the page alone.
     ordered = chosen.order_by(order, rows.c.started.desc(), rows.c.place).limit(size).offset((page - 1) * size)
     places = session.scalars(ordered).all()
-    return {"runs": rows_of(session, places), "total": total, "page": page, "pages": pages}
+    return {"runs": list(rows_of(session, places).values()), "total": total, "page": page, "pages": pages}
 
 
-def rows_of(session: Session, places: Iterable[str]) -> list[Row]:
+def rows_of(session: Session, places: Iterable[str]) -> dict[str, Row]:
     """Returns the rows of run folders, and of jobs whose run folders are not there yet, in the order of `places`.
 
     Args:
@@ -76,7 +76,7 @@ def rows_of(session: Session, places: Iterable[str]) -> list[Row]:
     order = {place: number for number, place in enumerate(places)}
     waits = any(row["state"] == JobState.WAITING for row in found)
     positions = waiting_positions(session) if waits else {}
-    return [_row(row, positions) for row in sorted(found, key=lambda row: order[row["place"]])]
+    return {row["place"]: _row(row, positions) for row in sorted(found, key=lambda row: order[row["place"]])}
 
 
 def facets_of(session: Session) -> Facets:
@@ -84,10 +84,12 @@ def facets_of(session: Session) -> Facets:
     rows = _rows()
     states = session.execute(select(rows.c.state, func.count()).group_by(rows.c.state)).all()
     owners = session.scalars(select(rows.c.owner).distinct().order_by(rows.c.owner).limit(_MOST_FACETS))
-    experiments = session.scalars(
-        select(rows.c.experiment).distinct().order_by(rows.c.experiment).limit(_MOST_FACETS)
-    )
-    return {"states": {state: count for state, count in states}, "owners": list(owners), "experiments": list(experiments)}
+    experiments = session.scalars(select(rows.c.experiment).distinct().order_by(rows.c.experiment).limit(_MOST_FACETS))
+    return {
+        "states": dict(tuple(row) for row in states),
+        "owners": list(owners),
+        "experiments": list(experiments),
+    }
 
 
 def waiting_positions(session: Session) -> dict[str, int]:
@@ -97,18 +99,26 @@ def waiting_positions(session: Session) -> dict[str, int]:
 
 
 def _row(values: Mapping[Any, Any], positions: Mapping[str, int]) -> Row:
-    is_waiting = values["state"] == JobState.WAITING
-    names = ("step", "steps", "loss", "rate", "rate_unit", "seconds_left", "started", "updated")
-    texts = {name: shortened(public_text(values[name]), longest) for name, longest in _LONGEST.items()}
-    return {  # type: ignore[typeddict-item]
+    text = {name: shortened(public_text(values[name]), longest) for name, longest in _LONGEST.items()}
+    return {
         "id": values["key"] or str(RunKey.of_folder(values["place"].rpartition("/")[2])) or values["job"],
         "run_id": values["run_id"],
         "job": values["job"],
-        **texts,
+        "name": text["name"],
+        "experiment": text["experiment"],
+        "owner": text["owner"],
         "state": values["state"],
-        "position": positions.get(values["job"]) if is_waiting else None,
+        "reason": text["reason"],
+        "position": positions.get(values["job"]) if values["state"] == JobState.WAITING else None,
+        "step": values["step"],
+        "steps": values["steps"],
+        "loss": values["loss"],
         "diverged": bool(values["diverged"]),
-        **{name: values[name] for name in names},
+        "rate": values["rate"],
+        "rate_unit": values["rate_unit"],
+        "seconds_left": values["seconds_left"],
+        "started": values["started"],
+        "updated": values["updated"],
     }
 
 
@@ -117,7 +127,7 @@ def _rows() -> Subquery:
     return union_all(_runs(), _jobs()).subquery()
 
 
-def _runs() -> Select[Any]:
+def _runs() -> Select[Any, *tuple[Any, ...]]:
     run = IndexedRun
     # What waits to go on is a row of `_jobs`. SQLite makes this small set once; a join would cost for each run.
     waiting = select(Job.run_dir).where(Job.state.in_(_BEFORE_RUNNING))
@@ -126,7 +136,7 @@ def _runs() -> Select[Any]:
     return select(*columns, *figures, run.started, run.updated).where(run.place.not_in(waiting))
 
 
-def _jobs() -> Select[Any]:
+def _jobs() -> Select[Any, *tuple[Any, ...]]:
     run, later = IndexedRun, aliased(Job)
     has_later = exists().where(later.run_id == Job.run_id, later.run_dir == Job.run_dir, later.number > Job.number)
     # Between the start of a run and the first look at its folder.
@@ -140,7 +150,7 @@ def _jobs() -> Select[Any]:
 
 
 def _conditions(rows: Subquery, filters: Mapping[str, str]) -> list[ColumnElement[bool]]:
-    found = []
+    found: list[ColumnElement[bool]] = []
     for name in ("state", "owner", "experiment"):
         if wanted := [one for one in filters.get(name, "").split(",") if one]:
             found.append(rows.c[name].in_([*wanted, filters[name]]))
