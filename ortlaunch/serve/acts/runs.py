@@ -15,7 +15,6 @@ from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import load_config
 from ortlaunch.follow.cancel import cancel
 from ortlaunch.follow.status import look
-from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process, is_own
 from ortlaunch.run.key import RunKey

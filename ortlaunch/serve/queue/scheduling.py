@@ -5,8 +5,9 @@
 - A job gets all of its slots at once. The first job that does not fit is the head. Its start is promised for the
   moment at which enough running jobs will have reached their time limits.
 - A later job of another user may start before the head (backfill) only if it ends before that moment by its own time
-  limit, or needs no slot that the head will need. Only a job of a higher priority takes the head's place. While a running job without a limit stands in the way, no moment can
+  limit, or needs no slot that the head will need. While a running job without a limit stands in the way, no moment can
   be promised, and nothing passes the head.
+- Only a job of a higher priority takes the head's place.
 - A job that only processes outside the queue keep from its slots is no head: nobody can tell how long these stay.
 """
 
