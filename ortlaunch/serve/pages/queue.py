@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
-from ortlaunch.serve import offers
+from ortlaunch.serve import queueing
 from ortlaunch.serve.access import Caller, Role, needs
 from ortlaunch.serve.pages.render import is_part, render
 from ortlaunch.serve.service import service_of
@@ -18,5 +18,5 @@ router = APIRouter(include_in_schema=False)
 @router.get("/queue")
 def queue(request: Request, caller: Annotated[Caller, Depends(needs(Role.viewer))]) -> HTMLResponse:
     """The state of the queue."""
-    state = offers.queue_state(service_of(request), caller)
+    state = queueing.queue_state(service_of(request), caller)
     return render(request, "queue_state.html" if is_part(request) else "queue.html", caller, queue=state)

@@ -96,4 +96,4 @@ def acts_of(caller: Caller, detail: Detail) -> list[str]:
         acts.append("resume")
     if any(checkpoint["complete"] for checkpoint in detail["checkpoints"]):
         acts.append("export")
-    return [*acts, "delete"] if state in _ENDED else acts
+    return [*acts, "delete"] if state in _ENDED and state not in AWAITED else acts

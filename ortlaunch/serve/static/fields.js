@@ -127,7 +127,7 @@ form.addEventListener("submit", (event) => {
       const body = request();
       const answer = await call("POST", "/api/runs/check", body);
       document.getElementById("plan").textContent = plain(answer.plan);
-      document.getElementById("cost").textContent = `${answer.slots} slot${answer.slots === 1 ? "" : "s"}${answer.minutes ? `, ${answer.minutes} minutes` : ""}`;
+      document.getElementById("cost").textContent = `${answer.slots ? `${answer.slots} slot${answer.slots === 1 ? "" : "s"}` : "a job of the scheduler"}${answer.minutes ? `, ${answer.minutes} minutes at most` : ""}`;
       checked.hidden = false;
       ready = JSON.stringify(body);
       idempotency = crypto.randomUUID();

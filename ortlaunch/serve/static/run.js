@@ -23,12 +23,14 @@ const QUESTIONS = {
   export: ["Export the weights of the latest checkpoint into the run's folder?", "Export weights"],
   delete: ["Delete this run? Its folder is moved to the bin, where an administrator can take it back.", "Delete the run"],
 };
+const TAKE_BACK = ["Take this run from the queue? It has not begun.", "Take it back"];
 const DONE = { cancel: "The stop was sent.", resume: "The run is queued to resume.", export: "The weights are exported.", delete: "The run is in the bin." };
 
 for (const button of page.querySelectorAll("button[data-act]")) {
   button.addEventListener("click", () => working(button, async () => {
     const act = button.dataset.act;
-    if (!(await agreed(...QUESTIONS[act]))) return;
+    const awaited = act === "cancel" && page.dataset.folder !== "yes";
+    if (!(await agreed(...(awaited ? TAKE_BACK : QUESTIONS[act])))) return;
     const answer = await call("POST", `${path}/${act}`, {});
     if (act === "delete") { location.assign("/"); return; }
     say(plain(answer?.said || DONE[act]));
