@@ -33,5 +33,7 @@ form.addEventListener("submit", async (event) => {
     form.elements.password.focus();
   }
 });
+// Before this script is there, sending the form would lead nowhere.
+form.querySelector("button").disabled = false;
 // The link is used once and must not stay in the address bar or the history.
 if (form.id === "welcome") history.replaceState(null, "", "/login");

@@ -61,6 +61,7 @@ def test_somebody_logs_in_with_the_keyboard_alone_and_comes_to_the_page_that_was
     one = person()
     page = one.tab("/tokens")
     assert "/login?next=%2Ftokens" in page.url
+    expect(page.get_by_role("button", name="Log in")).to_be_enabled()
     page.keyboard.type("ada")
     page.keyboard.press("Tab")
     page.keyboard.type("a wrong password")
