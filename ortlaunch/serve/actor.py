@@ -1,7 +1,7 @@
 """Acts for a Unix user: one child process for each request, with few environment variables and bounded in time.
 
 The service itself neither composes a configuration nor starts, stops or reads a run of another user. It asks
-``python -m ortlaunch.serve.act`` (`ortlaunch.serve.act`), as that user by ``sudo -n`` where it is not the service's own.
+``python -P -m ortlaunch.serve.act`` (`ortlaunch.serve.act`), as that user by ``sudo -n`` where it is not its own one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.secrets import without_secrets
-from ortlaunch.serve.service import Service
+
+if TYPE_CHECKING:
+    from ortlaunch.serve.service import Service
 
 _SECONDS = 60.0
 _SECONDS_OF = {"start": 120.0, "cancel": 300.0, "export_weights": 600.0, "compare": 300.0}
@@ -31,8 +33,8 @@ _VARIABLES = frozenset(
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"),
         *("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),
         *("DBUS_SESSION_BUS_ADDRESS", "HF_HOME", "HF_HUB_OFFLINE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
-        *("ORTLAUNCH_SLURM_PROFILES", "ORTLAUNCH_TRUST"),
-        *("SLURM_CONF", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS", "XDG_CONFIG_HOME", "ORTLAUNCH_JOBS"),
+        *("ORTLAUNCH_SLURM_PROFILES", "ORTLAUNCH_TRUST", "ORTLAUNCH_JOBS", "ORTLAUNCH_CACHE", "XDG_CONFIG_HOME"),
+        *("SLURM_CONF", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS"),
     ]
 )
 """The variables of the service that every child gets. None of them holds a secret."""

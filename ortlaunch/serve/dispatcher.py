@@ -8,6 +8,7 @@ the processes' numbers in its database, and goes on from there. Runs do not end 
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ _SCHEDULER_SECONDS = 5.0
 """How often the schedulers' jobs of one Unix user are looked at."""
 _AGAIN_SECONDS = 5.0
 """After this time, what gave no answer is tried again."""
+_STOP_SECONDS = 30.0
+"""How often a run that was asked to stop and has not ended is looked at."""
 _MOST_ATTEMPTS = 3
 _AT_ONCE = 4
 
@@ -99,8 +102,8 @@ class Queue:
             self._task("start", job.id, self._start, job.id)
         self._look_at(running)
         for job in running:
-            if _is_too_long(job):
-                self._task("stop", job.id, self._stop, job)
+            if job.stop_asked is not None or _is_too_long(job):
+                self._task("stop", job.id, self._stop, job, pause=_STOP_SECONDS)
         if has_waiting:
             self._decide()
         elif self.plan.order:
@@ -168,8 +171,6 @@ class Queue:
             job.state = JobState.RUNNING
             if process is not None:
                 job.pid, job.ticks, job.machine = process.pid, process.start_ticks, process.machine
-        if job.stop_asked is not None:
-            self._stop(job)
         self.wake()
 
     def _ask(self, unix_user: str, jobs: list[Job]) -> None:
@@ -209,7 +210,7 @@ class Queue:
 
     def _stop(self, job: Job) -> None:
         """Asks a run to stop with a checkpoint."""
-        process = {"host": "", "pid": job.pid, "start_ticks": job.ticks, "machine": job.machine}
+        process = {"host": socket.gethostname(), "pid": job.pid, "start_ticks": job.ticks, "machine": job.machine}
         try:
             self.actor.call(job.unix_user, "cancel", {"run_dir": job.run_dir, "process": process})
         except Refused as error:

@@ -52,6 +52,9 @@ _OPTIONS_OF_AUTHORS = {"model": ("factory", "hf"), "data": ("hf", "text", "token
 PARAMS = "model.params."
 
 
+_OPEN = Bounds()
+
+
 @dataclasses.dataclass(frozen=True)
 class Field:
     """One key."""
@@ -65,7 +68,7 @@ class Field:
     role: Role
     """The least role that may set it."""
     nullable: bool = False
-    bounds: Bounds = Bounds()
+    bounds: Bounds = _OPEN
     choices: tuple[str, ...] = ()
     option: str | None = None
     """The option of the group that has the key; None if all have it."""
@@ -88,7 +91,7 @@ class Field:
 
 @functools.cache
 def catalogue() -> Mapping[str, tuple[Field, ...]]:
-    """Returns every key that the service takes; a key that options of a group declare differently has several fields."""
+    """Returns every key that the service takes; a key may have a field for each option of its group."""
     found: dict[str, tuple[Field, ...]] = {}
     for field in _all():
         found[field.key] = (*found.get(field.key, ()), field)
@@ -168,9 +171,7 @@ def _of_node(node: type[Any], prefix: str, group: str, option: str | None) -> It
             continue
         meaning = texts.get(field.name) or (_summary(hint) if kind == "choice" else "")
         bounds = bounds_of(node, field.name) or Bounds()
-        yield Field(
-            key, group, kind, _default(field), meaning, _role(key, kind), nullable, bounds, choices, option
-        )
+        yield Field(key, group, kind, _default(field), meaning, _role(key, kind), nullable, bounds, choices, option)
 
 
 def _of_model(option: str) -> Iterator[Field]:

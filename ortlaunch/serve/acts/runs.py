@@ -15,16 +15,12 @@ from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import load_config
 from ortlaunch.follow.cancel import cancel
 from ortlaunch.follow.status import look
-from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process, is_own
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 from ortlaunch.serve.acts.composing import slots_of
-from ortlaunch.serve.acts.starting import refusal_in
-
-BIN = ".bin"
-"""The folder in the run root that takes deleted runs."""
+from ortlaunch.serve.acts.starting import BIN, refusal_in
 
 
 def outcome(request: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +58,8 @@ def check_resume(request: dict[str, Any]) -> dict[str, Any]:
         request: ``run_dir``, and ``words`` with keys to change.
 
     Returns:
-        As `ortlaunch.serve.acts.composing.check`, and ``begun_before``.
+        As `ortlaunch.serve.acts.composing.check`, and ``begun_before``, and ``has_own_code`` of a run
+        that only an author may start.
     """
     from ortlaunch.verbs.resume import resume
 
@@ -85,6 +82,7 @@ def check_resume(request: dict[str, Any]) -> dict[str, Any]:
         "slots": slots_of(config),
         "steps": config.train.steps,
         "begun_before": state.attempts,
+        "has_own_code": bool(config.model.target or config.model.imports or getattr(config.launcher, "setup", None)),
     }
 
 
@@ -92,7 +90,7 @@ def cancel_run(request: dict[str, Any]) -> dict[str, Any]:
     """Asks a run to stop with a checkpoint, and does not wait for its end.
 
     Args:
-        request: ``run_dir``; ``process`` of its launcher, for a run that has no folder yet; ``now`` for an end at once.
+        request: ``run_dir``; ``process`` of its launcher, for a run that has no folder yet.
 
     Returns:
         ``said``, the text of the verb.
@@ -101,9 +99,12 @@ def cancel_run(request: dict[str, Any]) -> dict[str, Any]:
     if not run.exists:
         return {"said": _interrupt(Process.stored(request.get("process")))}
     _require_below(run.path, request)
+    # A second request would end the run at once, without a checkpoint.
+    if run.stop_word() is not None:
+        return {"said": "it was asked to stop already"}
     said = io.StringIO()
     with redirect_stdout(said), redirect_stderr(said):
-        cancel([str(run.path), "--wait", "0", *(["--now"] if request.get("now") else [])])
+        cancel([str(run.path), "--wait", "0"])
     return {"said": said.getvalue().strip()}
 
 

@@ -24,6 +24,8 @@ from ortlaunch.serve.runner import take
 
 STARTS = ".starts"
 """The folder in the run root with the record and the first output of each start. It holds nothing else."""
+BIN = ".bin"
+"""The folder in the run root that takes deleted runs."""
 _RECORD_SECONDS = 30.0
 _SUBMISSION_SECONDS = 90.0
 _KEPT_SECONDS = 7 * 24 * 3600.0
@@ -48,6 +50,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     if launcher is not None:
         return _submit(record, request, launcher)
     if not record.exists():
+        _put_aside(Run(Path(request["run_dir"])), request)
         _spawn(record, request)
     process = _recorded(record, _RECORD_SECONDS)
     if process is None:
@@ -70,6 +73,16 @@ def refusal_in(request: dict[str, Any]) -> str:
     lines = _lines(log_of(request))
     found = [line.partition(": ")[2] for line in lines if line.startswith("ortlaunch: ")]
     return found[-1] if found else ""
+
+
+def _put_aside(run: Run, request: dict[str, Any]) -> None:
+    """Moves the folder of a run whose process was killed before it had journalled anything out of the way."""
+    is_first = request["attempt"] == 1 or request["resumes"]
+    if is_first or not run.path.is_dir() or run.state().attempts > 0:
+        return
+    place = Path(request["root"]) / BIN / f"{run.path.name}.{request['attempt'] - 1}"
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    run.path.rename(place)
 
 
 def _spawn(record: Path, request: dict[str, Any]) -> None:
@@ -197,5 +210,3 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8", errors="replace")[-20_000:].splitlines()
     except OSError:
         return []
-
-

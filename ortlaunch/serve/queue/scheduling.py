@@ -5,8 +5,9 @@
 - A job gets all of its slots at once. The first job that does not fit is the head. Its start is promised for the
   moment at which enough running jobs will have reached their time limits.
 - A later job of another user may start before the head (backfill) only if it ends before that moment by its own time
-  limit, or needs no slot that the head will need. Only a job of a higher priority takes the head's place. While a running job without a limit stands in the way, no moment can
+  limit, or needs no slot that the head will need. While a running job without a limit stands in the way, no moment can
   be promised, and nothing passes the head.
+- Only a job of a higher priority takes the head's place.
 - A job that only processes outside the queue keep from its slots is no head: nobody can tell how long these stay.
 """
 
@@ -111,9 +112,7 @@ def usage_now(now: float, slot_seconds: float, at: float) -> float:
     return float(slot_seconds * 0.5 ** (max(0.0, now - at) / HALF_LIFE))
 
 
-def _in_order(
-    now: float, waiting: list[Waiting], running: list[Running], shares: Mapping[str, float]
-) -> list[Waiting]:
+def _in_order(now: float, waiting: list[Waiting], running: list[Running], shares: Mapping[str, float]) -> list[Waiting]:
     used = {job.owner: float(shares.get(job.owner, 0.0)) for job in waiting}
     for job in running:
         if job.owner in used:

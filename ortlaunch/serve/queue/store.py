@@ -14,7 +14,6 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from ortlaunch.run.key import RunKey
-from ortlaunch.serve.access import Caller
 from ortlaunch.serve.queue.scheduling import Capacity, Plan, Running, Waiting, schedule, usage_now
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState, QueueSetting, Request, Usage
 
@@ -74,13 +73,18 @@ def repeated(session: Session, user_id: int, key: str) -> tuple[Request, Job] | 
 
 
 def add_job(
-    session: Session, caller: Caller, unix_user: str, run_key: str, request: dict[str, Any], checked: dict[str, Any]
+    session: Session,
+    owner: tuple[int, str],
+    unix_user: str,
+    run_key: str,
+    request: dict[str, Any],
+    checked: dict[str, Any],
 ) -> Job:
     """Adds a job to the queue.
 
     Args:
         session: the session that writes.
-        caller: who submits it.
+        owner: the number and the name of the user whose job it is.
         unix_user: whom its run belongs to.
         run_key: the key of its run.
         request: the request as it was sent.
@@ -90,8 +94,8 @@ def add_job(
     job = Job(
         id=f"q{number}",
         number=number,
-        user_id=caller.user_id,
-        owner=caller.name,
+        user_id=owner[0],
+        owner=owner[1],
         unix_user=unix_user,
         state=JobState.WAITING,
         reason="",

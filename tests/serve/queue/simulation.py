@@ -77,7 +77,9 @@ class Machine:
         return {owner: usage_now(self.now, used, at) for owner, (used, at) in self.usage.items()}
 
     def _plan(self) -> Plan:
-        return schedule(self.now, self.capacity, self.waiting.values(), self.running.values(), self._shares(), head=self._head)
+        return schedule(
+            self.now, self.capacity, self.waiting.values(), self.running.values(), self._shares(), head=self._head
+        )
 
     def _decide(self) -> list[str]:
         plan = self._plan()
