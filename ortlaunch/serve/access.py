@@ -33,6 +33,8 @@ PUBLIC = frozenset(
         ("POST", "/api/link"),
         ("GET", "/login"),
         ("GET", "/link/{secret}"),
+        ("GET", "/oidc"),
+        ("GET", "/oidc/callback"),
     }
 )
 """The routes that need no role, because nobody has one yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,9 +27,10 @@ from ortlaunch.serve.answers import Problem, malformed, refused, too_many, unfit
 from ortlaunch.serve.database import open_database
 from ortlaunch.serve.guard import Guard
 from ortlaunch.serve.limits import TooManyRequests
-from ortlaunch.serve.requests import Unfit
+from ortlaunch.serve.oidc import Provider
 from ortlaunch.serve.service import Service
-from ortlaunch.serve.settings import Settings
+from ortlaunch.serve.settings import OIDC_SECRET, Settings
+from ortlaunch.serve.unfit import Unfit
 
 PARTS = {
     "actor": "ortlaunch.serve.actor:make_actor",
@@ -60,7 +62,7 @@ def make_app(settings: Settings) -> FastAPI:
         RequestError: its database cannot be used.
         RuntimeError: a route says of nobody that they may use it.
     """
-    service = Service(settings, open_database(settings.database))
+    service = Service(settings, open_database(settings.database), provider=_provider(settings))
     for name, target in PARTS.items():
         make = _function(target)
         if make is not None:
@@ -87,6 +89,12 @@ def make_app(settings: Settings) -> FastAPI:
     app.add_middleware(Guard, settings=settings)
     require_roles(app.router.routes)
     return app
+
+
+def _provider(settings: Settings) -> Provider | None:
+    if settings.oidc_issuer is None or settings.oidc_client is None:
+        return None
+    return Provider(settings.oidc_issuer, settings.oidc_client, os.environ.get(OIDC_SECRET, ""), settings.oidc_claim)
 
 
 def _own_routes(app: FastAPI) -> APIRouter:

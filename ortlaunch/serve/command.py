@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import ipaddress
+import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.locks import exclusive
 from ortlaunch.base.text import say
 from ortlaunch.run.roots import RUN_ROOT
-from ortlaunch.serve.settings import DEFAULT_PORT, LOOPBACK, Settings
+from ortlaunch.serve.settings import DEFAULT_PORT, LOOPBACK, OIDC_SECRET, Settings
 
 if TYPE_CHECKING:
     from ortlaunch.serve.service import Service
@@ -80,6 +81,9 @@ def settings_of(options: argparse.Namespace) -> Settings:
         public_url=options.public_url,
         shared_account=options.shared_account,
         slots=options.slots,
+        oidc_issuer=options.oidc_issuer,
+        oidc_client=options.oidc_client,
+        oidc_claim=options.oidc_claim,
     )
 
 
@@ -105,6 +109,8 @@ def check(settings: Settings) -> None:
         )
     if settings.host in ("0.0.0.0", "::") and settings.public_url is None:
         raise RequestError(f"serve: {settings.host} has no name: say with --public-url what people open")
+    if settings.oidc_issuer is not None or settings.oidc_client is not None:
+        _check_provider(settings)
     for root in settings.further_roots:
         if not root.is_dir():
             raise RequestError(f"serve: --root {root}: there is no such folder")
@@ -126,6 +132,18 @@ def _check_proxy(settings: Settings) -> None:
         ) from None
     if not (settings.public_url or "").startswith("https://"):
         raise RequestError("serve: --trusted-proxy needs --public-url https://NAME, the address that people open")
+
+
+def _check_provider(settings: Settings) -> None:
+    if settings.oidc_issuer is None or settings.oidc_client is None:
+        raise RequestError("serve: --oidc-issuer and --oidc-client go together")
+    parts = urlsplit(settings.oidc_issuer)
+    if parts.scheme != "https" and parts.hostname not in ("localhost", LOOPBACK):
+        raise RequestError(f"serve: --oidc-issuer {settings.oidc_issuer}: must begin with https://")
+    if not os.environ.get(OIDC_SECRET):
+        raise RequestError(f"serve: --oidc-issuer needs the client's secret in the environment, as {OIDC_SECRET}")
+    if importlib.util.find_spec("authlib") is None:
+        raise RequestError("serve: --oidc-issuer needs the package authlib (pip install 'ortlaunch[oidc]')")
 
 
 def _serve(settings: Settings) -> int:
@@ -227,6 +245,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--public-url", metavar="URL", help="the address that people open, if it is another one")
     add("--shared-account", action="store_true", help="all runs belong to the account of the service")
     add("--slots", type=positive, metavar="N", help="workers that train at once (default: the GPUs, or 1 without)")
+    add("--oidc-issuer", metavar="URL", help="an OpenID Connect provider that vouches for users, by its address")
+    add("--oidc-client", metavar="ID", help=f"how the provider knows the service; its secret is in {OIDC_SECRET}")
+    add("--oidc-claim", metavar="NAME", default="preferred_username", help="the claim with the user's name here")
     add("--rebuild-index", action="store_true", help="make the index of the runs anew from their folders, and end")
     add("--link", metavar="USER", help="print a link by which this user chooses another password, and end")
     return parser

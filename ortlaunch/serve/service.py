@@ -9,6 +9,7 @@ from fastapi import Request
 from sqlalchemy import Engine
 
 from ortlaunch.serve.limits import Limits
+from ortlaunch.serve.oidc import Provider
 from ortlaunch.serve.settings import Settings
 
 
@@ -19,6 +20,8 @@ class Service:
     settings: Settings
     engine: Engine
     limits: Limits = field(default_factory=Limits)
+    provider: Provider | None = None
+    """Who vouches for people beside their passwords."""
     actor: Any = None
     queue: Any = None
     runs: Any = None

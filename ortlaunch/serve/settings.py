@@ -12,6 +12,8 @@ from ortlaunch.run.roots import RUN_ROOT
 
 DEFAULT_PORT = 8470
 LOOPBACK = "127.0.0.1"
+OIDC_SECRET = "ORTLAUNCH_OIDC_SECRET"
+"""The environment variable that holds the secret by which an OpenID Connect provider knows the service."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ class Settings:
     """All runs belong to the account of the service."""
     slots: int | None = None
     """How many workers may train at once; None: the GPUs of this machine, or one worker group without GPUs."""
+    oidc_issuer: str | None = None
+    """The OpenID Connect provider that vouches for people."""
+    oidc_client: str | None = None
+    """The name by which the provider knows the service."""
+    oidc_claim: str = "preferred_username"
+    """The provider's claim that holds the name of the user here."""
     streams_per_user: int = 12
     """How many event streams one person may hold open."""
 
