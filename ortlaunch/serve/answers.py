@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from ortlaunch.base.text import public_text
 from ortlaunch.serve.actor import Refused, Unavailable
 from ortlaunch.serve.limits import TooManyRequests
-from ortlaunch.serve.requests import Unfit
+from ortlaunch.serve.unfit import Unfit
 
 _MOST_PROBLEMS = 50
 

@@ -29,9 +29,9 @@ from ortlaunch.serve.guard import Guard
 from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.oidc import Provider
 from ortlaunch.serve.pages.errors import for_browsers
-from ortlaunch.serve.requests import Unfit
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.settings import OIDC_SECRET, Settings
+from ortlaunch.serve.unfit import Unfit
 
 PARTS = {
     "actor": "ortlaunch.serve.actor:make_actor",

@@ -20,8 +20,19 @@ LEAST = {
         GET /api/tokens
         POST /api/tokens
         DELETE /api/tokens/{token_id}
+        GET /api/fields
+        GET /api/ready-jobs
+        GET /api/queue
+        GET /api/runs/{run_id}/keys
     """,
-    Role.runner: "",
+    Role.runner: """
+        POST /api/runs
+        POST /api/runs/check
+        POST /api/runs/{run_id}/cancel
+        POST /api/runs/{run_id}/resume
+        POST /api/runs/{run_id}/delete
+        POST /api/runs/{run_id}/export
+    """,
     Role.author: "",
     Role.admin: """
         GET /api/audit
@@ -29,6 +40,10 @@ LEAST = {
         POST /api/users
         PATCH /api/users/{user_id}
         POST /api/users/{user_id}/link
+        POST /api/queue/pause
+        POST /api/queue/continue
+        POST /api/queue/drain
+        POST /api/queue/{job_id}/priority
     """,
 }
 """The least role of each route. A route that is not here fails a test, so that its role is a decision."""
