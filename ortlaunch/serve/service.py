@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 from sqlalchemy import Engine
 
 from ortlaunch.serve.limits import Limits
-from ortlaunch.serve.oidc import Provider
 from ortlaunch.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from ortlaunch.serve.oidc import Provider
 
 
 @dataclass
