@@ -28,6 +28,7 @@ class Service:
     queue: Any = None
     runs: Any = None
     streams: Any = None
+    webhooks: Any = None
 
 
 def service_of(request: Request) -> Service:

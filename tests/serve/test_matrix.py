@@ -14,6 +14,16 @@ from tests.support.service import InProcess, in_process
 PEOPLE = {"vera": Role.viewer, "rob": Role.runner, "aude": Role.author, "ada": Role.admin}
 LEAST = {
     Role.viewer: """
+        GET /metrics
+        GET /api/compare
+        GET /api/events
+        GET /api/facets
+        GET /api/runs
+        GET /api/runs/{id}
+        GET /api/runs/{id}/config
+        GET /api/runs/{id}/files/{name:path}
+        GET /api/runs/{id}/logs/{rank}
+        GET /api/runs/{id}/metrics
         GET /api/openapi.json
         GET /api/session
         DELETE /api/session
@@ -35,6 +45,9 @@ LEAST = {
     """,
     Role.author: "",
     Role.admin: """
+        GET /api/webhooks
+        POST /api/webhooks
+        DELETE /api/webhooks/{webhook_id}
         GET /api/audit
         GET /api/users
         POST /api/users
