@@ -35,7 +35,9 @@ def test_a_quoted_text_is_read_as_it_was(text: str) -> None:
     assert override.key_or_group == "name"
 
 
-@pytest.mark.parametrize("text", ["\\", "\\'", "a\\", "'", "''", "\\\\'x", 'b"c', "1,2", "[1]", "null", "a=b", "#", " "])
+@pytest.mark.parametrize(
+    "text", ["\\", "\\'", "a\\", "'", "''", "\\\\'x", 'b"c', "1,2", "[1]", "null", "a=b", "#", " "]
+)
 def test_signs_of_the_grammar_are_only_text(text: str) -> None:
     assert parsed(f"name={quoted(text)}").value() == text
 

@@ -78,5 +78,3 @@ class FakeActor:
 
     def _keys(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"job": "gpt2_ort", "keys": {"train.steps": 3, "run_root": "x"}, "left_out": ["a,b"]}
-
-

@@ -202,7 +202,9 @@ def test_a_job_of_a_scheduler_is_handed_over_at_once(engine: Engine, actor: Fake
         assert until(engine, job_id, lambda job: job.state == JobState.RUNNING).taken == []
 
 
-def test_a_gpu_that_somebody_else_uses_is_withheld(engine: Engine, actor: FakeActor, tmp_path: Path, monkeypatch) -> None:
+def test_a_gpu_that_somebody_else_uses_is_withheld(
+    engine: Engine, actor: FakeActor, tmp_path: Path, monkeypatch
+) -> None:
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text(
