@@ -10,7 +10,9 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from ortlaunch.base.text import public_text
+from ortlaunch.serve.actor import Refused, Unavailable
 from ortlaunch.serve.limits import TooManyRequests
+from ortlaunch.serve.requests import Unfit
 
 _MOST_PROBLEMS = 50
 
@@ -75,3 +77,21 @@ def not_found(what: str) -> HTTPException:
         what: what was asked for, such as ``no such run``.
     """
     return HTTPException(404, what)
+
+
+async def unfit_request(_request: Request, error: Exception) -> Response:
+    """The answer to a submission that is refused, with everything that is wrong with it."""
+    assert isinstance(error, Unfit)
+    return problems([(one.key, one.message) for one in error.problems])
+
+
+async def refused_by_child(_request: Request, error: Exception) -> Response:
+    """The answer to what the checks refuse when it is composed, or the run's state does not allow."""
+    assert isinstance(error, Refused)
+    return problems([(error.key, error.message)])
+
+
+async def unavailable(_request: Request, error: Exception) -> Response:
+    """The answer when a child gave none."""
+    assert isinstance(error, Unavailable)
+    return problems([(None, str(error))], 503, {"Retry-After": "5"})

@@ -20,13 +20,15 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 import ortlaunch
-from ortlaunch.serve import api, pages
+from ortlaunch.serve import answers, api, pages
 from ortlaunch.serve.access import Caller, Role, needs, require_roles
+from ortlaunch.serve.actor import Refused, Unavailable
 from ortlaunch.serve.answers import Problem, malformed, refused, too_many, unfit
 from ortlaunch.serve.database import open_database
 from ortlaunch.serve.guard import Guard
 from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.oidc import Provider
+from ortlaunch.serve.requests import Unfit
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.settings import OIDC_SECRET, Settings
 
@@ -39,7 +41,15 @@ PARTS = {
 """The fields of `Service`, made in this order by a function that takes the service. What has `start` and `stop` is
 started and stopped with the service; both return soon."""
 STATIC = Path(__file__).parent / "static"
-_ANSWERS = {HTTPException: refused, RequestValidationError: malformed, Problem: unfit, TooManyRequests: too_many}
+_ANSWERS = {
+    HTTPException: refused,
+    RequestValidationError: malformed,
+    Problem: unfit,
+    TooManyRequests: too_many,
+    Unfit: answers.unfit_request,
+    Refused: answers.refused_by_child,
+    Unavailable: answers.unavailable,
+}
 
 
 def make_app(settings: Settings) -> FastAPI:

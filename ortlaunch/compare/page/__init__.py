@@ -7,6 +7,7 @@ import time
 from html import escape
 from importlib.resources import files
 from itertools import groupby
+from typing import Any
 
 from ortlaunch.base.text import public_text
 from ortlaunch.compare import figures
@@ -102,6 +103,12 @@ def _plots(curves: Curves) -> list[str]:
 
 def _data(curves: Curves) -> str:
     """Returns the curves as JSON in which `<`, `>` and `&` are escaped, so that it cannot end its script element."""
+    document = json.dumps(plot_data(curves), separators=(",", ":"), allow_nan=False)
+    return document.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def plot_data(curves: Curves) -> dict[str, Any]:
+    """Returns the runs that are drawn and their curves, as the page's script takes them."""
     runs = []
     for group, members in groupby(curves.runs, key=lambda drawn: drawn.group):
         runs += [{"label": one.label, "group": group, "repeat": number} for number, one in enumerate(members)]
@@ -122,8 +129,7 @@ def _data(curves: Curves) -> str:
         }
         for metric in curves.metrics
     ]
-    document = json.dumps({"runs": runs, "plots": plots}, separators=(",", ":"), allow_nan=False)
-    return document.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return {"runs": runs, "plots": plots}
 
 
 def _differences(comparison: Comparison) -> list[str]:
