@@ -10,7 +10,6 @@ from fastapi import HTTPException
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 from ortlaunch.serve.database import reading
 from ortlaunch.serve.index.tables import IndexedRun
@@ -80,13 +79,14 @@ def _places(session: Session, asked: str) -> set[str]:
     if _JOB.fullmatch(asked):
         return set(session.scalars(select(Job.run_dir).where(Job.id == asked)))
     if _KEY.fullmatch(asked):
-        run_id, runs = asked[-6:], select(IndexedRun.place).where(IndexedRun.key == asked)
+        runs = select(IndexedRun.place).where(IndexedRun.key == asked)
+        jobs = select(Job.run_dir).where(Job.run_id == asked[-6:], Job.run_key == asked)
     elif _SHORT.fullmatch(asked):
-        run_id, runs = asked, select(IndexedRun.place).where(IndexedRun.run_id == asked)
+        runs = select(IndexedRun.place).where(IndexedRun.run_id == asked)
+        jobs = select(Job.run_dir).where(Job.run_id == asked)
     else:
         return set()
-    jobs = session.scalars(select(Job.run_dir).where(Job.run_id == run_id))
-    return set(session.scalars(runs)) | {place for place in jobs if asked in (run_id, _key(place))}
+    return {*session.scalars(runs), *session.scalars(jobs)}
 
 
 def _found(session: Session, place: str, *, is_shared: bool) -> Found:
@@ -99,7 +99,7 @@ def _found(session: Session, place: str, *, is_shared: bool) -> Found:
     assert known is not None
     owner = job.owner if job is not None else "" if is_shared else _user_of(session, known.unix_user)
     return Found(
-        id=run.key if run is not None else _key(place),
+        id=run.key if run is not None else job.run_key if job is not None else "",
         run_id=known.run_id,
         place=place,
         has_folder=run is not None or Run(Path(place)).exists,
@@ -113,7 +113,3 @@ def _user_of(session: Session, unix_user: str) -> str:
     """The user of the service whose runs belong to a Unix user; empty if there is none, or several."""
     names = session.scalars(select(User.name).where(User.unix_user == unix_user).limit(2)).all()
     return names[0] if len(names) == 1 else ""
-
-
-def _key(place: str) -> str:
-    return str(RunKey.of_folder(place.rpartition("/")[2]))

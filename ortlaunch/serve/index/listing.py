@@ -23,7 +23,6 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 from ortlaunch.base.text import public_text
-from ortlaunch.run.key import RunKey
 from ortlaunch.serve.api.shapes import Facets, Page, Row
 from ortlaunch.serve.index.tables import IndexedRun
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
@@ -101,7 +100,7 @@ def waiting_positions(session: Session) -> dict[str, int]:
 def _row(values: Mapping[Any, Any], positions: Mapping[str, int]) -> Row:
     text = {name: shortened(public_text(values[name]), longest) for name, longest in _LONGEST.items()}
     return {
-        "id": values["key"] or str(RunKey.of_folder(values["place"].rpartition("/")[2])) or values["job"],
+        "id": values["key"],
         "run_id": values["run_id"],
         "job": values["job"],
         "name": text["name"],
@@ -141,7 +140,7 @@ def _jobs() -> Select[Any, *tuple[Any, ...]]:
     has_later = exists().where(later.run_id == Job.run_id, later.run_dir == Job.run_dir, later.number > Job.number)
     # Between the start of a run and the first look at its folder.
     state = case((Job.state == JobState.RUNNING, literal(str(JobState.STARTING))), else_=Job.state)
-    names = (func.coalesce(run.key, ""), Job.run_id, Job.id, Job.name, Job.experiment, Job.owner, state, Job.reason)
+    names = (func.coalesce(run.key, Job.run_key), Job.run_id, Job.id, Job.name, Job.experiment, Job.owner, state, Job.reason)
     figures = (run.step, func.coalesce(run.steps, Job.steps), run.loss, func.coalesce(run.diverged, literal(False)))
     times = (func.coalesce(run.started, Job.submitted), func.coalesce(Job.ended, Job.started, Job.submitted))
     shown = or_(Job.state.in_(_BEFORE_RUNNING), and_(Job.state.in_(_WITHOUT_RUN), run.place.is_(None)))
