@@ -140,7 +140,16 @@ def _jobs() -> Select[Any, *tuple[Any, ...]]:
     has_later = exists().where(later.run_id == Job.run_id, later.run_dir == Job.run_dir, later.number > Job.number)
     # Between the start of a run and the first look at its folder.
     state = case((Job.state == JobState.RUNNING, literal(str(JobState.STARTING))), else_=Job.state)
-    names = (func.coalesce(run.key, Job.run_key), Job.run_id, Job.id, Job.name, Job.experiment, Job.owner, state, Job.reason)
+    names = (
+        func.coalesce(run.key, Job.run_key),
+        Job.run_id,
+        Job.id,
+        Job.name,
+        Job.experiment,
+        Job.owner,
+        state,
+        Job.reason,
+    )
     figures = (run.step, func.coalesce(run.steps, Job.steps), run.loss, func.coalesce(run.diverged, literal(False)))
     times = (func.coalesce(run.started, Job.submitted), func.coalesce(Job.ended, Job.started, Job.submitted))
     shown = or_(Job.state.in_(_BEFORE_RUNNING), and_(Job.state.in_(_WITHOUT_RUN), run.place.is_(None)))
