@@ -27,7 +27,6 @@ from ortlaunch.serve.answers import Problem, malformed, refused, too_many, unfit
 from ortlaunch.serve.database import open_database
 from ortlaunch.serve.guard import Guard
 from ortlaunch.serve.limits import TooManyRequests
-from ortlaunch.serve.metrics import CountRequests
 from ortlaunch.serve.oidc import Provider
 from ortlaunch.serve.pages.errors import for_browsers
 from ortlaunch.serve.service import Service
@@ -39,7 +38,6 @@ PARTS = {
     "queue": "ortlaunch.serve.dispatcher:make_queue",
     "runs": "ortlaunch.serve.index:make_runs",
     "streams": "ortlaunch.serve.streams:make_streams",
-    "webhooks": "ortlaunch.serve.webhooks:make_webhooks",
 }
 """The fields of `Service`, made in this order by a function that takes the service. What has `start` and `stop` is
 started and stopped with the service; both return soon."""
@@ -67,9 +65,7 @@ def make_app(settings: Settings) -> FastAPI:
     """
     service = Service(settings, open_database(settings.database), provider=_provider(settings))
     for name, target in PARTS.items():
-        make = _function(target)
-        if make is not None:
-            setattr(service, name, make(service))
+        setattr(service, name, _function(target)(service))
     app = FastAPI(
         title="ortlaunch",
         version=ortlaunch.__version__,
@@ -92,8 +88,6 @@ def make_app(settings: Settings) -> FastAPI:
     for kind, answer in _ANSWERS.items():
         app.add_exception_handler(kind, for_browsers(answer))
     app.add_middleware(Guard, settings=settings)
-    # What is added last is the outermost: refusals of the guard are counted too.
-    app.add_middleware(CountRequests)
     require_roles(app.router.routes)
     return app
 
@@ -144,11 +138,7 @@ def _modules(package: ModuleType) -> list[ModuleType]:
     return [importlib.import_module(f"{package.__name__}.{name}") for name in names]
 
 
-def _function(target: str) -> Callable[[Service], Any] | None:
+def _function(target: str) -> Callable[[Service], Any]:
     module, _, name = target.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module.startswith(error.name):
-            return None
-        raise
+    found: Callable[[Service], Any] = getattr(importlib.import_module(module), name)
+    return found

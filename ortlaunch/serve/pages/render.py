@@ -118,7 +118,9 @@ def moment(seconds: float | None) -> Markup:
     if not seconds:
         return Markup("–")
     at = datetime.fromtimestamp(seconds, UTC)
-    return Markup('<time datetime="{}">{} UTC</time>').format(at.strftime("%Y-%m-%dT%H:%M:%SZ"), at.strftime("%Y-%m-%d %H:%M"))
+    return Markup('<time datetime="{}">{} UTC</time>').format(
+        at.strftime("%Y-%m-%dT%H:%M:%SZ"), at.strftime("%Y-%m-%d %H:%M")
+    )
 
 
 def size(count: float) -> str:

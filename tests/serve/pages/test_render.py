@@ -51,7 +51,11 @@ def test_texts_of_others_are_escaped_and_cannot_turn_the_direction() -> None:
 
 
 def test_every_template_escapes_what_it_shows() -> None:
-    text = render._environment().from_string("{{ a }}|{{ b }}").render(a="<i>\u202e", b="MLFLOW_TRACKING_TOKEN=abcdef123456")
+    text = (
+        render._environment()
+        .from_string("{{ a }}|{{ b }}")
+        .render(a="<i>\u202e", b="MLFLOW_TRACKING_TOKEN=abcdef123456")
+    )
     assert text.startswith("&lt;i&gt;?|")
     assert "abcdef123456" not in text
 
