@@ -14,7 +14,7 @@ from ortlaunch.base.text import public_text
 from ortlaunch.serve.actor import Refused, Unavailable
 from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.problem import Problem
-from ortlaunch.serve.requests import Unfit
+from ortlaunch.serve.unfit import Unfit
 
 _MOST_PROBLEMS = 50
 

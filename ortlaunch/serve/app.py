@@ -30,9 +30,9 @@ from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.oidc import Provider
 from ortlaunch.serve.pages.errors import for_browsers
 from ortlaunch.serve.problem import Problem
-from ortlaunch.serve.requests import Unfit
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.settings import OIDC_SECRET, Settings
+from ortlaunch.serve.unfit import Unfit
 
 PARTS = {
     "actor": "ortlaunch.serve.actor:make_actor",
