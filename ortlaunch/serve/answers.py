@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import urlencode
 
 from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -46,7 +47,8 @@ async def refused(request: Request, error: Exception) -> Response:
     if error.status_code == 401 and request.headers.get("hx-request"):
         return Response(status_code=401, headers={"HX-Redirect": "/login"})
     if error.status_code == 401 and is_page:
-        return RedirectResponse("/login", 303)
+        wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse("/login" if wanted == "/" else f"/login?{urlencode({'next': wanted})}", 303)
     return problems([(None, str(error.detail))], error.status_code, error.headers)
 
 

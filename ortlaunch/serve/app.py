@@ -29,6 +29,7 @@ from ortlaunch.serve.guard import Guard
 from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.metrics import CountRequests
 from ortlaunch.serve.oidc import Provider
+from ortlaunch.serve.pages.errors import for_browsers
 from ortlaunch.serve.requests import Unfit
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.settings import OIDC_SECRET, Settings
@@ -66,9 +67,7 @@ def make_app(settings: Settings) -> FastAPI:
     """
     service = Service(settings, open_database(settings.database), provider=_provider(settings))
     for name, target in PARTS.items():
-        make = _function(target)
-        if make is not None:
-            setattr(service, name, make(service))
+        setattr(service, name, _function(target)(service))
     app = FastAPI(
         title="ortlaunch",
         version=ortlaunch.__version__,
@@ -85,9 +84,11 @@ def make_app(settings: Settings) -> FastAPI:
             if isinstance(router := getattr(module, "router", None), APIRouter):
                 app.router.routes += router.routes
     if STATIC.is_dir():
-        app.mount("/static", StaticFiles(directory=STATIC), name="static")
+        # uPlot lies with the page of `compare`, which holds it too.
+        files = StaticFiles(directory=STATIC, packages=[("ortlaunch.compare", "page/uplot")])
+        app.mount("/static", files, name="static")
     for kind, answer in _ANSWERS.items():
-        app.add_exception_handler(kind, answer)
+        app.add_exception_handler(kind, for_browsers(answer))
     app.add_middleware(Guard, settings=settings)
     # What is added last is the outermost: refusals of the guard are counted too.
     app.add_middleware(CountRequests)
@@ -141,11 +142,7 @@ def _modules(package: ModuleType) -> list[ModuleType]:
     return [importlib.import_module(f"{package.__name__}.{name}") for name in names]
 
 
-def _function(target: str) -> Callable[[Service], Any] | None:
+def _function(target: str) -> Callable[[Service], Any]:
     module, _, name = target.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module.startswith(error.name):
-            return None
-        raise
+    found: Callable[[Service], Any] = getattr(importlib.import_module(module), name)
+    return found

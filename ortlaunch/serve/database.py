@@ -5,7 +5,6 @@ Run folders stay the truth about runs. What only the database knows is who may d
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sqlite3
@@ -63,9 +62,7 @@ def open_database(path: Path) -> Engine:
     except OSError as error:
         raise RequestError(f"serve: the database {path} cannot be opened: {error.strerror}") from None
     for module in TABLE_MODULES:
-        # INTEGRATION: skips what the other branches bring.
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(module)
+        importlib.import_module(module)
     engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False})
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin)

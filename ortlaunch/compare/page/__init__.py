@@ -36,7 +36,7 @@ def as_html(comparison: Comparison, curves: Curves) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n',
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n',
         f"<title>{title}: {_text(comparison.baseline.label)}</title>\n",
-        f"<style>\n{_asset('uPlot.min.css')}\n{_asset('page.css')}</style>\n</head>\n<body>\n",
+        f"<style>\n{_asset('uplot/uPlot.min.css')}\n{_asset('page.css')}</style>\n</head>\n<body>\n",
         f"<h1>{title}</h1>\n",
         *_head(comparison),
         *_warnings(comparison),
@@ -97,7 +97,7 @@ def _plots(curves: Curves) -> list[str]:
         f'<h2>Curves</h2>\n<p class="faint">{hint}</p>\n<div id="runs"></div>\n',
         '<div id="plots" class="plots"></div>\n',
         f'<script type="application/json" id="curves">{_data(curves)}</script>\n',
-        f"<script>{_asset('uPlot.iife.min.js')}</script>\n<script>{_asset('page.js')}</script>\n",
+        f"<script>{_asset('uplot/uPlot.iife.min.js')}</script>\n<script>{_asset('page.js')}</script>\n",
     ]
 
 
