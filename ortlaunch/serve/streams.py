@@ -18,7 +18,7 @@ from ortlaunch.serve.database import reading
 from ortlaunch.serve.follow.logs import log_file
 from ortlaunch.serve.index.finding import find
 from ortlaunch.serve.index.indexer import Change
-from ortlaunch.serve.index.listing import rows_of, waiting_positions
+from ortlaunch.serve.index.listing import rows_of
 from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job
@@ -192,14 +192,14 @@ class Streams:
         columns = (Job.run_dir, Job.id, Job.state, Job.reason, Job.priority)
         with reading(self._service.engine) as session:
             found = session.execute(select(*columns).where(Job.state.in_(OPEN_STATES)).order_by(Job.number)).all()
-            positions = waiting_positions(session)
+        positions = self._service.queue.positions()
         now = {place: (job, *rest, positions.get(job)) for place, job, *rest in found}
         before, self._jobs = self._jobs, now
         return {place for place in now.keys() | before.keys() if now.get(place) != before.get(place)}
 
     def _rows(self, places: list[str]) -> dict[str, Row]:
         with reading(self._service.engine) as session:
-            return rows_of(session, places)
+            return rows_of(session, self._service.queue.positions(), places)
 
 
 def parsed_topics(text: str, *, is_strict: bool = True) -> dict[str, str | None]:

@@ -26,6 +26,7 @@ LEAST = {
         GET /runs/{run}
         GET /runs/{run}/panel
         GET /tokens
+        GET /metrics
         GET /api/compare
         GET /api/events
         GET /api/facets
@@ -57,6 +58,9 @@ LEAST = {
     """,
     Role.admin: """
         GET /audit
+        GET /api/webhooks
+        POST /api/webhooks
+        DELETE /api/webhooks/{webhook_id}
         GET /users
         GET /api/audit
         GET /api/users
@@ -135,6 +139,7 @@ def run_of_rob(inside: InProcess, monkeypatch: pytest.MonkeyPatch) -> str:
     key = f"20260101-000000-{secrets.token_hex(3)}"
     run_dir = inside.service.settings.root / "default" / f"{key[:15]}-mine-{key[16:]}"
     run_dir.mkdir(parents=True)
+    (run_dir / "config.yaml").write_text("name: mine\n")
     with writing(inside.service.engine) as session:
         rob = inside.person("rob", Role.runner)
         number = (session.scalar(select(func.max(Job.number))) or 0) + 1

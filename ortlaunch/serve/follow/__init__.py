@@ -55,7 +55,7 @@ def list_runs(
         raise Problem("pages are counted from 1", "page")
     filters = {"state": state, "owner": owner, "experiment": experiment, "text": text[:_LONGEST_TEXT]}
     with reading(service.engine) as session:
-        return page_of(session, filters, sort, page, size)
+        return page_of(session, service.queue.positions(), filters, sort, page, size)
 
 
 def facets(service: Service, caller: Caller) -> Facets:
@@ -72,7 +72,7 @@ def run_detail(service: Service, caller: Caller, asked: str) -> Detail:
     """
     found = find(service, asked)
     with reading(service.engine) as session:
-        row = rows_of(session, [found.place]).get(found.place)
+        row = rows_of(session, service.queue.positions(), [found.place]).get(found.place)
         run = session.get(IndexedRun, found.place)
     if row is None:
         raise HTTPException(404, "the run is not in the index yet")
