@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from sqlalchemy import func, select
 from starlette.routing import Mount, Route
 
+from ortlaunch.run.run import Run
 from ortlaunch.serve.access import PUBLIC, Role, role_of
 from ortlaunch.serve.actor import Refused
 from ortlaunch.serve.database import writing
@@ -139,7 +140,8 @@ def run_of_rob(inside: InProcess, monkeypatch: pytest.MonkeyPatch) -> str:
     key = f"20260101-000000-{secrets.token_hex(3)}"
     run_dir = inside.service.settings.root / "default" / f"{key[:15]}-mine-{key[16:]}"
     run_dir.mkdir(parents=True)
-    (run_dir / "config.yaml").write_text("name: mine\n")
+    for path in (Run(run_dir).config_file, Run(run_dir).journal_file):
+        path.write_text("")
     with writing(inside.service.engine) as session:
         rob = inside.person("rob", Role.runner)
         number = (session.scalar(select(func.max(Job.number))) or 0) + 1
