@@ -178,7 +178,7 @@ def test_a_run_is_changed_by_its_owner_and_administrators_alone(
     assert {name for name, answer in answers.items() if answer.status_code == 403} == {"vera", "aude"}
     for name in ("rob", "ada"):
         assert answers[name].status_code in (409, 422), answers[name].text
-    seen = client.get(f"/api/runs/{run_of_rob}", headers=token(inside, "vera"))
+    seen = client.get(f"/api/runs/{run_of_rob}/keys", headers=token(inside, "vera"))
     assert seen.status_code == 200, "everybody may look"
 
 
