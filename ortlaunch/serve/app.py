@@ -23,16 +23,17 @@ import ortlaunch
 from ortlaunch.serve import answers, api, pages
 from ortlaunch.serve.access import Caller, Role, needs, require_roles
 from ortlaunch.serve.actor import Refused, Unavailable
-from ortlaunch.serve.answers import Problem, malformed, refused, too_many, unfit
+from ortlaunch.serve.answers import malformed, refused, too_many, unfit
 from ortlaunch.serve.database import open_database
 from ortlaunch.serve.guard import Guard
 from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.metrics import CountRequests
 from ortlaunch.serve.oidc import Provider
 from ortlaunch.serve.pages.errors import for_browsers
-from ortlaunch.serve.requests import Unfit
+from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.settings import OIDC_SECRET, Settings
+from ortlaunch.serve.unfit import Unfit
 
 PARTS = {
     "actor": "ortlaunch.serve.actor:make_actor",

@@ -13,8 +13,8 @@ from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import Job, JobState
-from ortlaunch.serve.requests import Problem, Unfit
 from ortlaunch.serve.service import Service
+from ortlaunch.serve.unfit import Problem, Unfit
 
 
 def queue_state(service: Service, _caller: Caller) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ortlaunch.config.bounds import is_usable
 from ortlaunch.config.meant import meant_key
 from ortlaunch.serve.access import Role
 from ortlaunch.serve.fields import CHOICES, PARAMS, Field, catalogue, jobs_to_choose, may_choose
+from ortlaunch.serve.unfit import Problem, Unfit
 
 Scalar = str | int | float | bool | None
 MOST_MINUTES = 366 * 24 * 60
@@ -31,22 +32,6 @@ _SLURM_TEXT = re.compile(r"[A-Za-z0-9_.:,&|*+@/()\[\]][A-Za-z0-9_.:,&|*+@/()\[\]
 _INTERPOLATION = "${"
 _MISSING = "???"
 """OmegaConf's sign for a value that must be given."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Why a request is refused."""
-
-    key: str | None
-    message: str
-
-
-class Unfit(Exception):
-    """A request that is refused."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("; ".join(one.message for one in problems))
-        self.problems = problems
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from ortlaunch.serve.fields import CHOICES, PARAMS, catalogue, fields_of, jobs_t
 from ortlaunch.serve.index.finding import Found, find, found_run
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
-from ortlaunch.serve.requests import Problem, Submission, Unfit, judge
+from ortlaunch.serve.requests import Submission, judge
 from ortlaunch.serve.service import Service
+from ortlaunch.serve.unfit import Problem, Unfit
 
 _MOST_OPEN = 1000
 """Jobs of one user that are not over."""

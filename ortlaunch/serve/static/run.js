@@ -85,7 +85,9 @@ const curves = async () => {
 const log = new Log(id, document.getElementById("log"));
 const state = () => page.querySelector('[data-cell="state"]').textContent;
 
-const hear = ({ row, points }) => {
+const hear = ({ row, points, rewound, again }) => {
+  if (again) { location.reload(); return; }
+  if (rewound !== undefined && rewound !== null) for (const plot of plots.values()) plot.rewind(rewound);
   const before = state();
   if (row) fillIn(page, row);
   if (before !== state()) refresh();
