@@ -64,6 +64,7 @@ def _environment() -> Environment:
         "plain": plain,
         "number": number,
         "duration": duration,
+        "meaning": meaning,
         "moment": moment,
         "size": size,
         "state_class": state_class,
@@ -76,6 +77,12 @@ def _environment() -> Environment:
 def plain(text: object) -> Markup:
     """A text of several lines, each as `public_text`, escaped."""
     return Markup("\n").join(public_text(line) for line in str(text).split("\n"))
+
+
+def meaning(text: str) -> Markup:
+    """What a key means, with what stands between backquotes as code."""
+    parts = enumerate(str(text).split("`"))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in parts)
 
 
 def number(value: float | None) -> str:
