@@ -11,7 +11,6 @@ import anyio
 from sqlalchemy import select
 
 from ortlaunch.serve.access import Caller, still_allowed
-from ortlaunch.serve.answers import Problem
 from ortlaunch.serve.api.shapes import Row
 from ortlaunch.serve.channels import FileChannel, ListChannel
 from ortlaunch.serve.clients import Client, EventStream
@@ -21,6 +20,7 @@ from ortlaunch.serve.index.finding import find
 from ortlaunch.serve.index.indexer import Change
 from ortlaunch.serve.index.listing import rows_of
 from ortlaunch.serve.limits import TooManyRequests
+from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tails import JournalTail, LogTail, Tail

@@ -8,7 +8,6 @@ from fastapi import HTTPException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.serve.access import Caller
-from ortlaunch.serve.answers import Problem
 from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
 from ortlaunch.serve.database import reading
 from ortlaunch.serve.follow.configuration import differences, settings_of, text_of
@@ -18,6 +17,7 @@ from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES, log_file, part, 
 from ortlaunch.serve.index.finding import Found, find, found_run
 from ortlaunch.serve.index.listing import MOST_ROWS, SORTS, facets_of, page_of, rows_of
 from ortlaunch.serve.index.tables import IndexedRun
+from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import Service
 
 PAGE_ROWS = 50
