@@ -11,11 +11,12 @@ from sqlalchemy import func, select
 
 from ortlaunch.base.text import public_text
 from ortlaunch.serve.access import Caller, Role, needs
-from ortlaunch.serve.answers import Problem, not_found
+from ortlaunch.serve.answers import not_found
 from ortlaunch.serve.api.users import Id
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.index.tables import Delivery, Webhook
+from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.secret import new_secret
 from ortlaunch.serve.service import Service, service_of
 from ortlaunch.serve.webhooks import problem_of
