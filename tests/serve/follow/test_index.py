@@ -220,6 +220,29 @@ def test_an_id_that_two_runs_have_is_refused(service: Service, viewer: TestClien
         assert viewer.get(f"/api/runs/{unknown}").status_code == 404
 
 
+def test_schedulers_are_asked_once_for_each_owner(
+    service: Service, make_run: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{squeue.parent}:/usr/bin:/bin")
+    job = {"scheduler": "slurm", "job_id": "12", "submitted": 1.0}
+    runs = [make_run(job=job, end=None) for _ in range(4)]
+    if os.geteuid() == 0:
+        os.chown(runs[0], 1, -1)
+    began = time.monotonic()
+    for _ in range(3):
+        service.runs.refresh()
+        service.runs._read_at.clear()
+    assert time.monotonic() - began < 5, "too slow to tell"
+    users = sorted(
+        word for line in (tmp_path / "asked").read_text().splitlines() for word in line.split() if "--user" in word
+    )
+    assert users == sorted({f"--user={run_dir.owner()}" for run_dir in runs})
+
+
 def test_texts_are_cut_by_their_bytes() -> None:
     assert shortened("short", 160) == "short"
     for text in ("a" * 500, '"' * 500, "é" * 500, "\U0001f600" * 500):
