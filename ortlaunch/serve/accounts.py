@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 
 from ortlaunch.base.user import user_name
 from ortlaunch.serve.access import Caller, Role
-from ortlaunch.serve.answers import Problem, not_found
+from ortlaunch.serve.answers import not_found
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
+from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.secret import digest, new_secret
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tables import Link, LoginSession, Token, User

@@ -16,13 +16,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.secrets import without_secrets
-
-if TYPE_CHECKING:
-    from ortlaunch.serve.service import Service
+from ortlaunch.serve.service import Service
 
 _SECONDS = 60.0
 _SECONDS_OF = {"start": 120.0, "cancel": 300.0, "export_weights": 600.0, "compare": 300.0}

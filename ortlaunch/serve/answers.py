@@ -13,17 +13,10 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from ortlaunch.base.text import public_text
 from ortlaunch.serve.actor import Refused, Unavailable
 from ortlaunch.serve.limits import TooManyRequests
+from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.unfit import Unfit
 
 _MOST_PROBLEMS = 50
-
-
-class Problem(Exception):
-    """A request that cannot be done as it is; the answer is 422 with this message beside the key."""
-
-    def __init__(self, message: str, key: str | None = None) -> None:
-        super().__init__(message)
-        self.key = key
 
 
 def problems(

@@ -23,12 +23,14 @@ import ortlaunch
 from ortlaunch.serve import answers, api, pages
 from ortlaunch.serve.access import Caller, Role, needs, require_roles
 from ortlaunch.serve.actor import Refused, Unavailable
-from ortlaunch.serve.answers import Problem, malformed, refused, too_many, unfit
+from ortlaunch.serve.answers import malformed, refused, too_many, unfit
 from ortlaunch.serve.database import open_database
 from ortlaunch.serve.guard import Guard
 from ortlaunch.serve.limits import TooManyRequests
+from ortlaunch.serve.metrics import CountRequests
 from ortlaunch.serve.oidc import Provider
 from ortlaunch.serve.pages.errors import for_browsers
+from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.settings import OIDC_SECRET, Settings
 from ortlaunch.serve.unfit import Unfit
@@ -38,6 +40,7 @@ PARTS = {
     "queue": "ortlaunch.serve.dispatcher:make_queue",
     "runs": "ortlaunch.serve.index:make_runs",
     "streams": "ortlaunch.serve.streams:make_streams",
+    "webhooks": "ortlaunch.serve.webhooks:make_webhooks",
 }
 """The fields of `Service`, made in this order by a function that takes the service. What has `start` and `stop` is
 started and stopped with the service; both return soon."""
@@ -88,6 +91,8 @@ def make_app(settings: Settings) -> FastAPI:
     for kind, answer in _ANSWERS.items():
         app.add_exception_handler(kind, for_browsers(answer))
     app.add_middleware(Guard, settings=settings)
+    # What is added last is the outermost: refusals of the guard are counted too.
+    app.add_middleware(CountRequests)
     require_roles(app.router.routes)
     return app
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ortlaunch.base.text import library_error
-from ortlaunch.serve.answers import Problem
+from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.secret import digest, new_secret
 
 CALLBACK = "/oidc/callback"
@@ -113,7 +113,7 @@ class Provider:
         from joserfc import jwt
         from joserfc.jwk import KeySet
 
-        keys = KeySet.import_key_set(self._json(self._known("jwks_uri")))
+        keys = KeySet.import_key_set({"keys": self._json(self._known("jwks_uri"))["keys"]})
         found = jwt.decode(token, keys, algorithms=list(_ALGORITHMS))
         rules = jwt.JWTClaimsRegistry(
             leeway=_LEEWAY_SECONDS,

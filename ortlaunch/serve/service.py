@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 from sqlalchemy import Engine
 
 from ortlaunch.serve.limits import Limits
-from ortlaunch.serve.oidc import Provider
 from ortlaunch.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from ortlaunch.serve.oidc import Provider
 
 
 @dataclass
@@ -26,6 +28,7 @@ class Service:
     queue: Any = None
     runs: Any = None
     streams: Any = None
+    webhooks: Any = None
 
 
 def service_of(request: Request) -> Service:

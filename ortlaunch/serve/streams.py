@@ -11,7 +11,6 @@ import anyio
 from sqlalchemy import select
 
 from ortlaunch.serve.access import Caller, still_allowed
-from ortlaunch.serve.answers import Problem
 from ortlaunch.serve.api.shapes import Row
 from ortlaunch.serve.channels import FileChannel, ListChannel
 from ortlaunch.serve.clients import Client, EventStream
@@ -19,8 +18,9 @@ from ortlaunch.serve.database import reading
 from ortlaunch.serve.follow.logs import log_file
 from ortlaunch.serve.index.finding import find
 from ortlaunch.serve.index.indexer import Change
-from ortlaunch.serve.index.listing import rows_of, waiting_positions
+from ortlaunch.serve.index.listing import rows_of
 from ortlaunch.serve.limits import TooManyRequests
+from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tails import JournalTail, LogTail, Tail
@@ -192,14 +192,14 @@ class Streams:
         columns = (Job.run_dir, Job.id, Job.state, Job.reason, Job.priority)
         with reading(self._service.engine) as session:
             found = session.execute(select(*columns).where(Job.state.in_(OPEN_STATES)).order_by(Job.number)).all()
-            positions = waiting_positions(session)
+        positions = self._service.queue.positions()
         now = {place: (job, *rest, positions.get(job)) for place, job, *rest in found}
         before, self._jobs = self._jobs, now
         return {place for place in now.keys() | before.keys() if now.get(place) != before.get(place)}
 
     def _rows(self, places: list[str]) -> dict[str, Row]:
         with reading(self._service.engine) as session:
-            return rows_of(session, places)
+            return rows_of(session, self._service.queue.positions(), places)
 
 
 def parsed_topics(text: str, *, is_strict: bool = True) -> dict[str, str | None]:

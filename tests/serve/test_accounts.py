@@ -11,9 +11,9 @@ from sqlalchemy import select, update
 
 from ortlaunch.serve import accounts, tokens
 from ortlaunch.serve.access import Caller, Role, still_allowed
-from ortlaunch.serve.answers import Problem
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.limits import TooManyRequests
+from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.tables import AuditEntry, Link, Token, User
 from tests.support.service import PASSWORD, InProcess, in_process
 

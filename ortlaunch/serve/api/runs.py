@@ -12,7 +12,6 @@ from fastapi.responses import StreamingResponse
 
 from ortlaunch.serve import follow
 from ortlaunch.serve.access import Caller, Role, needs
-from ortlaunch.serve.answers import Problem
 from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
 from ortlaunch.serve.follow.beneath import open_beneath
 from ortlaunch.serve.follow.curves import MOST_POINTS
@@ -20,6 +19,7 @@ from ortlaunch.serve.follow.details import may_fetch
 from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES
 from ortlaunch.serve.index.finding import found_run
 from ortlaunch.serve.index.listing import MOST_ROWS
+from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import Service, service_of
 
 router = APIRouter()

@@ -79,7 +79,7 @@ class CheckpointShape(TypedDict):
 
 
 class Goodput(TypedDict):
-    """The share of productive time, and where the rest went in seconds."""
+    """The share of productive time, from 0 to 1, and where the time went in seconds."""
 
     share: float
     parts: dict[str, float]

@@ -66,7 +66,7 @@ def _logs(service: Connection, options: argparse.Namespace) -> int:
 def _cancel(service: Connection, options: argparse.Namespace) -> int:
     all_ended = True
     for run in options.run:
-        service.post("runs", run, "cancel", body={"now": options.now})
+        service.post("runs", run, "cancel")
         row = wait_for_end(service, run, options.wait)
         show.outcome(row)
         all_ended &= row["state"] in OVER
@@ -155,9 +155,8 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run is over")
     logs.add_argument("--log", "--rank", default="0", metavar="RANK", help="a rank, or another log such as torchrun")
     logs.add_argument("-n", "--lines", type=positive, metavar="N", help="the last N lines")
-    cancel = _verb(verbs, "cancel", _cancel, "end runs, with a checkpoint unless --now is given", as_json=False)
+    cancel = _verb(verbs, "cancel", _cancel, "end runs, with a checkpoint", as_json=False)
     cancel.add_argument("run", nargs="+", metavar="RUN")
-    cancel.add_argument("--now", action="store_true", help="without a checkpoint")
     cancel.add_argument(
         "--wait", type=float, default=_WAIT_SECONDS, metavar="SECONDS", help="for the end (default: 900)"
     )

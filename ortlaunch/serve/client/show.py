@@ -62,7 +62,7 @@ def detail(found: dict[str, Any]) -> None:
         *(("failure", f"rank {one['rank']} on {one['host']}: {one['message']}") for one in found["failures"]),
         ("checkpoint", found["checkpoints"][-1]["name"] if found["checkpoints"] else ""),
         ("goodput", f"{100 * found['goodput']['share']:.0f} %" if found["goodput"] else ""),
-        ("mlflow", found["mlflow"] or ""),
+        ("mlflow", _record(found["mlflow"])),
         *(("problem", text) for text in found["problems"]),
     ]
     shown = [(label, text) for label, text in lines if text]
@@ -96,7 +96,7 @@ def comparison(answer: dict[str, Any]) -> None:
     differences = answer["differences"]
     if differences["rows"]:
         say("what the runs differ in:")
-        _table(_columns([str(title) for title in differences["columns"]], differences["rows"]))
+        _table(_columns([str(column["title"]) for column in differences["columns"]], differences["rows"]))
 
 
 def _columns(titles: list[str], lines: list[list[str]]) -> dict[str, list[str]]:
@@ -123,6 +123,13 @@ def _figures(row: dict[str, Any]) -> str:
     if row["rate"] is not None:
         parts.append(f"{rate_text(row['rate'])} {row['rate_unit']}")
     return ", ".join(parts)
+
+
+def _record(found: dict[str, Any] | None) -> str:
+    """Where MLflow has the run."""
+    if found is None:
+        return ""
+    return str(found["url"]) if found["url"] else f"{found['run_id']} in {found['store']}"
 
 
 def _moment(seconds: float) -> str:

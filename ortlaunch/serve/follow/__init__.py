@@ -8,7 +8,6 @@ from fastapi import HTTPException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.serve.access import Caller
-from ortlaunch.serve.answers import Problem
 from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
 from ortlaunch.serve.database import reading
 from ortlaunch.serve.follow.configuration import differences, settings_of, text_of
@@ -18,6 +17,7 @@ from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES, log_file, part, 
 from ortlaunch.serve.index.finding import Found, find, found_run
 from ortlaunch.serve.index.listing import MOST_ROWS, SORTS, facets_of, page_of, rows_of
 from ortlaunch.serve.index.tables import IndexedRun
+from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import Service
 
 PAGE_ROWS = 50
@@ -55,7 +55,7 @@ def list_runs(
         raise Problem("pages are counted from 1", "page")
     filters = {"state": state, "owner": owner, "experiment": experiment, "text": text[:_LONGEST_TEXT]}
     with reading(service.engine) as session:
-        return page_of(session, filters, sort, page, size)
+        return page_of(session, service.queue.positions(), filters, sort, page, size)
 
 
 def facets(service: Service, caller: Caller) -> Facets:
@@ -72,7 +72,7 @@ def run_detail(service: Service, caller: Caller, asked: str) -> Detail:
     """
     found = find(service, asked)
     with reading(service.engine) as session:
-        row = rows_of(session, [found.place]).get(found.place)
+        row = rows_of(session, service.queue.positions(), [found.place]).get(found.place)
         run = session.get(IndexedRun, found.place)
     if row is None:
         raise HTTPException(404, "the run is not in the index yet")

@@ -22,8 +22,8 @@ from ortlaunch.serve.follow.beneath import opened_path
 
 _LONGEST_VALUE = 2000
 _LARGEST_TEXT = 256 * 1024
-_OF_THE_RUN = ("name", "experiment", "run_root")
-"""Keys that each run has to itself."""
+_OF_THE_RUN = ("name", "experiment", "run_root", "launcher.run", "tracking.uri", "tracking.artifacts")
+"""Keys that each run has to itself, or that the place where it was started has set."""
 
 
 def settings_of(run: Run) -> dict[str, Any]:

@@ -95,12 +95,15 @@ class Thinned:
 
 
 def _thinner(steps: list[int], points: dict[int, float | None], most: int) -> Curve:
-    """The same points in fewer ranges; values that are no finite numbers stay."""
-    thin, width = Thinned(), max(1, (steps[-1] - steps[0]) // max(1, most // 2 - 1) + 1)
-    thin._width = width
+    """The same points in fewer ranges. A quarter may be values that are no finite numbers."""
+    bad = [step for step in steps if points[step] is None][: most // 4]
+    thin = Thinned()
+    # One range more than the width says, because steps need not begin with a range, and the last point.
+    thin._width = (steps[-1] - steps[0]) // max(1, (most - len(bad)) // 2 - 2) + 1
     for step in steps:
         value = points[step]
-        thin.add(step, math.nan if value is None else value)
+        if value is not None or step in bad:
+            thin.add(step, math.nan if value is None else value)
     return thin.curve(2 * MOST_POINTS)
 
 

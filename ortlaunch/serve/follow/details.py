@@ -166,7 +166,7 @@ def _goodput(run: Run, record: Record | None, *, is_over: bool) -> Goodput | Non
     share = figures.get("summary/goodput_percent")
     if share is None or not math.isfinite(share) or not all(map(math.isfinite, parts.values())) or not parts["wall"]:
         return None
-    return {"share": share, "parts": parts}
+    return {"share": share / 100, "parts": parts}
 
 
 def _account(run: Run, now: float | None) -> dict[str, float]:

@@ -69,6 +69,12 @@ class Index:
         self._thread: threading.Thread | None = None
         self.passes = 0
         """How often the folders were looked at."""
+        self._looked_at = time.monotonic()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the folders were looked at."""
+        return time.monotonic() - self._looked_at
 
     def start(self) -> None:
         """Starts the thread."""
@@ -114,6 +120,7 @@ class Index:
                     break
                 changed |= self._take(batch)
             self.passes += 1
+            self._looked_at = time.monotonic()
         change = Change(frozenset(changed), gone)
         for listener in self._listeners:
             listener(change)

@@ -38,11 +38,14 @@ _WITHOUT_RUN = (*OPEN_STATES, JobState.REFUSED, JobState.CANCELLED)
 """States of jobs that are rows of their own while there is no run folder."""
 
 
-def page_of(session: Session, filters: Mapping[str, str], sort: str, page: int, size: int) -> Page:
+def page_of(
+    session: Session, positions: Mapping[str, int], filters: Mapping[str, str], sort: str, page: int, size: int
+) -> Page:
     """Returns a page of the list.
 
     Args:
         session: the database.
+        positions: the places of the waiting jobs in the queue.
         filters: `state`, `owner`, `experiment` (each one value, or several with commas between them) and `text`, which
             is looked for in name, experiment and ids; an empty one lets all pass.
         sort: one of `SORTS`, with ``-`` before it for the largest first.
@@ -59,22 +62,21 @@ def page_of(session: Session, filters: Mapping[str, str], sort: str, page: int, 
     # Only folders are sorted, of which there may be ten thousand; the rest of a row is read for the page alone.
     ordered = chosen.order_by(order, rows.c.started.desc(), rows.c.place).limit(size).offset((page - 1) * size)
     places = session.scalars(ordered).all()
-    return {"runs": list(rows_of(session, places).values()), "total": total, "page": page, "pages": pages}
+    return {"runs": list(rows_of(session, positions, places).values()), "total": total, "page": page, "pages": pages}
 
 
-def rows_of(session: Session, places: Iterable[str]) -> dict[str, Row]:
+def rows_of(session: Session, positions: Mapping[str, int], places: Iterable[str]) -> dict[str, Row]:
     """Returns the rows of run folders, and of jobs whose run folders are not there yet, in the order of `places`.
 
     Args:
         session: the database.
+        positions: the places of the waiting jobs in the queue.
         places: the folders; those that nobody knows are left out.
     """
     places = list(places)
     rows = _rows()
     found = session.execute(select(rows).where(rows.c.place.in_(places))).mappings().all()
     order = {place: number for number, place in enumerate(places)}
-    waits = any(row["state"] == JobState.WAITING for row in found)
-    positions = waiting_positions(session) if waits else {}
     return {row["place"]: _row(row, positions) for row in sorted(found, key=lambda row: order[row["place"]])}
 
 
@@ -89,12 +91,6 @@ def facets_of(session: Session) -> Facets:
         "owners": list(owners),
         "experiments": list(experiments),
     }
-
-
-def waiting_positions(session: Session) -> dict[str, int]:
-    """Returns the positions of the waiting jobs in the order in which the queue looks at them, counted from 1."""
-    order = select(Job.id).where(Job.state == JobState.WAITING).order_by(Job.priority.desc(), Job.number)
-    return {job: number for number, job in enumerate(session.scalars(order), 1)}
 
 
 def _row(values: Mapping[Any, Any], positions: Mapping[str, int]) -> Row:

@@ -10,9 +10,9 @@ from fastapi.responses import HTMLResponse
 from ortlaunch.serve import follow
 from ortlaunch.serve.access import Caller, Role, needs
 from ortlaunch.serve.actor import Refused, Unavailable
-from ortlaunch.serve.answers import Problem
 from ortlaunch.serve.api.runs import compare as compared
 from ortlaunch.serve.pages.render import render
+from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import service_of
 
 router = APIRouter(include_in_schema=False)

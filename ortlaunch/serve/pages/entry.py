@@ -15,7 +15,7 @@ router = APIRouter(include_in_schema=False)
 @router.get("/login")
 def login(request: Request) -> HTMLResponse:
     """The form for name and password."""
-    return render(request, "login.html", None)
+    return render(request, "login.html", None, has_provider=service_of(request).provider is not None)
 
 
 @router.get("/link/{secret}")

@@ -64,6 +64,7 @@ def _environment() -> Environment:
         "plain": plain,
         "number": number,
         "duration": duration,
+        "meaning": meaning,
         "moment": moment,
         "size": size,
         "state_class": state_class,
@@ -78,10 +79,16 @@ def plain(text: object) -> Markup:
     return Markup("\n").join(public_text(line) for line in str(text).split("\n"))
 
 
+def meaning(text: str) -> Markup:
+    """What a key means, with what stands between backquotes as code."""
+    parts = enumerate(str(text).split("`"))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in parts)
+
+
 def number(value: float | None) -> str:
     """A number with four digits, as `format.js` writes it."""
     if value is None:
-        return "–"
+        return "\N{EN DASH}"
     if not math.isfinite(value):
         return str(value)
     size_ = abs(value)
@@ -95,7 +102,7 @@ def number(value: float | None) -> str:
 def duration(seconds: float | None) -> str:
     """A time span in its two largest units, as `format.js` writes it."""
     if seconds is None:
-        return "–"
+        return "\N{EN DASH}"
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -109,7 +116,7 @@ def duration(seconds: float | None) -> str:
 def moment(seconds: float | None) -> Markup:
     """A time as a `time` element; the page writes it in the reader's own zone."""
     if not seconds:
-        return Markup("–")
+        return Markup("\N{EN DASH}")
     at = datetime.fromtimestamp(seconds, UTC)
     return Markup('<time datetime="{}">{} UTC</time>').format(
         at.strftime("%Y-%m-%dT%H:%M:%SZ"), at.strftime("%Y-%m-%d %H:%M")

@@ -37,6 +37,10 @@ def submit(
     keys = {key: value for key, value in keys.items() if key not in choices}
     found = submitting.fields_for(service, caller, job or None, choices)
     fields = [*found["fields"], *_further(keys, found["fields"])]
+    for field in fields:
+        # A group that nothing chooses has its default.
+        if field["group"] == CHOICES and field["value"] is None:
+            field["value"] = field["default"]
     groups: dict[str, list[dict[str, Any]]] = {}
     for field in fields:
         groups.setdefault(field["group"], []).append(field)

@@ -87,17 +87,25 @@ export class Plot {
 
   add(at, points) {
     const curve = this.curves[at];
-    let last = curve.steps.at(-1) ?? -Infinity;
     for (const [step, value] of points) {
-      // A resumed run goes back to its checkpoint's step, and what came after that step is drawn anew.
-      while (step <= last) { curve.steps.pop(); curve.values.pop(); last = curve.steps.at(-1) ?? -Infinity; }
+      // Of a step that comes again the first value counts.
+      if (step <= (curve.steps.at(-1) ?? -Infinity)) continue;
       curve.steps.push(step);
       curve.values.push(value);
-      last = step;
     }
     while (curve.steps.length > MOST_POINTS) {
       curve.steps = curve.steps.filter((_, n) => n % 2 === 0);
       curve.values = curve.values.filter((_, n) => n % 2 === 0);
+    }
+    this.u?.setData(this.table());
+  }
+
+  // A resumed run goes back to its checkpoint's step; what came after it is made anew.
+  rewind(to) {
+    for (const curve of this.curves) {
+      const kept = curve.steps.filter((step) => step <= to).length;
+      curve.steps.length = kept;
+      curve.values.length = kept;
     }
     this.u?.setData(this.table());
   }

@@ -19,12 +19,13 @@ const byDefault = (field) => JSON.parse(field.dataset.default);
 const put = (field, value) => {
   const input = inputOf(field);
   if (input.type === "checkbox") input.checked = Boolean(value);
-  else input.value = value ?? "";
+  else input.value = value === null || value === undefined ? "" : String(value);
 };
 const valueOf = (field) => {
   const input = inputOf(field);
   if (input.type === "checkbox") return input.checked;
   const text = input.value;
+  if (field.dataset.type === "flag") return text === "" ? null : text === "true";
   if (field.dataset.type === "integer" || field.dataset.type === "number") {
     if (text.trim() === "") return null;
     const found = Number(text);

@@ -60,7 +60,9 @@ export class Log {
   }
 
   // What the stream brings may overlap what is here (two tabs), or leave a hole (a stream that was dropped).
-  async take({ rank, offset, next, text }) {
+  async take({ rank, offset, next, text, again }) {
+    // The file was replaced by another.
+    if (again) { this.open(); return; }
     if (String(rank) !== this.rank.value || next <= this.next || this.filling) return;
     if (offset === this.next) {
       this.next = next;

@@ -1,5 +1,5 @@
 // The event stream itself: opened with all topics, opened again where it was left when the topics change or it breaks.
-const KINDS = ["list", "run", "log", "reload"];
+const KINDS = ["list", "run", "log", "reload", "reset"];
 const WAITS = [500, 1000, 2000, 4000, 8000, 15000];
 
 export class Stream {
@@ -71,7 +71,7 @@ export class Stream {
 }
 
 const topicOf = (kind, data) => {
-  if (kind === "reload") return data.topic;
+  if (kind === "reload" || kind === "reset") return data.topic.split("@")[0];
   if (kind === "run") return `run:${data.id}`;
   if (kind === "log") return `log:${data.id}:${data.rank}`;
   return kind;

@@ -49,8 +49,8 @@ const again = () => {
   }, Math.max(300, FRESH_AFTER - (Date.now() - fresh)));
 };
 
-subscribe("list", ({ rows, gone, reload }) => {
-  if (reload || gone?.length) again();
+subscribe("list", ({ rows, gone, again: missed }) => {
+  if (missed || gone?.length) again();
   const shown = new Map([...document.querySelectorAll("#runs tr[data-id]")].map((tr) => [tr.dataset.id, tr]));
   for (const row of rows) {
     const tr = shown.get(row.id);

@@ -21,7 +21,7 @@ const topics = () => [...hears.values()].map((one) => one.topic);
 const take = ({ kind, up, data }) => {
   const offline = document.getElementById("offline");
   if (kind === "line") offline.hidden = up;
-  else if (kind === "reload") hears.get(data.topic)?.hear({ rows: [], reload: true });
+  else if (kind === "reload" || kind === "reset") hears.get(data.topic.split("@")[0])?.hear({ rows: [], again: true });
   else if (kind === "bye") {
     offline.textContent = data.reason;
     offline.hidden = false;

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from ortlaunch.run.identity import start_ticks
 from ortlaunch.run.journal import Journal
+from ortlaunch.serve.access import COOKIE
 from tests.launch.follow.conftest import Maker
 from tests.support.browser import CHROMIUM, Visit
 from tests.support.needs import needs
@@ -36,7 +37,9 @@ class Site:
 
     def restart(self) -> None:
         """Starts the service again on the same port."""
+        cookie = self.server.cookie
         self.server = start(self.folder, "--shared-account", f"--port={self.server.port}")
+        self.server.cookie = cookie
 
     def add(self, name: str, role: str) -> None:
         """Adds a user as the administrator does."""
@@ -82,6 +85,11 @@ class Person:
         page.get_by_role("button", name="Log in").click()
         page.wait_for_url(self.site.server.url + path)
         return page
+
+    def is_logged_in(self, cookie: str) -> None:
+        """Has the session of somebody who has logged in elsewhere: five logins a minute are all that a name gets."""
+        place = {"domain": "127.0.0.1", "path": "/", "secure": True, "httpOnly": True}
+        self.context.add_cookies([{"name": COOKIE, "value": cookie, **place}])  # type: ignore[typeddict-item]
 
     @property
     def errors(self) -> list[str]:

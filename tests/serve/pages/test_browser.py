@@ -27,7 +27,7 @@ WIDER = "() => document.documentElement.scrollWidth - document.documentElement.c
 
 
 @pytest.fixture(autouse=True)
-def consoles_are_empty(person: People, site: Site, monkeypatch: pytest.MonkeyPatch):
+def consoles_are_empty(person: People, site: Site):
     people: list[Person] = []
     yield people
     for one in people:
@@ -36,11 +36,11 @@ def consoles_are_empty(person: People, site: Site, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def ada(person: People, consoles_are_empty: list[Person]) -> Person:
+def ada(person: People, site: Site, consoles_are_empty: list[Person]) -> Person:
     """The administrator, logged in."""
     ada = person()
     consoles_are_empty.append(ada)
-    ada.log_in("ada")
+    ada.is_logged_in(site.server.cookie)
     return ada
 
 
@@ -199,13 +199,13 @@ def test_a_token_is_shown_once_and_revoked(ada: Person, site: Site) -> None:
     assert site.server.ask("GET", "/api/runs", headers=header).status == 401
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), pytest.param(1280, "light", marks=pytest.mark.nightly)])
 def test_no_page_is_wider_than_the_screen(
     person: People, site: Site, consoles_are_empty: list[Person], width: int, scheme: str
 ) -> None:
     one = person(width, scheme)
     consoles_are_empty.append(one)
-    one.log_in("ada")
+    one.is_logged_in(site.server.cookie)
     ended = run_path(site.ended)
     for path in ("/", ended, "/submit", "/queue", "/users", "/tokens", "/audit", f"/compare?ids={ended[6:]},000002"):
         page = one.tab(path)

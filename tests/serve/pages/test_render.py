@@ -9,7 +9,7 @@ from ortlaunch.serve.pages import render
 from ortlaunch.serve.pages.render import duration, moment, number, plain, size, state_class
 
 NUMBERS = [
-    (None, "–"),
+    (None, "\N{EN DASH}"),
     (0.0, "0"),
     (2.5, "2.5"),
     (0.00123456, "0.001235"),
@@ -20,7 +20,14 @@ NUMBERS = [
     (-4.0, "-4"),
 ]
 """Values, and how the server and the page's scripts write them."""
-DURATIONS = [(None, "–"), (0.4, "0 s"), (59.0, "59 s"), (61.0, "1 min"), (3700.0, "1 h 1 min"), (90000.0, "1 d 1 h")]
+DURATIONS = [
+    (None, "\N{EN DASH}"),
+    (0.4, "0 s"),
+    (59.0, "59 s"),
+    (61.0, "1 min"),
+    (3700.0, "1 h 1 min"),
+    (90000.0, "1 d 1 h"),
+]
 SIZES = [(12, "12 B"), (1500, "1.5 kB"), (123456789, "123.5 MB")]
 
 
@@ -40,7 +47,7 @@ def test_sizes(value: float, text: str) -> None:
 
 
 def test_a_time_can_be_written_in_the_zone_of_the_reader() -> None:
-    assert moment(0) == "–"
+    assert moment(0) == "\N{EN DASH}"
     assert moment(1_790_000_000.0) == '<time datetime="2026-09-21T14:13:20Z">2026-09-21 14:13 UTC</time>'
 
 
