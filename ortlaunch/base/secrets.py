@@ -161,6 +161,8 @@ _SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATAB
 _LEAST_LENGTH = 8
 """The least length of a secret's value that is searched for. Shorter values, such as "1" or "true", occur anywhere."""
 _PIECE_LENGTH = 4
+_DEEPEST = 50
+"""An assignment in an assignment is looked at so often. What is deeper is hidden: no program writes it."""
 
 
 @lru_cache(maxsize=4096)
@@ -249,12 +251,15 @@ def without_secrets_in_words(words: list[str]) -> list[str]:
     return shown
 
 
-def _hidden_assignment(found: re.Match[str]) -> str:
+def _hidden_assignment(found: re.Match[str], depth: int = 0) -> str:
     name, sign, value = found.groups()
     quote_ = next((one for one in ('\\"', '"', "'") if value.startswith(one)), "")
     inner = value[len(quote_) :]
     if name.lower() in ("key", "keys", "tokens") or not is_secret(name):  # KEY=VALUE stands for any key.
-        return f"{name}{sign}{quote_}{_ASSIGNED.sub(_hidden_assignment, inner)}"
+        if depth == _DEEPEST:
+            return f"{name}{sign}{_MARK}"
+        shown = _ASSIGNED.sub(lambda one: _hidden_assignment(one, depth + 1), inner)
+        return f"{name}{sign}{quote_}{shown}"
     plain = value.strip("'\"\\").rstrip(".,;:!?)")
     before = found.string[: found.start()].rpartition("\n")[2]
     # "it asks for a password: give one" is a sentence, and a line that begins with "password: " is YAML.

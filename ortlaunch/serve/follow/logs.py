@@ -49,9 +49,11 @@ def logs_of(run: Run) -> tuple[list[int], list[str]]:
 
 def clean(data: bytes) -> str:
     """Returns whole lines of a log as text: without secrets, control characters, and what progress bars overwrote."""
-    text = without_secrets(_ESCAPES.sub("", data.decode("utf-8", "replace")))
-    lines = [log_line(line[-4 * _LONGEST_LINE :]) for line in text.split("\n")]
-    return "\n".join(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines)
+    text = _ESCAPES.sub("", data.decode("utf-8", "replace"))
+    # Lines are cut before secrets are looked for: what is dropped is not shown, and a long line would take long.
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+    cut = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines]
+    return "\n".join(log_line(line) for line in without_secrets("\n".join(cut)).split("\n"))
 
 
 def part(run: Run, file: Path, rank: str, offset: int | None, limit: int) -> LogPart:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sqlalchemy import Engine, delete, insert, select
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from ortlaunch.serve.database import reading, writing
@@ -130,7 +129,8 @@ class Index:
             began = time.monotonic()
             try:
                 self.refresh()
-            except (OSError, SQLAlchemyError):
+            except Exception:
+                # A full disk or a locked database passes, and one folder must not end the look at all others.
                 _LOG.exception("the index of the runs could not be brought up to date")
             worked = time.monotonic() - began
             self._wanted.wait(max(_PASS_SECONDS, worked / _SHARE) if self.passes > 1 else _PASS_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import read_json
 from ortlaunch.base.text import public_text
 from ortlaunch.follow.rows import Row, Survey
+from ortlaunch.launch.jobs import of_user
 from ortlaunch.run.events import is_count
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.key import RunKey
@@ -36,7 +37,7 @@ class Reading:
 def read_folders(places: Iterable[tuple[str, Stamp]]) -> list[Reading]:
     """Reads run folders. What is no run folder yet, or no more, is left out.
 
-    Each scheduler is asked once for all of them, and not at all if it has answered within the last five seconds.
+    Each scheduler is asked once for each owner, and not at all if it has answered within the last five seconds.
 
     Args:
         places: the folders, with what their listing says.
@@ -47,12 +48,18 @@ def read_folders(places: Iterable[tuple[str, Stamp]]) -> list[Reading]:
             found.append((read_record(folder_at(Path(place))), stamp))
         except (RequestError, OSError):
             continue
-    survey = Survey([record.folder for record, _ in found])
-    rows = survey.rows_of([record for record, _ in found])
-    return [
-        Reading(record.folder.place, _values(record, row, stamp))
-        for (record, stamp), row in zip(found, rows, strict=True)
-    ]
+    by_owner: dict[int, list[tuple[Record, Stamp]]] = {}
+    for record, stamp in found:
+        by_owner.setdefault(stamp.user, []).append((record, stamp))
+    return [reading for user, own in by_owner.items() for reading in _judged(user, own)]
+
+
+def _judged(user: int, own: list[tuple[Record, Stamp]]) -> Iterator[Reading]:
+    """Yields the rows of one owner's runs, by what schedulers say of that owner's jobs."""
+    with of_user(unix_name(user)):
+        rows = Survey([record.folder for record, _ in own]).rows_of([record for record, _ in own])
+    for (record, stamp), row in zip(own, rows, strict=True):
+        yield Reading(record.folder.place, _values(record, row, stamp))
 
 
 def fingerprint(place: str) -> tuple[int, ...]:
