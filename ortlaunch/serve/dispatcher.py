@@ -14,17 +14,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from ortlaunch.run.identity import Process, is_alive, machine
+from ortlaunch.run.run import Run
 from ortlaunch.serve.actor import Actor, Refused, Unavailable
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.scheduling import Plan
 from ortlaunch.serve.queue.slots import Slots, gpus_of
-from ortlaunch.serve.queue.tables import Job, JobState
+from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
 from ortlaunch.serve.service import Service
 
 _log = logging.getLogger(__name__)
@@ -50,6 +53,7 @@ class Queue:
     """The latest decision."""
     _again: dict[tuple[str, str], float] = field(default_factory=dict)
     """When a task may be begun again, by its name and what it is about."""
+    _deciding: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Event = field(default_factory=threading.Event)
     _over: threading.Event = field(default_factory=threading.Event)
     _pool: ThreadPoolExecutor | None = None
@@ -73,6 +77,38 @@ class Queue:
     def wake(self) -> None:
         """Decides soon, because something has changed."""
         self._wake.set()
+
+    def decide(self) -> None:
+        """Decides at once, for somebody who waits to hear it."""
+        if self._pool is None:
+            return
+        try:
+            self._decide()
+        except OperationalError:
+            # The database is busy; the job is in it already, and the next turn decides.
+            self.wake()
+
+    def settle(self, job_id: str, seconds: float) -> Job | None:
+        """Waits for the end of a job whose run is ending, and notes it.
+
+        Args:
+            job_id: the job.
+            seconds: the longest wait.
+
+        Returns:
+            The job while it is not over; None if it is.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            with reading(self.engine) as session:
+                job = session.get_one(Job, job_id)
+            if job.state not in OPEN_STATES:
+                return None
+            is_ending = job.state == JobState.RUNNING and (not _has_process(job) or _has_journalled_its_end(job))
+            if not is_ending or self._pool is None or time.monotonic() > deadline:
+                return job
+            self.wake()
+            time.sleep(0.1)
 
     def positions(self) -> dict[str, int]:
         """Returns the place of each waiting job in the order of their starts, from 1."""
@@ -111,7 +147,7 @@ class Queue:
 
     def _decide(self) -> None:
         slate = self.slate()
-        with writing(self.engine) as session:
+        with self._deciding, writing(self.engine) as session:
             self.plan, starts = store.decide(session, slate, time.time(), self.plan.head)
         for job in starts:
             self._task("start", job.id, self._start, job.id)
@@ -122,7 +158,7 @@ class Queue:
         for job in running:
             if job.pid is None:
                 by_user.setdefault(("scheduler", job.unix_user), []).append(job)
-            elif not _lives(job):
+            elif not _has_process(job):
                 by_user.setdefault(("ended", job.unix_user), []).append(job)
         for (kind, user), jobs in by_user.items():
             self._task(kind, user, self._ask, user, jobs, pause=_SCHEDULER_SECONDS if kind == "scheduler" else 1.0)
@@ -232,10 +268,20 @@ def _names_of(job: Job) -> dict[str, Any]:
     }
 
 
-def _lives(job: Job) -> bool:
+def _has_process(job: Job) -> bool:
     """Whether the process that became the run is alive. A later process with its number is another one."""
-    assert job.pid is not None and job.ticks is not None
+    if job.pid is None or job.ticks is None:
+        return False
     return job.machine in ("", machine()) and is_alive(job.pid, job.ticks)
+
+
+def _has_journalled_its_end(job: Job) -> bool:
+    """Whether the run says that it has ended; its process may still send the record."""
+    try:
+        state = Run(Path(job.run_dir)).state()
+    except OSError:
+        return False
+    return state.ended is not None and state.attempts > job.begun_before
 
 
 def _is_too_long(job: Job) -> bool:

@@ -26,6 +26,8 @@ from ortlaunch.serve.unfit import Problem, Unfit
 _MOST_OPEN = 1000
 """Jobs of one user that are not over."""
 _LONGEST_KEY = 200
+_ENDING_SECONDS = 15.0
+"""How long a run that has made its last step may take to end."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,7 @@ def submit(
         if idempotency_key is not None:
             store.remember(session, caller.user_id, idempotency_key, digest, made)
         record(session, caller, "run.submit", made.id, {"run": run_key, **request})
-    service.queue.wake()
-    return Submitted(made, is_new=True)
+    return Submitted(_decided(service, made.id), is_new=True)
 
 
 def keys_of(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
@@ -193,8 +194,7 @@ def resume(service: Service, caller: Caller, asked: str, keys: Mapping[str, Any]
     found = _changeable(service, caller, asked)
     found_run(service, asked)
     wanted = judge(None, keys, caller.role, minutes)
-    with reading(service.engine) as session:
-        _require_closed(store.open_job_of(session, found.run_id))
+    _settle(service, found)
     checked = _asked(service, found.unix_user, "check_resume", {"run_dir": found.place, "words": wanted.words})
     if checked["has_own_code"] and caller.role < Role.author:
         raise HTTPException(403, f"this run has code of its own: it needs the role {Role.author.name}")
@@ -205,8 +205,7 @@ def resume(service: Service, caller: Caller, asked: str, keys: Mapping[str, Any]
         key = str(RunKey.parsed(found.id))
         job = store.add_job(session, (user_id, owner), found.unix_user, key, wanted.as_dict(), checked)
         record(session, caller, "run.resume", found.id, {"job": job.id, "keys": wanted.keys})
-    service.queue.wake()
-    return Submitted(job, is_new=True)
+    return Submitted(_decided(service, job.id), is_new=True)
 
 
 def delete(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
@@ -237,10 +236,25 @@ def export(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
 def _over(service: Service, caller: Caller, asked: str, action: str) -> Found:
     found = _changeable(service, caller, asked)
     found_run(service, asked)
+    _settle(service, found)
     with writing(service.engine) as session:
         _require_closed(store.open_job_of(session, found.run_id))
         record(session, caller, action, found.id)
     return found
+
+
+def _settle(service: Service, found: Found) -> None:
+    """Lets the queue note that a run has ended, if it is ending. What goes on is refused."""
+    with reading(service.engine) as session:
+        job = store.open_job_of(session, found.run_id)
+    _require_closed(job and service.queue.settle(job.id, _ENDING_SECONDS))
+
+
+def _decided(service: Service, job_id: str) -> Job:
+    """Returns a new job after the queue has decided about it, with its reason if it waits."""
+    service.queue.decide()
+    with reading(service.engine) as session:
+        return session.get_one(Job, job_id)
 
 
 def _changeable(service: Service, caller: Caller, asked: str) -> Found:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from ortlaunch.serve import submitting
 from ortlaunch.serve.access import Role
 from ortlaunch.serve.audit import entries
 from ortlaunch.serve.database import reading, writing
@@ -79,8 +80,11 @@ def test_the_same_key_means_the_same_run(desk: Desk) -> None:
 
 
 def test_of_many_requests_at_once_with_one_key_one_makes_a_run(desk: Desk) -> None:
+    service, rob = desk.inside.service, replace(desk.inside.person("rob", Role.runner), unix_user="root")
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: desk.submit(**{"Idempotency-Key": "k"})["id"], range(8)))
+        # Below the routes: each request of the client within this process has an event loop of its own.
+        words = service, rob, None, STEPS["keys"], None, "k"
+        made = list(pool.map(lambda _: submitting.submit(*words).job.id, range(8)))
     assert len(set(made)) == 1
     assert len(desk.jobs()) == 1
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
@@ -27,7 +28,8 @@ RunId = Annotated[str, Path(min_length=2, max_length=64, description="the run's 
 Minutes = Annotated[float | None, Field(gt=0, le=MOST_MINUTES, description="the run is stopped after this time")]
 Keys = dict[str, StrictBool | StrictInt | StrictFloat | StrictStr | None]
 _AT_ONCE = 6
-_children = CapacityLimiter(_AT_ONCE)
+_children: RunVar[CapacityLimiter] = RunVar("children")
+"""The threads that wait for children. A limiter belongs to one event loop."""
 _T = TypeVar("_T")
 
 
@@ -173,7 +175,12 @@ async def export(request: Request, run_id: RunId, caller: Runner) -> Exported:
 
 
 async def _in_thread(function: Callable[..., _T], *words: Any) -> _T:
-    return await to_thread.run_sync(function, *words, limiter=_children)
+    try:
+        limiter = _children.get()
+    except LookupError:
+        limiter = CapacityLimiter(_AT_ONCE)
+        _children.set(limiter)
+    return await to_thread.run_sync(function, *words, limiter=limiter)
 
 
 def _queued(service: Service, job: Job) -> Queued:

@@ -48,7 +48,7 @@ def for_browsers(answer: Callable[[Request, Exception], Awaitable[Response]]) ->
         response = await answer(request, error)
         if response.status_code < 400 or not _is_for_person(request):
             return response
-        messages = [one["message"] for one in json.loads(response.body)["problems"]]
+        messages = [one["message"] for one in json.loads(bytes(response.body))["problems"]]
         status = response.status_code
         return await anyio.to_thread.run_sync(error_page, request, status, " ".join(messages))
 

@@ -33,6 +33,8 @@ document.getElementById("runs").addEventListener("change", (event) => {
 });
 document.getElementById("untick").addEventListener("click", () => { keep(new Set()); show(); });
 document.body.addEventListener("htmx:afterSwap", show);
+// Boxes that were ticked before this script was there count too.
+keep(new Set([...ticked(), ...[...document.querySelectorAll("#runs input[name=compared]:checked")].map((box) => box.value)]));
 show();
 
 // Rows that are shown are written in place. A run that is not shown, or one that changes its place by its state, needs

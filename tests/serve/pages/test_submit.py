@@ -41,7 +41,7 @@ def test_a_run_is_checked_sent_once_taken_back_and_made_again(ada: Person, site:
     send = page.get_by_role("button", name="Send this run")
     expect(send).to_be_hidden()
     page.get_by_role("button", name="Check").click()
-    expect(page.locator("#plan")).to_contain_text("torchrun", timeout=SECONDS)
+    expect(page.locator("#plan")).to_contain_text("torch.distributed.run", timeout=SECONDS)
     # What was checked is what is sent: a change asks for another check.
     name.fill("another-name")
     expect(send).to_be_hidden()

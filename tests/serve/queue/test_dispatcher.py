@@ -223,3 +223,19 @@ def test_a_gpu_that_somebody_else_uses_is_withheld(
     queue.stop()
     assert queue.slots.foreign() == {"gpu1"}
     assert actor.actions("start")[0]["gpus"] == [0]
+
+
+def test_a_run_that_is_ending_is_waited_for(
+    engine: Engine, actor: FakeActor, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = add(engine)
+    queue.decide()
+    until(engine, job_id, lambda job: job.state == JobState.RUNNING)
+    still = queue.settle(job_id, 0.2)
+    assert still is not None, "a run that goes on is not waited for"
+    assert still.state == JobState.RUNNING
+    actor.ended["/nowhere/e/run1"] = ends()
+    with writing(engine) as session:
+        session.get_one(Job, job_id).pid = GONE["pid"]
+    assert queue.settle(job_id, 10.0) is None
+    assert job_of(engine, job_id).outcome == "finished"
