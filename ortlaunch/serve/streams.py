@@ -31,6 +31,8 @@ MOST_STREAMS = 12
 """Streams of one user. A browser needs one, whatever the number of its tabs."""
 _ASK_SECONDS = 2.0
 """How often it is asked whether those who listen still may: a token that was revoked is to end within five."""
+_READERS = 8
+"""Threads that read files. A file system that hangs holds these, and nothing else of the service."""
 _MOST_ROWS = 200
 """A change of more rows makes browsers load the list again."""
 _TOPIC = re.compile(
@@ -53,6 +55,7 @@ class Streams:
         self._files: dict[str, FileChannel] = {}
         self._clients: set[Client] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._readers = anyio.CapacityLimiter(_READERS)
         self._watcher: asyncio.Task[None] | None = None
         self._jobs: dict[str, tuple[object, ...]] = {}
         """The open jobs as they were told last, by their run folders; for the index's thread."""
@@ -108,7 +111,7 @@ class Streams:
         key, tail = found
         channel = self._files.get(key)
         if channel is None:
-            channel = self._files[key] = FileChannel(tail)
+            channel = self._files[key] = FileChannel(tail, self._readers)
         at = int(position) if position is not None and position.isdecimal() and len(position) < 16 else None
         if tail.event == "run":
             await self._say_row(client, key)
