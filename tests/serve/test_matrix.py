@@ -26,6 +26,7 @@ LEAST = {
         GET /queue
         GET /runs/{run}
         GET /runs/{run}/panel
+        GET /compare/tables
         GET /tokens
         GET /metrics
         GET /api/compare

@@ -11,31 +11,41 @@ from ortlaunch.serve import follow
 from ortlaunch.serve.access import Caller, Role, needs
 from ortlaunch.serve.actor import Refused, Unavailable
 from ortlaunch.serve.api.runs import compare as compared
+from ortlaunch.serve.index.finding import find
 from ortlaunch.serve.pages.render import render
 from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import service_of
 
 router = APIRouter(include_in_schema=False)
+Viewer = Annotated[Caller, Depends(needs(Role.viewer))]
+Ids = Annotated[str, Query(max_length=2048)]
 MOST = 20
 
 
 @router.get("/compare")
-def compare(
-    request: Request,
-    caller: Annotated[Caller, Depends(needs(Role.viewer))],
-    ids: Annotated[str, Query(max_length=4000)] = "",
-) -> HTMLResponse:
-    """Tables of figures and differences; the page draws the curves."""
+def compare(request: Request, caller: Viewer, ids: Ids = "") -> HTMLResponse:
+    """The comparison: the page draws the curves at once, and asks for the tables, which take some seconds."""
+    asked = _asked(ids)
     service = service_of(request)
-    asked = list(dict.fromkeys(one for one in ids.split(",") if one))
-    if not 2 <= len(asked) <= MOST:
-        raise HTTPException(422, f"choose 2 to {MOST} runs by their boxes in the list, then Compare")
-    names = {one: follow.run_detail(service, caller, one)["row"]["name"] for one in asked}
+    rows = {one: follow.row_of(service, find(service, one).place) for one in asked}
+    names = {one: row["name"] if row is not None else one for one, row in rows.items()}
+    return render(request, "compare.html", caller, ids=asked, names=names)
+
+
+@router.get("/compare/tables")
+def tables(request: Request, caller: Viewer, ids: Ids = "") -> HTMLResponse:
+    """The tables of figures and differences."""
     comparison, refusal = None, ""
     # The curves come from the run folders; the tables need MLflow, which may have no such run or not answer.
     try:
-        comparison = compared(service, caller, ",".join(asked))
+        comparison = compared(service_of(request), caller, ",".join(_asked(ids)))
     except (Problem, Refused, Unavailable) as error:
         refusal = str(error)
-    values = {"ids": asked, "names": names, "comparison": comparison, "refusal": refusal}
-    return render(request, "compare.html", caller, **values)
+    return render(request, "compare_tables.html", caller, comparison=comparison, refusal=refusal)
+
+
+def _asked(ids: str) -> list[str]:
+    asked = list(dict.fromkeys(one for one in ids.split(",") if one))
+    if not 2 <= len(asked) <= MOST:
+        raise HTTPException(422, f"choose 2 to {MOST} runs by their boxes in the list, then Compare")
+    return asked
