@@ -23,17 +23,20 @@ _KEPT_EVENTS = 500
 _FRESH_SECONDS = 10.0
 """A page that was made so long ago may lack changes from before its stream began."""
 
-_readers = anyio.CapacityLimiter(8)
-"""Threads that read files. A file system that hangs holds these, and nothing else of the service."""
-
 
 class FileChannel:
     """One file, read by one task for all who follow it."""
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, tail: Tail, readers: anyio.CapacityLimiter) -> None:
+        """
+        Args:
+            tail: the file.
+            readers: the threads that read files.
+        """
         self.left_at = time.monotonic()
         """When the last browser left."""
         self._tail = tail
+        self._readers = readers
         self._position = 0
         """All who follow have got the file up to here."""
         self._piece = Piece(None, 0, None)
@@ -63,7 +66,7 @@ class FileChannel:
             position: where it was; None for the file's present end.
         """
         if position is None:
-            position = await anyio.to_thread.run_sync(self._tail.end, limiter=_readers)
+            position = await anyio.to_thread.run_sync(self._tail.end, limiter=self._readers)
         if self._task is None or self._task.done():
             self._position = position
             self._task = asyncio.get_running_loop().create_task(self._work())
@@ -134,7 +137,7 @@ class FileChannel:
             client.push(event, topic, str(self._position))
 
     async def _read(self, at: int, until: int | None = None) -> Piece:
-        return await anyio.to_thread.run_sync(self._tail.read, at, until, limiter=_readers)
+        return await anyio.to_thread.run_sync(self._tail.read, at, until, limiter=self._readers)
 
 
 class ListChannel:

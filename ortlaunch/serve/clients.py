@@ -133,12 +133,14 @@ class EventStream(Response):
     async def _serve(self, client: Client, receive: Receive, send: Send) -> None:
         start: Message = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
+        is_complete = False
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_gone, receive, tasks.cancel_scope)
             tasks.start_soon(self._run, client)
             await client.serve(send, tasks.cancel_scope)
+            is_complete = True
             tasks.cancel_scope.cancel()
-        if client.is_over and not tasks.cancel_scope.cancelled_caught:
+        if is_complete:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

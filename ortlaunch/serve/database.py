@@ -19,6 +19,7 @@ from sqlalchemy.orm import DeclarativeBase, Session
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import PRIVATE
+from ortlaunch.base.ownership import require_own
 
 VERSION = 1
 """Counts the changes of the tables. It stands in SQLite's `user_version`."""
@@ -51,7 +52,8 @@ def open_database(path: Path) -> Engine:
         path: its file. The folder is made for the owner alone (0700), the file too (0600).
 
     Raises:
-        RequestError: it is on a network file system, is no database, or was written by another version.
+        RequestError: it is on a network file system, others can write it, it is no database, or it was written by
+            another version.
     """
     _require_local(path)
     try:
@@ -61,6 +63,8 @@ def open_database(path: Path) -> Engine:
         path.chmod(PRIVATE)
     except OSError as error:
         raise RequestError(f"serve: the database {path} cannot be opened: {error.strerror}") from None
+    # Who can write the folder can put another database there, with users of their own.
+    require_own(path.parent, path, use="serve")
     for module in TABLE_MODULES:
         importlib.import_module(module)
     engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import threading
 from collections.abc import Mapping
 
 import anyio
 from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 
 from ortlaunch.serve.access import Caller, still_allowed
 from ortlaunch.serve.api.shapes import Row
@@ -25,12 +27,15 @@ from ortlaunch.serve.queue.tables import OPEN_STATES, Job
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tails import JournalTail, LogTail, Tail
 
+_LOG = logging.getLogger(__name__)
 MOST_TOPICS = 32
 """Topics of one stream."""
 MOST_STREAMS = 12
 """Streams of one user. A browser needs one, whatever the number of its tabs."""
 _ASK_SECONDS = 2.0
 """How often it is asked whether those who listen still may: a token that was revoked is to end within five."""
+_READERS = 8
+"""Threads that read files. A file system that hangs holds these, and nothing else of the service."""
 _MOST_ROWS = 200
 """A change of more rows makes browsers load the list again."""
 _TOPIC = re.compile(
@@ -53,6 +58,7 @@ class Streams:
         self._files: dict[str, FileChannel] = {}
         self._clients: set[Client] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._readers = anyio.CapacityLimiter(_READERS)
         self._watcher: asyncio.Task[None] | None = None
         self._jobs: dict[str, tuple[object, ...]] = {}
         """The open jobs as they were told last, by their run folders; for the index's thread."""
@@ -108,7 +114,7 @@ class Streams:
         key, tail = found
         channel = self._files.get(key)
         if channel is None:
-            channel = self._files[key] = FileChannel(tail)
+            channel = self._files[key] = FileChannel(tail, self._readers)
         at = int(position) if position is not None and position.isdecimal() and len(position) < 16 else None
         if tail.event == "run":
             await self._say_row(client, key)
@@ -139,11 +145,22 @@ class Streams:
         while self._clients or self._files:
             await anyio.sleep(_ASK_SECONDS)
             for caller in {client.caller for client in self._clients}:
-                if not await anyio.to_thread.run_sync(still_allowed, self._service, caller):
-                    for client in [one for one in self._clients if one.caller == caller]:
+                may = await anyio.to_thread.run_sync(self._may_listen, caller)
+                for client in [one for one in self._clients if one.caller == caller and not may]:
+                    if may is None:
+                        client.cut()
+                    else:
                         client.end("you are logged out, or the token was revoked")
             for key in [key for key, channel in self._files.items() if channel.is_idle]:
                 self._files.pop(key).close()
+
+    def _may_listen(self, caller: Caller) -> bool | None:
+        """Whether somebody may go on listening; None if it cannot be asked: the browser then comes back."""
+        try:
+            return still_allowed(self._service, caller)
+        except SQLAlchemyError:
+            _LOG.exception("it could not be asked who may listen to events")
+            return None
 
     def _end_all(self) -> None:
         for channel in self._files.values():

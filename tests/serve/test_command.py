@@ -98,6 +98,16 @@ def test_a_database_on_a_network_file_system_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_database_that_others_could_exchange_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(RequestError, match="can be written by every user"):
+        open_database(folder / "serve.db")
+    folder.chmod(0o755)
+    open_database(folder / "serve.db").dispose()
+
+
 def test_tables_of_another_version_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "serve.db"
     open_database(path).dispose()

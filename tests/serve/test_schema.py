@@ -17,6 +17,7 @@ from tests.support.service import Server, start
 LEFT_OUT = (
     "/api/events",  # A stream does not end.
     "/api/session",  # DELETE ends the session of the calls that follow.
+    "/api/queue/continue",  # The queue is paused, so that no run starts.
 )
 EXAMPLES = 40 if os.environ.get("ORTLAUNCH_NIGHTLY") else 4
 
@@ -25,6 +26,7 @@ EXAMPLES = 40 if os.environ.get("ORTLAUNCH_NIGHTLY") else 4
 def server(tmp_path: Path) -> Iterator[Server]:
     started = start(tmp_path)
     started.first_administrator()
+    assert started.ask("POST", "/api/queue/pause").status < 300
     yield started
     started.kill()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -33,6 +34,12 @@ SORTS = ("started", "updated", "name", "experiment", "owner", "state", "step", "
 _LONGEST = {"name": 160, "experiment": 120, "reason": 200, "owner": 64}
 """Bytes of a row's texts as JSON, so that a page of `MOST_ROWS` has less than 100 kB, whatever runs are called."""
 _MOST_FACETS = 500
+_FILTERS = ("state", "owner", "experiment")
+_SEARCHED = ("name", "experiment", "run_id", "key", "job")
+_COLUMNS = (
+    *("place", "key", "run_id", "job", "name", "experiment", "owner", "state", "reason", "step", "steps", "loss"),
+    *("diverged", "rate", "rate_unit", "seconds_left", "started", "updated"),
+)
 _BEFORE_RUNNING = (JobState.WAITING, JobState.STARTING)
 _WITHOUT_RUN = (*OPEN_STATES, JobState.REFUSED, JobState.CANCELLED)
 """States of jobs that are rows of their own while there is no run folder."""
@@ -52,7 +59,8 @@ def page_of(
         page: counted from 1.
         size: rows of a page.
     """
-    rows = _rows()
+    needed = {"place", "started", sort.lstrip("-"), *(name for name in _FILTERS if filters.get(name))}
+    rows = _rows(frozenset(needed).union(_SEARCHED if filters.get("text") else ()))
     chosen = select(rows.c.place).where(*_conditions(rows, filters))
     total = session.scalar(select(func.count()).select_from(chosen.subquery())) or 0
     pages = max(1, -(-total // size))
@@ -82,7 +90,7 @@ def rows_of(session: Session, positions: Mapping[str, int], places: Iterable[str
 
 def facets_of(session: Session) -> Facets:
     """Returns what the list can be filtered by, with the number of runs in each state."""
-    rows = _rows()
+    rows = _rows(frozenset(_FILTERS))
     states = session.execute(select(rows.c.state, func.count()).group_by(rows.c.state)).all()
     owners = session.scalars(select(rows.c.owner).distinct().order_by(rows.c.owner).limit(_MOST_FACETS))
     experiments = session.scalars(select(rows.c.experiment).distinct().order_by(rows.c.experiment).limit(_MOST_FACETS))
@@ -117,50 +125,53 @@ def _row(values: Mapping[Any, Any], positions: Mapping[str, int]) -> Row:
     }
 
 
-def _rows() -> Subquery:
-    """All rows of the list: runs, and jobs that wait or whose runs have no folder."""
-    return union_all(_runs(), _jobs()).subquery()
+@cache
+def _rows(names: frozenset[str] = frozenset(_COLUMNS)) -> Subquery:
+    """All rows of the list: runs, and jobs that wait or whose runs have no folder.
+
+    Args:
+        names: the columns that are needed; SQLite makes ten thousand rows of them.
+    """
+    wanted = [name for name in _COLUMNS if name in names]
+    return union_all(_runs(wanted), _jobs(wanted)).subquery()
 
 
-def _runs() -> Select[Any, *tuple[Any, ...]]:
-    run = IndexedRun
+def _runs(names: list[str]) -> Select[Any, *tuple[Any, ...]]:
     # What waits to go on is a row of `_jobs`. SQLite makes this small set once; a join would cost for each run.
     waiting = select(Job.run_dir).where(Job.state.in_(_BEFORE_RUNNING))
-    columns = (run.place, run.key, run.run_id, run.job, run.name, run.experiment, run.owner, run.state, run.reason)
-    figures = (run.step, run.steps, run.loss, run.diverged, run.rate, run.rate_unit, run.seconds_left)
-    return select(*columns, *figures, run.started, run.updated).where(run.place.not_in(waiting))
+    return select(*(getattr(IndexedRun, name) for name in names)).where(IndexedRun.place.not_in(waiting))
 
 
-def _jobs() -> Select[Any, *tuple[Any, ...]]:
+def _jobs(names: list[str]) -> Select[Any, *tuple[Any, ...]]:
     run, later = IndexedRun, aliased(Job)
     has_later = exists().where(later.run_id == Job.run_id, later.run_dir == Job.run_dir, later.number > Job.number)
-    # Between the start of a run and the first look at its folder.
-    state = case((Job.state == JobState.RUNNING, literal(str(JobState.STARTING))), else_=Job.state)
-    names = (
-        func.coalesce(run.key, Job.run_key),
-        Job.run_id,
-        Job.id,
-        Job.name,
-        Job.experiment,
-        Job.owner,
-        state,
-        Job.reason,
-    )
-    figures = (run.step, func.coalesce(run.steps, Job.steps), run.loss, func.coalesce(run.diverged, literal(False)))
-    times = (func.coalesce(run.started, Job.submitted), func.coalesce(Job.ended, Job.started, Job.submitted))
+    columns: dict[str, Any] = {
+        **{name: getattr(Job, name) for name in ("run_id", "name", "experiment", "owner", "reason")},
+        **{name: getattr(run, name) for name in ("step", "loss", "rate")},
+        "place": Job.run_dir,
+        "key": func.coalesce(run.key, Job.run_key),
+        "job": Job.id,
+        # Between the start of a run and the first look at its folder.
+        "state": case((Job.state == JobState.RUNNING, literal(str(JobState.STARTING))), else_=Job.state),
+        "steps": func.coalesce(run.steps, Job.steps),
+        "diverged": func.coalesce(run.diverged, literal(False)),
+        "rate_unit": func.coalesce(run.rate_unit, ""),
+        "seconds_left": null(),
+        "started": func.coalesce(run.started, Job.submitted),
+        "updated": func.coalesce(Job.ended, Job.started, Job.submitted),
+    }
     shown = or_(Job.state.in_(_BEFORE_RUNNING), and_(Job.state.in_(_WITHOUT_RUN), run.place.is_(None)))
-    rows = select(Job.run_dir, *names, *figures, run.rate, func.coalesce(run.rate_unit, ""), null(), *times)
+    rows = select(*(columns[name].label(name) for name in names))
     return rows.join_from(Job, run, run.place == Job.run_dir, isouter=True).where(shown, ~has_later)
 
 
 def _conditions(rows: Subquery, filters: Mapping[str, str]) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
-    for name in ("state", "owner", "experiment"):
+    for name in _FILTERS:
         if wanted := [one for one in filters.get(name, "").split(",") if one]:
             found.append(rows.c[name].in_([*wanted, filters[name]]))
     if text := filters.get("text", ""):
-        columns = [rows.c[name] for name in ("name", "experiment", "run_id", "key", "job")]
-        found.append(or_(*(column.icontains(text, autoescape=True) for column in columns)))
+        found.append(or_(*(rows.c[name].icontains(text, autoescape=True) for name in _SEARCHED)))
     return found
 
 
