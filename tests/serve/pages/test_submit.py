@@ -43,7 +43,7 @@ def test_a_run_is_checked_sent_once_taken_back_and_made_again(ada: Person, site:
     name.fill("another-name")
     expect(send).to_be_hidden()
     page.get_by_role("button", name="Check").click()
-    expect(send).to_be_enabled(timeout=SECONDS)
+    expect(send).to_be_enabled()
     send.dblclick()
     page.wait_for_url("**/runs/*")
     expect(page.locator("h1")).to_contain_text("another-name")
