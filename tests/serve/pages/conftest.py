@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from ortlaunch.run.identity import start_ticks
 from ortlaunch.run.journal import Journal
@@ -23,6 +23,9 @@ HOSTILE = '<img src=x onerror="document.title=1">\u202egpj'
 """A name that is code where it is not escaped, and turns the text's direction."""
 HOSTILE_LINE = '<script>document.title="taken"</script> \x1b[31mred\x1b[0m \u202eabc'
 STEPS = 50
+PATIENCE = 30_000
+"""Milliseconds for what takes far less on a machine with nothing else to do."""
+expect.set_options(timeout=PATIENCE)
 
 
 @dataclass
@@ -153,7 +156,7 @@ def person(chromium: Browser, site: Site) -> Iterator[Callable[..., Person]]:
 
     def make(width: int = 1280, scheme: str = "light") -> Person:
         context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(PATIENCE)
         contexts.append(context)
         return Person(context, site)
 
