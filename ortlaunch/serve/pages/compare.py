@@ -7,11 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import HTMLResponse
 
-from ortlaunch.serve import follow
 from ortlaunch.serve.access import Caller, Role, needs
 from ortlaunch.serve.actor import Refused, Unavailable
 from ortlaunch.serve.api.runs import compare as compared
+from ortlaunch.serve.database import reading
 from ortlaunch.serve.index.finding import find
+from ortlaunch.serve.index.listing import rows_of
 from ortlaunch.serve.pages.render import render
 from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import service_of
@@ -27,8 +28,10 @@ def compare(request: Request, caller: Viewer, ids: Ids = "") -> HTMLResponse:
     """The comparison: the page draws the curves at once, and asks for the tables, which take some seconds."""
     asked = _asked(ids)
     service = service_of(request)
-    rows = {one: follow.row_of(service, find(service, one).place) for one in asked}
-    names = {one: row["name"] if row is not None else one for one, row in rows.items()}
+    places = {one: find(service, one).place for one in asked}
+    with reading(service.engine) as session:
+        rows = rows_of(session, {}, places.values())
+    names = {one: rows[place]["name"] if place in rows else one for one, place in places.items()}
     return render(request, "compare.html", caller, ids=asked, names=names)
 
 

@@ -21,7 +21,7 @@ const line = (at) => {
 
 const ids = page.dataset.ids.split(",").filter(Boolean);
 // Many runs get fewer points each: a plot is no wider than some hundred pixels.
-const POINTS = ids.length > 6 ? 300 : 1000;
+const POINTS = ids.length > 6 ? 200 : 1000;
 const begin = async () => {
   const names = JSON.parse(page.dataset.names);
   const answers = await Promise.all(ids.map((id) => call("GET", `/api/runs/${encodeURIComponent(id)}/metrics?points=${POINTS}`).catch((error) => {
