@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from ortlaunch.base.secrets import hidden
-from ortlaunch.base.text import public_text
+from ortlaunch.base.text import printable, public_text
 from ortlaunch.serve.access import Caller
 from ortlaunch.serve.tables import AuditEntry
 
@@ -41,7 +41,8 @@ def record(
         user="" if caller is None else caller.name,
         action=action,
         target=public_text(target)[:_LONGEST],
-        detail=public_text(text)[:_LONGEST],
+        # `hidden` has looked at each value. As one text, "keys": {…} would count as a secret whole.
+        detail=printable(text)[:_LONGEST],
     )
     session.add(entry)
 
