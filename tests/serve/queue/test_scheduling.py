@@ -107,6 +107,8 @@ tasks = st.lists(
 @given(tasks, st.integers(1, 6), st.integers(0, 2))
 def test_the_rules_hold_for_any_jobs(drawn: list, total: int, withheld: int) -> None:
     machine = Machine(Capacity(total, min(withheld, total - 1)))
+    # Jobs are numbered as they arrive.
+    drawn.sort(key=lambda one: one[3])
     made = [
         Task(number, owner, slots, seconds, arrives, None if factor is None else factor * seconds / 60, priority)
         for number, (owner, slots, seconds, arrives, factor, priority) in enumerate(drawn, start=1)
