@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-jobs coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-attack check bench-ort bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-jobs bench-serve coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-attack check bench-ort bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -108,6 +108,10 @@ bench-jobs: $(INSTALLED)
 bench-tracking: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_tracking
 	$(BIN)/python -m tests.benchmarks.bench_compare
+
+## bench-serve: the service over 10,000 runs: list, curves, log lines to 200 followers, submissions, and what it costs a training
+bench-serve: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.bench_serve
 
 ## bench: ortlaunch against what people use instead (a script by hand, transformers' Trainer, Lightning, Accelerate), then bench-ort
 bench: $(INSTALLED)

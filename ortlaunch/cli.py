@@ -29,6 +29,7 @@ VERBS = {
     "sync": "ortlaunch.follow.sync:sync_main",
     "models": "ortlaunch.verbs.help:models",
     "doctor": "ortlaunch.doctor.command:main",
+    "serve": "ortlaunch.serve.command:main",
 }
 """The function of each verb as MODULE:FUNCTION; it takes the words after the verb and returns the exit code."""
 
@@ -74,6 +75,8 @@ def dispatch(arguments: list[str]) -> int:
     """Runs the verb that the command line names; no verb means ``run``."""
     if arguments and arguments[0] in VERBS:
         return _call(VERBS[arguments[0]], arguments[1:])
+    if arguments and arguments[0].partition("=")[0] == "--server":
+        return _call("ortlaunch.serve.client.command:main", arguments)
     if arguments and not arguments[0].startswith(("-", "+", "~")) and "=" not in arguments[0]:
         raise RequestError(
             f"{arguments[0]}: no such command. Commands: {', '.join(VERBS)}; keys are given as KEY=VALUE "

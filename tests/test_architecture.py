@@ -23,7 +23,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 HEAVY = ("torch", "transformers", "deepspeed", "mlflow", "onnxruntime", "pandas", "tensorboard")
 LAYERS = (
     ("ortlaunch", "ortlaunch.cli", "ortlaunch.__main__"),
-    ("ortlaunch.verbs", "ortlaunch.doctor"),
+    ("ortlaunch.doctor",),
+    ("ortlaunch.serve",),
+    ("ortlaunch.verbs",),
     ("ortlaunch.export",),
     ("ortlaunch.check",),
     ("ortlaunch.compare",),
@@ -51,6 +53,7 @@ PUBLIC_NAMES = {
 """Modules that only pass on what stands elsewhere, for programs that import it from there; nothing here does."""
 LAUNCHER = (
     *("ortlaunch.cli", "ortlaunch.verbs", "ortlaunch.doctor", "ortlaunch.check.command", "ortlaunch.export.command"),
+    "ortlaunch.serve",
     *("ortlaunch.compare", "ortlaunch.follow", "ortlaunch.compose", "ortlaunch.launch", "ortlaunch.tracking"),
     *("ortlaunch.models.registry", "ortlaunch.data.sources", "ortlaunch.config", "ortlaunch.run", "ortlaunch.base"),
     *("ortlaunch.trainer.optimizers", "ortlaunch.trainer.schedules"),
@@ -218,6 +221,8 @@ except SystemExit as end:
         (["cancel", "nothing"], 2),
         (["resume", "nothing"], 2),
         (["compare"], 2),
+        (["serve", "--host=0.0.0.0"], 2),
+        (["--server=http://127.0.0.1:1", "jobs"], 2),
         (["export", "artifacts", "--help"], 0),
         (["export", "verify", "--help"], 0),
         (["export", "onnx"], 2),

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 
 _TOKENS = (
+    # ortlaunch serve (`ortlaunch.serve.tokens`).
+    r"ort_[A-Za-z0-9_-]{43}",
     # GitHub: "About authentication to GitHub", token formats.
     r"gh[pousr]_[A-Za-z0-9]{16,}",
     r"github_pat_[A-Za-z0-9_]{16,}",

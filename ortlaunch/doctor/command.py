@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from ortlaunch.base.arguments import Parser
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.base.text import json_text, library_error, printable_lines
-from ortlaunch.doctor import machine, stack, tracking
+from ortlaunch.doctor import machine, service, stack, tracking
 from ortlaunch.doctor.fix import fix
 from ortlaunch.doctor.line import Level, Line
 
@@ -72,6 +72,7 @@ def examine(uri: str | None = None) -> list[Line]:
         "shared memory": machine.shared_memory,
         "clock": machine.clock,
         "slurm": machine.slurm,
+        "service": service.service,
         "mlflow": functools.partial(tracking.mlflow, uri),
     }
     lines: list[Line] = []

@@ -152,7 +152,7 @@ class Survey:
                 row_at[folder.place] = _row_from(entry.row)
             else:
                 records.append(read_record(folder))
-        for record, row in zip(records, self._rows_of(records), strict=True):
+        for record, row in zip(records, self.rows_of(records), strict=True):
             row_at[record.folder.place] = row
             self.damage += record.damage
             # A damaged run is read again next time, so that its damage is told again.
@@ -162,7 +162,7 @@ class Survey:
 
     def row_of(self, record: Record) -> Row:
         """Returns the row of a run whose folder was already read."""
-        return self._rows_of([record])[0]
+        return self.rows_of([record])[0]
 
     def job_ids(self) -> dict[str, str]:
         """Returns the job id of each run folder that has a job, by `RunFolder.place`."""
@@ -203,7 +203,7 @@ class Survey:
         answer = self.ask(scheduler)
         return may_be_active(answer.find(key), answer.problem)
 
-    def _rows_of(self, records: list[Record]) -> list[Row]:
+    def rows_of(self, records: list[Record]) -> list[Row]:
         """Returns the rows of runs whose folders were read, by what their schedulers say now."""
         for record in records:
             self._ask_again_if_submitted_since(record.job)

@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
+from ortlaunch.base.user import user_name
+
 FRESH_SECONDS = 5.0
 """How long an answer of a scheduler is reused."""
+
+_whose: ContextVar[str | None] = ContextVar("whose", default=None)
+
+
+def whose_jobs() -> str:
+    """The user whose jobs a scheduler is asked about: this one, unless `of_user` names another."""
+    return _whose.get() or user_name()
+
+
+@contextmanager
+def of_user(name: str) -> Iterator[None]:
+    """Lets schedulers be asked about the jobs of another user inside the block; the service shows those of all.
+
+    Args:
+        name: the user.
+    """
+    token = _whose.set(name)
+    try:
+        yield
+    finally:
+        _whose.reset(token)
 
 
 class Phase(Enum):

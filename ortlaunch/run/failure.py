@@ -122,10 +122,17 @@ def _all(run_dir: Path) -> list[Failure]:
 
 
 def _read(path: Path) -> Failure | None:
-    content = read_json(path) or {}
+    found = parsed(read_json(path))
+    if found is None:
+        notice(path, "it describes no failure")
+    return found
+
+
+def parsed(content: dict[str, Any] | None) -> Failure | None:
+    """The failure that a failure file's content describes; None if it describes none."""
+    content = content or {}
     types: dict[str, Any] = {"rank": int, "host": str, "message": str, "is_request": bool, "time": (int, float)}
     if content.keys() != types.keys() or not all(isinstance(content[name], kind) for name, kind in types.items()):
-        notice(path, "it describes no failure")
         return None
     return Failure(**content)
 

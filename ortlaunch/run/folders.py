@@ -60,6 +60,11 @@ def folder_at(path: Path) -> RunFolder:
     )
 
 
+def has_runs_name(name: str) -> bool:
+    """Whether a folder has the name of a run folder."""
+    return _NAME.fullmatch(name) is not None
+
+
 def _below(root: Path) -> Iterator[RunFolder]:
     for experiment in _folders(root):
         for entry in _folders(experiment):

@@ -33,6 +33,8 @@ Usage:
   ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
   ortlaunch models                    list the models
   ortlaunch doctor [--json] [--fix]   what this environment and machine have, what is missing, how to get it
+  ortlaunch serve                     a page and an API for a team: submit, queue, follow, stop, compare
+  ortlaunch --server URL VERB ...     jobs, status, logs, cancel, resume, compare and run, by a service
 RUN is a run folder, its short id, its name, or a job id. Every command has a --help of its own.
 
 Examples:

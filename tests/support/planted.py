@@ -11,6 +11,7 @@ _BODY = "Hunter2HunterHunter2Hunter"
 _HEX = "deadbee2" * 4
 
 BY_SHAPE = {
+    "ours": f"ort_{_BODY}-{_BODY[:16]}",
     "github classic": f"ghp_{_BODY}",
     "github app": f"ghs_{_BODY}",
     "github fine-grained": f"github_pat_{_BODY}_x",

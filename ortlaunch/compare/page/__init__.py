@@ -7,6 +7,7 @@ import time
 from html import escape
 from importlib.resources import files
 from itertools import groupby
+from typing import Any
 
 from ortlaunch.base.text import public_text
 from ortlaunch.compare import figures
@@ -35,7 +36,7 @@ def as_html(comparison: Comparison, curves: Curves) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n',
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n',
         f"<title>{title}: {_text(comparison.baseline.label)}</title>\n",
-        f"<style>\n{_asset('uPlot.min.css')}\n{_asset('page.css')}</style>\n</head>\n<body>\n",
+        f"<style>\n{_asset('uplot/uPlot.min.css')}\n{_asset('page.css')}</style>\n</head>\n<body>\n",
         f"<h1>{title}</h1>\n",
         *_head(comparison),
         *_warnings(comparison),
@@ -96,12 +97,18 @@ def _plots(curves: Curves) -> list[str]:
         f'<h2>Curves</h2>\n<p class="faint">{hint}</p>\n<div id="runs"></div>\n',
         '<div id="plots" class="plots"></div>\n',
         f'<script type="application/json" id="curves">{_data(curves)}</script>\n',
-        f"<script>{_asset('uPlot.iife.min.js')}</script>\n<script>{_asset('page.js')}</script>\n",
+        f"<script>{_asset('uplot/uPlot.iife.min.js')}</script>\n<script>{_asset('page.js')}</script>\n",
     ]
 
 
 def _data(curves: Curves) -> str:
     """Returns the curves as JSON in which `<`, `>` and `&` are escaped, so that it cannot end its script element."""
+    document = json.dumps(plot_data(curves), separators=(",", ":"), allow_nan=False)
+    return document.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def plot_data(curves: Curves) -> dict[str, Any]:
+    """Returns the runs that are drawn and their curves, as the page's script takes them."""
     runs = []
     for group, members in groupby(curves.runs, key=lambda drawn: drawn.group):
         runs += [{"label": one.label, "group": group, "repeat": number} for number, one in enumerate(members)]
@@ -122,8 +129,7 @@ def _data(curves: Curves) -> str:
         }
         for metric in curves.metrics
     ]
-    document = json.dumps({"runs": runs, "plots": plots}, separators=(",", ":"), allow_nan=False)
-    return document.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return {"runs": runs, "plots": plots}
 
 
 def _differences(comparison: Comparison) -> list[str]:

@@ -1,4 +1,4 @@
-"""Asks SLURM about this user's jobs: one squeue for all of them, one sacct for those that squeue no longer lists.
+"""Asks SLURM about a user's jobs: one squeue for all of them, one sacct for those that squeue no longer lists.
 
 Both answers are kept for some seconds in the user's cache. So frequent queries from many terminals do not load the
 controller. A cluster without slurmdbd has no sacct. The jobs that only sacct knows are then unknown.
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ortlaunch.base.user import user_cache, user_name
-from ortlaunch.launch.jobs import FRESH_SECONDS, Answer
+from ortlaunch.base.user import user_cache
+from ortlaunch.launch.jobs import FRESH_SECONDS, Answer, whose_jobs
 from ortlaunch.launch.slurm import programs
 from ortlaunch.run.roots import keep
 
@@ -61,14 +61,14 @@ Queue = Answer[Job]
 
 
 def queue(max_age: float = FRESH_SECONDS) -> Queue:
-    """Returns this user's jobs in every state that the controller still remembers.
+    """Returns one user's jobs (see `whose_jobs`) in every state that the controller still remembers.
 
     Args:
         max_age: greatest age of a cached answer, in seconds; 0 always asks SLURM.
     """
     if not programs.is_here("squeue"):
         return Queue(problem="squeue is not installed on this machine")
-    user = user_name()
+    user = whose_jobs()
     layout = ",".join(f"{name}:|" for name in _QUEUE_FIELDS)
     words = ["--noheader", "--array", f"--user={user}", "--states=all", f"--Format={layout}"]
     return _cached(f"queue-{user}", max_age, lambda: _asked("squeue", words, _queued))

@@ -1,0 +1,96 @@
+"""Checks what `ortlaunch serve` needs, and the database of the service in this folder."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import pwd
+import shlex
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ortlaunch.base.locks import exclusive
+from ortlaunch.base.ownership import why_foreign
+from ortlaunch.base.reading import read_text
+from ortlaunch.doctor.line import Level, Line
+from ortlaunch.serve.command import NEEDED
+from ortlaunch.serve.settings import Settings
+
+_SUDO_SECONDS = 5
+_LARGEST_LIST = 1 << 20
+
+
+def service() -> Iterator[Line]:
+    """Checks the packages of the service, its database, and the Unix users whom it may act for."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        text = f"ortlaunch serve lacks {', '.join(missing)}; nothing else needs them"
+        yield Line("service", Level.warning, text, "pip install 'ortlaunch[serve]'")
+        return
+    path = Settings().database
+    installed = f"FastAPI {importlib.metadata.version('fastapi')}, uvicorn {importlib.metadata.version('uvicorn')}"
+    if not path.exists():
+        yield Line("service", Level.ok, f"{installed}; none was started in {path.parent.parent.parent}")
+        return
+    yield _database(path, installed)
+    yield from _users(path.with_name("unix_users"))
+
+
+def _database(path: Path, installed: str) -> Line:
+    from ortlaunch.serve.database import VERSION, schema_version
+
+    try:
+        version = schema_version(path)
+    except sqlite3.Error as error:
+        return Line("service", Level.error, f"{installed}; {path} cannot be read: {error}")
+    if version != VERSION:
+        text = f"{installed}; {path} has tables of version {version}, this ortlaunch has version {VERSION}"
+        return Line("service", Level.error, text)
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        text = f"{installed}; others can read {path}"
+        return Line("service", Level.error, text, f"chmod 600 {shlex.quote(str(path))}")
+    with exclusive(path.with_name("serve.lock")) as free:
+        state = "no service runs on" if free else "a service runs on"
+    return Line("service", Level.ok, f"{installed}; {state} {path}")
+
+
+def _users(path: Path) -> Iterator[Line]:
+    """Checks that sudo lets this account act for each user of the list, without a password."""
+    if not path.exists():
+        return
+    why = why_foreign(path)
+    if why is not None:
+        yield Line("service users", Level.error, f"{path} {why}, and decides as whom runs start", by_hand=True)
+        return
+    names = [line.strip() for line in read_text(path, _LARGEST_LIST).splitlines()]
+    names = [name for name in names if name and not name.startswith("#")]
+    if shutil.which("sudo") is None:
+        text = f"{path} lists users, and there is no sudo"
+        yield Line("service users", Level.error, text, "apt-get install sudo", by_hand=True)
+        return
+    wrong = [f"{name} ({problem})" for name in names if (problem := _problem(name))]
+    if wrong:
+        yield Line("service users", Level.error, f"sudo cannot act for {', '.join(wrong)}", "visudo", by_hand=True)
+    else:
+        yield Line("service users", Level.ok, f"sudo may act for {len(names)} users of {path}")
+
+
+def _problem(name: str) -> str:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return "no such user"
+    # Asks whether the very command of the service is allowed; nothing is run.
+    command = ["sudo", "-n", "-l", "-u", name, "--", sys.executable, "-P", "-m", "ortlaunch.serve.act", "check"]
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SUDO_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "sudo gave no answer"
+    return "" if result.returncode == 0 else (result.stderr.strip().splitlines() or ["sudo refuses"])[-1]

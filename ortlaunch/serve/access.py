@@ -1,0 +1,199 @@
+"""Who may do what. A route names the role that it needs, by `needs`; a route that names none stops the service's start.
+
+A request shows who sends it by a token (`Authorization: Bearer …`) or by the session cookie. If it has the header, the
+cookie does not count: only then may `guard` let it pass without looking for a forged request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from fastapi import HTTPException, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from sqlalchemy import select
+from starlette.routing import BaseRoute, Mount, Route
+
+from ortlaunch.base.user import user_name
+from ortlaunch.serve.database import reading
+from ortlaunch.serve.limits import TooManyRequests
+from ortlaunch.serve.secret import digest
+from ortlaunch.serve.service import Service, service_of
+from ortlaunch.serve.tables import LoginSession, Token, User
+
+COOKIE = "__Host-ortlaunch"
+"""The session cookie. With this prefix, browsers take it from this host alone, with Secure, and for all paths."""
+PUBLIC = frozenset(
+    {
+        ("GET", "/health"),
+        ("POST", "/api/session"),
+        ("POST", "/api/link"),
+        ("GET", "/login"),
+        ("GET", "/link/{secret}"),
+        ("GET", "/oidc"),
+        ("GET", "/oidc/callback"),
+    }
+)
+"""The routes that need no role, because nobody has one yet."""
+PUBLIC_FOLDERS = frozenset({"/static"})
+_ROLE = "ortlaunch_role"
+
+
+class Role(IntEnum):
+    """What somebody may do; each role may do what those before it may."""
+
+    viewer = 1
+    """Look at everything."""
+    runner = 2
+    """Start ready jobs, with bounded keys; stop, resume and delete own runs."""
+    author = 3
+    """Also run code of their own: `model.target`, imports, lines before the start."""
+    admin = 4
+    """Also users, the queue, the audit and the runs of others."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sends a request."""
+
+    user_id: int
+    name: str
+    role: Role
+    """The role of the user, or the lower one of the token."""
+    unix_user: str | None
+    """As whom the runs of this person start; None: nobody has said it yet."""
+    token_id: int | None = None
+    session_id: int | None = None
+
+
+def needs(role: Role) -> Callable[[Request], Caller]:
+    """Returns the dependency that lets only callers of this role or a higher one pass, and gives the caller.
+
+    Args:
+        role: the least role.
+    """
+
+    def dependency(request: Request) -> Caller:
+        caller = _caller(request)
+        if caller.role < role:
+            raise HTTPException(403, f"this needs the role {role.name}, yours is {caller.role.name}")
+        return caller
+
+    setattr(dependency, _ROLE, role)
+    return dependency
+
+
+def may_change(caller: Caller, owner: str) -> bool:
+    """Whether somebody may stop, resume or delete what belongs to `owner`."""
+    return caller.role is Role.admin or (caller.role >= Role.runner and caller.name == owner)
+
+
+def still_allowed(service: Service, caller: Caller, role: Role = Role.viewer) -> bool:
+    """Whether a caller may still do what was allowed when a stream was opened.
+
+    Args:
+        service: the service.
+        caller: who opened it.
+        role: the least role.
+    """
+    now = time.time()
+    with reading(service.engine) as session:
+        user = session.get(User, caller.user_id)
+        if user is None or user.disabled or Role[user.role] < role:
+            return False
+        if caller.token_id is not None:
+            token = session.get(Token, caller.token_id)
+            return token is not None and token.revoked is None and token.expires > now and Role[token.role] >= role
+        login = session.get(LoginSession, caller.session_id)
+        return login is not None and login.expires > now
+
+
+def caller_or_none(request: Request) -> Caller | None:
+    """Returns who sends a request; None if nobody is logged in. For pages that all may see."""
+    try:
+        return _caller(request)
+    except HTTPException:
+        return None
+
+
+def require_roles(routes: Iterable[BaseRoute]) -> None:
+    """Refuses routes that name no role, or several, unless they are public.
+
+    Args:
+        routes: the routes of the service.
+
+    Raises:
+        RuntimeError: the message names the route.
+    """
+    for route in routes:
+        if isinstance(route, Mount) and route.path in PUBLIC_FOLDERS:
+            continue
+        if not isinstance(route, Route | APIRoute):
+            raise RuntimeError(f"{route}: only routes with a role and public folders are allowed")
+        roles = _roles(route.dependant) if isinstance(route, APIRoute) else []
+        for method in (route.methods or set()) - {"HEAD"}:
+            public = (method, route.path) in PUBLIC
+            if len(roles) != (0 if public else 1):
+                wanted = "no role, since it is public" if public else "exactly one role (access.needs)"
+                raise RuntimeError(f"{method} {route.path}: it has {len(roles)} roles and must have {wanted}")
+
+
+def role_of(route: APIRoute) -> Role | None:
+    """Returns the role that a route needs; None for a public one."""
+    roles = _roles(route.dependant)
+    return roles[0] if roles else None
+
+
+def _roles(dependant: Dependant) -> list[Role]:
+    own = [getattr(dependant.call, _ROLE)] if hasattr(dependant.call, _ROLE) else []
+    return own + [role for one in dependant.dependencies for role in _roles(one)]
+
+
+def _caller(request: Request) -> Caller:
+    known = getattr(request.state, "caller", None)
+    if isinstance(known, Caller):
+        return known
+    service = service_of(request)
+    header = request.headers.get("authorization")
+    found = _of_token(service, header) if header is not None else _of_cookie(service, request.cookies.get(COOKIE))
+    if found is None:
+        raise HTTPException(401, "log in first, or send a token that is valid", {"WWW-Authenticate": "Bearer"})
+    request.state.caller = found
+    return found
+
+
+def _of_token(service: Service, header: str) -> Caller | None:
+    kind, _, secret = header.partition(" ")
+    if kind.lower() != "bearer":
+        return None
+    with reading(service.engine) as session:
+        query = select(Token, User).join(User, User.id == Token.user_id).where(Token.digest == digest(secret.strip()))
+        row = session.execute(query).one_or_none()
+    if row is None or row.User.disabled or row.Token.revoked is not None or row.Token.expires <= time.time():
+        return None
+    try:
+        service.limits.token.take(str(row.Token.id))
+    except TooManyRequests as error:
+        raise HTTPException(429, "too many requests with this token", {"Retry-After": str(error.seconds)}) from None
+    role = min(Role[row.User.role], Role[row.Token.role])
+    return Caller(row.User.id, row.User.name, role, _unix_user(service, row.User), token_id=row.Token.id)
+
+
+def _of_cookie(service: Service, secret: str | None) -> Caller | None:
+    if not secret:
+        return None
+    with reading(service.engine) as session:
+        query = select(LoginSession, User).join(User, User.id == LoginSession.user_id)
+        row = session.execute(query.where(LoginSession.digest == digest(secret))).one_or_none()
+    if row is None or row.User.disabled or row.LoginSession.expires <= time.time():
+        return None
+    return Caller(
+        row.User.id, row.User.name, Role[row.User.role], _unix_user(service, row.User), session_id=row.LoginSession.id
+    )
+
+
+def _unix_user(service: Service, user: User) -> str | None:
+    return user_name() if service.settings.shared_account else user.unix_user

@@ -1,0 +1,298 @@
+"""People who may log in, their passwords, one-time links and browser sessions."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from ortlaunch.base.user import user_name
+from ortlaunch.serve.access import Caller, Role
+from ortlaunch.serve.answers import not_found
+from ortlaunch.serve.audit import record
+from ortlaunch.serve.database import reading, writing
+from ortlaunch.serve.problem import Problem
+from ortlaunch.serve.secret import digest, new_secret
+from ortlaunch.serve.service import Service
+from ortlaunch.serve.tables import Link, LoginSession, Token, User
+
+SESSION_SECONDS = 12 * 3600.0
+LINK_SECONDS = 24 * 3600.0
+FIRST_LINK_SECONDS = 3600.0
+SHORTEST_PASSWORD = 12
+_LONGEST_PASSWORD = 1024
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_UNIX_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}\$?")
+# OWASP's smaller choice for argon2id. One at a time, so that logins cannot fill the memory.
+_HASHER = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
+_ONE_AT_A_TIME = threading.Lock()
+_NOBODY = "$argon2id$v=19$m=19456,t=2,p=1$2wNHh6wWNGtOckJRR9A0HQ$2FR6HFTQ2Bca8a7HG5VDZ0RG2/M6x3czFEZBp1I86/A"
+"""Checked for names that do not exist, so that the time of an answer does not tell who exists."""
+
+
+def login(service: Service, name: str, password: str, address: str) -> str:
+    """Logs somebody in, and returns the secret of the session for the cookie.
+
+    Args:
+        service: the service.
+        name: the user's name.
+        password: the user's password.
+        address: where the request comes from; attempts are counted by it and by the name.
+
+    Raises:
+        TooManyRequests: five attempts a minute were made.
+        Problem: name or password is wrong; it does not say which.
+    """
+    known = name.strip().lower()
+    service.limits.login.take(f"address {address}")
+    service.limits.login.take(f"name {known}")
+    with reading(service.engine) as session:
+        user = session.scalar(select(User).where(User.name == known))
+    stored = user.password if user is not None and user.password is not None else _NOBODY
+    right = _matches(stored, password)
+    if user is None or user.password is None or user.disabled or not right:
+        with writing(service.engine) as session:
+            record(session, None, "login.failed", known, {"address": address})
+        raise Problem("name or password is wrong")
+    with writing(service.engine) as session:
+        if _HASHER.check_needs_rehash(stored):
+            session.get_one(User, user.id).password = _hashed(password)
+        return _begin_session(session, user, address)
+
+
+def login_known(service: Service, name: str, address: str) -> str:
+    """Logs somebody in whom a provider vouches for, and returns the secret of the session for the cookie.
+
+    Args:
+        service: the service.
+        name: the name that the provider gives.
+        address: where the request comes from.
+
+    Raises:
+        Problem: no administrator has added this user, or the user is disabled.
+    """
+    known = name.strip().lower()
+    with writing(service.engine) as session:
+        user = session.scalar(select(User).where(User.name == known, User.disabled.is_(False)))
+        if user is not None:
+            return _begin_session(session, user, address)
+        record(session, None, "login.failed", known, {"address": address, "by": "provider"})
+    raise Problem(f"{known} is no user of this service: ask an administrator")
+
+
+def logout(service: Service, caller: Caller) -> None:
+    """Ends the session of a browser."""
+    with writing(service.engine) as session:
+        session.execute(delete(LoginSession).where(LoginSession.id == caller.session_id))
+        record(session, caller, "logout", caller.name)
+
+
+def first_link(service: Service) -> str | None:
+    """Returns the secret of a new link that makes the first administrator; None if there is an administrator."""
+    with writing(service.engine) as session:
+        if _administrators(session):
+            return None
+        session.execute(delete(Link).where(Link.user_id.is_(None)))
+        return _new_link(session, None, FIRST_LINK_SECONDS)
+
+
+def link_is_for(service: Service, secret: str) -> tuple[bool, str | None]:
+    """Returns whether a link can still be used, and whom it is for; None for the first administrator."""
+    with reading(service.engine) as session:
+        link = _link(session, secret)
+        if link is None:
+            return False, None
+        return True, None if link.user_id is None else session.get_one(User, link.user_id).name
+
+
+def use_link(service: Service, secret: str, name: str, password: str, address: str) -> str:
+    """Sets a password by a one-time link, logs its user in, and returns the secret of the session for the cookie.
+
+    Args:
+        service: the service.
+        secret: what the link ends with.
+        name: the name of the first administrator; of no use for other links.
+        password: the new password.
+        address: where the request comes from.
+
+    Raises:
+        TooManyRequests: five attempts a minute were made.
+        Problem: the link was used, is too old, or name or password will not do.
+    """
+    service.limits.login.take(f"address {address}")
+    check_password(password)
+    hashed = _hashed(password)
+    with writing(service.engine) as session:
+        link = _link(session, secret)
+        if link is None:
+            raise Problem("the link was used or is too old: ask an administrator for another one")
+        if link.user_id is None:
+            user = _add(session, name, Role.admin, user_name())
+        else:
+            user = session.get_one(User, link.user_id)
+        user.password = hashed
+        session.delete(link)
+        # Whoever knew the old password is logged out.
+        session.execute(delete(LoginSession).where(LoginSession.user_id == user.id))
+        caller = Caller(user.id, user.name, Role[user.role], user.unix_user)
+        record(session, caller, "password.set", user.name, {"address": address})
+        return _begin_session(session, user, address)
+
+
+def add_user(service: Service, caller: Caller, name: str, role: Role, unix_user: str | None) -> tuple[User, str]:
+    """Adds a user, and returns the user and the secret of a link by which the person chooses a password.
+
+    Raises:
+        Problem: the name will not do or is taken.
+    """
+    with writing(service.engine) as session:
+        user = _add(session, name, role, unix_user)
+        record(session, caller, "user.add", user.name, {"role": role.name, "unix_user": unix_user})
+        return user, _new_link(session, user.id, LINK_SECONDS)
+
+
+def new_link(service: Service, caller: Caller, user_id: int) -> str:
+    """Returns the secret of a new link by which a user chooses another password; older links end."""
+    with writing(service.engine) as session:
+        user = _existing(session, user_id)
+        session.execute(delete(Link).where(Link.user_id == user.id))
+        record(session, caller, "user.link", user.name)
+        return _new_link(session, user.id, LINK_SECONDS)
+
+
+def link_by_name(service: Service, name: str) -> str | None:
+    """Returns what `new_link` does, for the person at the terminal of the service; None if there is no such user."""
+    with writing(service.engine) as session:
+        user = session.scalar(select(User).where(User.name == name.strip().lower()))
+        if user is None:
+            return None
+        session.execute(delete(Link).where(Link.user_id == user.id))
+        record(session, None, "user.link", user.name, {"by": "terminal"})
+        return _new_link(session, user.id, LINK_SECONDS)
+
+
+def change_user(
+    service: Service, caller: Caller, user_id: int, role: Role | None, unix_user: str | None, disabled: bool | None
+) -> User:
+    """Changes a user; None leaves a field as it is, and an empty `unix_user` takes it away.
+
+    Raises:
+        Problem: no administrator would be left.
+    """
+    with writing(service.engine) as session:
+        user = _existing(session, user_id)
+        user.role = user.role if role is None else role.name
+        user.disabled = user.disabled if disabled is None else disabled
+        if unix_user is not None:
+            user.unix_user = _unix_name(unix_user)
+        session.flush()
+        if not _administrators(session):
+            raise Problem("the service needs an administrator who can log in", "disabled" if disabled else "role")
+        if user.disabled:
+            session.execute(delete(LoginSession).where(LoginSession.user_id == user.id))
+        changes = {"role": user.role, "unix_user": user.unix_user, "disabled": user.disabled}
+        record(session, caller, "user.change", user.name, changes)
+        return user
+
+
+def users(service: Service) -> list[User]:
+    """Returns all users by name."""
+    with reading(service.engine) as session:
+        return list(session.scalars(select(User).order_by(User.name)))
+
+
+def check_password(password: str) -> None:
+    """Refuses a password that is too short, or longer than anyone means.
+
+    Raises:
+        Problem: it will not do.
+    """
+    if len(password) < SHORTEST_PASSWORD:
+        raise Problem(f"a password has {SHORTEST_PASSWORD} characters at least", "password")
+    if len(password) > _LONGEST_PASSWORD:
+        raise Problem(f"a password has {_LONGEST_PASSWORD} characters at most", "password")
+
+
+def remove_expired(session: Session) -> None:
+    """Deletes sessions, links and tokens whose time is over."""
+    now = time.time()
+    session.execute(delete(LoginSession).where(LoginSession.expires <= now))
+    session.execute(delete(Link).where(Link.expires <= now))
+    session.execute(delete(Token).where(Token.expires <= now - 30 * 86400))
+
+
+def _add(session: Session, name: str, role: Role, unix_user: str | None) -> User:
+    known = name.strip().lower()
+    if not _NAME.fullmatch(known):
+        raise Problem(
+            "a name has letters, digits, '.', '_' and '-' (64 at most), and begins with one of the first two", "name"
+        )
+    if session.scalar(select(User.id).where(User.name == known)) is not None:
+        raise Problem(f"there is a user {known}", "name")
+    user = User(name=known, role=role.name, unix_user=_unix_name(unix_user or ""), disabled=False, created=time.time())
+    session.add(user)
+    session.flush()
+    return user
+
+
+def _unix_name(text: str) -> str | None:
+    name = text.strip()
+    # A service that runs as root itself, as in a container, may start its own runs.
+    if name and name != user_name() and (name == "root" or not _UNIX_NAME.fullmatch(name)):
+        raise Problem("this is no name of a Unix user who may start runs", "unix_user")
+    return name or None
+
+
+def _existing(session: Session, user_id: int) -> User:
+    user = session.get(User, user_id)
+    if user is None:
+        raise not_found("no such user")
+    return user
+
+
+def _administrators(session: Session) -> int:
+    wanted = (User.role == Role.admin.name, User.disabled.is_(False), User.password.is_not(None))
+    return session.scalar(select(func.count()).select_from(User).where(*wanted)) or 0
+
+
+def _new_link(session: Session, user_id: int | None, seconds: float) -> str:
+    secret = new_secret()
+    session.add(Link(user_id=user_id, digest=digest(secret), expires=time.time() + seconds))
+    return secret
+
+
+def _link(session: Session, secret: str) -> Link | None:
+    return session.scalar(select(Link).where(Link.digest == digest(secret), Link.expires > time.time()))
+
+
+def _begin_session(session: Session, user: User, address: str) -> str:
+    remove_expired(session)
+    secret, now = new_secret(), time.time()
+    session.add(
+        LoginSession(user_id=user.id, digest=digest(secret), created=now, used=now, expires=now + SESSION_SECONDS)
+    )
+    session.flush()
+    record(
+        session, Caller(user.id, user.name, Role[user.role], user.unix_user), "login", user.name, {"address": address}
+    )
+    return secret
+
+
+def _hashed(password: str) -> str:
+    with _ONE_AT_A_TIME:
+        return _HASHER.hash(password)
+
+
+def _matches(stored: str, password: str) -> bool:
+    if len(password) > _LONGEST_PASSWORD:
+        return False
+    try:
+        with _ONE_AT_A_TIME:
+            return _HASHER.verify(stored, password)
+    except (VerificationError, InvalidHashError):
+        return False

@@ -1,0 +1,162 @@
+"""Acts for a Unix user: one child process for each request, with few environment variables and bounded in time.
+
+The service itself neither composes a configuration nor starts, stops or reads a run of another user. It asks
+``python -P -m ortlaunch.serve.act`` (`ortlaunch.serve.act`), as that user by ``sudo -n`` where it is not its own one.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ortlaunch.base.ownership import require_own
+from ortlaunch.base.secrets import without_secrets
+from ortlaunch.serve.service import Service
+
+_SECONDS = 60.0
+_SECONDS_OF = {"start": 120.0, "cancel": 300.0, "export_weights": 600.0, "compare": 300.0}
+"""How long an action may take, where that is not `_SECONDS`."""
+_LARGEST_ANSWER = 32 * 1024 * 1024
+_VARIABLES = frozenset(
+    [
+        *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"),
+        *("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),
+        *("DBUS_SESSION_BUS_ADDRESS", "HF_HOME", "HF_HUB_OFFLINE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
+        *("ORTLAUNCH_SLURM_PROFILES", "ORTLAUNCH_TRUST", "ORTLAUNCH_JOBS", "ORTLAUNCH_CACHE", "XDG_CONFIG_HOME"),
+        *("SLURM_CONF", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS"),
+    ]
+)
+"""The variables of the service that every child gets. None of them holds a secret."""
+_OF_RUNS = frozenset(["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"])
+"""The variables that only a child gets that starts a run: the run sends its record with them."""
+_STARTING = ("start",)
+
+
+class Refused(Exception):
+    """A request that the checks refuse, or that the run's state does not allow."""
+
+    def __init__(self, message: str, key: str | None = None) -> None:
+        """
+        Args:
+            message: the sentence for the user.
+            key: the dotted key that it is about; None if it is about none.
+        """
+        super().__init__(message)
+        self.message = message
+        self.key = key
+
+
+class Unavailable(Exception):
+    """The child gave no answer: it took too long, was killed, or could not be started."""
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Runs actions as Unix users."""
+
+    root: Path
+    """The run root."""
+    allow_list: Path | None = None
+    """A file with one Unix user on each line: those whom the service may act for by sudo. None: nobody."""
+
+    def call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Runs one action in a child and returns its answer. It blocks: call it outside the event loop.
+
+        Args:
+            unix_user: the user whom the run belongs to.
+            action: one of `ortlaunch.serve.act.ACTIONS`, whose functions say what they take and return.
+            request: what the action takes, as JSON.
+
+        Raises:
+            Refused: the action refuses the request.
+            Unavailable: there is no answer.
+        """
+        words = [*self._as_user(unix_user), sys.executable, "-P", "-m", "ortlaunch.serve.act", action]
+        seconds = _SECONDS_OF.get(action, _SECONDS)
+        child = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env=_environment(action),
+            start_new_session=True,
+        )
+        root = self.folder_of(unix_user)
+        # A relative place in the configuration, such as that of MLflow's database, begins at the working folder.
+        folder = root.parent if unix_user == own_user() else root
+        document = json.dumps({**request, "root": str(root), "folder": str(folder)})
+        try:
+            answer, said = child.communicate(document.encode(), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+            raise Unavailable(f"{action}: no answer within {seconds:g} s") from None
+        return _read(action, child.returncode, answer, said.decode(errors="replace"))
+
+    def folder_of(self, unix_user: str) -> Path:
+        """The run root of a user: the service's own root, or below it a folder that belongs to the user."""
+        root = self.root.absolute()
+        return root if unix_user == own_user() else root / unix_user
+
+    def may_act_for(self, unix_user: str) -> bool:
+        """Whether the service may start runs of a Unix user."""
+        return unix_user == own_user() or unix_user in self._listed()
+
+    def _as_user(self, unix_user: str) -> list[str]:
+        if unix_user == own_user():
+            return []
+        if unix_user not in self._listed():
+            where = f"{self.allow_list} does not list it" if self.allow_list else "it was started without --unix-users"
+            raise Refused(f"the service may not act for the Unix user {unix_user}: {where}")
+        return ["sudo", "-n", "-u", unix_user, "--"]
+
+    def _listed(self) -> set[str]:
+        if self.allow_list is None:
+            return set()
+        try:
+            require_own(self.allow_list, use="act for another user")
+            lines = self.allow_list.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return set()
+        return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+
+
+def own_user() -> str:
+    """The Unix user whom the service runs as."""
+    return getpass.getuser()
+
+
+def _environment(action: str) -> dict[str, str]:
+    names = _VARIABLES | _OF_RUNS if action in _STARTING else _VARIABLES
+    kept = {name: value for name, value in os.environ.items() if name in names or name.startswith("LC_")}
+    return kept | {"PYTHONUNBUFFERED": "1"}
+
+
+def _read(action: str, code: int, answer: bytes, said: str) -> dict[str, Any]:
+    try:
+        found = json.loads(answer) if len(answer) <= _LARGEST_ANSWER else None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        lines = without_secrets(said).strip().splitlines()
+        raise Unavailable(f"{action}: {lines[-1] if lines else f'ended with {code} and without an answer'}")
+    if "refused" in found:
+        raise Refused(str(found["refused"]), found.get("key"))
+    return found
+
+
+def make_actor(service: Service) -> Actor:
+    """Returns the actor of a service."""
+    settings = service.settings
+    return Actor(settings.root, settings.database.parent / "unix_users")

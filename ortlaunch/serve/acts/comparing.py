@@ -1,0 +1,66 @@
+"""The comparison of `ortlaunch compare` as data, for a page that draws it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.secrets import redacted
+from ortlaunch.base.text import public_text
+from ortlaunch.compare.choose import Selection, choose
+from ortlaunch.compare.columns import Column, columns_of, doubtful, lines
+from ortlaunch.compare.comparison import Comparison, compared
+from ortlaunch.compare.curves import LIMIT, read_curves
+from ortlaunch.compare.page import plot_data
+from ortlaunch.compare.reading import opened
+from ortlaunch.compare.table import baseline_line, difference_columns, reason_lines, repeats_line
+from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.config.tracking_uri import check_uri, default_uri, resolve_tracking
+
+MOST_RUNS = 20
+
+
+def compare(request: dict[str, Any]) -> dict[str, Any]:
+    """Compares runs by what MLflow has of them.
+
+    Args:
+        request: ``run_dirs``.
+
+    Returns:
+        ``title``, ``facts``, ``warnings``, ``columns``, ``rows``, ``doubtful``, ``differences`` and ``curves``.
+    """
+    runs = request["run_dirs"]
+    if not 1 <= len(runs) <= MOST_RUNS:
+        raise RequestError(f"choose 1 to {MOST_RUNS} runs to compare")
+    check_uri(default_uri(), None)
+    uri = resolve_tracking(MlflowConfig(uri=default_uri()), Path.cwd()).uri
+    selection = Selection(runs=runs, sweep=None, tags=[], experiment=None, last=None, baseline=None)
+    with opened(uri) as client:
+        chosen = choose(client, selection)
+        comparison = compared(chosen.rows, chosen.baseline_id, redacted(uri), chosen.notes, chosen.why)
+        curves = plot_data(read_curves(client, comparison, LIMIT))
+    columns = columns_of(comparison, each=False)
+    differences = difference_columns(comparison) if comparison.differences else []
+    return {
+        "title": f"Comparison of {len(comparison.rows)} run{'s' if len(comparison.rows) != 1 else ''}",
+        "facts": _facts(comparison),
+        "warnings": [public_text(warning) for warning in comparison.warnings],
+        **_table(columns),
+        "doubtful": doubtful(comparison, each=False),
+        "differences": _table(differences),
+        "curves": curves,
+    }
+
+
+def _facts(comparison: Comparison) -> list[str]:
+    each = not comparison.has_repeats
+    facts = [baseline_line(comparison, each=each), *reason_lines(comparison), repeats_line(comparison, each=each)]
+    return [public_text(fact) for fact in (*facts, *comparison.notes)]
+
+
+def _table(columns: list[Column]) -> dict[str, Any]:
+    return {
+        "columns": [{"title": column.heading, "numeric": column.numeric} for column in columns],
+        "rows": [[public_text(cell) for cell in row] for row in lines(columns)] if columns else [],
+    }

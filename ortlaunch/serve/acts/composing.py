@@ -1,0 +1,165 @@
+"""Composes a request, checks it by all rules and shows what would be started. Writes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import shlex
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.reading import in_words, read_bytes
+from ortlaunch.base.secrets import without_secrets_in_words
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.overrides import parsed
+from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.devices import resolve_device
+from ortlaunch.config.load import to_config
+from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, Device
+from ortlaunch.launch.launcher import QueueLauncher
+from ortlaunch.launch.plan import LaunchPlan, folder_name
+from ortlaunch.launch.planning import default_name, plan_in
+from ortlaunch.launch.table import launcher_of
+from ortlaunch.run.key import RunKey
+from ortlaunch.run.run import Run
+from ortlaunch.serve.requests import quoted
+
+_LONGEST_TEXT = 60_000
+_LARGEST_FILE = 1 << 20
+
+
+def fields(request: dict[str, Any]) -> dict[str, Any]:
+    """The values that keys have after composing.
+
+    Args:
+        request: ``words`` of the command line.
+
+    Returns:
+        ``chosen``, the option of each group, and ``values`` by dotted keys.
+    """
+    tree = compose(request["words"])
+    chosen = {group: _name_of(tree, group) for group in ("model", *GROUPS)}
+    plain = OmegaConf.to_container(tree, resolve=False, enum_to_str=True)
+    assert isinstance(plain, dict)
+    values = {key: value for key, value in _leaves(plain) if value != "???"}
+    return {"chosen": {group: name for group, name in chosen.items() if name}, "values": values}
+
+
+def check(request: dict[str, Any]) -> dict[str, Any]:
+    """Composes a new run, checks it, and says what would be started.
+
+    Args:
+        request: ``words`` and the ``run_key`` that the run will have.
+
+    Returns:
+        ``words`` (all of the command line), ``command``, ``plan`` (the text of the dry run), ``name``, ``experiment``,
+        ``run_dir``, ``launcher``, ``slots`` (0 for a scheduler's job), ``steps``.
+    """
+    words = whole_words(request)
+    config, plan = planned(words, request["run_key"])
+    if not isinstance(launcher_of(config), QueueLauncher):
+        if config.launcher.nodes > 1:
+            raise RequestError(
+                f"launcher.nodes={config.launcher.nodes}: the queue of this machine starts runs of one machine: "
+                "choose launcher=slurm"
+            )
+        words = [*words, f"launcher.run={request['run_key']}"]
+    return {
+        "words": words,
+        "command": shlex.join(["ortlaunch", *without_secrets_in_words(request["words"])]),
+        "plan": _dry_run(plan, config),
+        "name": plan.name,
+        "experiment": config.experiment,
+        "run_dir": str(plan.run_dir),
+        "launcher": config.launcher.name,
+        "slots": slots_of(config),
+        "steps": config.train.steps,
+    }
+
+
+def whole_words(request: dict[str, Any]) -> list[str]:
+    """Returns the words of a request with the place of its run folder."""
+    return [*request["words"], f"run_root={quoted(request['root'])}"]
+
+
+def planned(words: list[str], run_key: str) -> tuple[Config, LaunchPlan]:
+    """Returns the checked configuration of a new run and its plan, in the folder that belongs to its key."""
+    config = prepared(to_config(compose(words)))
+    key, name = RunKey.parsed(run_key), config.name or default_name(config)
+    folder = Path(config.run_root) / folder_name(config.experiment) / key.folder(folder_name(name))
+    return config, plan_in(config, folder.absolute(), key.run_id, name)
+
+
+def slots_of(config: Config) -> int:
+    """Returns how many slots of this machine a run takes: its GPUs, or one for a group of workers on the CPU."""
+    launcher = launcher_of(config)
+    if isinstance(launcher, QueueLauncher):
+        return 0
+    return launcher.workers_per_node(config) if resolve_device(config.device) is Device.cuda else 1
+
+
+def keys(request: dict[str, Any]) -> dict[str, Any]:
+    """The request by which a run could have been submitted, for doing it again.
+
+    Args:
+        request: ``run_dir``.
+
+    Returns:
+        ``job`` and ``keys``, and in ``left_out`` the words that the service does not take.
+    """
+    run = Run(Path(request["run_dir"]))
+    words = _stored_words(run)
+    job, found, left_out = None, dict[str, Any](), list[str]()
+    for word in words[1:] if words[:1] == ["run"] else words:
+        if "=" not in word or word.startswith(("-", "~")):
+            left_out.append(word)
+            continue
+        override = parsed(word)
+        value: Any = override.value()
+        if override.key_or_group == "jobs":
+            job = str(value)
+        elif override.is_sweep_override() or not isinstance(value, str | int | float | bool | None):
+            left_out.append(word)
+        else:
+            found[override.key_or_group] = value
+    return {"job": job, "keys": found, "left_out": left_out}
+
+
+def _stored_words(run: Run) -> list[str]:
+    try:
+        stored = yaml.safe_load(read_bytes(run.overrides_file, _LARGEST_FILE))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise RequestError(f"{run.overrides_file} cannot be read: {in_words(error)}") from error
+    return [str(word) for word in stored] if isinstance(stored, list) else []
+
+
+def _name_of(tree: DictConfig, group: str) -> str | None:
+    node = None if group in OPTIONAL_GROUPS and tree.get(group) is None else tree[group]
+    return None if node is None else str(node.name)
+
+
+def _leaves(node: dict[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in node.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            found += _leaves(value, f"{key}.")
+        elif isinstance(value, list):
+            found.append((key, "\n".join(map(str, value))))
+        else:
+            found.append((key, value))
+    return found
+
+
+def _dry_run(plan: LaunchPlan, config: Config) -> str:
+    """Returns what a dry run prints."""
+    dry = dataclasses.replace(config, launcher=dataclasses.replace(config.launcher, dry_run=True))
+    said, noted = io.StringIO(), io.StringIO()
+    with redirect_stdout(said), redirect_stderr(noted):
+        launcher_of(dry).submit(plan, dry, [])
+    return (said.getvalue() + noted.getvalue())[:_LONGEST_TEXT]

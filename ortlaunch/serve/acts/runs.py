@@ -1,0 +1,173 @@
+"""What is done with a run that has begun: how it ended, stop, resume, export, delete. The verbs do the work."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.changes import changed
+from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.load import load_config
+from ortlaunch.follow.cancel import cancel
+from ortlaunch.follow.status import look
+from ortlaunch.run.folders import folder_at
+from ortlaunch.run.identity import Process, is_own
+from ortlaunch.run.key import RunKey
+from ortlaunch.run.run import Run
+from ortlaunch.serve.acts.composing import slots_of
+from ortlaunch.serve.acts.starting import BIN, refusal_in
+
+
+def outcome(request: dict[str, Any]) -> dict[str, Any]:
+    """How runs are, for jobs whose processes have ended, and for those of a scheduler.
+
+    Args:
+        request: ``jobs``: of each its ``id``, ``run_dir``, ``token``, ``attempt``, ``resumes`` and ``begun_before``,
+            which is how often the run had begun before the job.
+
+    Returns:
+        ``jobs`` by id: ``began``, ``is_over``, ``state`` and ``reason`` of the run, and ``refusal``, the message of a
+        command that did not begin.
+    """
+    return {"jobs": {job["id"]: _outcome({"root": request["root"], **job}) for job in request["jobs"]}}
+
+
+def _outcome(job: dict[str, Any]) -> dict[str, Any]:
+    run = Run(Path(job["run_dir"]))
+    began = run.exists and run.state().attempts > job["begun_before"]
+    row = look(folder_at(run.path), max_age=5.0).row if run.exists else None
+    submitted = row is not None and row.job_id is not None
+    return {
+        "began": began or submitted,
+        "is_over": row.is_over if row is not None else True,
+        "state": row.state.value if row is not None else "",
+        "reason": row.reason if row is not None else "",
+        "refusal": "" if began or submitted else refusal_in(job),
+    }
+
+
+def check_resume(request: dict[str, Any]) -> dict[str, Any]:
+    """Checks whether a run can go on, as the verb `resume` does.
+
+    Args:
+        request: ``run_dir``, and ``words`` with keys to change.
+
+    Returns:
+        As `ortlaunch.serve.acts.composing.check`, and ``begun_before``, and ``has_own_code`` of a run
+        that only an author may start.
+    """
+    from ortlaunch.verbs.resume import resume
+
+    run = Run(Path(request["run_dir"]))
+    _require_below(run.path, request)
+    words = [str(run.path), *request["words"]]
+    said, noted = io.StringIO(), io.StringIO()
+    with redirect_stdout(said), redirect_stderr(noted):
+        resume([*words, "launcher.dry_run=true"])
+    config = prepared(changed(load_config(run.config_file), request["words"], "resume"))
+    state = run.state()
+    return {
+        "words": ["resume", *words],
+        "command": f"ortlaunch resume {RunKey.of_folder(run.path.name).run_id}",
+        "plan": said.getvalue() + noted.getvalue(),
+        "name": state.name or run.path.name,
+        "experiment": config.experiment,
+        "run_dir": str(run.path),
+        "launcher": config.launcher.name,
+        "slots": slots_of(config),
+        "steps": config.train.steps,
+        "begun_before": state.attempts,
+        "has_own_code": bool(config.model.target or config.model.imports or getattr(config.launcher, "setup", None)),
+    }
+
+
+def cancel_run(request: dict[str, Any]) -> dict[str, Any]:
+    """Asks a run to stop with a checkpoint, and does not wait for its end.
+
+    Args:
+        request: ``run_dir``; ``process`` of its launcher, for a run that has no folder yet.
+
+    Returns:
+        ``said``, the text of the verb.
+    """
+    run = Run(Path(request["run_dir"]))
+    if not run.exists:
+        return {"said": _interrupt(Process.stored(request.get("process")))}
+    _require_below(run.path, request)
+    # A second request would end the run at once, without a checkpoint.
+    if run.stop_word() is not None:
+        return {"said": "it was asked to stop already"}
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        cancel([str(run.path), "--wait", "0"])
+    return {"said": said.getvalue().strip()}
+
+
+def _interrupt(process: Process | None) -> str:
+    """Ends a run's command that has not written its folder yet."""
+    if process is None or not process.lives:
+        return "it has not begun"
+    if not is_own(process.pid):
+        raise RequestError(f"process {process.pid} belongs to another user")
+    os.kill(process.pid, signal.SIGINT)
+    return "it was asked to end before it had begun"
+
+
+def delete(request: dict[str, Any]) -> dict[str, Any]:
+    """Moves a run that is over into the bin of its run root.
+
+    Args:
+        request: ``run_dir``.
+
+    Returns:
+        ``place``, where it is now.
+    """
+    run = Run(Path(request["run_dir"]))
+    _require_below(run.path, request)
+    run.require_own("delete")
+    row = look(folder_at(run.path)).row
+    if not row.is_over:
+        raise RequestError(f"{row.name} is {row.state.value}: stop it first")
+    place = Path(request["root"]) / BIN / run.path.parent.name / run.path.name
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        run.path.rename(place)
+    except OSError as error:
+        raise RequestError(f"{run.path} cannot be moved to {place}: {error.strerror}") from error
+    return {"place": str(place)}
+
+
+def export_weights(request: dict[str, Any]) -> dict[str, Any]:
+    """Writes the weights of a run's newest checkpoint into its folder.
+
+    Args:
+        request: ``run_dir``.
+
+    Returns:
+        ``folder``, its name in the run folder, and the names of its ``files``.
+    """
+    from ortlaunch.export.run_weights import export_weights as export
+
+    run = Run(Path(request["run_dir"]))
+    _require_below(run.path, request)
+    run.require(run.config_file)
+    newest = run.newest_checkpoint()
+    if not newest:
+        raise RequestError("the run has no complete checkpoint: train.checkpoint_every=N writes them")
+    folder = run.path / f"weights-{newest}"
+    if not folder.is_dir() or not any(folder.iterdir()):
+        with redirect_stdout(io.StringIO()):
+            export([str(run.path), "--out", str(folder)])
+    return {"folder": folder.name, "files": sorted(path.name for path in folder.iterdir())}
+
+
+def _require_below(run_dir: Path, request: dict[str, Any]) -> None:
+    """Refuses a folder that is not a run folder of this run root, also by links."""
+    root = Path(request["root"]).resolve()
+    if run_dir.is_symlink() or run_dir.resolve().parent.parent != root:
+        raise RequestError(f"{run_dir} is no run folder of {root}")

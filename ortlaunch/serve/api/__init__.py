@@ -1,0 +1,1 @@
+"""The routes of the API. A module here that has a `router` is part of the service."""

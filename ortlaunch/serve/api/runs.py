@@ -1,0 +1,136 @@
+"""The routes that show runs: the list, one run, its curves, logs, configuration and files, and the comparison."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Annotated, Any, BinaryIO
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends, HTTPException, Query
+from fastapi.responses import StreamingResponse
+
+from ortlaunch.serve import follow
+from ortlaunch.serve.access import Caller, Role, needs
+from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
+from ortlaunch.serve.follow.beneath import open_beneath
+from ortlaunch.serve.follow.curves import MOST_POINTS
+from ortlaunch.serve.follow.details import may_fetch
+from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES
+from ortlaunch.serve.index.finding import found_run
+from ortlaunch.serve.index.listing import MOST_ROWS
+from ortlaunch.serve.problem import Problem
+from ortlaunch.serve.service import Service, service_of
+
+router = APIRouter()
+Shared = Annotated[Service, Depends(service_of)]
+Viewer = Annotated[Caller, Depends(needs(Role.viewer))]
+Word = Annotated[str, Query(max_length=400)]
+_MOST_COMPARED = 20
+_LARGEST_NUMBER = 2**53
+_BLOCK = 256 * 1024
+
+
+@router.get("/api/runs")
+def list_runs(
+    service: Shared,
+    caller: Viewer,
+    state: Word = "",
+    owner: Word = "",
+    experiment: Word = "",
+    text: Word = "",
+    sort: Word = "-started",
+    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
+    size: Annotated[int, Query(ge=1, le=MOST_ROWS)] = follow.PAGE_ROWS,
+) -> Page:
+    """A page of the list of runs, waiting ones among them. `state`, `owner` and `experiment` take several values."""
+    return follow.list_runs(
+        service, caller, state=state, owner=owner, experiment=experiment, text=text, sort=sort, page=page, size=size
+    )
+
+
+@router.get("/api/facets")
+def facets(service: Shared, caller: Viewer) -> Facets:
+    """What the list can be filtered by, and the number of runs in each state."""
+    return follow.facets(service, caller)
+
+
+@router.get("/api/runs/{id}")
+def run_detail(service: Shared, caller: Viewer, id: str) -> Detail:
+    """One run. `id` is its key, its short id or the id of its job in the queue."""
+    return follow.run_detail(service, caller, id)
+
+
+@router.get("/api/runs/{id}/metrics")
+def run_metrics(
+    service: Shared,
+    caller: Viewer,
+    id: str,
+    names: Annotated[str, Query(max_length=8192)] = "",
+    points: Annotated[int, Query(ge=2, le=MOST_POINTS)] = MOST_POINTS,
+) -> Curves:
+    """The curves of a run, each with at most `points` points, of which the lowest and highest values are among them.
+
+    `names` has commas between the metrics; without it the first forty come.
+    """
+    return follow.run_metrics(service, caller, id, [name for name in names.split(",") if name], points)
+
+
+@router.get("/api/runs/{id}/logs/{rank}")
+def run_log(
+    service: Shared,
+    caller: Viewer,
+    id: str,
+    rank: str,
+    offset: Annotated[int | None, Query(ge=-_LARGEST_NUMBER, le=_LARGEST_NUMBER)] = None,
+    limit: Annotated[int, Query(ge=1, le=MOST_BYTES)] = PAGE_BYTES,
+    search: Word = "",
+) -> LogPart:
+    """Whole lines of a log from a byte on; a negative `offset` counts from the end. With `search` the lines that have
+    the word, from `offset` on."""
+    return follow.run_log(service, caller, id, rank, offset=offset, limit=limit, word=search)
+
+
+@router.get("/api/runs/{id}/config")
+def run_config(service: Shared, caller: Viewer, id: str, against: Word = "") -> Configuration:
+    """The configuration of a run, without secrets, and how that of the run `against` differs."""
+    return follow.run_config(service, caller, id, against or None)
+
+
+@router.get("/api/runs/{id}/files/{name:path}", response_class=StreamingResponse)
+def run_file(service: Shared, caller: Viewer, id: str, name: str) -> StreamingResponse:
+    """A file of a run, to be saved: a record, a log, a failure, weights, an exported graph or a checkpoint's file."""
+    run = found_run(service, id).run
+    try:
+        if not may_fetch(run, name):
+            raise FileNotFoundError
+        file = open_beneath(run.path, name)
+    except OSError:
+        raise HTTPException(404, "the run has no such file, or it cannot be read") from None
+    size = os.fstat(file.fileno()).st_size
+    headers = {
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name.rpartition('/')[2], safe='')}",
+        "Content-Length": str(size),
+    }
+    return StreamingResponse(_content(file, size), headers=headers, media_type="application/octet-stream")
+
+
+@router.get("/api/compare")
+def compare(service: Shared, caller: Viewer, ids: Annotated[str, Query(max_length=2048)]) -> dict[str, Any]:
+    """The comparison of some runs, as `ortlaunch compare` makes it. `ids` has commas between the runs."""
+    asked = list(dict.fromkeys(one for one in ids.split(",") if one))
+    if not 2 <= len(asked) <= _MOST_COMPARED:
+        raise Problem(f"name 2 to {_MOST_COMPARED} runs", "ids")
+    found = [found_run(service, one) for one in asked]
+    answer: dict[str, Any] = service.actor.call(
+        found[0].unix_user, "compare", {"run_dirs": [one.place for one in found]}
+    )
+    return answer
+
+
+def _content(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The bytes that a file has now; what is appended while it is sent would not fit the length that was told."""
+    with file:
+        while size > 0 and (block := file.read(min(_BLOCK, size))):
+            size -= len(block)
+            yield block

@@ -1,0 +1,204 @@
+"""Topics of event streams. Each event is made once, however many browsers follow the topic."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from typing import Any
+
+import anyio
+
+from ortlaunch.serve.clients import Client, encoded
+from ortlaunch.serve.tails import Piece, Tail
+
+_FAST_SECONDS, _SLOW_SECONDS = 0.2, 0.5
+"""How often a file is looked at: while it grows, and after it has not grown for `_QUIET_SECONDS`."""
+_QUIET_SECONDS = 30.0
+_LINGER_SECONDS = 5.0
+"""How long a file is followed after the last browser has left: the same one may be coming back."""
+_KEPT_EVENTS = 500
+"""Changes of the list that are kept for browsers that come back."""
+_FRESH_SECONDS = 10.0
+"""A page that was made so long ago may lack changes from before its stream began."""
+
+
+class FileChannel:
+    """One file, read by one task for all who follow it."""
+
+    def __init__(self, tail: Tail, readers: anyio.CapacityLimiter) -> None:
+        """
+        Args:
+            tail: the file.
+            readers: the threads that read files.
+        """
+        self.left_at = time.monotonic()
+        """When the last browser left."""
+        self._tail = tail
+        self._readers = readers
+        self._position = 0
+        """All who follow have got the file up to here."""
+        self._piece = Piece(None, 0, None)
+        """The latest look at the file."""
+        self._turn = 0
+        """Counts the files that took each other's place."""
+        self._followers: dict[Client, str] = {}
+        """The topic under which each one follows it: several ids mean one run."""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has followed the file for some time."""
+        return not self._followers and time.monotonic() - self.left_at > _LINGER_SECONDS
+
+    @property
+    def followers(self) -> int:
+        """How many browsers follow it."""
+        return len(self._followers)
+
+    async def follow(self, client: Client, topic: str, position: int | None) -> None:
+        """Sends a client what comes after a position, and then everything new, until it is cancelled.
+
+        Args:
+            client: the client.
+            topic: what the client calls the file.
+            position: where it was; None for the file's present end.
+        """
+        if position is None:
+            position = await anyio.to_thread.run_sync(self._tail.end, limiter=self._readers)
+        if self._task is None or self._task.done():
+            self._position = position
+            self._task = asyncio.get_running_loop().create_task(self._work())
+        client.positions.setdefault(topic, str(position))
+        try:
+            await self._catch_up(client, topic, position)
+            # Nothing was awaited since the client was where the channel is, so no event lies between.
+            self._followers[client] = topic
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._followers.pop(client, None)
+            self.left_at = time.monotonic()
+
+    def tell(self, content: dict[str, Any]) -> None:
+        """Sends all who follow an event that does not move the position."""
+        if self._followers:
+            where = {"offset": self._position, "next": self._position}
+            self._send(encoded(self._tail.event, content | where))
+
+    def close(self) -> None:
+        """Ends its task."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _catch_up(self, client: Client, topic: str, at: int) -> None:
+        """Sends one client what lies between its position and the channel's. It is read for this client alone."""
+        turn = self._turn
+        while at != self._position:
+            self.left_at = time.monotonic()
+            if turn != self._turn:
+                turn, at = self._turn, 0
+                client.push(encoded("reset", {"topic": topic}), topic, "0")
+            # A client may be ahead too: its page was read after the channel's last look at the file.
+            elif at > self._position or not client.is_free:
+                await anyio.sleep(_FAST_SECONDS)
+            else:
+                piece = await self._read(at, until=self._position)
+                if piece.next == at:
+                    await anyio.sleep(_FAST_SECONDS)
+                at = piece.next
+                if piece.content is not None:
+                    client.push(encoded(self._tail.event, piece.content), topic, str(at))
+
+    async def _work(self) -> None:
+        grown_at = time.monotonic()
+        while True:
+            piece = await self._read(self._position)
+            if piece.file is not None and self._is_another(piece):
+                self._turn, self._position, self._piece = self._turn + 1, 0, piece
+                for client, topic in list(self._followers.items()):
+                    client.push(encoded("reset", {"topic": topic}), topic, "0")
+                continue
+            self._piece = piece
+            if piece.next != self._position:
+                grown_at = time.monotonic()
+                self._position = piece.next
+                if piece.content is not None and self._followers:
+                    self._send(encoded(self._tail.event, piece.content))
+                continue
+            await anyio.sleep(_FAST_SECONDS if time.monotonic() - grown_at < _QUIET_SECONDS else _SLOW_SECONDS)
+
+    def _is_another(self, piece: Piece) -> bool:
+        """Whether the file that is there is not the one that was read."""
+        return self._piece.file not in (None, piece.file) or piece.size < self._position
+
+    def _send(self, event: bytes) -> None:
+        for client, topic in list(self._followers.items()):
+            client.push(event, topic, str(self._position))
+
+    async def _read(self, at: int, until: int | None = None) -> Piece:
+        return await anyio.to_thread.run_sync(self._tail.read, at, until, limiter=self._readers)
+
+
+class ListChannel:
+    """Changes of the list of runs. Its position is a number, which another start of the service does not know."""
+
+    topic = "list"
+
+    def __init__(self) -> None:
+        self._epoch = secrets.token_hex(3)
+        self._number = 0
+        self._kept: deque[tuple[int, float, bytes]] = deque(maxlen=_KEPT_EVENTS)
+        self._followers: set[Client] = set()
+
+    @property
+    def followers(self) -> int:
+        """How many browsers follow it."""
+        return len(self._followers)
+
+    def publish(self, content: dict[str, Any] | None) -> None:
+        """Sends a change to all who follow; None means that the whole list has to be loaded again."""
+        self._number += 1
+        if content is None:
+            self._kept.clear()
+            event = encoded("reload", {"topic": self.topic})
+        else:
+            event = encoded(self.topic, content)
+            self._kept.append((self._number, time.monotonic(), event))
+        for client in list(self._followers):
+            client.push(event, self.topic, self._position(self._number))
+
+    def pass_over(self) -> None:
+        """Counts a change that nobody was there for, so that it was not made into an event."""
+        self._number += 1
+        self._kept.clear()
+
+    async def follow(self, client: Client, position: str | None) -> None:
+        """Sends a client the changes after a position, or of the last seconds, and then the new ones.
+
+        Args:
+            client: the client.
+            position: where it was; None for one that has just loaded the list.
+        """
+        for number, event in self._missed(position):
+            client.push(event, self.topic, self._position(number))
+        client.positions[self.topic] = self._position(self._number)
+        self._followers.add(client)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._followers.discard(client)
+
+    def _missed(self, position: str | None) -> list[tuple[int, bytes]]:
+        if position is None:
+            since = time.monotonic() - _FRESH_SECONDS
+            return [(number, event) for number, at, event in self._kept if at > since]
+        epoch, _, text = position.partition(".")
+        number = int(text) if text.isdecimal() and len(text) < 16 else -1
+        first = self._kept[0][0] if self._kept else self._number + 1
+        if epoch != self._epoch or not first - 1 <= number <= self._number:
+            return [(self._number, encoded("reload", {"topic": self.topic}))]
+        return [(one, event) for one, _, event in self._kept if one > number]
+
+    def _position(self, number: int) -> str:
+        return f"{self._epoch}.{number}"

@@ -1,0 +1,1 @@
+"""`ortlaunch --server URL VERB`: the verbs that ask a service."""

@@ -1,0 +1,94 @@
+"""Follows a run of a service: its log, and its end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from ortlaunch.base.text import log_line
+from ortlaunch.serve.client.connection import Connection
+
+OVER = ("finished", "stopped", "failed", "killed", "cancelled", "refused")
+"""The states of a run that does not go on by itself."""
+_POLL_SECONDS = 1.0
+_PART_BYTES = 256 * 1024
+
+
+def print_log(service: Connection, run: str, log: str, last: int | None) -> None:
+    """Prints a log from its beginning.
+
+    Args:
+        service: the service.
+        run: the run.
+        log: a rank, or the name of another log.
+        last: only so many lines at its end; None for all.
+    """
+    offset, kept = 0, deque[str](maxlen=last)
+    while True:
+        part = service.get("runs", run, "logs", log, offset=offset, limit=_PART_BYTES)
+        lines = _lines(part)
+        if not part["more"] and part["rest"]:
+            lines.append(part["rest"])
+        if last is None:
+            _show(lines)
+        kept.extend(lines)
+        if not part["more"] or part["next"] == offset:
+            break
+        offset = part["next"]
+    if last is not None:
+        _show(list(kept))
+
+
+def follow(service: Connection, run: str, log: str) -> None:
+    """Prints a log as it grows, until the run is over and all was read. Each line comes once.
+
+    Args:
+        service: the service.
+        run: the run.
+        log: a rank, or the name of another log.
+    """
+    offset = 0
+    while True:
+        # The state is asked for before the log, so that all lines from before the run's end are printed below.
+        is_over = service.get("runs", run)["row"]["state"] in OVER
+        while True:
+            part = service.get("runs", run, "logs", log, offset=offset, limit=_PART_BYTES)
+            _show(_lines(part))
+            if part["next"] == offset or not part["more"]:
+                offset = part["next"]
+                break
+            offset = part["next"]
+        if is_over:
+            _show([part["rest"]] if part["rest"] else [])
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def wait_for_end(service: Connection, run: str, seconds: float) -> dict[str, Any]:
+    """Waits until a run is over, and returns its row; after `seconds` the row of one that goes on.
+
+    Args:
+        service: the service.
+        run: the run.
+        seconds: how long to wait.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        detail: dict[str, Any] = service.get("runs", run)
+        row: dict[str, Any] = detail["row"] | {"checkpoints": detail["checkpoints"]}
+        if row["state"] in OVER or time.monotonic() >= deadline:
+            return row
+        time.sleep(_POLL_SECONDS)
+
+
+def _lines(part: dict[str, Any]) -> list[str]:
+    text: str = part["text"]
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _show(lines: list[str]) -> None:
+    for line in lines:
+        print(log_line(line))
+    sys.stdout.flush()

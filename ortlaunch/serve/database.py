@@ -1,0 +1,153 @@
+"""The service's database: users, tokens, the queue, the audit, and an index of the runs.
+
+Run folders stay the truth about runs. What only the database knows is who may do what, and which requests wait.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DatabaseError
+from sqlalchemy.orm import DeclarativeBase, Session
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.files import PRIVATE
+from ortlaunch.base.ownership import require_own
+
+VERSION = 1
+"""Counts the changes of the tables. It stands in SQLite's `user_version`."""
+TABLE_MODULES = ("ortlaunch.serve.tables", "ortlaunch.serve.queue.tables", "ortlaunch.serve.index.tables")
+"""The modules that declare tables."""
+_BUSY_SECONDS = 10
+_WRITES = "ortlaunch_writes"
+_NETWORK = frozenset(
+    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "ceph", "gpfs", "beegfs", "afs", "ncpfs", "pvfs2")
+)
+_NETWORK_FUSE = (
+    "fuse.sshfs",
+    "fuse.glusterfs",
+    "fuse.ceph",
+    "fuse.s3fs",
+    "fuse.gcsfuse",
+    "fuse.rclone",
+    "fuse.juicefs",
+)
+
+
+class Base(DeclarativeBase):
+    """The base of all tables."""
+
+
+def open_database(path: Path) -> Engine:
+    """Opens the database, and makes it with all tables if it does not exist.
+
+    Args:
+        path: its file. The folder is made for the owner alone (0700), the file too (0600).
+
+    Raises:
+        RequestError: it is on a network file system, others can write it, it is no database, or it was written by
+            another version.
+    """
+    _require_local(path)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # SQLite would make the file with the umask's mode; its journals take the mode of the file.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE))
+        path.chmod(PRIVATE)
+    except OSError as error:
+        raise RequestError(f"serve: the database {path} cannot be opened: {error.strerror}") from None
+    # Who can write the folder can put another database there, with users of their own.
+    require_own(path.parent, path, use="serve")
+    for module in TABLE_MODULES:
+        importlib.import_module(module)
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False})
+    event.listen(engine, "connect", _prepare)
+    event.listen(engine, "begin", _begin)
+    try:
+        _make_tables(engine, path)
+    except DatabaseError as error:
+        engine.dispose()
+        raise RequestError(f"serve: {path} cannot be used as a database: {error.orig}") from None
+    return engine
+
+
+@contextmanager
+def reading(engine: Engine) -> Iterator[Session]:
+    """Yields a session that sees the database as it was at its first question."""
+    with Session(engine, expire_on_commit=False) as session:
+        yield session
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Session]:
+    """Yields a session that may write. It commits at the end of the block, and undoes everything after an error.
+
+    The write lock is taken at the beginning, so that what the block reads cannot change before it writes.
+    """
+    with Session(engine.execution_options(**{_WRITES: True}), expire_on_commit=False) as session, session.begin():
+        yield session
+
+
+def schema_version(path: Path) -> int:
+    """Returns the version of the tables in a database file; 0 for an empty one.
+
+    Raises:
+        sqlite3.DatabaseError: it is no database.
+    """
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _make_tables(engine: Engine, path: Path) -> None:
+    with engine.execution_options(**{_WRITES: True}).begin() as connection:
+        found = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+        if found not in (0, VERSION):
+            raise RequestError(
+                f"serve: {path} has tables of version {found}, this ortlaunch has version {VERSION}: "
+                "start the ortlaunch that wrote it, or name another file with --database"
+            )
+        Base.metadata.create_all(connection)
+        connection.exec_driver_sql(f"PRAGMA user_version = {VERSION}")
+
+
+def _prepare(connection: Any, _record: Any) -> None:
+    # The driver would open transactions by itself, and only before the first write: see `_begin`.
+    connection.isolation_level = None
+    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "secure_delete = ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(_WRITES) else "BEGIN")
+
+
+def _require_local(path: Path) -> None:
+    kind = file_system(path)
+    if kind in _NETWORK or kind.startswith(_NETWORK_FUSE):
+        raise RequestError(
+            f"serve: {path} is on a network file system ({kind}), where SQLite's locks are not safe: "
+            "name a file on a local disk with --database"
+        )
+
+
+def file_system(path: Path) -> str:
+    """Returns the kind of file system that a path is on, such as ``ext4``; empty if it is not known."""
+    import psutil
+
+    place = path.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    place = place.resolve()
+    found, longest = "", -1
+    for part in psutil.disk_partitions(all=True):
+        mount = Path(part.mountpoint)
+        if place.is_relative_to(mount) and len(mount.parts) >= longest:
+            found, longest = part.fstype, len(mount.parts)
+    return found

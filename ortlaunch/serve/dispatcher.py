@@ -1,0 +1,288 @@
+"""Takes the queue's decisions and carries them out, each run exactly once, whenever the service is killed.
+
+The intent to start a job is committed before anything is started. Starting is repeated until there is an answer; of all
+processes that this may make, one becomes the run (`ortlaunch.serve.runner`). A restarted service finds the intents and
+the processes' numbers in its database, and goes on from there. Runs do not end with the service.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
+
+from ortlaunch.run.identity import Process, is_alive, machine
+from ortlaunch.run.run import Run
+from ortlaunch.serve.actor import Actor, Refused, Unavailable
+from ortlaunch.serve.database import reading, writing
+from ortlaunch.serve.queue import store
+from ortlaunch.serve.queue.scheduling import Plan
+from ortlaunch.serve.queue.slots import Slots, gpus_of
+from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
+from ortlaunch.serve.service import Service
+
+_log = logging.getLogger(__name__)
+_ROUND_SECONDS = 1.0
+_SCHEDULER_SECONDS = 5.0
+"""How often the schedulers' jobs of one Unix user are looked at."""
+_AGAIN_SECONDS = 5.0
+"""After this time, what gave no answer is tried again."""
+_STOP_SECONDS = 30.0
+"""How often a run that was asked to stop and has not ended is looked at."""
+_MOST_ATTEMPTS = 3
+_AT_ONCE = 4
+
+
+@dataclass
+class Queue:
+    """The queue of one service. One thread decides; some others wait for the children that act."""
+
+    engine: Engine
+    actor: Actor
+    slots: Slots
+    plan: Plan = field(default_factory=Plan)
+    """The latest decision."""
+    _again: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When a task may be begun again, by its name and what it is about."""
+    _deciding: threading.Lock = field(default_factory=threading.Lock)
+    _wake: threading.Event = field(default_factory=threading.Event)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _pool: ThreadPoolExecutor | None = None
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Goes on with what an earlier service has left, and begins to decide."""
+        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="queue-act")
+        self._thread = threading.Thread(target=self._run, name="queue", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the threads; runs go on."""
+        self._over.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(10)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def wake(self) -> None:
+        """Decides soon, because something has changed."""
+        self._wake.set()
+
+    def decide(self) -> None:
+        """Decides at once, for somebody who waits to hear it."""
+        if self._pool is None:
+            return
+        try:
+            self._decide()
+        except OperationalError:
+            # The database is busy; the job is in it already, and the next turn decides.
+            self.wake()
+
+    def settle(self, job_id: str, seconds: float) -> Job | None:
+        """Waits for the end of a job whose run is ending, and notes it.
+
+        Args:
+            job_id: the job.
+            seconds: the longest wait.
+
+        Returns:
+            The job while it is not over; None if it is.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            with reading(self.engine) as session:
+                job = session.get_one(Job, job_id)
+            if job.state not in OPEN_STATES:
+                return None
+            is_ending = job.state == JobState.RUNNING and (not _has_process(job) or _has_journalled_its_end(job))
+            if not is_ending or self._pool is None or time.monotonic() > deadline:
+                return job
+            self.wake()
+            time.sleep(0.1)
+
+    def positions(self) -> dict[str, int]:
+        """Returns the place of each waiting job in the order of their starts, from 1."""
+        return {name: place for place, name in enumerate(self.plan.order, start=1)}
+
+    def slate(self) -> store.Slate:
+        """Returns the slots as they are now."""
+        return store.Slate(self.slots.names(), self.slots.foreign())
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.turn()
+            except Exception:
+                # A full disk or a locked database passes; the queue must go on then.
+                _log.exception("the queue could not decide, and tries again")
+            self._wake.wait(_ROUND_SECONDS)
+            self._wake.clear()
+
+    def turn(self) -> None:
+        """Looks once at everything that may have changed."""
+        with reading(self.engine) as session:
+            starting = store.in_states(session, JobState.STARTING)
+            running = store.in_states(session, JobState.RUNNING)
+            has_waiting = bool(store.in_states(session, JobState.WAITING))
+        for job in starting:
+            self._task("start", job.id, self._start, job.id)
+        self._look_at(running)
+        for job in running:
+            if job.stop_asked is not None or _is_too_long(job):
+                self._task("stop", job.id, self._stop, job, pause=_STOP_SECONDS)
+        if has_waiting:
+            self._decide()
+        elif self.plan.order:
+            self.plan = Plan()
+
+    def _decide(self) -> None:
+        slate = self.slate()
+        with self._deciding, writing(self.engine) as session:
+            self.plan, starts = store.decide(session, slate, time.time(), self.plan.head)
+        for job in starts:
+            self._task("start", job.id, self._start, job.id)
+
+    def _look_at(self, running: list[Job]) -> None:
+        """Asks how the runs are whose processes have ended, and those of schedulers."""
+        by_user: dict[tuple[str, str], list[Job]] = {}
+        for job in running:
+            if job.pid is None:
+                by_user.setdefault(("scheduler", job.unix_user), []).append(job)
+            elif not _has_process(job):
+                by_user.setdefault(("ended", job.unix_user), []).append(job)
+        for (kind, user), jobs in by_user.items():
+            self._task(kind, user, self._ask, user, jobs, pause=_SCHEDULER_SECONDS if kind == "scheduler" else 1.0)
+
+    def _task(
+        self, kind: str, about: str, function: Callable[..., None], *words: Any, pause: float = _AGAIN_SECONDS
+    ) -> None:
+        """Runs a function in the pool, unless it runs already or has just failed."""
+        key = kind, about
+        if self._pool is None or self._again.get(key, 0.0) > time.monotonic():
+            return
+        self._again[key] = float("inf")
+
+        def work() -> None:
+            try:
+                function(*words)
+            except Unavailable as error:
+                _log.warning("%s %s: %s", kind, about, error)
+            except Exception:
+                _log.exception("%s %s", kind, about)
+            finally:
+                self._again[key] = time.monotonic() + pause
+
+        self._pool.submit(work)
+
+    def _start(self, job_id: str) -> None:
+        with reading(self.engine) as session:
+            job = session.get(Job, job_id)
+        if job is None or job.state != JobState.STARTING:
+            return
+        request = {
+            **_names_of(job),
+            "words": job.words,
+            "launcher": job.launcher,
+            "run_key": job.run_key,
+            "gpus": gpus_of(job.taken),
+        }
+        try:
+            answer = self.actor.call(job.unix_user, "start", request)
+        except Refused as error:
+            self._end(job_id, JobState.REFUSED, reason=error.message)
+            return
+        process = Process.stored(answer["process"])
+        with writing(self.engine) as session:
+            job = session.get_one(Job, job_id)
+            job.state = JobState.RUNNING
+            if process is not None:
+                job.pid, job.ticks, job.machine = process.pid, process.start_ticks, process.machine
+        self.wake()
+
+    def _ask(self, unix_user: str, jobs: list[Job]) -> None:
+        """Notes how jobs have ended."""
+        request = {"jobs": [{"id": job.id, **_names_of(job)} for job in jobs]}
+        found = self.actor.call(unix_user, "outcome", request)["jobs"]
+        for job in jobs:
+            self._note(job, found[job.id])
+        self.wake()
+
+    def _note(self, job: Job, found: dict[str, Any]) -> None:
+        if found["began"]:
+            if found["is_over"]:
+                self._end(job.id, JobState.ENDED, outcome=found["state"], reason=found["reason"])
+        elif found["refusal"]:
+            self._end(job.id, JobState.REFUSED, reason=found["refusal"])
+        elif job.stop_asked is not None:
+            self._end(job.id, JobState.CANCELLED, reason="stopped before it began")
+        elif job.resumes or job.attempts >= _MOST_ATTEMPTS:
+            self._end(job.id, JobState.REFUSED, reason="its process was ended from outside before the run began")
+        else:
+            self._start_again(job.id)
+
+    def _start_again(self, job_id: str) -> None:
+        """Its process was ended before the run began, for example because the machine was: nothing has run yet."""
+        with writing(self.engine) as session:
+            job = session.get_one(Job, job_id)
+            if job.state == JobState.RUNNING:
+                job.state, job.attempts, job.pid, job.ticks = JobState.STARTING, job.attempts + 1, None, None
+
+    def _end(self, job_id: str, state: JobState, *, outcome: str = "", reason: str = "") -> None:
+        with writing(self.engine) as session:
+            job = session.get_one(Job, job_id)
+            if job.state in (JobState.STARTING, JobState.RUNNING):
+                store.note_end(session, job, state, outcome=outcome, reason=reason)
+        self.wake()
+
+    def _stop(self, job: Job) -> None:
+        """Asks a run to stop with a checkpoint."""
+        process = {"host": socket.gethostname(), "pid": job.pid, "start_ticks": job.ticks, "machine": job.machine}
+        try:
+            self.actor.call(job.unix_user, "cancel", {"run_dir": job.run_dir, "process": process})
+        except Refused as error:
+            _log.warning("stop %s: %s", job.id, error.message)
+
+
+def make_queue(service: Service) -> Queue:
+    """Returns the queue of a service."""
+    return Queue(service.engine, service.actor, Slots(service.settings.slots))
+
+
+def _names_of(job: Job) -> dict[str, Any]:
+    return {
+        "run_dir": job.run_dir,
+        "token": job.token,
+        "attempt": job.attempts,
+        "resumes": job.resumes,
+        "begun_before": job.begun_before,
+    }
+
+
+def _has_process(job: Job) -> bool:
+    """Whether the process that became the run is alive. A later process with its number is another one."""
+    if job.pid is None or job.ticks is None:
+        return False
+    return job.machine in ("", machine()) and is_alive(job.pid, job.ticks)
+
+
+def _has_journalled_its_end(job: Job) -> bool:
+    """Whether the run says that it has ended; its process may still send the record."""
+    try:
+        state = Run(Path(job.run_dir)).state()
+    except OSError:
+        return False
+    return state.ended is not None and state.attempts > job.begun_before
+
+
+def _is_too_long(job: Job) -> bool:
+    return job.minutes is not None and job.started is not None and time.time() > job.started + 60 * job.minutes

@@ -1,0 +1,163 @@
+"""What pages and the API show of runs: one function for each question, which takes plain arguments and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fastapi import HTTPException
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.serve.access import Caller
+from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
+from ortlaunch.serve.database import reading
+from ortlaunch.serve.follow.configuration import differences, settings_of, text_of
+from ortlaunch.serve.follow.curves import MOST_POINTS, CurveCache
+from ortlaunch.serve.follow.details import detail_of, nothing_yet
+from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES, log_file, part, search
+from ortlaunch.serve.index.finding import Found, find, found_run
+from ortlaunch.serve.index.listing import MOST_ROWS, SORTS, facets_of, page_of, rows_of
+from ortlaunch.serve.index.tables import IndexedRun
+from ortlaunch.serve.problem import Problem
+from ortlaunch.serve.service import Service
+
+PAGE_ROWS = 50
+_MOST_NAMES = 40
+_FIRST = ("train/loss", "eval/loss", "throughput/tokens_per_second", "throughput/samples_per_second", "train/lr")
+_LONGEST_TEXT = 200
+
+_curves = CurveCache()
+
+
+def list_runs(
+    service: Service,
+    caller: Caller,
+    *,
+    state: str = "",
+    owner: str = "",
+    experiment: str = "",
+    text: str = "",
+    sort: str = "-started",
+    page: int = 1,
+    size: int = PAGE_ROWS,
+) -> Page:
+    """Returns a page of the list of runs; see `ortlaunch.serve.index.listing.page_of`.
+
+    Raises:
+        Problem: the list cannot be sorted so, or a page has other sizes.
+    """
+    if sort.removeprefix("-") not in SORTS:
+        raise Problem(
+            f"the list can be sorted by {', '.join(SORTS)}, each with - before it for the largest first", "sort"
+        )
+    if not 1 <= size <= MOST_ROWS:
+        raise Problem(f"a page has 1 to {MOST_ROWS} runs", "size")
+    if not 1 <= page <= 1_000_000:
+        raise Problem("pages are counted from 1", "page")
+    filters = {"state": state, "owner": owner, "experiment": experiment, "text": text[:_LONGEST_TEXT]}
+    with reading(service.engine) as session:
+        return page_of(session, service.queue.positions(), filters, sort, page, size)
+
+
+def facets(service: Service, caller: Caller) -> Facets:
+    """Returns what the list can be filtered by."""
+    with reading(service.engine) as session:
+        return facets_of(session)
+
+
+def run_detail(service: Service, caller: Caller, asked: str) -> Detail:
+    """Returns everything about one run but its curves, logs and configuration.
+
+    Raises:
+        HTTPException: there is no such run.
+    """
+    found = find(service, asked)
+    with reading(service.engine) as session:
+        row = rows_of(session, service.queue.positions(), [found.place]).get(found.place)
+        run = session.get(IndexedRun, found.place)
+    if row is None:
+        raise HTTPException(404, "the run is not in the index yet")
+    if run is None:
+        return nothing_yet(row)
+    return detail_of(found.run, row, nodes=run.nodes, restarts=run.restarts, metrics=_metrics(found))
+
+
+def run_metrics(
+    service: Service, caller: Caller, asked: str, names: Iterable[str] = (), points: int = MOST_POINTS
+) -> Curves:
+    """Returns the curves of a run.
+
+    Args:
+        service: the service.
+        caller: who asks.
+        asked: the run's id.
+        names: the metrics; without any the first forty.
+        points: how many points a curve may have.
+
+    Raises:
+        HTTPException: there is no such run.
+        Problem: its journal cannot be read.
+    """
+    found = find(service, asked)
+    wanted = list(names)[:_MOST_NAMES]
+    most = max(2, min(points, MOST_POINTS))
+    try:
+        if not wanted:
+            known = _curves.curves(found.place, (), most)[1]
+            wanted = sorted(known, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
+        curves, known, offset = _curves.curves(found.place, wanted[:_MOST_NAMES], most)
+    except FileNotFoundError:
+        return {"id": found.id, "curves": {}, "names": [], "offset": 0}
+    except OSError as error:
+        raise Problem(f"the journal cannot be read: {error.strerror}", None) from error
+    return {"id": found.id, "curves": curves, "names": known, "offset": offset}
+
+
+def run_log(
+    service: Service,
+    caller: Caller,
+    asked: str,
+    rank: str,
+    *,
+    offset: int | None = None,
+    limit: int = PAGE_BYTES,
+    word: str = "",
+) -> LogPart:
+    """Returns a part of a log, or with `word` the lines that have it; see `ortlaunch.serve.follow.logs`.
+
+    Raises:
+        HTTPException: there is no such run or log.
+    """
+    found = found_run(service, asked)
+    file = log_file(found.run, rank)
+    try:
+        if file is None:
+            raise FileNotFoundError
+        if word:
+            return search(found.run, file, rank, max(0, offset or 0), word[:_LONGEST_TEXT])
+        return part(found.run, file, rank, offset, max(1, min(limit, MOST_BYTES)))
+    except OSError:
+        raise HTTPException(404, "the run has no such log, or it cannot be read") from None
+
+
+def run_config(service: Service, caller: Caller, asked: str, against: str | None = None) -> Configuration:
+    """Returns a run's configuration, and how that of another run differs.
+
+    Raises:
+        HTTPException: there is no such run.
+        Problem: a configuration cannot be read.
+    """
+    run = found_run(service, asked).run
+    other = found_run(service, against).run if against else None
+    try:
+        settings = settings_of(run)
+        differ = None if other is None else differences(settings, settings_of(other))
+    except RequestError as error:
+        raise Problem(str(error), None) from error
+    return {"text": text_of(settings), "differences": differ}
+
+
+def _metrics(found: Found) -> list[str]:
+    try:
+        return _curves.curves(found.place, (), MOST_POINTS)[1]
+    except OSError:
+        return []

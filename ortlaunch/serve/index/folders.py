@@ -1,0 +1,97 @@
+"""Finds the run folders below the run roots, and those that have changed since the last look."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from ortlaunch.run.folders import has_runs_name
+
+_WHOLE_SECONDS = 10.0
+"""A run that goes on changes its own folder, which the folder of its experiment does not show: all are looked at."""
+_UNSURE_NS = 2_000_000_000
+"""A folder that was changed so shortly before it was read may have changed again with the same time."""
+
+
+class Stamp(NamedTuple):
+    """What the listing of folders says about a run folder."""
+
+    changed: int
+    """Its modification time in nanoseconds."""
+    user: int
+    """The number of its owner."""
+
+
+@dataclass
+class Folders:
+    """The run folders below the roots. Links are not followed: they could lead to what is not a run."""
+
+    roots: Iterable[Path]
+    known: dict[str, Stamp] = field(default_factory=dict)
+    """All run folders, by their paths."""
+    _experiments: dict[str, int] = field(default_factory=dict)
+    """The time for which the content of a folder of runs is known; 0 if it may have changed since."""
+    _whole_at: float = -_WHOLE_SECONDS
+
+    def look(self) -> bool:
+        """Brings `known` up to date; returns whether something may have changed."""
+        whole = time.monotonic() - self._whole_at >= _WHOLE_SECONDS
+        if whole:
+            self._whole_at = time.monotonic()
+        experiments = {place: changed for root in self.roots for place, changed in experiments_below(root)}
+        stale = {place for place, changed in experiments.items() if whole or self._experiments.get(place) != changed}
+        gone = self._experiments.keys() - experiments.keys()
+        if not stale and not gone:
+            return False
+        sure = time.time_ns() - _UNSURE_NS
+        self._experiments = {place: changed if changed < sure else 0 for place, changed in experiments.items()}
+        kept = {place: stamp for place, stamp in self.known.items() if place.rpartition("/")[0] not in stale | gone}
+        self.known = kept | {place: stamp for experiment in stale for place, stamp in _runs_in(experiment)}
+        return True
+
+
+def experiments_below(root: Path) -> Iterator[tuple[str, int]]:
+    """Yields the folders below a run root that may hold run folders, with their modification times.
+
+    These are ``ROOT/<experiment>``, and ``ROOT/<user>/<experiment>`` where the folder belongs to the user of its name.
+    """
+    for entry, stamp in _folders(str(root)):
+        yield entry.path, stamp.changed
+        if entry.name == unix_name(stamp.user):
+            yield from ((inner.path, found.changed) for inner, found in _folders(entry.path))
+
+
+def _runs_in(experiment: str) -> Iterator[tuple[str, Stamp]]:
+    return ((entry.path, stamp) for entry, stamp in _folders(experiment) if has_runs_name(entry.name))
+
+
+def _folders(place: str) -> Iterator[tuple[os.DirEntry[str], Stamp]]:
+    """Yields the folders in a folder, without hidden ones, such as those of the service."""
+    try:
+        with os.scandir(place) as entries:
+            found = [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError:
+        return
+    for entry in found:
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                stat = entry.stat(follow_symlinks=False)
+                yield entry, Stamp(stat.st_mtime_ns, stat.st_uid)
+        except OSError:
+            continue
+
+
+@cache
+def unix_name(user: int) -> str:
+    """Returns the name of a Unix user, or the number of one without a name."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)

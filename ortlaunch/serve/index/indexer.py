@@ -1,0 +1,224 @@
+"""Keeps the index up to date: one thread looks at the run folders, however many people look at the pages.
+
+Each second the folders of new runs and those of runs that go on are looked at; every ten seconds all of them. A run
+that is over is read once: what continues it changes its folder's modification time, as for `ortlaunch jobs`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import Engine, delete, insert, select
+from sqlalchemy.orm import Session
+
+from ortlaunch.serve.database import reading, writing
+from ortlaunch.serve.index import deliveries
+from ortlaunch.serve.index.folders import Folders, Stamp
+from ortlaunch.serve.index.reading import Reading, fingerprint, read_folders
+from ortlaunch.serve.index.tables import IndexedRun
+from ortlaunch.serve.queue.tables import Job
+
+_LOG = logging.getLogger(__name__)
+_PASS_SECONDS = 1.0
+_SHARE = 0.1
+"""The most of its time that the thread works, so that many runs make it slower and nothing else."""
+_JUDGE_SECONDS = 5.0
+"""A run in whose folder nothing changes is read this often: its process may have died."""
+_UNKNOWN_SECONDS = 60.0
+"""The same for a run whose launcher is on another machine and gives no sign of life."""
+_BATCH = 100
+
+
+class _Known(NamedTuple):
+    """What the index has about a run."""
+
+    changed: int
+    is_over: bool
+    state: str
+
+
+class Change(NamedTuple):
+    """What one pass has found."""
+
+    places: frozenset[str]
+    """The run folders whose rows have changed."""
+    gone: tuple[str, ...]
+    """The keys of the runs whose folders are gone."""
+
+
+class Index:
+    """The index of the run folders below some roots."""
+
+    def __init__(self, engine: Engine, roots: Iterable[Path]) -> None:
+        self._engine = engine
+        self._folders = Folders([root.absolute() for root in roots])
+        self._known: dict[str, _Known] = {}
+        self._read_at: dict[str, tuple[float, tuple[int, ...]]] = {}
+        """When the run of a folder that goes on was read last, and how the folder looked then."""
+        self._listeners: list[Callable[[Change], None]] = []
+        self._stopping = threading.Event()
+        self._wanted = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.passes = 0
+        """How often the folders were looked at."""
+        self._looked_at = time.monotonic()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the folders were looked at."""
+        return time.monotonic() - self._looked_at
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._take_known()
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._work, name="index", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    def listen(self, listener: Callable[[Change], None]) -> None:
+        """Calls a function after each pass, in the index's thread."""
+        self._listeners.append(listener)
+
+    def look_soon(self) -> None:
+        """Makes the next pass come at once, after something was started or stopped."""
+        self._wanted.set()
+
+    def rebuild(self) -> int:
+        """Makes the index anew from the run folders; returns how many runs it has. Webhooks are not told again."""
+        with self._lock, writing(self._engine) as session:
+            session.execute(delete(IndexedRun))
+            self._known.clear()
+            self._read_at.clear()
+        self.refresh()
+        return len(self._known)
+
+    def refresh(self) -> None:
+        """Looks at the run folders once, and brings the index up to date."""
+        with self._lock:
+            self._folders.look()
+            present = self._folders.known
+            gone = self._remove([place for place in self._known if place not in present])
+            changed: set[str] = set()
+            due = iter(self._due(present))
+            while batch := list(islice(due, _BATCH)):
+                if self._stopping.is_set():
+                    break
+                changed |= self._take(batch)
+            self.passes += 1
+            self._looked_at = time.monotonic()
+        change = Change(frozenset(changed), gone)
+        for listener in self._listeners:
+            listener(change)
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                self.refresh()
+            except Exception:
+                # A full disk or a locked database passes, and one folder must not end the look at all others.
+                _LOG.exception("the index of the runs could not be brought up to date")
+            worked = time.monotonic() - began
+            self._wanted.wait(max(_PASS_SECONDS, worked / _SHARE) if self.passes > 1 else _PASS_SECONDS)
+            self._wanted.clear()
+
+    def _take_known(self) -> None:
+        with reading(self._engine) as session:
+            rows = session.execute(
+                select(IndexedRun.place, IndexedRun.changed, IndexedRun.is_over, IndexedRun.state)
+            ).all()
+        self._known = {place: _Known(changed, is_over, state) for place, changed, is_over, state in rows}
+
+    def _due(self, present: dict[str, Stamp]) -> Iterator[tuple[str, Stamp]]:
+        """Yields the folders to read, the newest first."""
+        found = []
+        for place, stamp in present.items():
+            known = self._known.get(place)
+            if known is None or known.changed != stamp.changed or (not known.is_over and self._has_moved(place, known)):
+                found.append((place, stamp))
+        yield from sorted(found, key=_when, reverse=True)
+
+    def _has_moved(self, place: str, known: _Known) -> bool:
+        """Whether a run that goes on has to be read again."""
+        at, before = self._read_at.get(place, (0.0, ()))
+        longest = _UNKNOWN_SECONDS if known.state == "unknown" else _JUDGE_SECONDS
+        return time.monotonic() - at > longest or fingerprint(place) != before
+
+    def _take(self, batch: list[tuple[str, Stamp]]) -> set[str]:
+        """Reads some folders into the index; returns those whose rows have changed."""
+        now = time.monotonic()
+        # The fingerprints come first: what changes while a folder is read is then seen in the next pass.
+        marks = {place: fingerprint(place) for place, _ in batch}
+        found = read_folders(batch)
+        for reading_ in found:
+            self._read_at[reading_.place] = (now, marks[reading_.place])
+        with writing(self._engine) as session:
+            changed = _write(session, found)
+            deliveries.note_ends(session, [one for one in found if self._has_ended(one)])
+        for one in found:
+            values = one.values
+            self._known[one.place] = _Known(values["changed"], values["is_over"], values["state"])
+            if values["is_over"]:
+                self._read_at.pop(one.place, None)
+        return changed
+
+    def _has_ended(self, one: Reading) -> bool:
+        """Whether a run has ended since it was read last. Of a run that was never seen, its end's time decides."""
+        known = self._known.get(one.place)
+        is_same = known is not None and known.is_over and known.state == one.values["state"]
+        return bool(one.values["is_over"]) and not is_same
+
+    def _remove(self, places: list[str]) -> tuple[str, ...]:
+        if not places:
+            return ()
+        keys: list[str] = []
+        with writing(self._engine) as session:
+            for start in range(0, len(places), _BATCH):
+                part = places[start : start + _BATCH]
+                query = delete(IndexedRun).where(IndexedRun.place.in_(part)).returning(IndexedRun.key)
+                keys += session.scalars(query)
+        for place in places:
+            self._known.pop(place, None)
+            self._read_at.pop(place, None)
+        return tuple(keys)
+
+
+def _write(session: Session, found: list[Reading]) -> set[str]:
+    """Writes rows; returns the places of those that are not what they were."""
+    places = [one.place for one in found]
+    jobs = _jobs_of(session, found)
+    for one in found:
+        one.values["job"], one.values["owner"] = jobs.get(one.place, (None, one.values["unix_user"]))
+    query = select(*IndexedRun.__table__.columns).where(IndexedRun.place.in_(places))
+    before = {row["place"]: dict(row) for row in session.execute(query).mappings()}
+    changed = [one for one in found if before.get(one.place) != one.values]
+    if changed:
+        session.execute(delete(IndexedRun).where(IndexedRun.place.in_([one.place for one in changed])))
+        session.execute(insert(IndexedRun), [one.values for one in changed])
+    return {one.place for one in changed}
+
+
+def _jobs_of(session: Session, found: list[Reading]) -> dict[str, tuple[str, str]]:
+    """The latest job of each run that has begun, and its owner. One that still waits to go on is not the run's yet."""
+    ids = [one.values["run_id"] for one in found]
+    query = select(Job.run_dir, Job.id, Job.owner).where(Job.run_id.in_(ids), Job.started.is_not(None))
+    return {place: (job, owner) for place, job, owner in session.execute(query.order_by(Job.number))}
+
+
+def _when(folder: tuple[str, Stamp]) -> str:
+    """The name of a run folder, which begins with the time when it was made."""
+    return folder[0].rpartition("/")[2]

@@ -1,0 +1,62 @@
+"""How often somebody may ask, and how long a body may be."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+LARGEST_BODY = 256 * 1024
+"""Bytes of a request's body."""
+LOGINS = 5
+LOGIN_SECONDS = 60.0
+"""Five attempts to log in a minute, from one address and for one name."""
+TOKEN_REQUESTS = 10
+"""Requests a second with one token."""
+_MOST_KEYS = 10_000
+
+
+class TooManyRequests(Exception):
+    """A limit was reached."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("too many requests")
+        self.seconds = max(1, int(seconds + 0.999))
+        """After so many seconds a further request is taken."""
+
+
+@dataclass
+class Bucket:
+    """Lets through `most` requests at once for each key, and as many again over `seconds`."""
+
+    most: int
+    seconds: float
+    _filled: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, key: str, now: float | None = None) -> None:
+        """Counts one request.
+
+        Raises:
+            TooManyRequests: there were too many.
+        """
+        moment = time.monotonic() if now is None else now
+        with self._lock:
+            left, before = self._filled.pop(key, (float(self.most), moment))
+            left = min(self.most, left + (moment - before) * self.most / self.seconds)
+            taken = left >= 1.0
+            self._filled[key] = (left - 1.0 if taken else left, moment)
+            # Keys come from outside, so their number is bounded; the ones not seen for longest go.
+            if len(self._filled) > _MOST_KEYS:
+                self._filled.popitem(last=False)
+        if not taken:
+            raise TooManyRequests((1.0 - left) * self.seconds / self.most)
+
+
+@dataclass
+class Limits:
+    """The limits of one service."""
+
+    login: Bucket = field(default_factory=lambda: Bucket(LOGINS, LOGIN_SECONDS))
+    token: Bucket = field(default_factory=lambda: Bucket(TOKEN_REQUESTS, 1.0))

@@ -1,0 +1,22 @@
+"""The queue: slots, what waits and why, and the administrators' buttons."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import HTMLResponse
+
+from ortlaunch.serve import queueing
+from ortlaunch.serve.access import Caller, Role, needs
+from ortlaunch.serve.pages.render import is_part, render
+from ortlaunch.serve.service import service_of
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/queue")
+def queue(request: Request, caller: Annotated[Caller, Depends(needs(Role.viewer))]) -> HTMLResponse:
+    """The state of the queue."""
+    state = queueing.queue_state(service_of(request), caller)
+    return render(request, "queue_state.html" if is_part(request) else "queue.html", caller, queue=state)

@@ -1,0 +1,141 @@
+"""Renders the templates. Whatever they show is escaped, without secrets, and cannot change a page's look."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ortlaunch.base.text import public_text
+from ortlaunch.serve.access import Caller, Role
+from ortlaunch.serve.guard import csrf_token
+from ortlaunch.serve.service import service_of
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+_LARGE = 1000
+_SMALL = 0.001
+
+
+def render(request: Request, template: str, caller: Caller | None, **values: Any) -> HTMLResponse:
+    """Returns a page.
+
+    Args:
+        request: the request that it answers.
+        template: the template's file name.
+        caller: who asks; None if nobody is logged in.
+        values: what the template shows.
+    """
+    settings = service_of(request).settings
+    known = {
+        "caller": caller,
+        "is_admin": caller is not None and caller.role is Role.admin,
+        "is_runner": caller is not None and caller.role >= Role.runner,
+        "csrf": csrf_token(request.headers) if caller is not None else "",
+        "shared_account": settings.shared_account,
+    }
+    return HTMLResponse(_environment().get_template(template).render({**known, **values}))
+
+
+def is_part(request: Request) -> bool:
+    """Whether htmx asks for a part of a page that it has, rather than for the page."""
+    return "hx-request" in request.headers and "hx-history-restore-request" not in request.headers
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    # Everything is escaped, whatever a template is called.
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "plain": plain,
+        "number": number,
+        "duration": duration,
+        "meaning": meaning,
+        "moment": moment,
+        "size": size,
+        "state_class": state_class,
+    }
+    # Names, reasons and values of any origin pass this one place, so that no template can forget it.
+    environment.finalize = lambda value: public_text(value) if type(value) is str else value
+    return environment
+
+
+def plain(text: object) -> Markup:
+    """A text of several lines, each as `public_text`, escaped."""
+    return Markup("\n").join(public_text(line) for line in str(text).split("\n"))
+
+
+def meaning(text: str) -> Markup:
+    """What a key means, with what stands between backquotes as code."""
+    parts = enumerate(str(text).split("`"))
+    return Markup("").join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in parts)
+
+
+def number(value: float | None) -> str:
+    """A number with four digits, as `format.js` writes it."""
+    if value is None:
+        return "\N{EN DASH}"
+    if not math.isfinite(value):
+        return str(value)
+    size_ = abs(value)
+    if value == 0 or _SMALL <= size_ < _LARGE:
+        return f"{float(f'{value:.4g}'):g}"
+    if _LARGE <= size_ < 1e9:
+        return f"{round(value):,}"
+    return f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e+")
+
+
+def duration(seconds: float | None) -> str:
+    """A time span in its two largest units, as `format.js` writes it."""
+    if seconds is None:
+        return "\N{EN DASH}"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def moment(seconds: float | None) -> Markup:
+    """A time as a `time` element; the page writes it in the reader's own zone."""
+    if not seconds:
+        return Markup("\N{EN DASH}")
+    at = datetime.fromtimestamp(seconds, UTC)
+    return Markup('<time datetime="{}">{} UTC</time>').format(
+        at.strftime("%Y-%m-%dT%H:%M:%SZ"), at.strftime("%Y-%m-%d %H:%M")
+    )
+
+
+def size(count: float) -> str:
+    """A number of bytes, as `format.js` writes it."""
+    unit = 0
+    while count >= _LARGE and unit < len(_UNITS) - 1:
+        count, unit = count / _LARGE, unit + 1
+    return f"{count:.0f} B" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+
+
+def state_class(state: str) -> str:
+    """The classes of a state's badge."""
+    return "state state-" + "".join(char for char in state if "a" <= char <= "z")
+
+
+def is_past(seconds: float) -> bool:
+    """Whether a time has gone by."""
+    return seconds <= time.time()

@@ -1,0 +1,99 @@
+"""The list of runs, and one run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse
+
+from ortlaunch.serve import follow
+from ortlaunch.serve.access import Caller, Role, may_change, needs
+from ortlaunch.serve.api.shapes import Detail
+from ortlaunch.serve.pages.render import is_part, render
+from ortlaunch.serve.service import service_of
+
+router = APIRouter(include_in_schema=False)
+Viewer = Annotated[Caller, Depends(needs(Role.viewer))]
+_Text = Annotated[str, Query(max_length=200)]
+PAGE_SIZE = 50
+SORTS = {
+    "-started": "newest first",
+    "started": "oldest first",
+    "-updated": "last changed first",
+    "name": "by name",
+    "owner": "by owner",
+    "state": "by state",
+    "loss": "lowest loss first",
+    "-rate": "fastest first",
+}
+AWAITED = frozenset(("waiting", "starting", "refused", "cancelled"))
+"""States of a request whose run has no folder yet."""
+_ENDED = frozenset(("finished", "failed", "killed", "stopped", "cancelled", "refused", "unknown"))
+
+
+@router.get("/")
+def runs(
+    request: Request,
+    caller: Viewer,
+    state: _Text = "",
+    owner: _Text = "",
+    experiment: _Text = "",
+    text: _Text = "",
+    sort: _Text = "-started",
+    page: Annotated[int, Query(ge=1, le=10**6)] = 1,
+) -> HTMLResponse:
+    """The list: table first, with its filters."""
+    service = service_of(request)
+    asked = {"state": state, "owner": owner, "experiment": experiment, "text": text}
+    sort = sort if sort in SORTS else "-started"
+    found = follow.list_runs(service, caller, **asked, sort=sort, page=page, size=PAGE_SIZE)
+    kept = {name: value for name, value in asked.items() if value}
+    kept |= {"sort": sort} if sort != "-started" else {}
+    values = {
+        "found": found,
+        "before": "/?" + urlencode({**kept, "page": found["page"] - 1}) if found["page"] > 1 else None,
+        "after": "/?" + urlencode({**kept, "page": found["page"] + 1}) if found["page"] < found["pages"] else None,
+        "filtered": bool(set(kept) - {"sort"}),
+    }
+    if is_part(request):
+        return render(request, "runs_table.html", caller, **values)
+    more = {"asked": asked, "sort": sort, "sorts": SORTS, "facets": follow.facets(service, caller)}
+    return render(request, "runs.html", caller, **values, **more)
+
+
+@router.get("/runs/{run}")
+def run(request: Request, caller: Viewer, run: str) -> HTMLResponse:
+    """One run."""
+    return _run(request, caller, run, "run.html")
+
+
+@router.get("/runs/{run}/panel")
+def panel(request: Request, caller: Viewer, run: str) -> HTMLResponse:
+    """The part of a run's page that changes with its state: figures, buttons, failures and checkpoints."""
+    return _run(request, caller, run, "run_panel.html")
+
+
+def _run(request: Request, caller: Caller, run: str, template: str) -> HTMLResponse:
+    detail = follow.run_detail(service_of(request), caller, run)
+    return render(request, template, caller, detail=detail, row=detail["row"], acts=acts_of(caller, detail))
+
+
+def acts_of(caller: Caller, detail: Detail) -> list[str]:
+    """Returns what the page offers somebody to do with a run. The API decides by itself what they may.
+
+    Args:
+        caller: who looks.
+        detail: the run.
+    """
+    row = detail["row"]
+    if not may_change(caller, row["owner"]):
+        return []
+    state = row["state"]
+    acts = [] if state in _ENDED or state == "stopping" else ["cancel"]
+    if state in _ENDED and state not in AWAITED and state != "finished":
+        acts.append("resume")
+    if any(checkpoint["complete"] for checkpoint in detail["checkpoints"]):
+        acts.append("export")
+    return [*acts, "delete"] if state in _ENDED and state not in AWAITED else acts

@@ -1,0 +1,218 @@
+"""The queue's transactions. Each function works in the session of its caller, which commits all of it or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from ortlaunch.run.key import RunKey
+from ortlaunch.serve.queue.scheduling import Capacity, Plan, Running, Waiting, schedule, usage_now
+from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState, QueueSetting, Request, Usage
+
+PAUSED = "paused"
+DRAINED = "drained"
+_ALL = "*"
+_KEPT_SECONDS = 30 * 24 * 3600.0
+"""How long a repeated request is known."""
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What administrators have set."""
+
+    paused: bool
+    drained: frozenset[str]
+    """The slots that take no new run."""
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether no slot takes a run."""
+        return _ALL in self.drained
+
+
+@dataclass(frozen=True)
+class Slate:
+    """The slots at one moment."""
+
+    names: Sequence[str]
+    foreign: frozenset[str] = frozenset()
+    """Slots on which some process computes."""
+
+    def free(self, taken: Iterable[str], drained: frozenset[str]) -> list[str]:
+        """Returns the slots that a run may get."""
+        used = set(taken) | self.foreign | drained
+        return [name for name in self.names if name not in used]
+
+
+def new_run_key(session: Session) -> str:
+    """Returns the key of a new run whose short id no job has."""
+    while True:
+        key = RunKey.new()
+        if session.scalar(select(Job.number).where(Job.run_id == key.run_id).limit(1)) is None:
+            return str(key)
+
+
+def digest_of(request: dict[str, Any]) -> str:
+    """Returns a digest of a request, equal for equal ones."""
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+
+
+def repeated(session: Session, user_id: int, key: str) -> tuple[Request, Job] | None:
+    """Returns the request that a user has sent with this key, and its job; None if there is none."""
+    query = select(Request, Job).join(Job, Job.id == Request.job_id)
+    row = session.execute(query.where(Request.user_id == user_id, Request.key == key)).one_or_none()
+    return None if row is None else (row[0], row[1])
+
+
+def add_job(
+    session: Session,
+    owner: tuple[int, str],
+    unix_user: str,
+    run_key: str,
+    request: dict[str, Any],
+    checked: dict[str, Any],
+) -> Job:
+    """Adds a job to the queue.
+
+    Args:
+        session: the session that writes.
+        owner: the number and the name of the user whose job it is.
+        unix_user: whom its run belongs to.
+        run_key: the key of its run.
+        request: the request as it was sent.
+        checked: what the check has returned.
+    """
+    number = (session.scalar(select(func.max(Job.number))) or 0) + 1
+    job = Job(
+        id=f"q{number}",
+        number=number,
+        user_id=owner[0],
+        owner=owner[1],
+        unix_user=unix_user,
+        state=JobState.WAITING,
+        reason="",
+        slots=checked["slots"],
+        minutes=request.get("minutes"),
+        priority=0,
+        submitted=time.time(),
+        taken=[],
+        name=checked["name"],
+        experiment=checked["experiment"],
+        launcher=checked["launcher"],
+        steps=checked["steps"],
+        run_id=RunKey.parsed(run_key).run_id,
+        run_key=run_key,
+        run_dir=checked["run_dir"],
+        resumes="begun_before" in checked,
+        begun_before=checked.get("begun_before", 0),
+        request=request,
+        words=checked["words"],
+        token=secrets.token_hex(16),
+    )
+    session.add(job)
+    session.flush()
+    return job
+
+
+def remember(session: Session, user_id: int, key: str, digest: str, job: Job) -> None:
+    """Notes that a request with this key has made a job, and forgets requests of long ago."""
+    session.query(Request).where(Request.at < time.time() - _KEPT_SECONDS).delete()
+    session.add(Request(user_id=user_id, key=key, digest=digest, job_id=job.id, at=time.time()))
+
+
+def in_states(session: Session, *states: JobState) -> list[Job]:
+    """Returns the jobs in some states, in the order of their submission."""
+    return list(session.scalars(select(Job).where(Job.state.in_(states)).order_by(Job.number)))
+
+
+def open_job_of(session: Session, run_id: str) -> Job | None:
+    """Returns the job of a run that is not over; None if there is none."""
+    query = select(Job).where(Job.run_id == run_id, Job.state.in_(OPEN_STATES)).order_by(Job.number.desc())
+    return session.scalars(query.limit(1)).first()
+
+
+def switches(session: Session) -> Switches:
+    """Returns what administrators have set."""
+    found = {one.name: one.value for one in session.scalars(select(QueueSetting))}
+    return Switches(found.get(PAUSED) == "yes", frozenset(json.loads(found.get(DRAINED, "[]"))))
+
+
+def set_paused(session: Session, *, paused: bool) -> None:
+    """Lets the queue start no run, or start them again."""
+    _set(session, PAUSED, "yes" if paused else "no")
+
+
+def set_drained(session: Session, slots: Iterable[str] | None) -> None:
+    """Takes slots out of the queue: those named, all for None, and no other any more."""
+    _set(session, DRAINED, json.dumps([_ALL] if slots is None else sorted(slots)))
+
+
+def shares(session: Session, now: float) -> dict[str, float]:
+    """Returns the usage of each owner in decayed slot-seconds, without the jobs that run."""
+    return {one.owner: usage_now(now, one.slot_seconds, one.at) for one in session.scalars(select(Usage))}
+
+
+def decide(session: Session, slate: Slate, now: float, head: str | None) -> tuple[Plan, list[Job]]:
+    """Decides which jobs start, and writes the intent to start them.
+
+    Args:
+        session: the session that writes.
+        slate: the slots.
+        now: the time.
+        head: the head of the decision before.
+
+    Returns:
+        The plan for this machine's slots, and all jobs to start: those of it, and those of schedulers.
+    """
+    waiting, holding = in_states(session, JobState.WAITING), in_states(session, JobState.STARTING, JobState.RUNNING)
+    set_by_admins = switches(session)
+    taken = [name for job in holding for name in job.taken]
+    free = slate.free(taken, set_by_admins.drained)
+    unused = len(slate.names) - len(set(taken) & set(slate.names))
+    closed = ""
+    if set_by_admins.paused:
+        closed = "the queue is paused by an administrator"
+    elif set_by_admins.is_drained:
+        closed = "the machine is drained: running runs go on, and none starts"
+    plan = schedule(
+        now,
+        Capacity(len(slate.names), withheld=unused - len(free)),
+        [Waiting(job.id, job.owner, job.number, job.slots, job.minutes, job.priority) for job in waiting if job.slots],
+        [Running(job.id, job.owner, len(job.taken), job.started or now, job.minutes) for job in holding if job.taken],
+        shares(session, now),
+        closed,
+        head,
+    )
+    by_id = {job.id: job for job in waiting}
+    for name, reason in plan.reasons.items():
+        if by_id[name].reason != reason:
+            by_id[name].reason = reason
+    starts = [by_id[name] for name in plan.starts]
+    starts += [job for job in waiting if not job.slots and not set_by_admins.paused]
+    for job in starts:
+        job.state, job.reason, job.started, job.attempts = JobState.STARTING, "", now, 1
+        job.taken, free = free[: job.slots], free[job.slots :]
+    return plan, starts
+
+
+def note_end(session: Session, job: Job, state: JobState, *, outcome: str = "", reason: str = "") -> None:
+    """Writes that a job is over, and what it has used."""
+    now = time.time()
+    if job.taken and job.started is not None:
+        used = session.get(Usage, job.owner) or Usage(owner=job.owner, slot_seconds=0.0, at=now)
+        before = usage_now(now, used.slot_seconds, used.at)
+        used.slot_seconds, used.at = before + len(job.taken) * max(0.0, now - job.started), now
+        session.add(used)
+    job.state, job.ended, job.taken, job.outcome, job.reason = state, now, [], outcome, reason
+
+
+def _set(session: Session, name: str, value: str) -> None:
+    session.merge(QueueSetting(name=name, value=value))

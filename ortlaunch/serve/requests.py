@@ -1,0 +1,203 @@
+"""Judges what somebody submits, ``{"job": NAME, "keys": {NAME: SCALAR}}``, and turns it into words of a command line.
+
+On a command line a value may run code (``+hydra.callbacks…``), read variables (``${oc.env:…}``) and name any folder.
+So only the keys of `ortlaunch.serve.fields` are taken, with JSON scalars of their types, and texts are quoted: no
+grammar of Hydra is left in them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ortlaunch.config.bounds import is_usable
+from ortlaunch.config.meant import meant_key
+from ortlaunch.serve.access import Role
+from ortlaunch.serve.fields import CHOICES, PARAMS, Field, catalogue, jobs_to_choose, may_choose
+from ortlaunch.serve.unfit import Problem, Unfit
+
+Scalar = str | int | float | bool | None
+MOST_MINUTES = 366 * 24 * 60
+_LONGEST_TEXT = 2000
+_MOST_LINES = 50
+_MOST_KEYS = 200
+_OPEN_MODELS = ("factory", "hf")
+"""Models that take parameters which no file lists."""
+_PARAMETER = re.compile(r"model\.params\.[A-Za-z_]\w{0,60}")
+_SLURM_TEXT = re.compile(r"[A-Za-z0-9_.:,&|*+@/()\[\]][A-Za-z0-9_.:,&|*+@/()\[\]-]*")
+"""What stands in an option of sbatch. It does not begin with a dash, which would make it another option."""
+_INTERPOLATION = "${"
+_MISSING = "???"
+"""OmegaConf's sign for a value that must be given."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A request that may be composed."""
+
+    job: str | None
+    keys: dict[str, Scalar]
+    minutes: float | None = None
+    words: list[str] = field(default_factory=list)
+    """The words for the command line."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the request as it was sent, for the record and for doing it again."""
+        return {"job": self.job, "keys": self.keys, "minutes": self.minutes}
+
+
+def judge(job: str | None, keys: Mapping[str, Any], role: Role, minutes: float | None = None) -> Submission:
+    """Returns the submission that a request means.
+
+    Args:
+        job: the name of a ready job; None for the defaults.
+        keys: the keys by their dotted names, and group choices by the groups' names.
+        role: the role of who sends it.
+        minutes: the longest time that the run may take; None for no limit.
+
+    Raises:
+        Unfit: the request is refused; it says everything that is wrong.
+    """
+    problems = [] if job is None else _of_job(job)
+    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
+        problems.append(Problem("minutes", f"must be greater than 0 and at most {MOST_MINUTES}"))
+    if len(keys) > _MOST_KEYS:
+        raise Unfit([Problem(None, f"{len(keys)} keys: at most {_MOST_KEYS} are taken")])
+    chosen: list[str] = []
+    single: list[str] = []
+    for key, value in keys.items():
+        found = _judged(key, value, role, keys)
+        if isinstance(found, Problem):
+            problems.append(found)
+        elif found:
+            (chosen if _is_choice(key) else single).append(found)
+    if problems:
+        raise Unfit(problems)
+    return Submission(job, dict(keys), minutes, [*([f"+jobs={job}"] if job else []), *chosen, *single])
+
+
+def word_of(key: str, value: Scalar, *, is_text: bool) -> str:
+    """Returns KEY=VALUE as Hydra reads it.
+
+    Args:
+        key: the key.
+        value: the value.
+        is_text: whether the value is any text; it is quoted then.
+    """
+    if value is None:
+        return f"{key}=null"
+    if isinstance(value, bool):
+        return f"{key}={'true' if value else 'false'}"
+    if isinstance(value, int | float):
+        return f"{key}={value!r}"
+    return f"{key}={quoted(value)}" if is_text else f"{key}={value}"
+
+
+def quoted(text: str) -> str:
+    """Returns a text as Hydra's grammar takes it, whatever signs are in it."""
+    # A backslash counts only before a quote or at the end.
+    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", text)
+    ends = len(escaped) - len(escaped.rstrip("\\"))
+    return f"'{escaped}{chr(92) * ends}'"
+
+
+def _is_choice(key: str) -> bool:
+    return any(one.group == CHOICES for one in catalogue().get(key, ()))
+
+
+def _of_job(job: str) -> list[Problem]:
+    if any(one["name"] == job for one in jobs_to_choose()):
+        return []
+    return [Problem("job", "there is no such ready job, or it is a sweep")]
+
+
+def _judged(key: str, value: Any, role: Role, keys: Mapping[str, Any]) -> str | Problem:
+    """Returns the word of a key, or why it is refused; an empty text for a choice that chooses nothing."""
+    fields = catalogue().get(key) or _free(key, value, keys)
+    if not fields:
+        meant = meant_key(key) if re.fullmatch(r"[\w./]{1,80}", key) else None
+        hint = f"; did you mean {meant}?" if meant in catalogue() else ""
+        return Problem(key[:100], f"there is no such key to set here{hint}")
+    if all(role < one.role for one in fields):
+        return Problem(key, f"setting this key needs the role {min(one.role for one in fields).name}")
+    allowed = [one for one in fields if role >= one.role]
+    reasons = [_why_not(one, value) for one in allowed]
+    if all(reasons):
+        return Problem(key, next(reason for reason in reasons if reason))
+    one = allowed[reasons.index("")]
+    if one.group == CHOICES:
+        return _choice(one, value, role)
+    if one.kind == "lines":
+        return f"{key}=[{','.join(quoted(line) for line in _lines(value))}]"
+    if one.kind == "integer" and isinstance(value, float):
+        value = int(value)
+    return word_of(key, value, is_text=one.kind == "text")
+
+
+def _free(key: str, value: Any, keys: Mapping[str, Any]) -> tuple[Field, ...]:
+    """A parameter that no file lists, for models that take any."""
+    if keys.get("model") not in _OPEN_MODELS or not _PARAMETER.fullmatch(key) or not key.startswith(PARAMS):
+        return ()
+    kind: Any = {bool: "flag", int: "integer", float: "number", str: "text"}.get(type(value), "text")
+    return (Field(key, "model", kind, None, "", Role.author, nullable=True),)
+
+
+def _choice(one: Field, value: Any, role: Role) -> str | Problem:
+    if value is None:
+        return ""
+    if not may_choose(one.key, value, role):
+        return Problem(one.key, f"choosing {value} needs the role {Role.author.name}")
+    return f"{'+' if one.nullable else ''}{one.key}={value}"
+
+
+def _why_not(one: Field, value: Any) -> str:
+    """Why a value is refused; empty if it is taken."""
+    if value is None:
+        return "" if one.nullable else "must have a value"
+    if one.kind == "flag":
+        return "" if isinstance(value, bool) else "must be true or false"
+    if one.kind in ("integer", "number"):
+        return _why_no_number(one, value)
+    if not isinstance(value, str):
+        return "must be a text"
+    if one.kind == "choice":
+        return "" if value in one.choices else f"must be one of {', '.join(one.choices)}"
+    return _why_no_text(one, value)
+
+
+def _why_no_number(one: Field, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "must be a whole number" if one.kind == "integer" else "must be a number"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number"
+    if one.kind == "integer" and isinstance(value, float) and not value.is_integer():
+        return "must be a whole number"
+    if not one.bounds.holds(value):
+        hint = f"; {one.bounds.hint}" if one.bounds.hint else ""
+        return f"must be {one.bounds}{hint}" if is_usable(value) and str(one.bounds) else "is too large"
+    return ""
+
+
+def _why_no_text(one: Field, value: str) -> str:
+    if len(value) > _LONGEST_TEXT:
+        return f"must have at most {_LONGEST_TEXT} characters"
+    # OmegaConf resolves this also where a text is quoted.
+    if _INTERPOLATION in value:
+        return "must not contain ${"
+    if any(line.strip() == _MISSING for line in value.splitlines()):
+        return "must be given"
+    plain = value.replace("\n", "") if one.kind == "lines" else value
+    if not plain.isprintable():
+        return "must not contain control characters"
+    if len(_lines(value)) > _MOST_LINES:
+        return f"must have at most {_MOST_LINES} lines"
+    if one.group == "launcher" and one.kind == "text" and not _SLURM_TEXT.fullmatch(value):
+        return "has signs that SLURM does not take here"
+    return ""
+
+
+def _lines(value: str) -> list[str]:
+    return [line for line in value.split("\n") if line.strip()]

@@ -1,0 +1,78 @@
+// The event stream itself: opened with all topics, opened again where it was left when the topics change or it breaks.
+const KINDS = ["list", "run", "log", "reload", "reset"];
+const WAITS = [500, 1000, 2000, 4000, 8000, 15000];
+
+export class Stream {
+  constructor(tell) {
+    this.tell = tell;
+    this.topics = new Set();
+    this.last = "";
+    this.up = true;
+    this.failed = 0;
+    this.source = null;
+    this.timer = 0;
+  }
+
+  follow(topics) {
+    const same = topics.size === this.topics.size && [...topics].every((topic) => this.topics.has(topic));
+    if (same) return;
+    this.topics = topics;
+    clearTimeout(this.timer);
+    // A page asks for its topics in one go; tabs that open together share one opening.
+    this.timer = setTimeout(() => this.open(), 50);
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    this.source?.close();
+    this.source = null;
+  }
+
+  open() {
+    this.close();
+    if (!this.topics.size) { this.last = ""; return; }
+    const query = new URLSearchParams({ topics: [...this.topics].sort().join(",") });
+    if (this.last) query.set("last", this.last);
+    const source = new EventSource(`/api/events?${query}`);
+    this.source = source;
+    source.addEventListener("open", () => this.line(true));
+    source.addEventListener("error", () => this.again());
+    source.addEventListener("bye", (event) => this.bye(event));
+    for (const kind of KINDS) source.addEventListener(kind, (event) => this.take(kind, event));
+  }
+
+  take(kind, event) {
+    if (event.lastEventId) this.last = event.lastEventId;
+    const data = JSON.parse(event.data);
+    this.tell(topicOf(kind, data), { kind, data });
+  }
+
+  bye(event) {
+    this.close();
+    this.line(false);
+    this.tell(null, { kind: "bye", data: JSON.parse(event.data) });
+  }
+
+  // We open it again ourselves: a browser gives up for good after some answers, such as a proxy's 502.
+  again() {
+    this.close();
+    this.line(false);
+    const wait = WAITS[Math.min(this.failed, WAITS.length - 1)];
+    this.failed += 1;
+    this.timer = setTimeout(() => this.open(), wait * (0.75 + Math.random() / 2));
+  }
+
+  line(up) {
+    if (up) this.failed = 0;
+    if (this.up === up) return;
+    this.up = up;
+    this.tell(null, { kind: "line", up });
+  }
+}
+
+const topicOf = (kind, data) => {
+  if (kind === "reload" || kind === "reset") return data.topic.split("@")[0];
+  if (kind === "run") return `run:${data.id}`;
+  if (kind === "log") return `log:${data.id}:${data.rank}`;
+  return kind;
+};

@@ -1,0 +1,59 @@
+// One run: what can be done with it, and its state.
+import { agreed, call, say, working } from "./api.js";
+import { plain } from "./format.js";
+import { fillIn } from "./row.js";
+import { subscribe } from "./stream.js";
+
+const page = document.getElementById("run");
+const id = page.dataset.id;
+const path = `/api/runs/${encodeURIComponent(id)}`;
+const hasFolder = page.dataset.folder === "yes";
+const AWAITED = new Set(["waiting", "starting", "refused", "cancelled"]);
+
+const QUESTIONS = {
+  cancel: ["Stop this run? It writes a checkpoint first where it can, and can be resumed from there.", "Stop the run"],
+  resume: ["Resume this run from its latest checkpoint?", "Resume the run"],
+  export: ["Export the weights of the latest checkpoint into the run's folder?", "Export weights"],
+  delete: ["Delete this run? Its folder is moved to the bin, where an administrator can take it back.", "Delete the run"],
+};
+const TAKE_BACK = ["Take this run from the queue? It has not begun.", "Take it back"];
+const DONE = { cancel: "The stop was sent.", resume: "The run is queued to resume.", export: "The weights are exported.", delete: "The run is in the bin." };
+
+// The buttons are made anew with each state.
+page.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-act]");
+  if (!button) return;
+  working(button, async () => {
+    const act = button.dataset.act;
+    if (!(await agreed(...(act === "cancel" && !hasFolder ? TAKE_BACK : QUESTIONS[act])))) return;
+    const answer = await call("POST", `${path}/${act}`, {});
+    if (act === "delete") { location.assign("/"); return; }
+    say(plain(answer?.said || DONE[act]));
+    refresh();
+  });
+});
+
+let timer = 0;
+const refresh = () => {
+  clearTimeout(timer);
+  timer = setTimeout(() => htmx.ajax("GET", `/runs/${encodeURIComponent(id)}/panel`, { target: "#panel", swap: "outerHTML" }), 700);
+};
+
+const state = () => page.querySelector('[data-cell="state"]').textContent;
+const showState = (row) => {
+  const before = state();
+  fillIn(page, row);
+  if (before !== state()) refresh();
+};
+
+if (hasFolder) {
+  const { follow } = await import("./followed.js");
+  await follow(id, path, showState);
+} else {
+  // A run that has begun has curves and logs, for which this page has no place yet.
+  subscribe(`run:${id}`, ({ row }) => {
+    if (!row) return;
+    if (AWAITED.has(row.state)) showState(row);
+    else location.reload();
+  });
+}

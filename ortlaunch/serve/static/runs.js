@@ -1,0 +1,62 @@
+// The list: boxes that stay ticked from page to page, and rows that follow the stream.
+import { fillIn } from "./row.js";
+import { subscribe } from "./stream.js";
+
+const KEPT = "compared";
+const AT_MOST = 20;
+const FRESH_AFTER = 10000;
+
+const ticked = () => new Set(JSON.parse(sessionStorage.getItem(KEPT) ?? "[]"));
+const keep = (ids) => sessionStorage.setItem(KEPT, JSON.stringify([...ids]));
+
+const tray = document.getElementById("tray");
+const show = () => {
+  const ids = ticked();
+  for (const box of document.querySelectorAll("#runs input[name=compared]")) {
+    box.checked = ids.has(box.value);
+    box.disabled = !box.checked && ids.size >= AT_MOST;
+  }
+  tray.hidden = ids.size === 0;
+  tray.querySelector("output").textContent = `${ids.size} ticked${ids.size >= AT_MOST ? " (no more than these)" : ""}`;
+  const go = document.getElementById("compare");
+  go.setAttribute("aria-disabled", String(ids.size < 2));
+  go.href = ids.size < 2 ? "#tray" : `/compare?ids=${[...ids].map(encodeURIComponent).join(",")}`;
+};
+
+document.getElementById("runs").addEventListener("change", (event) => {
+  if (event.target.name !== "compared") return;
+  const ids = ticked();
+  if (event.target.checked) ids.add(event.target.value);
+  else ids.delete(event.target.value);
+  keep(ids);
+  show();
+});
+document.getElementById("untick").addEventListener("click", () => { keep(new Set()); show(); });
+document.body.addEventListener("htmx:afterSwap", show);
+// Boxes that were ticked before this script was there count too.
+keep(new Set([...ticked(), ...[...document.querySelectorAll("#runs input[name=compared]:checked")].map((box) => box.value)]));
+show();
+
+// Rows that are shown are written in place. A run that is not shown, or one that changes its place by its state, needs
+// the list anew: at most once in ten seconds and only while somebody can see it.
+let fresh = Date.now();
+let timer = 0;
+const again = () => {
+  if (timer) return;
+  timer = setTimeout(() => {
+    timer = 0;
+    if (document.hidden || document.querySelector("#runs :focus")) { again(); return; }
+    fresh = Date.now();
+    htmx.ajax("GET", location.pathname + location.search, { target: "#runs", swap: "outerHTML" });
+  }, Math.max(300, FRESH_AFTER - (Date.now() - fresh)));
+};
+
+subscribe("list", ({ rows, gone, again: missed }) => {
+  if (missed || gone?.length) again();
+  const shown = new Map([...document.querySelectorAll("#runs tr[data-id]")].map((tr) => [tr.dataset.id, tr]));
+  for (const row of rows) {
+    const tr = shown.get(row.id);
+    if (!tr || tr.querySelector('[data-cell="state"]').textContent !== row.state) again();
+    if (tr) fillIn(tr, row);
+  }
+});

@@ -1,0 +1,49 @@
+// Users, for administrators: a new one gets a one-time link, shown here and nowhere else.
+import { agreed, call, say, working } from "./api.js";
+
+const refresh = () => htmx.ajax("GET", "/users", { target: "#users", swap: "outerHTML" });
+const shown = document.getElementById("link");
+const show = (name, url) => {
+  shown.hidden = false;
+  shown.querySelector("strong").textContent = name;
+  shown.querySelector(".secret").textContent = new URL(url, location.origin).href;
+  shown.scrollIntoView({ block: "nearest" });
+};
+
+document.getElementById("new-user").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const form = event.target;
+  working(form.querySelector("button"), async () => {
+    const given = Object.fromEntries(new FormData(form));
+    if (!given.unix_user) delete given.unix_user;
+    const answer = await call("POST", "/api/users", given);
+    show(answer.user.name, answer.link);
+    form.reset();
+    await refresh();
+  });
+});
+document.body.addEventListener("change", (event) => {
+  if (!event.target.matches("select[data-user]")) return;
+  const select = event.target;
+  working(select, async () => {
+    await call("PATCH", `/api/users/${select.dataset.user}`, { role: select.value });
+    say("The role is changed.");
+  }).then(refresh);
+});
+document.body.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-act]");
+  if (!button) return;
+  const { act, user, name } = button.dataset;
+  const path = `/api/users/${user}`;
+  working(button, async () => {
+    if (act === "link") {
+      if (!(await agreed(`Make a new link for ${name}? It lets them choose a new password; older links end.`, "Make a link"))) return;
+      show(name, (await call("POST", `${path}/link`, {})).link);
+    } else {
+      const disabled = act === "lock";
+      if (disabled && !(await agreed(`Lock ${name} out? Sessions, streams and tokens end within 5 seconds. Runs go on.`, "Lock out"))) return;
+      await call("PATCH", path, { disabled });
+      await refresh();
+    }
+  });
+});

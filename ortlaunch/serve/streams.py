@@ -1,0 +1,239 @@
+"""The event streams of all browsers: which topics there are, who may go on listening, and what the index finds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from collections.abc import Mapping
+
+import anyio
+from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
+
+from ortlaunch.serve.access import Caller, still_allowed
+from ortlaunch.serve.api.shapes import Row
+from ortlaunch.serve.channels import FileChannel, ListChannel
+from ortlaunch.serve.clients import Client, EventStream
+from ortlaunch.serve.database import reading
+from ortlaunch.serve.follow.logs import log_file
+from ortlaunch.serve.index.finding import find
+from ortlaunch.serve.index.indexer import Change
+from ortlaunch.serve.index.listing import rows_of
+from ortlaunch.serve.limits import TooManyRequests
+from ortlaunch.serve.problem import Problem
+from ortlaunch.serve.queue.tables import OPEN_STATES, Job
+from ortlaunch.serve.service import Service
+from ortlaunch.serve.tails import JournalTail, LogTail, Tail
+
+_LOG = logging.getLogger(__name__)
+MOST_TOPICS = 32
+"""Topics of one stream."""
+MOST_STREAMS = 12
+"""Streams of one user. A browser needs one, whatever the number of its tabs."""
+_ASK_SECONDS = 2.0
+"""How often it is asked whether those who listen still may: a token that was revoked is to end within five."""
+_READERS = 8
+"""Threads that read files. A file system that hangs holds these, and nothing else of the service."""
+_MOST_ROWS = 200
+"""A change of more rows makes browsers load the list again."""
+_TOPIC = re.compile(
+    r"(?P<topic>list|run:[\w-]{1,64}|log:[\w-]{1,64}:[\w-]{1,64})(?:@(?P<position>[\w.]{1,40}))?", re.ASCII
+)
+
+
+def make_streams(service: Service) -> Streams:
+    """Returns the event streams of a service."""
+    return Streams(service)
+
+
+class Streams:
+    """All event streams. What is not said otherwise is called in the event loop."""
+
+    def __init__(self, service: Service, most_of_a_user: int = MOST_STREAMS) -> None:
+        self._service = service
+        self._most = most_of_a_user
+        self._list = ListChannel()
+        self._files: dict[str, FileChannel] = {}
+        self._clients: set[Client] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._readers = anyio.CapacityLimiter(_READERS)
+        self._watcher: asyncio.Task[None] | None = None
+        self._jobs: dict[str, tuple[object, ...]] = {}
+        """The open jobs as they were told last, by their run folders; for the index's thread."""
+        self._stopped = threading.Event()
+        if service.runs is not None:
+            service.runs.listen(self._take_change)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many streams there are, and how many files are followed."""
+        return len(self._clients), len(self._files)
+
+    def start(self) -> None:
+        """Begins; the tasks start with the first stream. It is called in a thread."""
+        self._stopped.clear()
+
+    def stop(self) -> None:
+        """Ends all streams. It is called in a thread."""
+        self._stopped.set()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end_all)
+
+    def open(self, caller: Caller, topics: str, last: str) -> EventStream:
+        """Returns the answer that is a stream. It is called in a thread.
+
+        Args:
+            caller: who listens.
+            topics: with commas between them, each with ``@`` and its position if it has one.
+            last: the id of the last event that the browser got; its positions come before those of `topics`.
+
+        Raises:
+            Problem: there are too many topics, or one cannot be read.
+            HTTPException: there is no such run.
+        """
+        wanted = parsed_topics(topics)
+        if not 1 <= len(wanted) <= MOST_TOPICS:
+            raise Problem(f"a stream has 1 to {MOST_TOPICS} topics", "topics")
+        known = parsed_topics(last, is_strict=False)
+        tails = {topic: self._tail(topic) for topic in wanted if topic != ListChannel.topic}
+        positions = {topic: known.get(topic) or position for topic, position in wanted.items()}
+
+        async def run(client: Client) -> None:
+            async with anyio.create_task_group() as tasks:
+                for topic, position in positions.items():
+                    if topic in tails:
+                        tasks.start_soon(self._follow_file, topic, tails[topic], client, position)
+                    else:
+                        tasks.start_soon(self._list.follow, client, position)
+
+        return EventStream(lambda: self._new_client(caller), run, self._forget)
+
+    async def _follow_file(self, topic: str, found: tuple[str, Tail], client: Client, position: str | None) -> None:
+        key, tail = found
+        channel = self._files.get(key)
+        if channel is None:
+            channel = self._files[key] = FileChannel(tail, self._readers)
+        at = int(position) if position is not None and position.isdecimal() and len(position) < 16 else None
+        if tail.event == "run":
+            await self._say_row(client, key)
+        await channel.follow(client, topic, at)
+
+    async def _say_row(self, client: Client, key: str) -> None:
+        """Sends the row of a run as it is now, which a browser may have missed a change of."""
+        place = key.partition(" ")[2]
+        rows = await anyio.to_thread.run_sync(self._rows, [place])
+        for row in rows.values():
+            client.say("run", {"id": row["id"], "row": row, "points": {}})
+
+    def _new_client(self, caller: Caller) -> Client:
+        if sum(client.caller.user_id == caller.user_id for client in self._clients) >= self._most:
+            raise TooManyRequests(10.0)
+        client = Client(caller)
+        self._clients.add(client)
+        self._loop = asyncio.get_running_loop()
+        if self._watcher is None or self._watcher.done():
+            self._watcher = self._loop.create_task(self._watch())
+        return client
+
+    def _forget(self, client: Client) -> None:
+        self._clients.discard(client)
+
+    async def _watch(self) -> None:
+        """Ends the streams of those who may not listen any more, and the tasks of files that nobody follows."""
+        while self._clients or self._files:
+            await anyio.sleep(_ASK_SECONDS)
+            for caller in {client.caller for client in self._clients}:
+                may = await anyio.to_thread.run_sync(self._may_listen, caller)
+                for client in [one for one in self._clients if one.caller == caller and not may]:
+                    if may is None:
+                        client.cut()
+                    else:
+                        client.end("you are logged out, or the token was revoked")
+            for key in [key for key, channel in self._files.items() if channel.is_idle]:
+                self._files.pop(key).close()
+
+    def _may_listen(self, caller: Caller) -> bool | None:
+        """Whether somebody may go on listening; None if it cannot be asked: the browser then comes back."""
+        try:
+            return still_allowed(self._service, caller)
+        except SQLAlchemyError:
+            _LOG.exception("it could not be asked who may listen to events")
+            return None
+
+    def _end_all(self) -> None:
+        for channel in self._files.values():
+            channel.close()
+        self._files.clear()
+        for client in list(self._clients):
+            client.cut()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def _tail(self, topic: str) -> tuple[str, Tail]:
+        """The file of a topic, and the key of its channel: several ids may mean one run."""
+        kind, asked, *rest = topic.split(":")
+        found = find(self._service, asked)
+        run = found.run
+        if kind == "run":
+            return f"run {found.place}", JournalTail(run, run.journal_file.relative_to(run.path), {"id": found.id})
+        file = log_file(run, rest[0])
+        if file is None:
+            raise Problem(f"{rest[0]} is no name of a log", "topics")
+        return f"log:{rest[0]} {found.place}", LogTail(run, file, {"id": found.id, "rank": rest[0]})
+
+    def _take_change(self, change: Change) -> None:
+        """Takes what the index has found. It is called in the index's thread after each look at the folders."""
+        loop = self._loop
+        if loop is None or loop.is_closed() or self._stopped.is_set():
+            return
+        places = change.places | self._changed_jobs()
+        if not places and not change.gone:
+            return
+        if not self._clients:
+            loop.call_soon_threadsafe(self._list.pass_over)
+        elif len(places) > _MOST_ROWS:
+            loop.call_soon_threadsafe(self._list.publish, None)
+        else:
+            loop.call_soon_threadsafe(self._publish, self._rows(sorted(places)), list(change.gone))
+
+    def _publish(self, rows: Mapping[str, Row], gone: list[str]) -> None:
+        self._list.publish({"rows": list(rows.values()), "gone": gone})
+        for place, row in rows.items():
+            if (channel := self._files.get(f"run {place}")) is not None:
+                channel.tell({"id": row["id"], "row": row, "points": {}})
+
+    def _changed_jobs(self) -> set[str]:
+        """The run folders of the jobs whose place in the queue has changed since the last call."""
+        columns = (Job.run_dir, Job.id, Job.state, Job.reason, Job.priority)
+        with reading(self._service.engine) as session:
+            found = session.execute(select(*columns).where(Job.state.in_(OPEN_STATES)).order_by(Job.number)).all()
+        positions = self._service.queue.positions()
+        now = {place: (job, *rest, positions.get(job)) for place, job, *rest in found}
+        before, self._jobs = self._jobs, now
+        return {place for place in now.keys() | before.keys() if now.get(place) != before.get(place)}
+
+    def _rows(self, places: list[str]) -> dict[str, Row]:
+        with reading(self._service.engine) as session:
+            return rows_of(session, self._service.queue.positions(), places)
+
+
+def parsed_topics(text: str, *, is_strict: bool = True) -> dict[str, str | None]:
+    """Returns topics with their positions.
+
+    Args:
+        text: topics as a browser names them, or the id of an event.
+        is_strict: whether what cannot be read is refused, or left out.
+
+    Raises:
+        Problem: something cannot be read.
+    """
+    found: dict[str, str | None] = {}
+    for word in filter(None, text[:8192].split(",")):
+        match = _TOPIC.fullmatch(word)
+        if match is not None:
+            found[match["topic"]] = match["position"]
+        elif is_strict:
+            raise Problem("topics are list, run:ID and log:ID:RANK, each with @POSITION if it has one", "topics")
+    return found

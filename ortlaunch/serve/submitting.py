@@ -1,0 +1,308 @@
+"""What people do with runs through the service: submit, stop, resume, delete and export them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import HTTPException
+from sqlalchemy import func, select
+
+from ortlaunch.run.key import RunKey
+from ortlaunch.serve.access import Caller, Role, may_change
+from ortlaunch.serve.actor import Refused, own_user
+from ortlaunch.serve.audit import record
+from ortlaunch.serve.database import reading, writing
+from ortlaunch.serve.fields import CHOICES, PARAMS, catalogue, fields_of, jobs_to_choose, may_choose
+from ortlaunch.serve.index.finding import Found, find, found_run
+from ortlaunch.serve.queue import store
+from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
+from ortlaunch.serve.requests import Submission, judge
+from ortlaunch.serve.service import Service
+from ortlaunch.serve.unfit import Problem, Unfit
+
+_MOST_OPEN = 1000
+"""Jobs of one user that are not over."""
+_LONGEST_KEY = 200
+_ENDING_SECONDS = 15.0
+"""How long a run that has made its last step may take to end."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that was made, or that an earlier request with the same key has made."""
+
+    job: Job
+    is_new: bool
+
+
+def unix_user_of(service: Service, caller: Caller) -> str:
+    """Returns the Unix user whom the runs of a caller belong to.
+
+    Raises:
+        Unfit: nobody has said it, or the service may not act for that user.
+    """
+    if caller.unix_user is None:
+        raise Unfit([Problem(None, "your account has no Unix user to start runs as: an administrator sets it")])
+    if not service.actor.may_act_for(caller.unix_user):
+        message = f"the service may not start runs as the Unix user {caller.unix_user}: its administrator allows it"
+        raise Unfit([Problem(None, message)])
+    return caller.unix_user
+
+
+def fields_for(
+    service: Service, caller: Caller, job: str | None = None, choices: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Returns the keys of a run as fields, with the values that a ready job and some choices give them.
+
+    Args:
+        service: the service.
+        caller: who asks.
+        job: the ready job; None for the defaults.
+        choices: the options of config groups by the groups' names.
+
+    Raises:
+        Unfit: there is no such job or option, or it does not compose.
+    """
+    wanted = judge(job, choices or {}, max(caller.role, Role.runner))
+    unix_user = caller.unix_user
+    if unix_user is None or not service.actor.may_act_for(unix_user):
+        unix_user = own_user()
+    composed = _asked(service, unix_user, "fields", {"words": wanted.words})
+    chosen, values = composed["chosen"], composed["values"]
+    found = []
+    for one in fields_of(chosen):
+        options = [option for option in one.choices if one.group != CHOICES or may_choose(one.key, option, caller.role)]
+        value = chosen.get(one.key) if one.group == CHOICES else values.get(one.key, one.default)
+        found.append(one.as_dict() | {"choices": options, "value": value, "may_set": caller.role >= one.role})
+    return {"job": job, "chosen": chosen, "fields": found, "free": _takes_any(chosen)}
+
+
+def check(service: Service, caller: Caller, job: str | None, keys: Mapping[str, Any], minutes: float | None) -> Any:
+    """Returns what would be started: ``command``, ``plan``, ``slots``, ``minutes``, ``name``, ``experiment``.
+
+    Raises:
+        Unfit: the request is refused.
+    """
+    wanted = judge(job, keys, caller.role, minutes)
+    with reading(service.engine) as session:
+        run_key = store.new_run_key(session)
+    checked = _check(service, unix_user_of(service, caller), wanted, run_key)
+    shown = ("command", "plan", "slots", "name", "experiment", "launcher", "steps")
+    return {name: checked[name] for name in shown} | {"minutes": minutes}
+
+
+def submit(
+    service: Service,
+    caller: Caller,
+    job: str | None,
+    keys: Mapping[str, Any],
+    minutes: float | None,
+    idempotency_key: str | None = None,
+) -> Submitted:
+    """Puts a run into the queue.
+
+    Args:
+        service: the service.
+        caller: who submits it.
+        job: the ready job; None for the defaults.
+        keys: the keys.
+        minutes: the time limit.
+        idempotency_key: the same key always means the same job.
+
+    Raises:
+        Unfit: the request is refused.
+    """
+    wanted = judge(job, keys, caller.role, minutes)
+    unix_user, digest = unix_user_of(service, caller), store.digest_of(wanted.as_dict())
+    if idempotency_key is not None and not 1 <= len(idempotency_key) <= _LONGEST_KEY:
+        raise Unfit([Problem(None, f"Idempotency-Key: must have 1 to {_LONGEST_KEY} characters")])
+    with reading(service.engine) as session:
+        known = _known(session, caller, idempotency_key, digest)
+        run_key = store.new_run_key(session)
+    if known is not None:
+        return Submitted(known, is_new=False)
+    checked = _check(service, unix_user, wanted, run_key)
+    with writing(service.engine) as session:
+        # Another request with this key may have come first while this one was checked.
+        known = _known(session, caller, idempotency_key, digest)
+        if known is not None:
+            return Submitted(known, is_new=False)
+        _check_number(session, caller)
+        request = wanted.as_dict()
+        made = store.add_job(session, (caller.user_id, caller.name), unix_user, run_key, request, checked)
+        if idempotency_key is not None:
+            store.remember(session, caller.user_id, idempotency_key, digest, made)
+        record(session, caller, "run.submit", made.id, {"run": run_key, **request})
+    return Submitted(_decided(service, made.id), is_new=True)
+
+
+def keys_of(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
+    """Returns the request by which a run was submitted, or could have been, for doing it again with changes.
+
+    Raises:
+        HTTPException: 404 for an unknown run.
+    """
+    found = find(service, asked)
+    with reading(service.engine) as session:
+        query = select(Job).where(Job.run_id == found.run_id, Job.resumes.is_(False), Job.run_dir == found.place)
+        job = session.scalars(query.limit(1)).first()
+    if job is not None:
+        return {"job": job.request["job"], "keys": job.request["keys"], "minutes": job.minutes, "left_out": []}
+    stored = _asked(service, found.unix_user, "keys", {"run_dir": found.place})
+    known = {key: value for key, value in stored["keys"].items() if key in catalogue() or key.startswith(PARAMS)}
+    names = {one["name"] for one in jobs_to_choose()}
+    left_out = [*stored["left_out"], *(key for key in stored["keys"] if key not in known)]
+    ready = stored["job"] if stored["job"] in names else None
+    return {"job": ready, "keys": known, "minutes": None, "left_out": left_out}
+
+
+def stop(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
+    """Takes a job from the queue, or asks its run to stop with a checkpoint.
+
+    Raises:
+        HTTPException: 404, 403, or 409 for a run that is over.
+    """
+    found = _changeable(service, caller, asked)
+    with writing(service.engine) as session:
+        job = store.open_job_of(session, found.run_id)
+        record(session, caller, "run.stop", found.id, {"job": job.id if job is not None else None})
+        if job is not None and job.state == JobState.WAITING:
+            store.note_end(session, job, JobState.CANCELLED, reason=f"taken from the queue by {caller.name}")
+            state = str(JobState.CANCELLED)
+        elif job is not None:
+            job.stop_asked = job.stop_asked or time.time()
+            state = "stopping"
+    if job is None:
+        if not found.has_folder:
+            raise HTTPException(409, "it is over")
+        said = _asked(service, found.unix_user, "cancel", {"run_dir": found.place})["said"]
+        return {"id": found.id, "state": "stopping", "said": said}
+    service.queue.wake()
+    return {"id": found.id, "state": state, "said": ""}
+
+
+def resume(service: Service, caller: Caller, asked: str, keys: Mapping[str, Any], minutes: float | None) -> Submitted:
+    """Puts a run that is over into the queue again, to go on from its newest checkpoint.
+
+    Raises:
+        HTTPException: 404, 403, or 409 for a run that is in the queue.
+        Unfit: the request is refused.
+    """
+    found = _changeable(service, caller, asked)
+    found_run(service, asked)
+    wanted = judge(None, keys, caller.role, minutes)
+    _settle(service, found)
+    checked = _asked(service, found.unix_user, "check_resume", {"run_dir": found.place, "words": wanted.words})
+    if checked["has_own_code"] and caller.role < Role.author:
+        raise HTTPException(403, f"this run has code of its own: it needs the role {Role.author.name}")
+    owner = found.owner or caller.name
+    with writing(service.engine) as session:
+        _require_closed(store.open_job_of(session, found.run_id))
+        user_id = session.scalar(select(Job.user_id).where(Job.owner == owner).limit(1)) or caller.user_id
+        key = str(RunKey.parsed(found.id))
+        job = store.add_job(session, (user_id, owner), found.unix_user, key, wanted.as_dict(), checked)
+        record(session, caller, "run.resume", found.id, {"job": job.id, "keys": wanted.keys})
+    return Submitted(_decided(service, job.id), is_new=True)
+
+
+def delete(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
+    """Moves a run that is over into the bin.
+
+    Raises:
+        HTTPException: 404, 403, or 409 for a run that is in the queue.
+        Unfit: the run goes on.
+    """
+    found = _over(service, caller, asked, "run.delete")
+    return _asked(service, found.unix_user, "delete", {"run_dir": found.place})
+
+
+def export(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
+    """Writes the weights of a run's newest checkpoint into its folder; returns their ``folder`` and ``files``.
+
+    Raises:
+        HTTPException: 404 or 403.
+        Unfit: the run has no complete checkpoint.
+    """
+    found = _changeable(service, caller, asked)
+    found_run(service, asked)
+    with writing(service.engine) as session:
+        record(session, caller, "run.export", found.id)
+    return _asked(service, found.unix_user, "export_weights", {"run_dir": found.place})
+
+
+def _over(service: Service, caller: Caller, asked: str, action: str) -> Found:
+    found = _changeable(service, caller, asked)
+    found_run(service, asked)
+    _settle(service, found)
+    with writing(service.engine) as session:
+        _require_closed(store.open_job_of(session, found.run_id))
+        record(session, caller, action, found.id)
+    return found
+
+
+def _settle(service: Service, found: Found) -> None:
+    """Lets the queue note that a run has ended, if it is ending. What goes on is refused."""
+    with reading(service.engine) as session:
+        job = store.open_job_of(session, found.run_id)
+    _require_closed(job and service.queue.settle(job.id, _ENDING_SECONDS))
+
+
+def _decided(service: Service, job_id: str) -> Job:
+    """Returns a new job after the queue has decided about it, with its reason if it waits."""
+    service.queue.decide()
+    with reading(service.engine) as session:
+        return session.get_one(Job, job_id)
+
+
+def _changeable(service: Service, caller: Caller, asked: str) -> Found:
+    found = find(service, asked)
+    if not may_change(caller, found.owner):
+        raise HTTPException(403, "this run belongs to somebody else")
+    return found
+
+
+def _require_closed(job: Job | None) -> None:
+    if job is not None:
+        raise HTTPException(409, f"the run is {job.state} in the queue as {job.id}: stop it first")
+
+
+def _check(service: Service, unix_user: str, wanted: Submission, run_key: str) -> dict[str, Any]:
+    checked = _asked(service, unix_user, "check", {"words": wanted.words, "run_key": run_key})
+    slots, total = checked["slots"], len(service.queue.slots.names())
+    if slots > total:
+        key = "launcher.workers_per_node"
+        raise Unfit([Problem(key, f"the run needs {slots} slots, and this machine has {total}")])
+    return checked
+
+
+def _asked(service: Service, unix_user: str, action: str, request: dict[str, Any]) -> dict[str, Any]:
+    """Asks the child; its refusal stands beside the key that it names, if that is one of ours."""
+    try:
+        found: dict[str, Any] = service.actor.call(unix_user, action, request)
+    except Refused as error:
+        key = error.key if error.key in catalogue() else None
+        raise Unfit([Problem(key, error.message)]) from error
+    return found
+
+
+def _known(session: Any, caller: Caller, key: str | None, digest: str) -> Job | None:
+    if key is None or (found := store.repeated(session, caller.user_id, key)) is None:
+        return None
+    request, job = found
+    if request.digest != digest:
+        raise Unfit([Problem(None, "Idempotency-Key: another request was sent with this key before")])
+    return job
+
+
+def _check_number(session: Any, caller: Caller) -> None:
+    query = select(func.count()).select_from(Job).where(Job.owner == caller.name, Job.state.in_(OPEN_STATES))
+    if (session.scalar(query) or 0) >= _MOST_OPEN:
+        raise HTTPException(429, f"you have {_MOST_OPEN} jobs in the queue", {"Retry-After": "60"})
+
+
+def _takes_any(chosen: Mapping[str, str]) -> bool:
+    """Whether the model takes parameters that no file lists."""
+    return chosen.get("model") in ("factory", "hf")

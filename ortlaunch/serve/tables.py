@@ -1,0 +1,76 @@
+"""The tables of accounts and of the audit. Times are seconds since 1970; secrets are stored as SHA-256 only."""
+
+from __future__ import annotations
+
+from sqlalchemy import ForeignKey, Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from ortlaunch.serve.database import Base
+
+
+class User(Base):
+    """A person who may log in."""
+
+    __tablename__ = "users"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    role: Mapped[str]
+    unix_user: Mapped[str | None]
+    """As whom this person's runs start."""
+    password: Mapped[str | None]
+    """The argon2id hash; None before the person has chosen a password."""
+    disabled: Mapped[bool] = mapped_column(default=False)
+    created: Mapped[float]
+
+
+class LoginSession(Base):
+    """A browser that has logged in."""
+
+    __tablename__ = "sessions"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
+    digest: Mapped[str] = mapped_column(unique=True)
+    created: Mapped[float]
+    used: Mapped[float]
+    expires: Mapped[float]
+
+
+class Token(Base):
+    """A token for programs."""
+
+    __tablename__ = "tokens"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    user_id: Mapped[int] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
+    name: Mapped[str]
+    digest: Mapped[str] = mapped_column(unique=True)
+    role: Mapped[str]
+    """The highest role that it gives."""
+    created: Mapped[float]
+    expires: Mapped[float]
+    revoked: Mapped[float | None]
+
+
+class Link(Base):
+    """A link that lets somebody choose a password once."""
+
+    __tablename__ = "links"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
+    """None: the link makes the first administrator."""
+    digest: Mapped[str] = mapped_column(unique=True)
+    expires: Mapped[float]
+
+
+class AuditEntry(Base):
+    """Something that was changed, or that somebody tried in vain."""
+
+    __tablename__ = "audit"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float]
+    user_id: Mapped[int | None]
+    user: Mapped[str]
+    action: Mapped[str]
+    target: Mapped[str]
+    detail: Mapped[str]
+    """JSON, without secrets."""
+    __table_args__ = (Index("audit_at", "at"),)

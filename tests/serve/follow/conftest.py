@@ -1,0 +1,50 @@
+"""A service in this process, over run folders as runs leave them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from ortlaunch.run.identity import start_ticks
+from ortlaunch.serve.access import Role
+from ortlaunch.serve.service import Service
+from tests.launch.follow.conftest import Maker
+from tests.support.service import InProcess, in_process
+
+
+@pytest.fixture(autouse=True)
+def cache_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees what a scheduler answered in another."""
+    monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Maker:
+    return Maker(tmp_path / "runs")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> InProcess:
+    return in_process(tmp_path / "runs")
+
+
+@pytest.fixture
+def service(served: InProcess) -> Service:
+    return served.service
+
+
+@pytest.fixture
+def viewer(served: InProcess) -> TestClient:
+    """A program that may look, and nothing else."""
+    return served.client(served.token("vera", Role.viewer))
+
+
+@pytest.fixture
+def alive() -> dict[str, Any]:
+    """A launcher.json of a process that lives: this one."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "start_ticks": start_ticks(os.getpid())}

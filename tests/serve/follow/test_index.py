@@ -1,0 +1,251 @@
+"""The index and the list: what they show, when they change, and what they never show."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import insert
+from starlette.testclient import TestClient
+
+from ortlaunch.run.journal import Journal
+from ortlaunch.run.key import RunKey
+from ortlaunch.run.run import Run
+from ortlaunch.serve.database import writing
+from ortlaunch.serve.index import rebuild
+from ortlaunch.serve.index.listing import shortened
+from ortlaunch.serve.queue.tables import Job
+from ortlaunch.serve.service import Service
+from tests.launch.follow.conftest import Maker
+
+
+def rows(viewer: TestClient, **filters: object) -> list[dict]:
+    answer = viewer.get("/api/runs", params=filters)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["runs"]
+
+
+def add_job(service: Service, number: int, run_dir: Path | str, **values: object) -> None:
+    run_id = str(run_dir)[-6:]
+    facts = {"user_id": 1, "owner": "olga", "unix_user": "root", "slots": 1, "submitted": time.time(), "name": "queued"}
+    facts |= {
+        "experiment": "waiting-room",
+        "run_id": run_id,
+        "run_dir": str(run_dir),
+        "run_key": str(RunKey.of_folder(Path(run_dir).name)),
+        "request": {},
+        "words": [],
+    }
+    required = [one.name for one in Job.__table__.columns if not one.nullable and one.default is None]
+    with writing(service.engine) as session:
+        session.execute(
+            insert(Job), [{**dict.fromkeys(required, ""), "id": f"q{number}", "number": number, **facts, **values}]
+        )
+
+
+def test_a_row_has_what_the_folder_says(service: Service, viewer: TestClient, make_run: Maker) -> None:
+    run_dir = make_run("gpt2-ort", experiment="speed", steps=200, step=120, end="FAILED")
+    service.runs.refresh()
+    (row,) = rows(viewer)
+    assert row["id"] == f"{run_dir.name[:15]}-{run_dir.name[-6:]}"
+    assert (row["name"], row["experiment"], row["state"]) == ("gpt2-ort", "speed", "failed")
+    assert (row["step"], row["steps"], row["loss"], row["rate"], row["rate_unit"]) == (
+        120,
+        200,
+        2.5,
+        1234.5,
+        "tokens/s",
+    )
+    assert (row["position"], row["job"]) == (None, None)
+
+
+def test_a_run_that_goes_on_is_followed_and_its_death_is_noticed(
+    service: Service, viewer: TestClient, make_run: Maker, alive: dict
+) -> None:
+    run_dir = make_run(step=10, end=None, launcher=alive)
+    service.runs.refresh()
+    assert [(row["state"], row["step"]) for row in rows(viewer)] == [("running", 10)]
+    with Run(run_dir).journal() as journal:
+        journal.metrics(20, {"train/loss": float("nan")})
+    service.runs.refresh()
+    (row,) = rows(viewer)
+    assert (row["step"], row["loss"], row["diverged"]) == (20, None, True)
+    with Run(run_dir).journal() as journal:
+        journal.end("FINISHED")
+    service.runs.refresh()
+    assert rows(viewer)[0]["state"] == "finished"
+
+
+def test_new_continued_and_deleted_runs_are_seen(service: Service, viewer: TestClient, make_run: Maker) -> None:
+    changes = []
+    service.runs.listen(changes.append)
+    first = make_run(end="KILLED")
+    service.runs.refresh()
+    assert changes[-1].places == {str(first)}
+    service.runs.refresh()
+    assert not changes[-1].places
+    second = make_run()
+    service.runs.refresh()
+    assert changes[-1].places == {str(second)}
+    shutil.rmtree(second)
+    service.runs.refresh()
+    assert changes[-1].gone == (f"{second.name[:15]}-{second.name[-6:]}",)
+    assert len(rows(viewer)) == 1
+
+
+def test_a_run_that_is_over_is_not_read_again(
+    service: Service, make_run: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        make_run()
+    service.runs.refresh()
+    read = []
+    monkeypatch.setattr("ortlaunch.serve.index.indexer.read_folders", lambda places: read.extend(places) or [])
+    service.runs.refresh()
+    assert read == []
+    again = make_run()
+    service.runs.refresh()
+    assert [place for place, _ in read] == [str(again)]
+
+
+def test_filters_sorting_and_pages(service: Service, viewer: TestClient, make_run: Maker) -> None:
+    for number in range(7):
+        make_run(
+            f"run-{number}",
+            experiment="odd" if number % 2 else "even",
+            step=number,
+            end="FAILED" if number == 3 else "FINISHED",
+        )
+    service.runs.refresh()
+    assert [row["name"] for row in rows(viewer, size=3)] == ["run-6", "run-5", "run-4"]
+    answer = viewer.get("/api/runs", params={"size": 3, "page": 3}).json()
+    assert ([row["name"] for row in answer["runs"]], answer["total"], answer["pages"]) == (["run-0"], 7, 3)
+    assert [row["name"] for row in rows(viewer, experiment="odd", sort="step")] == ["run-1", "run-3", "run-5"]
+    assert [row["name"] for row in rows(viewer, state="failed,killed")] == ["run-3"]
+    assert [row["name"] for row in rows(viewer, text="UN-5")] == ["run-5"]
+    assert rows(viewer, text="%") == []
+    assert viewer.get("/api/runs", params={"sort": "place; drop table runs"}).status_code == 422
+    facets = viewer.get("/api/facets").json()
+    assert (facets["states"], facets["experiments"]) == ({"failed": 1, "finished": 6}, ["even", "odd"])
+
+
+def test_jobs_of_the_queue_are_rows(service: Service, viewer: TestClient, make_run: Maker, tmp_path: Path) -> None:
+    begun = make_run(end="KILLED")
+    add_job(service, 1, begun, state="ended", started=1.0)
+    add_job(service, 2, tmp_path / "runs/e/20300101-000000-second-0000aa", reason="waits for 2 slots")
+    add_job(service, 3, tmp_path / "runs/e/20300101-000001-third-0000ab", priority=5)
+    add_job(service, 4, tmp_path / "runs/e/20300101-000002-gone-0000ac", state="ended", started=1.0)
+    service.runs.refresh()
+    service.queue.positions = lambda: {"q3": 1, "q2": 2, "q5": 3}
+    shown = {row["id"]: row for row in rows(viewer)}
+    assert sorted(row["state"] for row in shown.values()) == ["killed", "waiting", "waiting"]
+    assert shown["20300101-000000-0000aa"]["reason"] == "waits for 2 slots"
+    assert (shown["20300101-000000-0000aa"]["position"], shown["20300101-000001-0000ab"]["position"]) == (2, 1)
+    (run,) = rows(viewer, state="killed")
+    assert (run["owner"], run["job"]) == ("olga", "q1")
+    # The same run waits to go on: one row, with the run's figures.
+    add_job(service, 5, begun, resumes=True, run_id=begun.name[-6:])
+    (again,) = rows(viewer, text=run["id"])
+    assert (again["state"], again["job"], again["step"], again["position"]) == ("waiting", "q5", 100, 3)
+    assert viewer.get("/api/runs/q5").json()["row"]["id"] == run["id"]
+    assert viewer.get("/api/runs/20300101-000000-0000aa").json()["row"]["job"] == "q2"
+    assert viewer.get("/api/runs/q2/config").status_code == 404
+
+
+def test_hostile_names_are_texts_and_a_page_stays_small(service: Service, viewer: TestClient, make_run: Maker) -> None:
+    for _ in range(100):
+        run_dir = make_run(step=None, end=None)
+        with Journal(run_dir / "journal.jsonl") as journal:
+            journal.start('"\\<script>' * 200, "\x1b[31mred‮" + "é" * 5000, "000000")
+            journal.failure(0, "host", '"' * 9000)
+            journal.end("FAILED")
+    service.runs.refresh()
+    answer = viewer.get("/api/runs", params={"size": 100})
+    assert len(answer.json()["runs"]) == 100
+    assert len(answer.content) < 100_000
+    assert "\x1b" not in answer.json()["runs"][0]["name"]
+
+
+def test_links_are_no_runs(service: Service, viewer: TestClient, make_run: Maker, tmp_path: Path) -> None:
+    run_dir = make_run()
+    moved = tmp_path / run_dir.name
+    run_dir.rename(moved)
+    run_dir.symlink_to(moved)
+    service.runs.refresh()
+    assert rows(viewer) == []
+
+
+def test_runs_in_the_folder_of_a_user_are_found(service: Service, viewer: TestClient, tmp_path: Path) -> None:
+    user = Path("/proc/self").owner()
+    Maker(tmp_path / "runs" / user)("of-a-user")
+    Maker(tmp_path / "runs" / "nobody-here")("of-a-stranger")
+    service.runs.refresh()
+    assert [row["name"] for row in rows(viewer)] == ["of-a-user"]
+
+
+def test_the_index_can_be_made_anew(service: Service, viewer: TestClient, make_run: Maker) -> None:
+    make_run()
+    service.runs.refresh()
+    with writing(service.engine) as session:
+        session.connection().exec_driver_sql("update runs set name = 'wrong'")
+    assert rebuild(service.settings) == "the index was made anew: 1 run"
+    assert rows(viewer)[0]["name"] == "gpt2-ort-ddp"
+
+
+def test_a_damaged_folder_is_a_row_and_breaks_nothing(service: Service, viewer: TestClient, make_run: Maker) -> None:
+    damaged, fifo = make_run("damaged"), make_run("fifo")
+    (damaged / "config.yaml").write_bytes(b"\xff\xfe[[[")
+    (damaged / "launcher.json").write_text("[]")
+    (fifo / "journal.jsonl").unlink()
+    os.mkfifo(fifo / "journal.jsonl")
+    make_run("sound")
+    service.runs.refresh()
+    assert {row["name"] for row in rows(viewer)} == {"damaged", "fifo", "sound"}
+    detail = viewer.get(f"/api/runs/{damaged.name[-6:]}").json()
+    assert any("config.yaml" in problem for problem in detail["problems"])
+
+
+def test_an_id_that_two_runs_have_is_refused(service: Service, viewer: TestClient, make_run: Maker) -> None:
+    make_run(run_id="abcdef")
+    make_run(run_id="abcdef")
+    service.runs.refresh()
+    assert viewer.get("/api/runs/abcdef").status_code == 409
+    keys = [row["id"] for row in rows(viewer)]
+    assert [viewer.get(f"/api/runs/{key}").status_code for key in keys] == [200, 200]
+    for unknown in ("123456", "../../etc", "q999", "20200101-000000-000000", "%00"):
+        assert viewer.get(f"/api/runs/{unknown}").status_code == 404
+
+
+def test_schedulers_are_asked_once_for_each_owner(
+    service: Service, make_run: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{squeue.parent}:/usr/bin:/bin")
+    job = {"scheduler": "slurm", "job_id": "12", "submitted": 1.0}
+    runs = [make_run(job=job, end=None) for _ in range(4)]
+    if os.geteuid() == 0:
+        os.chown(runs[0], 1, -1)
+    began = time.monotonic()
+    for _ in range(3):
+        service.runs.refresh()
+        service.runs._read_at.clear()
+    assert time.monotonic() - began < 5, "too slow to tell"
+    users = sorted(
+        word for line in (tmp_path / "asked").read_text().splitlines() for word in line.split() if "--user" in word
+    )
+    assert users == sorted({f"--user={run_dir.owner()}" for run_dir in runs})
+
+
+def test_texts_are_cut_by_their_bytes() -> None:
+    assert shortened("short", 160) == "short"
+    for text in ("a" * 500, '"' * 500, "é" * 500, "\U0001f600" * 500):
+        cut = shortened(text, 160)
+        assert cut.endswith("…")
+        assert len(json.dumps(cut, ensure_ascii=False).encode()) - 2 <= 163

@@ -1,0 +1,232 @@
+"""Event streams over a real server: exact after a reconnect, shared, bounded, and over when somebody may not listen."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.run.run import Run
+from ortlaunch.serve.access import Role
+from ortlaunch.serve.channels import ListChannel
+from ortlaunch.serve.database import writing
+from ortlaunch.serve.streams import MOST_STREAMS, parsed_topics
+from ortlaunch.serve.tables import Token
+from tests.launch.follow.conftest import Maker
+from tests.serve.follow.live import Stream, listening, opened
+from tests.support.service import InProcess
+
+
+@pytest.fixture
+def port(served: InProcess, make_run: Maker) -> Iterator[int]:
+    make_run("followed", run_id="00aa00", end=None)
+    with listening(served) as number:
+        until(lambda: served.service.runs.passes > 0)
+        yield number
+
+
+@pytest.fixture
+def token(served: InProcess) -> dict[str, str]:
+    return served.token("vera", Role.viewer)
+
+
+@pytest.fixture
+def log(port: int, tmp_path: Path) -> Path:
+    (run_dir,) = (tmp_path / "runs" / "default").iterdir()
+    return run_dir / "logs" / "rank-0.log"
+
+
+def until(holds, seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def append(log: Path, text: str) -> None:
+    with log.open("a") as file:
+        file.write(text)
+
+
+def text_of(stream: Stream, end: str) -> str:
+    """What a stream's log events say until a line comes."""
+    text = ""
+    while not text.endswith(end):
+        text += stream.until("log")[0].data["text"]
+    return text
+
+
+def test_a_log_goes_on_exactly_where_a_stream_was_cut(port: int, token: dict, log: Path) -> None:
+    log.write_text("line 0\n")
+    first = opened(port, token, "log:00aa00:0@0")
+    assert text_of(first, "line 0\n") == "line 0\n"
+    append(log, "line 1\nline 2\nunfinis")
+    assert text_of(first, "line 2\n") == "line 1\nline 2\n"
+    first.close()
+    append(log, "hed\n" + "".join(f"line {number}\n" for number in range(3, 30_000)))
+    # The file is followed a little longer, so that the second stream is behind what others would get.
+    time.sleep(1)
+    second = opened(port, token, "log:00aa00:0", first.last)
+    append(log, "the end\n")
+    expected = "unfinished\n" + "".join(f"line {number}\n" for number in range(3, 30_000)) + "the end\n"
+    assert text_of(second, "the end\n") == expected
+    second.close()
+
+
+def test_who_comes_late_joins_while_the_log_grows(port: int, token: dict, log: Path, served: InProcess) -> None:
+    early = opened(port, token, "log:00aa00:0@0")
+    both_follow = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not both_follow.is_set():
+            append(log, "".join(f"{number + one:06d} {'x' * 90}\n" for one in range(50)))
+            number += 50
+            time.sleep(0.01)
+        append(log, "the end\n")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    time.sleep(0.5)
+    late = opened(port, token, "log:00aa00:0@0,list")
+    try:
+        until(lambda: [one.followers for one in served.service.streams._files.values()] == [2], 5)
+    finally:
+        both_follow.set()
+        writer.join()
+    for stream in (late, early):
+        assert text_of(stream, "the end\n") == log.read_text()
+        stream.close()
+
+
+def test_a_page_and_its_stream_join_without_a_gap(port: int, token: dict, log: Path, served: InProcess) -> None:
+    append(log, "one\ntwo\n")
+    viewer = served.client(token)
+    page = viewer.get("/api/runs/00aa00/logs/0").json()
+    append(log, "three\n")
+    stream = opened(port, token, f"log:00aa00:0@{page['next']}")
+    assert page["text"] + text_of(stream, "three\n") == "one\ntwo\nthree\n"
+    # Without a position it begins at the end.
+    other = opened(port, token, "log:00aa00:0")
+    time.sleep(0.5)
+    append(log, "four\n")
+    assert text_of(other, "four\n") == "four\n"
+    for one in (stream, other):
+        one.close()
+
+
+def test_a_file_that_was_replaced_begins_again(port: int, token: dict, log: Path) -> None:
+    log.write_text("a first text that is long\n")
+    stream = opened(port, token, "log:00aa00:0@0")
+    text_of(stream, "long\n")
+    log.unlink()
+    log.write_text("new\n")
+    assert stream.until("reset")[0].data == {"topic": "log:00aa00:0"}
+    assert text_of(stream, "new\n") == "new\n"
+    stream.close()
+
+
+def test_new_points_and_the_state_of_a_run(port: int, token: dict, log: Path, served: InProcess) -> None:
+    page = served.client(token).get("/api/runs/00aa00/metrics").json()
+    stream = opened(port, token, f"run:00aa00@{page['offset']},list")
+    assert stream.until("run")[0].data["row"]["state"] == "killed"
+    with Run(log.parents[1]).journal() as journal:
+        journal.metrics(120, {"train/loss": 1.25, "train/lr": float("inf")})
+        journal.end("FINISHED")
+    found = stream.until("run")[0].data
+    assert (found["points"], found["ended"]) == ({"train/loss": [[120, 1.25]], "train/lr": [[120, None]]}, "FINISHED")
+    stream.close()
+
+
+def test_changes_of_the_list_come_and_are_given_again(
+    port: int, token: dict, make_run: Maker, served: InProcess
+) -> None:
+    stream = opened(port, token, "list")
+    time.sleep(0.2)
+    make_run("second")
+    (change,) = stream.until("list")
+    assert [row["name"] for row in change.data["rows"]] == ["second"]
+    stream.close()
+    until(lambda: served.service.streams.counts[0] == 0)
+    served.service.streams._list.publish({"rows": [], "gone": ["one"]})
+    again = opened(port, token, "list", change.id)
+    assert again.until("list")[0].data["gone"] == ["one"]
+    again.close()
+    lost = opened(port, token, "list", "list@abcdef.3")
+    assert lost.read().event == "reload"
+    lost.close()
+
+
+def test_a_token_that_is_revoked_ends_its_streams(
+    port: int, token: dict, log: Path, served: InProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = opened(port, token, "log:00aa00:0")
+    with writing(served.service.engine) as session:
+        session.query(Token).update({"revoked": time.time()})
+    began = time.monotonic()
+    assert "revoked" in stream.until("bye")[0].data["reason"]
+    assert time.monotonic() - began < 5
+    with pytest.raises(EOFError):
+        stream.read()
+    assert "without completing" not in caplog.text
+
+
+def test_one_user_has_so_many_streams(port: int, token: dict, served: InProcess) -> None:
+    streams = [opened(port, token, "list") for _ in range(MOST_STREAMS)]
+    with pytest.raises(AssertionError, match="429"):
+        opened(port, token, "list")
+    opened(port, served.token("otto", Role.viewer), "list").close()
+    streams.pop().close()
+    until(lambda: served.service.streams.counts[0] < MOST_STREAMS)
+    streams.append(opened(port, token, "list"))
+    for stream in streams:
+        stream.close()
+
+
+def test_a_browser_that_reads_nothing_is_cut_off(port: int, token: dict, log: Path, served: InProcess) -> None:
+    idle = socket.create_connection(("127.0.0.1", port))
+    idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    lines = [f"GET /api/events?topics=log:00aa00:0 HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"]
+    lines += [f"{name}: {value}\r\n" for name, value in token.items()]
+    idle.sendall("".join([*lines, "\r\n"]).encode())
+    awake = opened(port, token, "log:00aa00:0@0")
+    until(lambda: served.service.streams.counts[0] == 2)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(text_of(awake, "the end\n")))
+    reader.start()
+    time.sleep(0.5)
+    total = 0
+    while served.service.streams.counts[0] == 2:
+        append(log, ("y" * 99 + "\n") * 2000)
+        total += 2000
+        assert total < 200_000
+        time.sleep(0.05)
+    append(log, "the end\n")
+    reader.join(20)
+    assert read[0].count("y\n") == total
+    awake.close()
+    idle.close()
+
+
+def test_topics_that_cannot_be_read_are_refused(served: InProcess, token: dict, make_run: Maker) -> None:
+    make_run(run_id="00aa00")
+    served.service.runs.refresh()
+    viewer = served.client(token)
+    refused = {"": 422, "nothing": 422, "log:00aa00": 422, "log:00aa00:../x": 422, "run:123456": 404}
+    refused |= {",".join(f"run:{number:06d}" for number in range(40)): 422}
+    assert {topics: viewer.get("/api/events", params={"topics": topics}).status_code for topics in refused} == refused
+    assert served.client().get("/api/events", params={"topics": "list"}).status_code == 401
+    assert parsed_topics("list@a.1,run:x@5,junk", is_strict=False) == {"list": "a.1", "run:x": "5"}
+
+
+def test_changes_that_nobody_was_told_make_browsers_load_again() -> None:
+    channel = ListChannel()
+    channel.publish({"rows": [], "gone": []})
+    at = channel._position(1)
+    assert channel._missed(at) == []
+    channel.pass_over()
+    assert b"reload" in channel._missed(at)[0][1]

@@ -1,0 +1,225 @@
+"""The pages in headless Chromium, on a real service: what people see, and that the console stays empty."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.serve.pages.conftest import HOSTILE_LINE, STEPS, Person, Site
+from tests.serve.pages.test_render import DURATIONS, NUMBERS, SIZES
+from tests.support.service import PASSWORD
+
+People = Callable[..., Person]
+LINES = '() => [...document.querySelectorAll(".log div")].map((one) => one.textContent)'
+INKED = """() => [...document.querySelectorAll("canvas")].map((canvas) => {
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const found = new Set();
+  for (let at = 0; at < pixels.length; at += 4) if (pixels[at + 3] === 255) found.add(pixels.slice(at, at + 3).join());
+  return [...found];
+})"""
+"""The colours of every plot."""
+BLUE, ORANGE = "47,126,216", "224,123,0"
+WIDER = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(autouse=True)
+def consoles_are_empty(person: People, site: Site):
+    people: list[Person] = []
+    yield people
+    for one in people:
+        assert one.errors == []
+        assert one.hosts <= {f"127.0.0.1:{site.server.port}"}
+
+
+@pytest.fixture
+def ada(person: People, site: Site, consoles_are_empty: list[Person]) -> Person:
+    """The administrator, logged in."""
+    ada = person()
+    consoles_are_empty.append(ada)
+    ada.is_logged_in(site.server.cookie)
+    return ada
+
+
+def run_path(run_dir) -> str:
+    parts = run_dir.name.split("-")
+    return f"/runs/{parts[0]}-{parts[1]}-{parts[-1]}"
+
+
+def ready(page: Page) -> Page:
+    """A run's page whose log is there."""
+    page.wait_for_selector('.log[data-ready="yes"]')
+    return page
+
+
+def test_somebody_logs_in_with_the_keyboard_alone_and_comes_to_the_page_that_was_asked_for(
+    person: People, site: Site
+) -> None:
+    one = person()
+    page = one.tab("/tokens")
+    assert "/login?next=%2Ftokens" in page.url
+    expect(page.get_by_role("button", name="Log in")).to_be_enabled()
+    page.keyboard.type("ada")
+    page.keyboard.press("Tab")
+    page.keyboard.type("a wrong password")
+    page.keyboard.press("Enter")
+    expect(page.locator("#problem")).to_contain_text("wrong")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/tokens")
+    page.get_by_role("button", name="Log out").click()
+    page.wait_for_url("**/login")
+    page.goto(f"{site.server.url}/")
+    assert "/login" in page.url
+
+
+def test_the_list_shows_hostile_names_as_text_and_is_filtered_and_turned_without_loading_the_page(ada: Person) -> None:
+    page = ada.tab("/")
+    page.evaluate("() => { window.same = true; }")
+    expect(page.locator("caption")).to_have_text("63 runs")
+    assert page.locator("tbody tr").count() == 50
+    page.get_by_role("link", name="Next page").click()
+    expect(page.locator("tbody tr")).to_have_count(13)
+    page.get_by_label("Name, id or reason").fill("<img")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("tbody a")).to_contain_text('<img src=x onerror="document.title=1">')
+    assert page.title().startswith("Runs")
+    assert "text=" in page.url and page.evaluate("() => window.same")
+    page.go_back()
+    expect(page.locator("caption")).to_contain_text("63")
+
+
+def test_boxes_stay_ticked_from_page_to_page_and_lead_to_the_curves_of_both(ada: Person, site: Site) -> None:
+    page = ada.tab("/?text=gpt2")
+    page.get_by_label("compare gpt2-ort").check()
+    page.goto(f"{site.server.url}/?text=gpt2-eager")
+    page.get_by_label("compare gpt2-eager").check()
+    expect(page.locator("#tray output")).to_have_text("2 ticked")
+    page.get_by_role("link", name="Compare").click()
+    page.wait_for_selector('#plots[data-ready="yes"] canvas')
+    expect(page.locator("h1")).to_have_text("Comparison of 2 runs")
+    colours = page.evaluate(INKED)
+    assert any(BLUE in found and ORANGE in found for found in colours)
+    page.get_by_role("checkbox", name="gpt2-eager").uncheck()
+    page.wait_for_timeout(200)
+    assert not any(ORANGE in found for found in page.evaluate(INKED))
+
+
+def test_a_run_is_followed_live(ada: Person, site: Site) -> None:
+    page = ready(ada.tab(run_path(site.running)))
+    expect(page.locator("#panel [data-cell=step]")).to_have_text(f"1 / {STEPS}")
+    assert page.evaluate(LINES)[-1] == "line 2999"
+    site.log("a new line", HOSTILE_LINE)
+    site.measure(7, 3.25)
+    expect(page.locator(".log div").last).to_contain_text("<script>document.title")
+    expect(page.locator("#panel [data-cell=step]")).to_have_text(f"7 / {STEPS}")
+    expect(page.locator("#panel [data-cell=loss]")).to_have_text("3.25")
+    expect(page.get_by_role("region", name="train/loss")).to_be_visible()
+    lines = page.evaluate(LINES)
+    assert lines[-2] == "a new line"
+    assert "\x1b" not in lines[-1] and "\u202e" not in lines[-1]
+    assert page.title().startswith("gpt2-ort")
+    page.locator("[name=word]").fill("LINE 17\t".strip())
+    page.keyboard.press("Enter")
+    expect(page.locator(".found li").first).to_be_visible()
+    assert page.locator(".found li").first.inner_text() == "line 17"
+    page.locator(".found button").first.click()
+    expect(page.locator(".log div").first).to_have_text("line 17")
+    expect(page.locator(".log .hit")).to_have_count(1)
+
+
+def test_a_log_is_whole_after_the_server_was_killed_in_the_midst(ada: Person, site: Site) -> None:
+    page = ready(ada.tab(run_path(site.running)))
+    begin = len(page.evaluate(LINES))
+    site.log(*(f"before {n}" for n in range(5)))
+    expect(page.locator(".log div").last).to_have_text("before 4")
+    site.server.kill()
+    site.log(*(f"while away {n}" for n in range(5)))
+    expect(page.locator("#offline")).to_be_visible()
+    site.restart()
+    site.log(*(f"after {n}" for n in range(5)))
+    expect(page.locator(".log div").last).to_have_text("after 4")
+    expect(page.locator("#offline")).to_be_hidden()
+    wanted = [f"{part} {n}" for part in ("before", "while away", "after") for n in range(5)]
+    assert page.evaluate(LINES)[begin:] == wanted
+    # What a browser says of a connection that was cut is no fault of the page.
+    for visit in ada.visits:
+        visit.errors = [error for error in visit.errors if "net::ERR" not in error]
+
+
+def test_eight_tabs_share_one_stream(ada: Person, site: Site) -> None:
+    tabs = [ready(ada.tab(run_path(site.running))) for _ in range(8)]
+    word = f"for all {time.time()}"
+    site.log(word)
+    for tab in tabs:
+        expect(tab.locator(".log div").last).to_have_text(word)
+    site.measure(9, 2.0)
+    for tab in tabs:
+        expect(tab.locator("#panel [data-cell=step]")).to_have_text(f"9 / {STEPS}")
+    figures = site.server.ask("GET", "/metrics").body.decode()
+    assert re.search(r"^ortlaunch_streams 1(\.0)?$", figures, re.MULTILINE), figures
+
+
+def test_two_people_see_what_their_roles_allow(
+    ada: Person, person: People, site: Site, consoles_are_empty: list[Person]
+) -> None:
+    site.add("vic", "viewer")
+    vic = person(width=400, scheme="dark")
+    page = vic.log_in("vic", run_path(site.ended))
+    expect(page.locator("h1")).to_contain_text("gpt2-eager")
+    assert page.locator("#panel button").count() == 0
+    assert page.get_by_role("link", name="New run").count() == 0
+    answer = page.goto(f"{site.server.url}/users")
+    assert answer is not None and answer.status == 403
+    expect(page.locator("h1")).to_have_text("You may not see this")
+    users = ada.tab("/users")
+    users.locator("tr", has_text="vic").get_by_role("button", name="Lock out").click()
+    users.get_by_role("dialog").get_by_role("button", name="Lock out").click()
+    expect(users.locator("tr", has_text="vic")).to_contain_text("locked out")
+    page.goto(f"{site.server.url}/")
+    assert "/login" in page.url
+
+
+def test_a_token_is_shown_once_and_revoked(ada: Person, site: Site) -> None:
+    page = ada.tab("/tokens")
+    page.get_by_label("What for").fill("nightly <b>runs</b>")
+    page.get_by_role("button", name="Make a token").click()
+    expect(page.locator("#token .secret")).to_contain_text("ort_")
+    secret = page.locator("#token .secret").inner_text()
+    header = {"Authorization": f"Bearer {secret}"}
+    assert site.server.ask("GET", "/api/runs", headers=header).status == 200
+    page.reload()
+    assert secret not in page.content()
+    page.locator("tr", has_text="nightly <b>runs</b>").get_by_role("button", name="Revoke").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    expect(page.locator("tr", has_text="nightly")).to_contain_text("revoked")
+    assert site.server.ask("GET", "/api/runs", headers=header).status == 401
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), pytest.param(1280, "light", marks=pytest.mark.nightly)])
+def test_no_page_is_wider_than_the_screen(
+    person: People, site: Site, consoles_are_empty: list[Person], width: int, scheme: str
+) -> None:
+    one = person(width, scheme)
+    consoles_are_empty.append(one)
+    one.is_logged_in(site.server.cookie)
+    ended = run_path(site.ended)
+    for path in ("/", ended, "/submit", "/queue", "/users", "/tokens", "/audit", f"/compare?ids={ended[6:]},000002"):
+        page = one.tab(path)
+        page.wait_for_load_state("networkidle") if path == "/submit" else page.wait_for_timeout(100)
+        assert page.evaluate(WIDER) <= 0, path
+        page.close()
+
+
+def test_scripts_write_figures_as_the_server_does(ada: Person) -> None:
+    page = ada.tab("/tokens")
+    write = """async ([name, values]) => {
+      const made = await import("/static/format.js");
+      return values.map((value) => made[name](value));
+    }"""
+    for name, cases in (("number", NUMBERS), ("duration", DURATIONS), ("bytes", SIZES)):
+        values, texts = zip(*cases, strict=True)
+        assert page.evaluate(write, [name, list(values)]) == list(texts)

@@ -1,0 +1,241 @@
+"""The dispatcher: from the decision to the end of a job, with what may go wrong on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from ortlaunch.serve.database import open_database, reading, writing
+from ortlaunch.serve.dispatcher import Queue
+from ortlaunch.serve.queue import store
+from ortlaunch.serve.queue.slots import Slots
+from ortlaunch.serve.queue.tables import Job, JobState
+from ortlaunch.serve.tables import User
+from tests.serve.queue.fake_actor import GONE, FakeActor
+
+_USED = ("ann", "bob")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    opened = open_database(tmp_path / ".serve" / "serve.db")
+    with writing(opened) as session:
+        for name in _USED:
+            session.add(User(name=name, role="runner", unix_user="root", password=None, created=0.0))
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture
+def actor() -> FakeActor:
+    return FakeActor()
+
+
+@pytest.fixture
+def queue(engine: Engine, actor: FakeActor) -> Iterator[Queue]:
+    made = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    made.start()
+    yield made
+    made.stop()
+
+
+def add(engine: Engine, number: int = 1, owner: str = "ann", slots: int = 1, **changes: Any) -> str:
+    """Puts a job into the queue."""
+    shown = {"name": "n", "experiment": "e", "launcher": "local", "steps": 3, "words": ["x"]}
+    checked = {**shown, "run_dir": f"/nowhere/e/run{number}", "slots": slots, **changes.pop("checked", {})}
+    request = {"job": None, "keys": {}, "minutes": changes.pop("minutes", None)}
+    with writing(engine) as session:
+        key = f"20260101-000000-{number:06x}"
+        job = store.add_job(session, (1 + _USED.index(owner), owner), "root", key, request, checked)
+        for name, value in changes.items():
+            setattr(job, name, value)
+        return job.id
+
+
+def job_of(engine: Engine, job_id: str) -> Job:
+    with reading(engine) as session:
+        return session.get_one(Job, job_id)
+
+
+def until(engine: Engine, job_id: str, holds: Callable[[Job], bool]) -> Job:
+    """Waits until something holds for a job."""
+    deadline = time.monotonic() + 20
+    while not holds(job := job_of(engine, job_id)):
+        assert time.monotonic() < deadline, (job.state, job.reason)
+        time.sleep(0.02)
+    return job
+
+
+def ends(state: str = "finished") -> dict[str, Any]:
+    return {"began": True, "is_over": True, "state": state, "reason": "at step 3" if state == "stopped" else ""}
+
+
+def test_a_job_runs_from_the_queue_to_its_end(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    job_id = add(engine)
+    queue.wake()
+    running = until(engine, job_id, lambda job: job.state == JobState.RUNNING)
+    assert (running.taken, running.attempts, running.reason) == (["cpu0"], 1, "")
+    assert running.pid is not None
+    actor.ended["/nowhere/e/run1"] = ends("stopped")
+    with writing(engine) as session:
+        session.get_one(Job, job_id).pid = GONE["pid"]
+    over = until(engine, job_id, lambda job: job.state == JobState.ENDED)
+    assert (over.outcome, over.reason, over.taken) == ("stopped", "at step 3", [])
+    with reading(engine) as session:
+        assert store.shares(session, time.time())["ann"] > 0
+
+
+def test_a_number_that_another_process_has_now_does_not_count(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    job_id = add(engine)
+    queue.wake()
+    until(engine, job_id, lambda job: job.state == JobState.RUNNING)
+    actor.ended["/nowhere/e/run1"] = ends()
+    with writing(engine) as session:
+        session.get_one(Job, job_id).ticks = 1
+    until(engine, job_id, lambda job: job.outcome == "finished")
+
+
+def test_a_start_without_an_answer_is_asked_for_again_and_means_the_same_start(
+    engine: Engine, actor: FakeActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ortlaunch.serve.dispatcher._AGAIN_SECONDS", 0.1)
+    actor.silent = 2
+    job_id = add(engine)
+    first = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    first.start()
+    until(engine, job_id, lambda job: job.state == JobState.STARTING)
+    first.stop()
+    # Another service, as after a kill: it finds the intent.
+    second = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    second.start()
+    job = until(engine, job_id, lambda job: job.state == JobState.RUNNING)
+    second.stop()
+    assert set(actor.begun) == {(job.token, 1)}
+
+
+def test_a_refusal_at_the_start_is_kept_with_its_message(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    actor.start_refuses = "the disk is full"
+    job_id = add(engine)
+    queue.wake()
+    over = until(engine, job_id, lambda job: job.state == JobState.REFUSED)
+    assert (over.reason, over.taken) == ("the disk is full", [])
+
+
+def test_a_command_that_ends_before_its_run_begins_says_why(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    actor.lives = False
+    actor.ended["/nowhere/e/run1"] = {"refusal": "device=cuda and this machine shows no GPU"}
+    job_id = add(engine)
+    queue.wake()
+    over = until(engine, job_id, lambda job: job.state == JobState.REFUSED)
+    assert over.reason == "device=cuda and this machine shows no GPU"
+
+
+def test_a_start_that_the_machine_has_cut_off_is_made_again_three_times_at_most(
+    engine: Engine, actor: FakeActor, queue: Queue
+) -> None:
+    actor.lives = False
+    job_id = add(engine)
+    queue.wake()
+    over = until(engine, job_id, lambda job: job.state == JobState.REFUSED)
+    assert over.reason == "its process was ended from outside before the run began"
+    assert actor.begun == {(over.token, 1): 1, (over.token, 2): 1, (over.token, 3): 1}
+
+
+def test_a_continuation_is_not_made_again(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    actor.lives = False
+    job_id = add(engine, resumes=True)
+    queue.wake()
+    over = until(engine, job_id, lambda job: job.state == JobState.REFUSED)
+    assert actor.begun == {(over.token, 1): 1}
+
+
+def test_a_run_beyond_its_time_is_asked_to_stop(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    job_id = add(engine, minutes=0.001)
+    queue.wake()
+    until(engine, job_id, lambda job: job.state == JobState.RUNNING)
+    deadline = time.monotonic() + 10
+    while not actor.actions("cancel"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert actor.actions("cancel")[0]["run_dir"] == "/nowhere/e/run1"
+
+
+def test_two_slots_take_two_jobs_and_the_third_says_why_it_waits(
+    engine: Engine, actor: FakeActor, queue: Queue
+) -> None:
+    jobs = [add(engine, number, owner) for number, owner in enumerate(("ann", "ann", "bob"), start=1)]
+    queue.wake()
+    until(engine, jobs[0], lambda job: job.state == JobState.RUNNING)
+    until(engine, jobs[2], lambda job: job.state == JobState.RUNNING)
+    waiting = until(engine, jobs[1], lambda job: bool(job.reason))
+    assert (waiting.state, waiting.reason) == (JobState.WAITING, "next: it needs 1 slot, 0 free")
+    assert queue.positions() == {jobs[1]: 1}
+    with reading(engine) as session:
+        held = [name for job in store.in_states(session, JobState.RUNNING) for name in job.taken]
+    assert sorted(held) == ["cpu0", "cpu1"]
+
+
+def test_a_paused_queue_starts_nothing_and_a_drained_slot_takes_none(
+    engine: Engine, actor: FakeActor, queue: Queue
+) -> None:
+    with writing(engine) as session:
+        store.set_paused(session, paused=True)
+        store.set_drained(session, ["cpu0"])
+    job_id = add(engine)
+    queue.wake()
+    until(engine, job_id, lambda job: job.reason == "the queue is paused by an administrator")
+    with writing(engine) as session:
+        store.set_paused(session, paused=False)
+    queue.wake()
+    assert until(engine, job_id, lambda job: job.state == JobState.RUNNING).taken == ["cpu1"]
+
+
+def test_a_job_of_a_scheduler_is_handed_over_at_once(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    jobs = [add(engine, number, slots=0, checked={"launcher": "slurm"}) for number in (1, 2, 3)]
+    queue.wake()
+    for job_id in jobs:
+        assert until(engine, job_id, lambda job: job.state == JobState.RUNNING).taken == []
+
+
+def test_a_gpu_that_somebody_else_uses_is_withheld(
+    engine: Engine, actor: FakeActor, tmp_path: Path, monkeypatch
+) -> None:
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\ncase $1 in *compute-apps*) echo GPU-b, 4242;; *uuid*) echo 0, GPU-a; echo 1, GPU-b;;"
+        " *) echo 0; echo 1;; esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    queue = Queue(engine, actor, Slots())  # type: ignore[arg-type]
+    queue.start()
+    first, second = add(engine, 1), add(engine, 2)
+    queue.wake()
+    assert until(engine, first, lambda job: job.state == JobState.RUNNING).taken == ["gpu0"]
+    assert until(engine, second, lambda job: bool(job.reason)).state == JobState.WAITING
+    queue.stop()
+    assert queue.slots.foreign() == {"gpu1"}
+    assert actor.actions("start")[0]["gpus"] == [0]
+
+
+def test_a_run_that_is_ending_is_waited_for(
+    engine: Engine, actor: FakeActor, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = add(engine)
+    queue.decide()
+    until(engine, job_id, lambda job: job.state == JobState.RUNNING)
+    still = queue.settle(job_id, 0.2)
+    assert still is not None, "a run that goes on is not waited for"
+    assert still.state == JobState.RUNNING
+    actor.ended["/nowhere/e/run1"] = ends()
+    with writing(engine) as session:
+        session.get_one(Job, job_id).pid = GONE["pid"]
+    assert queue.settle(job_id, 10.0) is None
+    assert job_of(engine, job_id).outcome == "finished"

@@ -1,0 +1,205 @@
+"""People, passwords, one-time links, sessions and tokens."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, update
+
+from ortlaunch.serve import accounts, tokens
+from ortlaunch.serve.access import Caller, Role, still_allowed
+from ortlaunch.serve.database import reading, writing
+from ortlaunch.serve.limits import TooManyRequests
+from ortlaunch.serve.problem import Problem
+from ortlaunch.serve.tables import AuditEntry, Link, Token, User
+from tests.support.service import PASSWORD, InProcess, in_process
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> InProcess:
+    return in_process(tmp_path)
+
+
+def test_the_first_link_makes_an_administrator_once(inside: InProcess) -> None:
+    service = inside.service
+    older, secret = accounts.first_link(service), accounts.first_link(service)
+    assert older and secret
+    with pytest.raises(Problem, match="used or is too old"):
+        accounts.use_link(service, older, "ada", PASSWORD, "here")
+    assert accounts.link_is_for(service, secret) == (True, None)
+    accounts.use_link(service, secret, "Ada", PASSWORD, "here")
+    with pytest.raises(Problem, match="used or is too old"):
+        accounts.use_link(service, secret, "eve", PASSWORD, "here")
+    assert accounts.first_link(service) is None
+    assert [(user.name, user.role) for user in accounts.users(service)] == [("ada", "admin")]
+
+
+def test_a_link_ends_after_its_time(inside: InProcess) -> None:
+    secret = accounts.first_link(inside.service)
+    with writing(inside.service.engine) as session:
+        session.execute(update(Link).values(expires=time.time() - 1))
+    assert secret is not None
+    assert accounts.link_is_for(inside.service, secret) == (False, None)
+    with pytest.raises(Problem, match="too old"):
+        accounts.use_link(inside.service, secret, "ada", PASSWORD, "here")
+
+
+def test_a_password_is_stored_as_argon2id_and_a_secret_as_a_digest(inside: InProcess, tmp_path: Path) -> None:
+    header = inside.token("ada", Role.admin)["Authorization"]
+    cookie = accounts.login(inside.service, "ada", PASSWORD, "here")
+    with reading(inside.service.engine) as session:
+        user = session.scalar(select(User))
+    assert user is not None and user.password is not None
+    assert user.password.startswith("$argon2id$")
+    stored = b"".join(path.read_bytes() for path in (tmp_path / ".serve").iterdir())
+    assert b"$argon2id$" in stored
+    for secret in (PASSWORD, cookie, header.split()[1]):
+        assert secret.encode() not in stored
+
+
+@pytest.mark.parametrize("name", ["ada", "nobody"])
+def test_a_wrong_login_does_not_tell_who_exists(inside: InProcess, name: str) -> None:
+    inside.person("ada", Role.viewer)
+    with pytest.raises(Problem, match=r"^name or password is wrong$"):
+        accounts.login(inside.service, name, "wrong", "here")
+
+
+@pytest.mark.parametrize(("password", "words"), [("short", "12 characters at least"), ("x" * 1025, "at most")])
+def test_a_password_has_bounds(inside: InProcess, password: str, words: str) -> None:
+    secret = accounts.first_link(inside.service)
+    assert secret is not None
+    with pytest.raises(Problem, match=words):
+        accounts.use_link(inside.service, secret, "ada", password, "here")
+    assert accounts.link_is_for(inside.service, secret)[0], "the link is still there for a better one"
+
+
+def test_five_logins_a_minute_by_address_and_by_name(inside: InProcess) -> None:
+    def attempt(name: str, address: str) -> None:
+        with pytest.raises(Problem):
+            accounts.login(inside.service, name, "wrong", address)
+
+    for number in range(5):
+        attempt(f"name{number}", "one")
+    with pytest.raises(TooManyRequests) as refused:
+        accounts.login(inside.service, "another", "wrong", "one")
+    assert 1 <= refused.value.seconds <= 12
+    for number in range(5):
+        attempt("ada", f"address{number}")
+    with pytest.raises(TooManyRequests):
+        accounts.login(inside.service, "ada", "wrong", "elsewhere")
+
+
+def test_a_user_who_is_disabled_is_out_at_once(inside: InProcess) -> None:
+    admin, bob = inside.person("ada", Role.admin), inside.browser("bob", Role.runner)
+    token = inside.token("bob", Role.runner)
+    client = inside.client()
+    assert client.get("/api/session", headers=bob).status_code == 200
+    accounts.change_user(inside.service, admin, inside.person("bob", Role.runner).user_id, None, None, True)
+    assert client.get("/api/session", headers=bob).status_code == 401
+    assert client.get("/api/session", headers=token).status_code == 401
+    with pytest.raises(Problem, match="wrong"):
+        accounts.login(inside.service, "bob", PASSWORD, "here")
+
+
+@pytest.mark.parametrize(("role", "disabled"), [(Role.viewer, None), (None, True)])
+def test_the_last_administrator_stays(inside: InProcess, role: Role | None, disabled: bool | None) -> None:
+    admin = inside.person("ada", Role.admin)
+    inside.person("bob", Role.runner)
+    with pytest.raises(Problem, match="needs an administrator"):
+        accounts.change_user(inside.service, admin, admin.user_id, role, None, disabled)
+    assert inside.client().get("/api/users", headers=inside.token("ada", Role.admin)).status_code == 200
+
+
+def test_another_password_ends_the_sessions_of_the_old_one(inside: InProcess) -> None:
+    admin, bob = inside.person("ada", Role.admin), inside.browser("bob", Role.runner)
+    link = accounts.new_link(inside.service, admin, inside.person("bob", Role.runner).user_id)
+    assert inside.client().get("/api/session", headers=bob).status_code == 200
+    accounts.use_link(inside.service, link, "", "another long password", "here")
+    assert inside.client().get("/api/session", headers=bob).status_code == 401
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a b", "x" * 65, "<b>", "-x", "ö"])
+def test_names_are_plain(inside: InProcess, name: str) -> None:
+    with pytest.raises(Problem) as refused:
+        accounts.add_user(inside.service, inside.person("ada", Role.admin), name, Role.viewer, None)
+    assert refused.value.key == "name"
+
+
+@pytest.mark.parametrize("unix_user", ["root", "a b", "-u", "x;y", "../x"])
+def test_a_unix_user_is_a_name_and_never_root(
+    inside: InProcess, unix_user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "user_name", lambda: "service")
+    with pytest.raises(Problem) as refused:
+        accounts.add_user(inside.service, inside.person("ada", Role.admin), "bob", Role.viewer, unix_user)
+    assert refused.value.key == "unix_user"
+
+
+def test_a_token_gives_the_lower_one_of_two_roles(inside: InProcess) -> None:
+    runner = inside.person("bob", Role.runner)
+    with pytest.raises(Problem, match="cannot have more"):
+        tokens.make_token(inside.service, runner, "mine", Role.author, 1)
+    _, secret = tokens.make_token(inside.service, runner, "mine", Role.viewer, 1)
+    client = inside.client({"Authorization": f"Bearer {secret}"})
+    assert client.get("/api/session").json()["role"] == "viewer"
+    _, secret = tokens.make_token(inside.service, runner, "mine", Role.runner, 1)
+    accounts.change_user(inside.service, inside.person("ada", Role.admin), runner.user_id, Role.viewer, None, None)
+    client = inside.client({"Authorization": f"Bearer {secret}"})
+    assert client.get("/api/session").json()["role"] == "viewer"
+
+
+def test_a_token_ends_by_its_time_and_by_being_revoked(inside: InProcess) -> None:
+    service, ada = inside.service, inside.person("ada", Role.admin)
+    token, secret = tokens.make_token(service, ada, "mine", Role.viewer, 1)
+    headers = {"Authorization": f"Bearer {secret}"}
+    stream = Caller(ada.user_id, "ada", Role.viewer, None, token_id=token.id)
+    assert inside.client().get("/api/session", headers=headers).status_code == 200
+    assert still_allowed(service, stream)
+    tokens.revoke_token(service, ada, token.id)
+    assert inside.client().get("/api/session", headers=headers).status_code == 401
+    assert not still_allowed(service, stream), "a stream that is open ends too"
+    token, secret = tokens.make_token(service, ada, "mine", Role.viewer, 1)
+    with writing(service.engine) as session:
+        session.execute(update(Token).where(Token.id == token.id).values(expires=time.time() - 1))
+    assert inside.client().get("/api/session", headers={"Authorization": f"Bearer {secret}"}).status_code == 401
+
+
+def test_nobody_revokes_the_token_of_another_but_an_administrator(inside: InProcess) -> None:
+    service = inside.service
+    token, _ = tokens.make_token(service, inside.person("bob", Role.runner), "mine", Role.runner, 1)
+    client = inside.client()
+    other, admin = inside.token("eve", Role.author), inside.token("ada", Role.admin)
+    assert client.delete(f"/api/tokens/{token.id}", headers=other).status_code == 404
+    assert [one["user"] for one in client.get("/api/tokens?everybody=true", headers=other).json()] == ["eve"]
+    assert client.delete(f"/api/tokens/{token.id}", headers=admin).status_code == 204
+
+
+def test_ten_requests_a_second_with_one_token(inside: InProcess) -> None:
+    ada = inside.person("ada", Role.admin)
+    _, secret = tokens.make_token(inside.service, ada, "mine", Role.viewer, 1)
+    client = inside.client({"Authorization": f"Bearer {secret}"})
+    answers = [client.get("/api/session") for _ in range(40)]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert refused and all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    assert 10 <= 40 - len(refused) < 40
+
+
+def test_what_is_written_is_audited_without_secrets(inside: InProcess) -> None:
+    client, admin = inside.client(), inside.browser("ada", Role.admin)
+    made = client.post("/api/users", headers=admin, json={"name": "bob", "role": "runner"})
+    assert made.status_code == 201
+    link = made.json()["link"]
+    secret = client.post("/api/tokens", headers=admin, json={"name": "ci", "role": "viewer"}).json()["secret"]
+    client.post(
+        "/api/link", headers=admin, json={"link": link.rpartition("/")[2], "password": "hidden but long password"}
+    )
+    with reading(inside.service.engine) as session:
+        found = list(session.scalars(select(AuditEntry)))
+    actions = [entry.action for entry in found]
+    assert {"user.add", "token.make", "password.set", "login"} <= set(actions)
+    text = json.dumps([[entry.target, entry.detail, entry.user] for entry in found])
+    for hidden in (secret, link.rpartition("/")[2], "hidden but long", PASSWORD):
+        assert hidden not in text

@@ -1,0 +1,209 @@
+"""What the children do, as real processes: compose, refuse, start once, stop, export, delete, act for another user."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ortlaunch.run.identity import Process
+from ortlaunch.run.run import Run
+from ortlaunch.serve.act import key_of
+from ortlaunch.serve.actor import Actor, Refused, Unavailable, own_user
+from ortlaunch.serve.requests import quoted
+from tests.support.nightly import first_in_ci
+from tests.support.users import needs_root
+
+KEY = "20260101-120000-abcdef"
+WORDS = ["model=mlp", "backend=eager", "trainer=single", "tracking=none", "device=cpu", "train.steps=100000"]
+
+
+@pytest.fixture
+def actor(tmp_path: Path) -> Iterator[Actor]:
+    yield Actor(tmp_path / "runs")
+    for process in psutil.process_iter(["cmdline"]):
+        if str(tmp_path) in " ".join(process.info["cmdline"] or ()):
+            process.kill()
+
+
+def call(actor: Actor, action: str, **request: Any) -> dict[str, Any]:
+    return actor.call(own_user(), action, request)
+
+
+def test_a_check_composes_and_shows_what_would_be_started(actor: Actor, tmp_path: Path) -> None:
+    found = call(actor, "check", words=[*WORDS, f"name={quoted('it is')}"], run_key=KEY)
+    assert found["slots"] == 1
+    assert (found["launcher"], found["steps"], found["experiment"]) == ("local", 100000, "default")
+    assert Path(found["run_dir"]).parent == tmp_path / "runs" / "default"
+    assert found["run_dir"].endswith("abcdef")
+    assert found["words"][-1] == f"launcher.run={KEY}"
+    assert "# 1 workers; the run folder would be" in found["plan"]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "said"),
+    [
+        (["train.precision=fp16", "device=cpu"], "train.precision", "does not run with backend=ort on the CPU"),
+        (["launcher.nodes=2", "launcher.master_addr=x"], "launcher.nodes", "choose launcher=slurm"),
+        (["data=text"], "data.path", "is not set"),
+    ],
+)
+def test_a_refusal_of_the_rules_names_its_key(actor: Actor, words: list[str], key: str, said: str) -> None:
+    with pytest.raises(Refused, match=said) as found:
+        call(actor, "check", words=words, run_key=KEY)
+    assert found.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("message", "key"),
+    [
+        ("train.steps=0: must be at least 1", "train.steps"),
+        ("resume: train.steps=0: must be", "train.steps"),
+        ("data.path is not set: give it", "data.path"),
+        ("the folder cannot be made", None),
+    ],
+)
+def test_the_key_of_a_message(message: str, key: str | None) -> None:
+    assert key_of(message) == key
+
+
+def test_a_child_gets_no_secrets_of_the_service(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_SERVICE", "hunter2")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2")
+    for name in ("SECRET_OF_THE_SERVICE", "MLFLOW_TRACKING_PASSWORD"):
+        # The API takes no such word; a child would not find the variable either.
+        with pytest.raises(Refused, match="not found"):
+            call(actor, "check", words=[*WORDS, f"name=${{oc.env:{name}}}"], run_key=KEY)
+
+
+def test_a_child_that_takes_too_long_is_ended(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortlaunch.serve.actor._SECONDS", 0.05)
+    with pytest.raises(Unavailable, match=r"check: no answer within 0\.05 s"):
+        call(actor, "check", words=WORDS, run_key=KEY)
+
+
+def starting(actor: Actor, **changes: Any) -> dict[str, Any]:
+    checked = call(actor, "check", words=WORDS, run_key=KEY)
+    request = {"token": "t", "attempt": 1, "resumes": False, "begun_before": 0, "gpus": None, "run_key": KEY}
+    return {**request, "words": checked["words"], "launcher": "local", "run_dir": checked["run_dir"], **changes}
+
+
+def test_a_run_starts_once_is_stopped_goes_on_exports_and_is_deleted(actor: Actor, tmp_path: Path) -> None:
+    request = starting(actor)
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: call(actor, "start", **request), range(3)))
+    processes = [Process.stored(answer["process"]) for answer in answers]
+    assert len(set(processes)) == 1, "asked three times at once, it is one run"
+    process, run = processes[0], Run(Path(request["run_dir"]))
+    assert process is not None
+    assert process.lives
+    assert os.getsid(process.pid) == process.pid, "a session of its own"
+    _wait(lambda: run.exists and run.state().step)
+    with pytest.raises(Refused, match="is running: stop it first"):
+        call(actor, "delete", run_dir=request["run_dir"])
+    for said in ("still goes on", "it was asked to stop already"):
+        assert said in call(actor, "cancel", run_dir=request["run_dir"], process=None)["said"]
+    _wait(lambda: not process.lives)
+    job = {name: request[name] for name in ("token", "attempt", "resumes", "begun_before", "run_dir")}
+    found = call(actor, "outcome", jobs=[{"id": "q1", **job}])["jobs"]["q1"]
+    assert (found["began"], found["is_over"], found["state"]) == (True, True, "stopped")
+    assert found["reason"].startswith("at step ")
+    checked = call(actor, "check_resume", run_dir=request["run_dir"], words=["train.steps=200000"])
+    assert (checked["begun_before"], checked["steps"], checked["has_own_code"]) == (1, 200000, False)
+    assert checked["words"] == ["resume", request["run_dir"], "train.steps=200000"]
+    exported = call(actor, "export_weights", run_dir=request["run_dir"])
+    assert any(name.endswith(".safetensors") for name in exported["files"])
+    place = Path(call(actor, "delete", run_dir=request["run_dir"])["place"])
+    assert place.is_dir()
+    assert place.is_relative_to(tmp_path / "runs" / ".bin")
+    assert not run.path.exists()
+
+
+def _wait(holds: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_command_that_refuses_is_told_apart_from_one_that_was_killed(actor: Actor) -> None:
+    request = starting(actor, token="refused")
+    request["words"] = [*request["words"], "train.precision=fp16", "backend=ort"]
+    process = Process.stored(call(actor, "start", **request)["process"])
+    assert process is not None
+    _wait(lambda: not process.lives)
+    jobs = [{"id": "q1", **request}, {"id": "q2", **request, "token": "other"}]
+    found = call(actor, "outcome", jobs=jobs)["jobs"]
+    assert found["q1"]["refusal"].startswith("train.precision=fp16 does not run with backend=ort")
+    assert (found["q2"]["refusal"], found["q2"]["began"]) == ("", False)
+
+
+@pytest.mark.parametrize("action", first_in_ci(["delete", "cancel", "check_resume", "export_weights"], 2))
+def test_nothing_is_done_outside_the_run_root(actor: Actor, tmp_path: Path, action: str) -> None:
+    outside = tmp_path / "elsewhere" / "e" / "20260101-120000-x-abcdef"
+    outside.mkdir(parents=True)
+    for name in ("config.yaml", "journal.jsonl"):
+        (outside / name).write_text("")
+    link = tmp_path / "runs" / "e" / outside.name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside)
+    for place in (outside, link):
+        with pytest.raises(Refused, match="is no run folder of"):
+            call(actor, action, run_dir=str(place), words=[])
+    assert outside.is_dir()
+
+
+def test_the_request_of_a_run_from_a_command_line(actor: Actor, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "e" / "20260101-120000-x-abcdef"
+    folder.mkdir(parents=True)
+    (folder / "overrides.yaml").write_text(
+        "['+jobs=llama', 'train.steps=7', \"name='a b'\", 'model=a,b', '--multirun']"
+    )
+    found = call(actor, "keys", run_dir=str(folder))
+    assert found == {
+        "job": "llama",
+        "keys": {"train.steps": 7, "name": "a b"},
+        "left_out": ["model=a,b", "--multirun"],
+    }
+
+
+def test_a_user_who_is_not_listed_is_refused(actor: Actor, tmp_path: Path) -> None:
+    listed = Actor(actor.root, tmp_path / "unix_users")
+    for one in (actor, listed):
+        with pytest.raises(Refused, match="may not act for the Unix user nobody"):
+            one.call("nobody", "check", {"words": WORDS, "run_key": KEY})
+    (tmp_path / "unix_users").write_text("# those of the team\nnobody\n")
+    (tmp_path / "unix_users").chmod(0o644)
+    assert listed.may_act_for("nobody")
+    assert not listed.may_act_for("root2")
+
+
+@needs_root
+def test_another_unix_user_checks_in_a_folder_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sudo = tmp_path / "bin" / "sudo"
+    sudo.parent.mkdir()
+    # Stands in for `sudo -n -u USER -- COMMAND`, with the few variables that it leaves. The user may read the tree of
+    # these tests, which may be below a folder of root's.
+    sudo.write_text(
+        '#!/bin/sh\n[ "$1 $2 $4" = "-n -u --" ] || exit 9\nuser=$3; shift 4\nexec setpriv --reuid=$user '
+        "--regid=65534 --clear-groups --inh-caps=+dac_read_search --ambient-caps=+dac_read_search "
+        'env -i PATH="$PATH" PYTHONPATH="$PYTHONPATH" HOME=/tmp/none "$@"\n'
+    )
+    sudo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sudo.parent}:{os.environ['PATH']}")
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder != Path("/") and folder.owner() == "root":
+            folder.chmod(folder.stat().st_mode | 0o055)
+    (tmp_path / "unix_users").write_text("nobody\n")
+    own = tmp_path / "runs" / "nobody"
+    own.mkdir(parents=True)
+    os.chown(own, 65534, 65534)
+    found = Actor(tmp_path / "runs", tmp_path / "unix_users").call("nobody", "check", {"words": WORDS, "run_key": KEY})
+    assert Path(found["run_dir"]).parents[1] == own

@@ -1,0 +1,203 @@
+"""`ortlaunch --server URL …` against a real service, and against ones that misbehave."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.serve.client.command import keys_of
+from ortlaunch.serve.client.connection import Connection
+from tests.launch.follow.conftest import Maker
+from tests.support.cli import answer
+from tests.support.service import Server, start
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("service")
+    maker = Maker(folder / "runs")
+    run_dir = maker("first", run_id="aaaaa1", step=40)
+    (run_dir / "logs" / "rank-0.log").write_text(
+        "".join(f"line {number}\n" for number in range(30_000)) + "\x1b[31mred"
+    )
+    maker("second", run_id="aaaaa2", step=7, end="FAILED")
+    started = start(folder)
+    started.first_administrator()
+    yield started
+    started.kill()
+
+
+@pytest.fixture
+def ask(server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    secret = server.ask("POST", "/api/tokens", {"name": "test", "role": "runner"}).json["secret"]
+    monkeypatch.setenv("ORTLAUNCH_TOKEN", secret)
+    return lambda *words: answer(tmp_path, capfd, "--server", server.url, *words)
+
+
+def test_jobs_lists_what_the_service_has(ask: Any) -> None:
+    result = ask("jobs")
+    assert result.returncode == 0, result.stderr
+    assert [line.split()[1] for line in result.stdout.splitlines()[2:4]] == ["second", "first"]
+    rows = json.loads(ask("jobs", "--json", "--state", "failed").stdout)
+    assert [row["name"] for row in rows] == ["second"]
+
+
+def test_status_says_everything_about_a_run(ask: Any) -> None:
+    text = ask("status", "aaaaa1").stdout
+    assert "finished" in text
+    assert "40 of 100" in text
+    assert "loss 2.5" in text
+    assert ask("status", "bbbbb1").returncode == 2
+
+
+def test_a_log_comes_whole_and_without_control_characters(ask: Any) -> None:
+    lines = ask("logs", "aaaaa1").stdout.splitlines()
+    assert lines[:-1] == [f"line {number}" for number in range(30_000)]
+    assert lines[-1].endswith("red")
+    assert "\x1b" not in lines[-1]
+    assert ask("logs", "aaaaa1", "-f").stdout.splitlines() == lines, "it is over, so that following ends"
+    assert ask("logs", "aaaaa1", "-n", "2").stdout.splitlines() == lines[-2:]
+
+
+def test_what_the_service_refuses_is_one_message(ask: Any) -> None:
+    result = ask("run", "model.target=os:system", "train.steps=0")
+    assert result.returncode == 2
+    assert result.stderr.startswith("ortlaunch: ")
+    assert "model.target: setting this key needs the role author" in result.stderr
+    assert "train.steps: must be at least 1" in result.stderr
+    assert "is finished" in ask("cancel", "aaaaa1").stdout, "as the verb says of a run that is over"
+
+
+def test_a_wrong_token_says_where_one_comes_from(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTLAUNCH_TOKEN", "ort_wrong")
+    result = ask("jobs")
+    assert result.returncode == 2
+    assert "does not accept the token" in result.stderr
+    assert "ort_wrong" not in result.stderr
+
+
+@pytest.mark.parametrize(("mode", "words"), [(0o644, "chmod 600"), (0o640, "chmod 600"), (None, "there is no token")])
+def test_a_token_that_others_can_read_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int | None, words: str
+) -> None:
+    monkeypatch.delenv("ORTLAUNCH_TOKEN", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = tmp_path / "ortlaunch" / "token"
+    if mode is not None:
+        path.parent.mkdir()
+        path.write_text("ort_secret\n")
+        path.chmod(mode)
+    with pytest.raises(RequestError, match=words):
+        Connection("http://127.0.0.1:1")
+    if mode is not None:
+        path.chmod(0o600)
+        Connection("http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://runs.example", "unencrypted"),
+        ("ftp://runs.example", "must be https"),
+        ("runs.example", "must be https"),
+        ("https://name:secret@runs.example", "must be https"),
+    ],
+)
+def test_a_token_goes_encrypted_or_stays_here(monkeypatch: pytest.MonkeyPatch, url: str, words: str) -> None:
+    monkeypatch.setenv("ORTLAUNCH_TOKEN", "ort_x")
+    with pytest.raises(RequestError, match=words):
+        Connection(url)
+
+
+class _Odd(BaseHTTPRequestHandler):
+    """A service that answers as the test says; it notes what it was asked."""
+
+    answers: ClassVar[list[tuple[int, dict[str, str], bytes]]] = []
+    asked: ClassVar[list[tuple[str, str | None, str | None]]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append((self.path, self.headers.get("Authorization"), self.headers.get("Idempotency-Key")))
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        status, headers, body = self.answers.pop(0)
+        if status == 0:
+            self.close_connection = True
+            return
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def odd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+    monkeypatch.setenv("ORTLAUNCH_TOKEN", "ort_x")
+    _Odd.answers.clear()
+    _Odd.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Odd) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield Connection(f"http://127.0.0.1:{made.server_port}")
+        made.shutdown()
+
+
+def test_no_redirect_takes_the_token_elsewhere(odd: Connection) -> None:
+    _Odd.answers[:] = [(302, {"Location": f"{odd.url}/elsewhere"}, b"")]
+    with pytest.raises(RequestError, match="HTTP 302"):
+        odd.get("runs")
+    assert len(_Odd.asked) == 1
+
+
+def test_after_a_lost_connection_the_same_request_is_sent_again(odd: Connection) -> None:
+    _Odd.answers[:] = [(0, {}, b""), (429, {"Retry-After": "0"}, b""), (201, {}, b'{"id": "x"}')]
+    assert odd.post("runs", body={}, key="one") == {"id": "x"}
+    assert [key for _, _, key in _Odd.asked] == ["one"] * 3
+    _Odd.answers[:] = [(0, {}, b"")]
+    with pytest.raises(RequestError, match="cannot be reached"):
+        odd.post("runs", "x", "cancel")
+    assert len(_Odd.asked) == 4, "without a key it may have been done"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [(200, b"<html>", "is no JSON"), (500, b"oops", "HTTP 500"), (503, b"", "no answer at the moment")],
+)
+def test_an_answer_that_is_none_is_one_message(odd: Connection, status: int, body: bytes, words: str) -> None:
+    _Odd.answers[:] = [(status, {}, body)]
+    with pytest.raises(RequestError, match=words):
+        odd.get("runs")
+
+
+def test_the_parts_of_a_path_stay_parts(odd: Connection) -> None:
+    _Odd.answers[:] = [(200, {}, b"{}")]
+    odd.get("runs", "../users?x=1#")
+    assert _Odd.asked[0][0] == "/api/runs/..%2Fusers%3Fx%3D1%23"
+
+
+def test_words_become_json_scalars() -> None:
+    job, keys = keys_of(
+        ["+jobs=gpt2", "train.steps=5", "optimizer.lr=1e-3", "name=a=b", "seed=null", "x=true", "y=[1]"]
+    )
+    assert job == "gpt2"
+    assert keys == {
+        "train.steps": 5,
+        "optimizer.lr": 0.001,
+        "name": "a=b",
+        "seed": None,
+        "x": True,
+        "y": "[1]",
+    }
+    for word in ("train.steps", "+x=1", "~x=1", "=1", "--multirun"):
+        with pytest.raises(RequestError, match="takes"):
+            keys_of([word])

@@ -1,0 +1,125 @@
+"""`ortlaunch serve` as a process: what it refuses, its files, and its end."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.serve import database
+from ortlaunch.serve.database import open_database
+from tests.support.cli import answer, ortlaunch
+from tests.support.service import PASSWORD, Server, cookie_of, start
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    started = start(tmp_path)
+    yield started
+    if started.process.poll() is None:
+        started.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host=0.0.0.0"], "needs TLS"),
+        (["--host=192.0.2.1"], "needs TLS"),
+        (["--host=::"], "needs TLS"),
+        (["--trusted-proxy=192.0.2.1"], "needs --public-url https://"),
+        (["--trusted-proxy=192.0.2.1", "--public-url=http://runs.example"], "needs --public-url https://"),
+        (["--trusted-proxy=*", "--public-url=https://runs.example"], "must be an IP address"),
+        (["--tls-certificate=missing.pem"], "go together"),
+        (["--tls-certificate=missing.pem", "--tls-key=missing.key"], "there is no such file"),
+        (["--public-url=runs.example"], "must be https://NAME"),
+        (["--public-url=https://runs.example/path"], "must be https://NAME"),
+        (["--host=0.0.0.0", "--trusted-proxy=192.0.2.1", "--port=65536"], "must be a port"),
+        (["--root=runs", "--root=missing"], "there is no such folder"),
+        (["--slots=0"], "must be a number, 1 or more"),
+        (["--link=ada"], "there is no database"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_would_be_open_or_cannot_work_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    result = answer(tmp_path, capfd, "serve", *arguments)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_restart_after_a_crash_keeps_who_is_logged_in(server: Server, tmp_path: Path) -> None:
+    server.first_administrator()
+    folder = tmp_path / "runs" / ".serve"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob("serve.db*")} == {0o600}
+    second = ortlaunch(tmp_path, "serve", "--port=0")
+    assert second.returncode == 2
+    assert "another service uses" in second.stderr
+    server.kill()
+    again = start(tmp_path)
+    try:
+        assert again.link is None, "there is an administrator"
+        again.cookie = server.cookie
+        assert again.ask("GET", "/api/session").json["name"] == "ada"
+        link = ortlaunch(tmp_path, "serve", "--link=ada").stdout.strip().rpartition("/")[2]
+        used = again.ask("POST", "/api/link", {"link": link, "password": "another " + PASSWORD})
+        assert used.status == 200
+        assert again.ask("GET", "/api/session").status == 401, "the old session ended with the old password"
+        again.cookie = cookie_of(used)
+        assert again.ask("GET", "/api/session").status == 200
+    finally:
+        again.end()
+    assert "Traceback" not in again.output.read_text()
+    assert PASSWORD not in again.output.read_text()
+
+
+class _Part(NamedTuple):
+    mountpoint: str
+    fstype: str
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "lustre", "fuse.sshfs"])
+def test_a_database_on_a_network_file_system_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    parts = [_Part("/", "ext4"), _Part(str(tmp_path), kind)]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: parts)
+    with pytest.raises(RequestError, match=r"network file system .*--database"):
+        open_database(tmp_path / "runs" / "serve.db")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_that_others_could_exchange_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(RequestError, match="can be written by every user"):
+        open_database(folder / "serve.db")
+    folder.chmod(0o755)
+    open_database(folder / "serve.db").dispose()
+
+
+def test_tables_of_another_version_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "serve.db"
+    open_database(path).dispose()
+    assert database.schema_version(path) == database.VERSION
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {database.VERSION + 1}")
+    with pytest.raises(RequestError, match="tables of version"):
+        open_database(path)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "serve.db"
+    path.write_text("not a database, but long enough to be looked at as one\n" * 100)
+    with pytest.raises(RequestError, match="cannot be used as a database"):
+        open_database(path)

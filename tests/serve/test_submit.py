@@ -1,0 +1,223 @@
+"""The routes that submit, stop, resume and delete runs, and those of the queue. No children: see `FakeActor`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ortlaunch.serve import submitting
+from ortlaunch.serve.access import Role
+from ortlaunch.serve.audit import entries
+from ortlaunch.serve.database import reading, writing
+from ortlaunch.serve.queue import store
+from ortlaunch.serve.queue.tables import Job, JobState
+from tests.serve.queue.fake_actor import FakeActor
+from tests.support.service import InProcess, in_process
+
+STEPS = {"keys": {"train.steps": 5}}
+
+
+@dataclass
+class Desk:
+    """The API, with tokens of several people. The queue decides only when a test says so."""
+
+    inside: InProcess
+    actor: FakeActor
+
+    def ask(self, name: str, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        return self.inside.client().request(method, path, json=body, headers={**self.tokens[name], **headers})
+
+    def __post_init__(self) -> None:
+        roles = {"rob": Role.runner, "otto": Role.runner, "aude": Role.author, "ada": Role.admin, "vera": Role.viewer}
+        self.tokens = {name: self.inside.token(name, role, "root") for name, role in roles.items()}
+
+    def submit(self, name: str = "rob", body: Any = STEPS, **headers: str) -> dict[str, Any]:
+        answer = self.ask(name, "POST", "/api/runs", body, **headers)
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    def jobs(self) -> list[Job]:
+        with reading(self.inside.service.engine) as session:
+            return store.in_states(session, *JobState)
+
+    def set(self, job_id: str, **values: Any) -> None:
+        with writing(self.inside.service.engine) as session:
+            for name, value in values.items():
+                setattr(session.get_one(Job, job_id), name, value)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    inside, actor = in_process(tmp_path / "runs"), FakeActor()
+    inside.service.actor = inside.service.queue.actor = actor
+    yield Desk(inside, actor)
+    inside.service.engine.dispose()
+
+
+def test_a_submission_is_a_job_with_the_key_of_its_run(desk: Desk) -> None:
+    answer = desk.submit()
+    [job] = desk.jobs()
+    assert (answer["id"], answer["job"], answer["state"]) == (job.run_key, "q1", "waiting")
+    assert (job.owner, job.unix_user, job.words) == ("rob", "root", ["train.steps=5"])
+    assert job.run_dir.endswith(job.run_id)
+
+
+def test_the_same_key_means_the_same_run(desk: Desk) -> None:
+    first, again = (desk.submit(**{"Idempotency-Key": "k"}) for _ in range(2))
+    assert first["id"] == again["id"]
+    other = desk.submit("otto", **{"Idempotency-Key": "k"})
+    assert other["id"] != first["id"]
+    refused = desk.ask("rob", "POST", "/api/runs", {"keys": {}}, **{"Idempotency-Key": "k"})
+    assert refused.status_code == 422
+    assert "another request was sent with this key before" in refused.text
+    assert len(desk.jobs()) == 2
+
+
+def test_of_many_requests_at_once_with_one_key_one_makes_a_run(desk: Desk) -> None:
+    service, rob = desk.inside.service, replace(desk.inside.person("rob", Role.runner), unix_user="root")
+    with ThreadPoolExecutor(8) as pool:
+        # Below the routes: each request of the client within this process has an event loop of its own.
+        words = service, rob, None, STEPS["keys"], None, "k"
+        made = list(pool.map(lambda _: submitting.submit(*words).job.id, range(8)))
+    assert len(set(made)) == 1
+    assert len(desk.jobs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "key", "said"),
+    [
+        ({"keys": {"train.steps": 0}}, "train.steps", "must be at least 1"),
+        ({"keys": {"train.steps": 13}}, "train.steps", "brings bad luck"),
+        ({"keys": {"run_root": "/etc"}}, "run_root", "there is no such key"),
+        ({"keys": {"model.target": "os:system"}}, "model.target", "needs the role author"),
+        ({"job": "nothing"}, "job", "there is no such ready job"),
+        ({"keys": {"name": ["a"]}}, None, "valid"),
+        ({"keys": {}, "words": ["+hydra.callbacks.x=1"]}, None, "Extra inputs"),
+        ({"keys": {}, "minutes": -1}, None, "greater than 0"),
+    ],
+)
+def test_a_refusal_names_its_key_and_makes_no_job(desk: Desk, body: Any, key: str | None, said: str) -> None:
+    for path in ("/api/runs", "/api/runs/check"):
+        answer = desk.ask("rob", "POST", path, body)
+        assert answer.status_code == 422, answer.text
+        assert said in answer.text
+        if key is not None:
+            assert [one["key"] for one in answer.json()["problems"]] == [key]
+    assert desk.jobs() == []
+
+
+def test_somebody_without_a_unix_user_submits_nothing(desk: Desk) -> None:
+    desk.tokens["nora"] = desk.inside.token("nora", Role.runner)
+    answer = desk.ask("nora", "POST", "/api/runs", STEPS)
+    assert answer.status_code == 422
+    assert "has no Unix user" in answer.text
+
+
+def test_a_run_that_needs_more_slots_than_there_are_is_refused(desk: Desk) -> None:
+    desk.actor.slots = 4
+    answer = desk.ask("rob", "POST", "/api/runs", STEPS)
+    assert answer.json()["problems"][0]["message"] == "the run needs 4 slots, and this machine has 1"
+
+
+def test_a_waiting_job_is_taken_from_the_queue_by_its_owner_alone(desk: Desk) -> None:
+    made = desk.submit()
+    assert desk.ask("otto", "POST", f"/api/runs/{made['id']}/cancel").status_code == 403
+    answer = desk.ask("rob", "POST", f"/api/runs/{made['id']}/cancel")
+    assert (answer.status_code, answer.json()["state"]) == (202, "cancelled")
+    [job] = desk.jobs()
+    assert (job.state, job.reason) == ("cancelled", "taken from the queue by rob")
+    assert desk.ask("rob", "POST", f"/api/runs/{made['job']}/cancel").status_code == 409
+
+
+def test_a_running_one_is_asked_to_stop_once(desk: Desk) -> None:
+    made = desk.submit()
+    desk.set("q1", state=JobState.RUNNING, started=1.0, taken=["cpu0"])
+    for name in ("rob", "ada"):
+        assert desk.ask(name, "POST", f"/api/runs/{made['id']}/cancel").json()["state"] == "stopping"
+    [job] = desk.jobs()
+    assert job.stop_asked is not None
+    assert desk.actor.actions("cancel") == [], "the queue asks, so that two requests do not end it at once"
+
+
+def _begun(desk: Desk, tmp_path: Path, state: JobState = JobState.ENDED) -> str:
+    """A run that has a folder, and its job in some state."""
+    made = desk.submit()
+    [job] = desk.jobs()
+    folder = tmp_path / "runs" / "e" / Path(job.run_dir).name
+    folder.mkdir(parents=True)
+    for name in ("config.yaml", "journal.jsonl"):
+        (folder / name).write_text("")
+    desk.set(job.id, state=state, run_dir=str(folder), ended=1.0)
+    return made["id"]
+
+
+def test_a_run_goes_on_as_another_job_of_the_same_run(desk: Desk, tmp_path: Path) -> None:
+    run = _begun(desk, tmp_path)
+    assert desk.ask("otto", "POST", f"/api/runs/{run}/resume").status_code == 403
+    answer = desk.ask("ada", "POST", f"/api/runs/{run}/resume", {"keys": {"train.steps": 9}, "minutes": 30})
+    assert (answer.status_code, answer.json()["id"], answer.json()["job"]) == (201, run, "q2")
+    job = desk.jobs()[1]
+    assert (job.resumes, job.begun_before, job.owner, job.minutes) == (True, 1, "rob", 30)
+    again = desk.ask("rob", "POST", f"/api/runs/{run}/resume")
+    assert (again.status_code, "waiting in the queue as q2" in again.text) == (409, True)
+    assert desk.ask("rob", "POST", f"/api/runs/{run}/delete").status_code == 409
+
+
+def test_a_run_with_code_of_its_own_goes_on_by_an_author_alone(desk: Desk, tmp_path: Path) -> None:
+    run, desk.actor.own_code = _begun(desk, tmp_path), True
+    assert "needs the role author" in desk.ask("rob", "POST", f"/api/runs/{run}/resume").text
+    assert desk.ask("ada", "POST", f"/api/runs/{run}/resume").status_code == 201
+
+
+def test_a_run_is_deleted_by_its_owner_or_an_administrator(desk: Desk, tmp_path: Path) -> None:
+    run = _begun(desk, tmp_path)
+    for name, status in (("vera", 403), ("otto", 403), ("aude", 403), ("rob", 200), ("ada", 200)):
+        assert desk.ask(name, "POST", f"/api/runs/{run}/delete").status_code == status
+    assert len(desk.actor.actions("delete")) == 2
+
+
+def test_again_with_changes_gives_the_request_back(desk: Desk) -> None:
+    made = desk.submit(body={"job": "gpt2_ort", "keys": {"train.steps": 5, "name": "x"}, "minutes": 7})
+    found = desk.ask("vera", "GET", f"/api/runs/{made['id']}/keys").json()
+    assert found == {"job": "gpt2_ort", "keys": {"train.steps": 5, "name": "x"}, "minutes": 7, "left_out": []}
+
+
+def test_the_queue_shows_slots_positions_and_reasons(desk: Desk) -> None:
+    desk.submit(), desk.submit("otto")
+    desk.set("q1", state=JobState.RUNNING, started=1.0, taken=["cpu0"])
+    desk.inside.service.queue._decide()
+    found = desk.ask("vera", "GET", "/api/queue").json()
+    assert found["slots"][0] | {"run": None} == {"name": "cpu0", "state": "busy", "run": None, "note": ""}
+    assert [(one["job"], one["position"], one["reason"]) for one in found["waiting"]] == [
+        ("q2", 1, "next: it needs 1 slot, 0 free")
+    ]
+    assert [(one["job"], one["slots_held"]) for one in found["running"]] == [("q1", ["cpu0"])]
+    assert found["shares"][0]["owner"] == "rob"
+
+
+def test_administrators_pause_drain_and_prefer(desk: Desk) -> None:
+    desk.submit()
+    assert desk.ask("aude", "POST", "/api/queue/pause").status_code == 403
+    assert desk.ask("ada", "POST", "/api/queue/pause").json()["paused"] is True
+    assert desk.ask("ada", "POST", "/api/queue/drain", {"slots": ["cpu0"]}).json()["slots"][0]["state"] == "held"
+    assert "no such slot" in desk.ask("ada", "POST", "/api/queue/drain", {"slots": ["gpu7"]}).text
+    assert desk.ask("ada", "POST", "/api/queue/drain").json()["draining"] is True
+    found = desk.ask("ada", "POST", "/api/queue/continue").json()
+    assert (found["paused"], found["draining"], found["slots"][0]["state"]) == (False, False, "free")
+    assert desk.ask("ada", "POST", "/api/queue/q1/priority", {"priority": 5}).json()["priority"] == 5
+    assert desk.ask("ada", "POST", "/api/queue/q9/priority", {"priority": 5}).status_code == 404
+    with reading(desk.inside.service.engine) as session:
+        actions = [one.action for one in entries(session, 1, 50)[0]]
+    for action in ("run.submit", "queue.pause", "queue.drain", "queue.continue", "queue.priority"):
+        assert action in actions
+
+
+def test_the_ready_jobs_are_listed(desk: Desk) -> None:
+    found = desk.ask("vera", "GET", "/api/ready-jobs").json()
+    assert {"gpt2_ort", "llama"} <= {one["name"] for one in found}
