@@ -135,6 +135,7 @@ def test_a_command_that_ends_before_its_run_begins_says_why(engine: Engine, acto
     assert over.reason == "device=cuda and this machine shows no GPU"
 
 
+@pytest.mark.nightly
 def test_a_start_that_the_machine_has_cut_off_is_made_again_three_times_at_most(
     engine: Engine, actor: FakeActor, queue: Queue
 ) -> None:
