@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 
 import anyio
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from ortlaunch.serve.access import Caller, still_allowed
@@ -36,6 +36,8 @@ _ASK_SECONDS = 2.0
 """How often it is asked whether those who listen still may: a token that was revoked is to end within five."""
 _READERS = 8
 """Threads that read files. A file system that hangs holds these, and nothing else of the service."""
+_NEWEST_JOBS = 100
+"""So many of the latest jobs are looked at though they may be over."""
 _MOST_ROWS = 200
 """A change of more rows makes browsers load the list again."""
 _TOPIC = re.compile(
@@ -207,8 +209,11 @@ class Streams:
     def _changed_jobs(self) -> set[str]:
         """The run folders of the jobs whose place in the queue has changed since the last call."""
         columns = (Job.run_dir, Job.id, Job.state, Job.reason, Job.priority)
+        # Of a job that was submitted and taken back since the last call, both calls would see nothing otherwise.
+        newest = select(func.max(Job.number) - _NEWEST_JOBS).scalar_subquery()
+        looked_at = Job.state.in_(OPEN_STATES) | (Job.number > newest)
         with reading(self._service.engine) as session:
-            found = session.execute(select(*columns).where(Job.state.in_(OPEN_STATES)).order_by(Job.number)).all()
+            found = session.execute(select(*columns).where(looked_at).order_by(Job.number)).all()
         positions = self._service.queue.positions()
         now = {place: (job, *rest, positions.get(job)) for place, job, *rest in found}
         before, self._jobs = self._jobs, now
