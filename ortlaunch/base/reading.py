@@ -64,14 +64,19 @@ def in_words(error: object) -> str:
     return lines[0][:200] if lines else type(error).__name__
 
 
-def open_plain(path: Path | str) -> BinaryIO:
+def open_plain(path: Path | str, *, follow: bool = True) -> BinaryIO:
     """Opens a plain file for reading. It never waits.
+
+    Args:
+        path: the file.
+        follow: whether it may be a link.
 
     Raises:
         OSError: there is no such file, it cannot be read, or it is no plain file.
     """
     # With O_NONBLOCK, opening a FIFO without a writer returns at once. On a plain file it has no effect.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):

@@ -8,7 +8,7 @@ import time
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from ortlaunch.base.user import user_name
@@ -26,6 +26,7 @@ LINK_SECONDS = 24 * 3600.0
 FIRST_LINK_SECONDS = 3600.0
 SHORTEST_PASSWORD = 12
 _LONGEST_PASSWORD = 1024
+_OLD_LINK = "the link was used or is too old: ask an administrator for another one"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _UNIX_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}\$?")
 # OWASP's smaller choice for argon2id. One at a time, so that logins cannot fill the memory.
@@ -45,12 +46,13 @@ def login(service: Service, name: str, password: str, address: str) -> str:
         address: where the request comes from; attempts are counted by it and by the name.
 
     Raises:
-        TooManyRequests: five attempts a minute were made.
+        TooManyRequests: too many attempts were made; see `ortlaunch.serve.limits`.
         Problem: name or password is wrong; it does not say which.
     """
     known = name.strip().lower()
-    service.limits.login.take(f"address {address}")
-    service.limits.login.take(f"name {known}")
+    service.limits.address.take(address)
+    service.limits.login.take(f"{address} {known}")
+    service.limits.name.take(known)
     with reading(service.engine) as session:
         user = session.scalar(select(User).where(User.name == known))
     stored = user.password if user is not None and user.password is not None else _NOBODY
@@ -77,6 +79,9 @@ def login_known(service: Service, name: str, address: str) -> str:
         Problem: no administrator has added this user, or the user is disabled.
     """
     known = name.strip().lower()
+    if not name.isascii():
+        # Other letters may become ASCII ones when they are made small.
+        raise Problem(f"{known!a} is no user of this service: ask an administrator")
     with writing(service.engine) as session:
         user = session.scalar(select(User).where(User.name == known, User.disabled.is_(False)))
         if user is not None:
@@ -121,24 +126,27 @@ def use_link(service: Service, secret: str, name: str, password: str, address: s
         address: where the request comes from.
 
     Raises:
-        TooManyRequests: five attempts a minute were made.
         Problem: the link was used, is too old, or name or password will not do.
     """
-    service.limits.login.take(f"address {address}")
+    # Before the costly hash. Its 256 bits need no limit, and one would let others keep an administrator out.
+    if not link_is_for(service, secret)[0]:
+        raise Problem(_OLD_LINK)
     check_password(password)
     hashed = _hashed(password)
     with writing(service.engine) as session:
         link = _link(session, secret)
         if link is None:
-            raise Problem("the link was used or is too old: ask an administrator for another one")
+            raise Problem(_OLD_LINK)
         if link.user_id is None:
             user = _add(session, name, Role.admin, user_name())
         else:
             user = session.get_one(User, link.user_id)
         user.password = hashed
         session.delete(link)
-        # Whoever knew the old password is logged out.
+        # Whoever knew the old password is logged out, and so are the tokens that they may have made.
         session.execute(delete(LoginSession).where(LoginSession.user_id == user.id))
+        theirs = update(Token).where(Token.user_id == user.id, Token.revoked.is_(None))
+        session.execute(theirs.values(revoked=time.time()))
         caller = Caller(user.id, user.name, Role[user.role], user.unix_user)
         record(session, caller, "password.set", user.name, {"address": address})
         return _begin_session(session, user, address)

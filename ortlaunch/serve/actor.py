@@ -12,9 +12,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ _VARIABLES = frozenset(
 _OF_RUNS = frozenset(["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"])
 """The variables that only a child gets that starts a run: the run sends its record with them."""
 _STARTING = ("start",)
+_AT_ONCE = 3
+"""Children of one Unix user at a time: those of one who does not answer leave room for those of others."""
+_TURN_SECONDS = 30.0
 
 
 class Refused(Exception):
@@ -67,6 +71,7 @@ class Actor:
     """The run root."""
     allow_list: Path | None = None
     """A file with one Unix user on each line: those whom the service may act for by sudo. None: nobody."""
+    _turns: dict[str, threading.BoundedSemaphore] = field(default_factory=dict, repr=False, compare=False)
 
     def call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Runs one action in a child and returns its answer. It blocks: call it outside the event loop.
@@ -80,6 +85,15 @@ class Actor:
             Refused: the action refuses the request.
             Unavailable: there is no answer.
         """
+        turns = self._turns.setdefault(unix_user, threading.BoundedSemaphore(_AT_ONCE))
+        if not turns.acquire(timeout=_TURN_SECONDS):
+            raise Unavailable(f"{action}: {_AT_ONCE} requests for the Unix user {unix_user} are at work: try again")
+        try:
+            return self._call(unix_user, action, request)
+        finally:
+            turns.release()
+
+    def _call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
         words = [*self._as_user(unix_user), sys.executable, "-P", "-m", "ortlaunch.serve.act", action]
         seconds = _SECONDS_OF.get(action, _SECONDS)
         child = subprocess.Popen(
@@ -98,9 +112,7 @@ class Actor:
         try:
             answer, said = child.communicate(document.encode(), timeout=seconds)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
+            _abandon(child)
             raise Unavailable(f"{action}: no answer within {seconds:g} s") from None
         return _read(action, child.returncode, answer, said.decode(errors="replace"))
 
@@ -130,6 +142,18 @@ class Actor:
         except FileNotFoundError:
             return set()
         return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+
+
+def _abandon(child: subprocess.Popen[bytes]) -> None:
+    """Kills a child that gives no answer, and waits no longer: one of another user cannot be killed."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        with suppress(OSError):
+            assert pipe is not None
+            pipe.close()
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(1)
 
 
 def own_user() -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -154,11 +154,8 @@ def _is_forgeable(headers: Headers) -> bool:
 
 def session_secret(headers: Mapping[str, str]) -> str | None:
     """Returns the secret of the session cookie in a request's headers; None without one."""
-    try:
-        morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return None
-    return morsel.value or None if morsel is not None else None
+    # As Starlette reads them for the routes: another parser may see no session where they see one.
+    return cookie_parser(headers.get("cookie", "")).get(COOKIE) or None
 
 
 def csrf_token(headers: Mapping[str, str]) -> str:

@@ -11,7 +11,11 @@ LARGEST_BODY = 256 * 1024
 """Bytes of a request's body."""
 LOGINS = 5
 LOGIN_SECONDS = 60.0
-"""Five attempts to log in a minute, from one address and for one name."""
+"""Five attempts to log in a minute for one name from one address."""
+FROM_ADDRESS = 30
+"""Attempts a minute from one address, for any names: people behind one router share it."""
+FOR_NAME = 60
+"""Attempts a minute for one name, from any addresses: more than one address may make, which could lock somebody out."""
 TOKEN_REQUESTS = 10
 """Requests a second with one token."""
 _MOST_KEYS = 10_000
@@ -59,4 +63,6 @@ class Limits:
     """The limits of one service."""
 
     login: Bucket = field(default_factory=lambda: Bucket(LOGINS, LOGIN_SECONDS))
+    address: Bucket = field(default_factory=lambda: Bucket(FROM_ADDRESS, LOGIN_SECONDS))
+    name: Bucket = field(default_factory=lambda: Bucket(FOR_NAME, LOGIN_SECONDS))
     token: Bucket = field(default_factory=lambda: Bucket(TOKEN_REQUESTS, 1.0))

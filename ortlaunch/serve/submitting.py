@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fastapi import HTTPException
 from sqlalchemy import func, select
 
+from ortlaunch.base.secrets import hidden
 from ortlaunch.run.key import RunKey
 from ortlaunch.serve.access import Caller, Role, may_change
 from ortlaunch.serve.actor import Refused, own_user
@@ -150,7 +152,9 @@ def keys_of(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
         query = select(Job).where(Job.run_id == found.run_id, Job.resumes.is_(False), Job.run_dir == found.place)
         job = session.scalars(query.limit(1)).first()
     if job is not None:
-        return {"job": job.request["job"], "keys": job.request["keys"], "minutes": job.minutes, "left_out": []}
+        given = job.request["keys"]
+        keys = given if may_change(caller, found.owner) else hidden("", given)
+        return {"job": job.request["job"], "keys": keys, "minutes": job.minutes, "left_out": []}
     stored = _asked(service, found.unix_user, "keys", {"run_dir": found.place})
     known = {key: value for key, value in stored["keys"].items() if key in catalogue() or key.startswith(PARAMS)}
     names = {one["name"] for one in jobs_to_choose()}
@@ -167,7 +171,7 @@ def stop(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
     """
     found = _changeable(service, caller, asked)
     with writing(service.engine) as session:
-        job = store.open_job_of(session, found.run_id)
+        job = store.open_job_of(session, found.place)
         record(session, caller, "run.stop", found.id, {"job": job.id if job is not None else None})
         if job is not None and job.state == JobState.WAITING:
             store.note_end(session, job, JobState.CANCELLED, reason=f"taken from the queue by {caller.name}")
@@ -196,11 +200,12 @@ def resume(service: Service, caller: Caller, asked: str, keys: Mapping[str, Any]
     wanted = judge(None, keys, caller.role, minutes)
     _settle(service, found)
     checked = _asked(service, found.unix_user, "check_resume", {"run_dir": found.place, "words": wanted.words})
+    _require_sound(service, {"run_dir": found.place, **checked}, Path(found.place))
     if checked["has_own_code"] and caller.role < Role.author:
         raise HTTPException(403, f"this run has code of its own: it needs the role {Role.author.name}")
     owner = found.owner or caller.name
     with writing(service.engine) as session:
-        _require_closed(store.open_job_of(session, found.run_id))
+        _require_closed(store.open_job_of(session, found.place))
         user_id = session.scalar(select(Job.user_id).where(Job.owner == owner).limit(1)) or caller.user_id
         key = str(RunKey.parsed(found.id))
         job = store.add_job(session, (user_id, owner), found.unix_user, key, wanted.as_dict(), checked)
@@ -238,7 +243,7 @@ def _over(service: Service, caller: Caller, asked: str, action: str) -> Found:
     found_run(service, asked)
     _settle(service, found)
     with writing(service.engine) as session:
-        _require_closed(store.open_job_of(session, found.run_id))
+        _require_closed(store.open_job_of(session, found.place))
         record(session, caller, action, found.id)
     return found
 
@@ -246,7 +251,7 @@ def _over(service: Service, caller: Caller, asked: str, action: str) -> Found:
 def _settle(service: Service, found: Found) -> None:
     """Lets the queue note that a run has ended, if it is ending. What goes on is refused."""
     with reading(service.engine) as session:
-        job = store.open_job_of(session, found.run_id)
+        job = store.open_job_of(session, found.place)
     _require_closed(job and service.queue.settle(job.id, _ENDING_SECONDS))
 
 
@@ -271,11 +276,23 @@ def _require_closed(job: Job | None) -> None:
 
 def _check(service: Service, unix_user: str, wanted: Submission, run_key: str) -> dict[str, Any]:
     checked = _asked(service, unix_user, "check", {"words": wanted.words, "run_key": run_key})
-    slots, total = checked["slots"], len(service.queue.slots.names())
+    _require_sound(service, checked, service.actor.folder_of(unix_user))
+    return checked
+
+
+def _require_sound(service: Service, checked: Mapping[str, Any], below: Path) -> None:
+    """Refuses a run that this machine has not the slots for, and an answer that no check of ours gives.
+
+    The child is a process of the run's user, who may have changed what it says.
+    """
+    slots, place, words = checked["slots"], Path(str(checked["run_dir"])), checked["words"]
+    total = len(service.queue.slots.names())
+    is_sound = type(slots) is int and slots >= 0 and place.is_relative_to(below) and ".." not in place.parts
+    if not is_sound or not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise Unfit([Problem(None, "the check gave an answer that is none")])
     if slots > total:
         key = "launcher.workers_per_node"
         raise Unfit([Problem(key, f"the run needs {slots} slots, and this machine has {total}")])
-    return checked
 
 
 def _asked(service: Service, unix_user: str, action: str, request: dict[str, Any]) -> dict[str, Any]:

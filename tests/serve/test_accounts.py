@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from ortlaunch.serve import accounts, tokens
 from ortlaunch.serve.access import Caller, Role, still_allowed
 from ortlaunch.serve.database import reading, writing
-from ortlaunch.serve.limits import TooManyRequests
+from ortlaunch.serve.limits import FOR_NAME, FROM_ADDRESS, TooManyRequests
 from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.tables import AuditEntry, Link, Token, User
 from tests.support.service import PASSWORD, InProcess, in_process
@@ -76,20 +76,52 @@ def test_a_password_has_bounds(inside: InProcess, password: str, words: str) -> 
     assert accounts.link_is_for(inside.service, secret)[0], "the link is still there for a better one"
 
 
-def test_five_logins_a_minute_by_address_and_by_name(inside: InProcess) -> None:
+def test_five_logins_a_minute_for_a_name_from_an_address(inside: InProcess) -> None:
     def attempt(name: str, address: str) -> None:
         with pytest.raises(Problem):
             accounts.login(inside.service, name, "wrong", address)
 
-    for number in range(5):
-        attempt(f"name{number}", "one")
+    for _ in range(5):
+        attempt("ada", "one")
     with pytest.raises(TooManyRequests) as refused:
-        accounts.login(inside.service, "another", "wrong", "one")
+        accounts.login(inside.service, "ada", "wrong", "one")
     assert 1 <= refused.value.seconds <= 12
-    for number in range(5):
-        attempt("ada", f"address{number}")
+    # Who guesses keeps neither the user out, who is elsewhere, nor others who share the address.
+    attempt("ada", "elsewhere")
+    attempt("another", "one")
+
+
+def test_one_address_and_one_name_are_bounded_in_all(inside: InProcess) -> None:
+    limits = inside.service.limits
+    for number in range(FROM_ADDRESS):
+        limits.address.take("one", now=float(number) / 1000)
     with pytest.raises(TooManyRequests):
-        accounts.login(inside.service, "ada", "wrong", "elsewhere")
+        limits.address.take("one", now=1.0)
+    assert FOR_NAME > FROM_ADDRESS, "one address could lock a name out"
+
+
+def test_a_link_works_whoever_else_asks_from_the_address(inside: InProcess) -> None:
+    link = accounts.first_link(inside.service)
+    assert link is not None
+    for _ in range(100):
+        with pytest.raises(Problem, match="used or is too old"):
+            accounts.use_link(inside.service, "0" * 43, "eve", PASSWORD, "here")
+    assert accounts.use_link(inside.service, link, "first", PASSWORD, "here")
+
+
+def test_a_new_password_ends_the_tokens_of_whoever_knew_the_old_one(inside: InProcess) -> None:
+    token = inside.token("bob", Role.runner)
+    admin, bob = inside.person("ada", Role.admin), inside.person("bob", Role.runner)
+    assert inside.client().get("/api/session", headers=token).status_code == 200
+    secret = accounts.new_link(inside.service, admin, bob.user_id)
+    accounts.use_link(inside.service, secret, "", PASSWORD, "here")
+    assert inside.client().get("/api/session", headers=token).status_code == 401
+
+
+def test_a_provider_cannot_give_a_name_that_becomes_another(inside: InProcess) -> None:
+    inside.person("kim", Role.admin)
+    with pytest.raises(Problem, match="is no user"):
+        accounts.login_known(inside.service, "\u212aim", "here")
 
 
 def test_a_user_who_is_disabled_is_out_at_once(inside: InProcess) -> None:

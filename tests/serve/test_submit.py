@@ -15,6 +15,7 @@ from ortlaunch.serve import submitting
 from ortlaunch.serve.access import Role
 from ortlaunch.serve.audit import entries
 from ortlaunch.serve.database import reading, writing
+from ortlaunch.serve.index.tables import IndexedRun
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import Job, JobState
 from tests.serve.queue.fake_actor import FakeActor
@@ -221,3 +222,38 @@ def test_administrators_pause_drain_and_prefer(desk: Desk) -> None:
 def test_the_ready_jobs_are_listed(desk: Desk) -> None:
     found = desk.ask("vera", "GET", "/api/ready-jobs").json()
     assert {"gpt2_ort", "llama"} <= {one["name"] for one in found}
+
+
+def test_a_folder_that_is_named_like_anothers_run_reaches_nothing_of_it(desk: Desk, tmp_path: Path) -> None:
+    made = desk.submit("otto")
+    job = desk.jobs()[0]
+    forged = f"20200101-000000-{job.run_id}"
+    for key in (forged, job.run_key):
+        with writing(desk.inside.service.engine) as session:
+            place = str(tmp_path / "runs" / "x" / key)
+            columns = {"name": "n", "experiment": "x", "unix_user": "mallory", "owner": "rob", "state": "running"}
+            times = {"started": 1.0, "updated": 1.0, "changed": 1}
+            session.add(IndexedRun(place=place, key=key, run_id=job.run_id, **columns, **times))
+    for asked in (forged, job.run_key, job.run_id, made["id"]):
+        assert desk.ask("rob", "POST", f"/api/runs/{asked}/cancel").status_code in (403, 404, 409), asked
+    assert desk.jobs()[0].state == JobState.WAITING
+    assert desk.ask("otto", "POST", f"/api/runs/{job.run_key}/cancel").status_code == 202
+
+
+def test_keys_that_hold_a_secret_are_for_the_owner(desk: Desk) -> None:
+    body = {"keys": {"model": "hf", "model.params.api_key": "hunter2hunter2"}}
+    made = desk.submit("aude", body)
+    for name, is_shown in (("aude", True), ("ada", True), ("vera", False), ("rob", False)):
+        answer = desk.ask(name, "GET", f"/api/runs/{made['id']}/keys")
+        assert ("hunter2hunter2" in answer.text) is is_shown, (name, answer.text)
+
+
+@pytest.mark.parametrize("answer", [{"slots": "x"}, {"slots": -1}, {"run_dir": "/etc"}, {"words": [1]}])
+def test_an_answer_that_no_check_of_ours_gives_is_refused(
+    desk: Desk, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child is a process of the run's user, who may change what it says."""
+    good = desk.actor._check
+    monkeypatch.setattr(desk.actor, "_check", lambda request: {**good(request), **answer})
+    assert desk.ask("rob", "POST", "/api/runs", STEPS).status_code == 422
+    assert desk.jobs() == []

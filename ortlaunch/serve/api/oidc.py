@@ -21,7 +21,7 @@ _Text = Annotated[str, Query(max_length=4096)]
 @router.get("/oidc")
 def begin(request: Request) -> RedirectResponse:
     """Sends the browser to the provider."""
-    service_of(request).limits.login.take(f"address {address_of(request)}")
+    service_of(request).limits.address.take(f"oidc {address_of(request)}")
     url, browser = _provider(request).begin(_callback(request))
     answer = RedirectResponse(url, 303)
     # Lax: the browser comes back from another site.

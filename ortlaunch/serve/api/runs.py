@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi.responses import StreamingResponse
 
 from ortlaunch.serve import follow
-from ortlaunch.serve.access import Caller, Role, needs
+from ortlaunch.serve.access import Caller, Role, may_change, needs
 from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
 from ortlaunch.serve.follow.beneath import open_beneath
 from ortlaunch.serve.follow.curves import MOST_POINTS
@@ -99,8 +99,15 @@ def run_config(service: Shared, caller: Viewer, id: str, against: Word = "") -> 
 
 @router.get("/api/runs/{id}/files/{name:path}", response_class=StreamingResponse)
 def run_file(service: Shared, caller: Viewer, id: str, name: str) -> StreamingResponse:
-    """A file of a run, to be saved: a record, a log, a failure, weights, an exported graph or a checkpoint's file."""
-    run = found_run(service, id).run
+    """A file of a run, to be saved: a record, a log, a failure, weights, an exported graph or a checkpoint's file.
+
+    What workers wrote is not searched for secrets here, so it is for the owner and for administrators.
+    """
+    found = found_run(service, id)
+    run = found.run
+    raw = {one.name for one in (run.logs, run.failures, run.stacks, run.journal_file)}
+    if name.partition("/")[0] in raw and not may_change(caller, found.owner):
+        raise HTTPException(403, "this file is for the run's owner; the page of the run shows logs without secrets")
     try:
         if not may_fetch(run, name):
             raise FileNotFoundError

@@ -15,6 +15,8 @@ from ortlaunch.serve.follow.beneath import files_beneath, open_beneath
 
 PAGE_BYTES = 64 * 1024
 MOST_BYTES = 256 * 1024
+_LEAST_PIECE = 4096
+"""Bytes of a line that is shown in pieces. In smaller ones a secret would not be recognized."""
 """The largest part of a log in one answer."""
 _LONGEST_LINE = 4000
 _MOST_MATCHES = 200
@@ -76,7 +78,7 @@ def part(run: Run, file: Path, rank: str, offset: int | None, limit: int) -> Log
         start = _line_start(log, max(0, min(wanted, size)), limit)
         log.seek(start)
         data = log.read(limit)
-    whole = whole_lines(data, is_full=len(data) == limit)
+    whole = whole_lines(data, is_full=len(data) == limit >= _LEAST_PIECE)
     rest = data[len(whole) :] if start + len(data) >= size else b""
     return {
         "rank": rank,

@@ -86,7 +86,8 @@ def _places(session: Session, asked: str) -> set[str]:
         jobs = select(Job.run_dir).where(Job.run_id == asked)
     else:
         return set()
-    return {*session.scalars(runs), *session.scalars(jobs)}
+    # A folder that somebody else has named like a run of the service does not stand for it, nor make its id ambiguous.
+    return set(session.scalars(jobs)) or set(session.scalars(runs))
 
 
 def _found(session: Session, place: str, *, is_shared: bool) -> Found:

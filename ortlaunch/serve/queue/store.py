@@ -133,9 +133,14 @@ def in_states(session: Session, *states: JobState) -> list[Job]:
     return list(session.scalars(select(Job).where(Job.state.in_(states)).order_by(Job.number)))
 
 
-def open_job_of(session: Session, run_id: str) -> Job | None:
-    """Returns the job of a run that is not over; None if there is none."""
-    query = select(Job).where(Job.run_id == run_id, Job.state.in_(OPEN_STATES)).order_by(Job.number.desc())
+def open_job_of(session: Session, place: str) -> Job | None:
+    """Returns the job of a run that is not over; None if there is none.
+
+    Args:
+        session: the session.
+        place: the run folder. A short id would not do: anybody can make a folder whose name ends with another run's.
+    """
+    query = select(Job).where(Job.run_dir == place, Job.state.in_(OPEN_STATES)).order_by(Job.number.desc())
     return session.scalars(query.limit(1)).first()
 
 

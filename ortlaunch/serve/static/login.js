@@ -6,7 +6,7 @@ const problem = document.getElementById("problem");
 const next = () => {
   const wanted = new URLSearchParams(location.search).get("next") ?? "/";
   const url = new URL(wanted, location.origin);
-  return wanted.startsWith("/") && url.origin === location.origin ? url.pathname + url.search : "/";
+  return wanted.startsWith("/") && url.origin === location.origin ? url.href : "/";
 };
 
 const form = document.querySelector("form");

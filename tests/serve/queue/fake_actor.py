@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ortlaunch.run.identity import Process
@@ -32,6 +33,9 @@ class FakeActor:
         self.own_code = False
         self._numbers = itertools.count()
         self._lock = threading.Lock()
+
+    def folder_of(self, unix_user: str) -> Path:
+        return Path("/nowhere")
 
     def may_act_for(self, unix_user: str) -> bool:
         return unix_user != "stranger"
