@@ -16,6 +16,8 @@ _WHOLE_SECONDS = 10.0
 """A run that goes on changes its own folder, which the folder of its experiment does not show: all are looked at."""
 _UNSURE_NS = 2_000_000_000
 """A folder that was changed so shortly before it was read may have changed again with the same time."""
+_LATEST_NS = 2**62
+"""A later time is taken for this one: anybody can give a folder a time that SQLite's integers do not hold."""
 
 
 class Stamp(NamedTuple):
@@ -74,16 +76,30 @@ def _folders(place: str) -> Iterator[tuple[os.DirEntry[str], Stamp]]:
     """Yields the folders in a folder, without hidden ones, such as those of the service."""
     try:
         with os.scandir(place) as entries:
-            found = [entry for entry in entries if not entry.name.startswith(".")]
+            found = [entry for entry in entries if not entry.name.startswith(".") and _is_text(entry.name)]
     except OSError:
         return
     for entry in found:
         try:
             if entry.is_dir(follow_symlinks=False):
                 stat = entry.stat(follow_symlinks=False)
-                yield entry, Stamp(stat.st_mtime_ns, stat.st_uid)
+                yield entry, stamp_of(stat)
         except OSError:
             continue
+
+
+def stamp_of(stat: os.stat_result) -> Stamp:
+    """Returns what is kept of a folder's status."""
+    return Stamp(max(-_LATEST_NS, min(_LATEST_NS, stat.st_mtime_ns)), stat.st_uid)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name is UTF-8. Neither the database nor JSON can hold another."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @cache

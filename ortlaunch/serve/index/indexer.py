@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sqlalchemy import Engine, delete, insert, select
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from ortlaunch.serve.database import reading, writing
@@ -32,6 +33,8 @@ _JUDGE_SECONDS = 5.0
 """A run in whose folder nothing changes is read this often: its process may have died."""
 _UNKNOWN_SECONDS = 60.0
 """The same for a run whose launcher is on another machine and gives no sign of life."""
+_AGAIN_SECONDS = 60.0
+"""A folder that could not be taken into the index is tried again after so long, or when it has changed."""
 _BATCH = 100
 
 
@@ -61,6 +64,8 @@ class Index:
         self._known: dict[str, _Known] = {}
         self._read_at: dict[str, tuple[float, tuple[int, ...]]] = {}
         """When the run of a folder that goes on was read last, and how the folder looked then."""
+        self._left_out: dict[str, tuple[Stamp, float]] = {}
+        """The folders that could not be taken: how each looked then, and when that was."""
         self._listeners: list[Callable[[Change], None]] = []
         self._stopping = threading.Event()
         self._wanted = threading.Event()
@@ -103,6 +108,7 @@ class Index:
             session.execute(delete(IndexedRun))
             self._known.clear()
             self._read_at.clear()
+            self._left_out.clear()
         self.refresh()
         return len(self._known)
 
@@ -111,6 +117,7 @@ class Index:
         with self._lock:
             self._folders.look()
             present = self._folders.known
+            self._left_out = {place: why for place, why in self._left_out.items() if place in present}
             gone = self._remove([place for place in self._known if place not in present])
             changed: set[str] = set()
             due = iter(self._due(present))
@@ -130,7 +137,7 @@ class Index:
             try:
                 self.refresh()
             except Exception:
-                # A full disk or a locked database passes, and one folder must not end the look at all others.
+                # A full disk or a locked database passes.
                 _LOG.exception("the index of the runs could not be brought up to date")
             worked = time.monotonic() - began
             self._wanted.wait(max(_PASS_SECONDS, worked / _SHARE) if self.passes > 1 else _PASS_SECONDS)
@@ -147,6 +154,8 @@ class Index:
         """Yields the folders to read, the newest first."""
         found = []
         for place, stamp in present.items():
+            if self._is_left_out(place, stamp):
+                continue
             known = self._known.get(place)
             if known is None or known.changed != stamp.changed or (not known.is_over and self._has_moved(place, known)):
                 found.append((place, stamp))
@@ -158,8 +167,36 @@ class Index:
         longest = _UNKNOWN_SECONDS if known.state == "unknown" else _JUDGE_SECONDS
         return time.monotonic() - at > longest or fingerprint(place) != before
 
+    def _is_left_out(self, place: str, stamp: Stamp) -> bool:
+        before, at = self._left_out.get(place, (None, 0.0))
+        return before == stamp and time.monotonic() - at < _AGAIN_SECONDS
+
     def _take(self, batch: list[tuple[str, Stamp]]) -> set[str]:
-        """Reads some folders into the index; returns those whose rows have changed."""
+        """Reads some folders into the index, as far as they can be; returns those whose rows have changed.
+
+        What one user has put into a run folder must not keep the runs of all others out of the index.
+        """
+        try:
+            changed = self._take_all(batch)
+        except OperationalError:
+            raise
+        except Exception:
+            if len(batch) == 1:
+                self._leave_out(*batch[0])
+                return set()
+        else:
+            for place, _ in batch:
+                self._left_out.pop(place, None)
+            return changed
+        return {place for one in batch for place in self._take([one])}
+
+    def _leave_out(self, place: str, stamp: Stamp) -> None:
+        before, _ = self._left_out.get(place, (None, 0.0))
+        if before != stamp:
+            _LOG.exception("the run folder %r is not taken into the index", place)
+        self._left_out[place] = (stamp, time.monotonic())
+
+    def _take_all(self, batch: list[tuple[str, Stamp]]) -> set[str]:
         now = time.monotonic()
         # The fingerprints come first: what changes while a folder is read is then seen in the next pass.
         marks = {place: fingerprint(place) for place, _ in batch}

@@ -17,7 +17,9 @@ from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 from ortlaunch.serve.database import writing
 from ortlaunch.serve.index import rebuild
+from ortlaunch.serve.index.folders import stamp_of
 from ortlaunch.serve.index.listing import shortened
+from ortlaunch.serve.index.reading import read_folders
 from ortlaunch.serve.queue.tables import Job
 from ortlaunch.serve.service import Service
 from tests.launch.follow.conftest import Maker
@@ -207,6 +209,58 @@ def test_a_damaged_folder_is_a_row_and_breaks_nothing(service: Service, viewer: 
     assert {row["name"] for row in rows(viewer)} == {"damaged", "fifo", "sound"}
     detail = viewer.get(f"/api/runs/{damaged.name[-6:]}").json()
     assert any("config.yaml" in problem for problem in detail["problems"])
+
+
+def test_times_and_names_that_sqlite_cannot_hold_keep_no_other_run_out(
+    service: Service, viewer: TestClient, make_run: Maker
+) -> None:
+    late, unnamed = make_run("late"), make_run("unnamed")
+    at = 2**63 + 10**15
+    os.utime(late, ns=(at, at))
+    if late.stat().st_mtime_ns != at:
+        pytest.skip("this file system has no such times")
+    unnamed.rename(os.fsdecode(os.fsencode(unnamed).replace(b"unnamed", b"unn\xffmed")))
+    make_run("sound")
+    service.runs.refresh()
+    assert {row["name"] for row in rows(viewer)} == {"late", "sound"}
+    changes = []
+    service.runs.listen(changes.append)
+    service.runs.refresh()
+    assert not changes[-1].places
+
+
+def test_a_stamp_fits_into_the_database(tmp_path: Path) -> None:
+    fields = list(tmp_path.stat())
+    for seconds, expected in ((2**40, 2**62), (-(2**40), -(2**62)), (7, 7 * 10**9)):
+        fields[8] = seconds
+        stat = os.stat_result(fields, {"st_mtime_ns": seconds * 10**9})
+        assert stamp_of(stat).changed == expected
+
+
+def test_a_folder_that_cannot_be_taken_keeps_no_other_out_and_is_told_once(
+    service: Service,
+    viewer: TestClient,
+    make_run: Maker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bad, _ = make_run("bad"), make_run("sound")
+
+    def read(places: list) -> list:
+        found = read_folders(places)
+        for one in found:
+            one.values["restarts"] = 2**70 if one.place == str(bad) else 0
+        return found
+
+    monkeypatch.setattr("ortlaunch.serve.index.indexer.read_folders", read)
+    for _ in range(3):
+        service.runs.refresh()
+    assert [row["name"] for row in rows(viewer)] == ["sound"]
+    assert caplog.text.count("Traceback") == 1
+    monkeypatch.setattr("ortlaunch.serve.index.indexer.read_folders", read_folders)
+    os.utime(bad)
+    service.runs.refresh()
+    assert {row["name"] for row in rows(viewer)} == {"bad", "sound"}
 
 
 def test_an_id_that_two_runs_have_is_refused(service: Service, viewer: TestClient, make_run: Maker) -> None:
