@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote
 
@@ -11,7 +12,7 @@ from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi.responses import StreamingResponse
 
 from ortlaunch.serve import follow
-from ortlaunch.serve.access import Caller, Role, may_change, needs
+from ortlaunch.serve.access import Caller, Role, may_change, needs, still_allowed
 from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
 from ortlaunch.serve.follow.beneath import open_beneath
 from ortlaunch.serve.follow.curves import MOST_POINTS
@@ -29,6 +30,8 @@ Word = Annotated[str, Query(max_length=400)]
 _MOST_COMPARED = 20
 _LARGEST_NUMBER = 2**53
 _BLOCK = 256 * 1024
+_ASK_SECONDS = 2.0
+"""How often it is asked during a download whether the caller still may: one of a large file goes on for hours."""
 
 
 @router.get("/api/runs")
@@ -119,7 +122,8 @@ def run_file(service: Shared, caller: Viewer, id: str, name: str) -> StreamingRe
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name.rpartition('/')[2], safe='')}",
         "Content-Length": str(size),
     }
-    return StreamingResponse(_content(file, size), headers=headers, media_type="application/octet-stream")
+    content = _content(file, size, lambda: still_allowed(service, caller))
+    return StreamingResponse(content, headers=headers, media_type="application/octet-stream")
 
 
 @router.get("/api/compare")
@@ -135,9 +139,17 @@ def compare(service: Shared, caller: Viewer, ids: Annotated[str, Query(max_lengt
     return answer
 
 
-def _content(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The bytes that a file has now; what is appended while it is sent would not fit the length that was told."""
+def _content(file: BinaryIO, size: int, may_go_on: Callable[[], bool]) -> Iterator[bytes]:
+    """The bytes that a file has now; what is appended while it is sent would not fit the length that was told.
+
+    It ends early, which the client sees by the length, when the token was revoked or the session has ended.
+    """
+    asked = time.monotonic()
     with file:
         while size > 0 and (block := file.read(min(_BLOCK, size))):
+            if time.monotonic() - asked >= _ASK_SECONDS:
+                if not may_go_on():
+                    return
+                asked = time.monotonic()
             size -= len(block)
             yield block

@@ -204,6 +204,18 @@ def test_files_are_attachments(viewer: TestClient, run_dir: Path) -> None:
     assert answer.headers["content-type"] == "application/octet-stream"
 
 
+def test_a_download_ends_when_its_token_is_revoked(
+    viewer: TestClient, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_dir / "weights").mkdir()
+    (run_dir / "weights" / "large.safetensors").write_bytes(b"\0" * 600_000)
+    answers = iter([True, False])
+    monkeypatch.setattr("ortlaunch.serve.api.runs._ASK_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr("ortlaunch.serve.api.runs.still_allowed", lambda *_: next(answers), raising=False)
+    answer = viewer.get("/api/runs/00aa00/files/weights/large.safetensors")
+    assert len(answer.content) == 256 * 1024 < int(answer.headers["content-length"])
+
+
 def test_no_file_outside_of_what_may_be_fetched(viewer: TestClient, run_dir: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside.log"
     outside.write_text("private\n")
