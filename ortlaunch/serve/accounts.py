@@ -17,6 +17,8 @@ from ortlaunch.serve.answers import not_found
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.problem import Problem
+from ortlaunch.serve.queue import store
+from ortlaunch.serve.queue.tables import JobState
 from ortlaunch.serve.secret import digest, new_secret
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tables import Link, LoginSession, Token, User
@@ -189,6 +191,8 @@ def change_user(
 ) -> User:
     """Changes a user; None leaves a field as it is, and an empty `unix_user` takes it away.
 
+    The waiting jobs of a user who is disabled end. Runs that have begun go on.
+
     Raises:
         Problem: no administrator would be left.
     """
@@ -203,9 +207,12 @@ def change_user(
             raise Problem("the service needs an administrator who can log in", "disabled" if disabled else "role")
         if user.disabled:
             session.execute(delete(LoginSession).where(LoginSession.user_id == user.id))
+            _end_waiting_jobs(session, user.id)
         changes = {"role": user.role, "unix_user": user.unix_user, "disabled": user.disabled}
         record(session, caller, "user.change", user.name, changes)
-        return user
+    if service.queue is not None:
+        service.queue.wake()
+    return user
 
 
 def users(service: Service) -> list[User]:
@@ -246,6 +253,12 @@ def _add(session: Session, name: str, role: Role, unix_user: str | None) -> User
     session.add(user)
     session.flush()
     return user
+
+
+def _end_waiting_jobs(session: Session, user_id: int) -> None:
+    for job in store.in_states(session, JobState.WAITING):
+        if job.user_id == user_id:
+            store.note_end(session, job, JobState.CANCELLED, reason="its user was locked out")
 
 
 def _unix_name(text: str) -> str | None:

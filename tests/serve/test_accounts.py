@@ -14,6 +14,8 @@ from ortlaunch.serve.access import Caller, Role, still_allowed
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.limits import FOR_NAME, FROM_ADDRESS, TooManyRequests
 from ortlaunch.serve.problem import Problem
+from ortlaunch.serve.queue import store
+from ortlaunch.serve.queue.tables import Job, JobState
 from ortlaunch.serve.tables import AuditEntry, Link, Token, User
 from tests.support.service import PASSWORD, InProcess, in_process
 
@@ -134,6 +136,21 @@ def test_a_user_who_is_disabled_is_out_at_once(inside: InProcess) -> None:
     assert client.get("/api/session", headers=token).status_code == 401
     with pytest.raises(Problem, match="wrong"):
         accounts.login(inside.service, "bob", PASSWORD, "here")
+
+
+def test_what_a_user_who_is_disabled_has_waiting_does_not_start(inside: InProcess) -> None:
+    admin, bob = inside.person("ada", Role.admin), inside.person("bob", Role.runner)
+    checked = {"slots": 1, "name": "x", "experiment": "e", "launcher": "local", "steps": 1, "run_dir": "", "words": []}
+    with writing(inside.service.engine) as session:
+        for owner in (admin, bob, bob):
+            key = store.new_run_key(session)
+            job = store.add_job(session, (owner.user_id, owner.name), "unix", key, {}, checked)
+        job.state = JobState.RUNNING
+    accounts.change_user(inside.service, admin, bob.user_id, None, None, True)
+    with reading(inside.service.engine) as session:
+        found = [(job.owner, job.state, job.reason) for job in session.scalars(select(Job).order_by(Job.number))]
+    ended = ("bob", JobState.CANCELLED, "its user was locked out")
+    assert found == [("ada", JobState.WAITING, ""), ended, ("bob", JobState.RUNNING, "")]
 
 
 @pytest.mark.parametrize(("role", "disabled"), [(Role.viewer, None), (None, True)])
