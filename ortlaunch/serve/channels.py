@@ -43,6 +43,8 @@ class FileChannel:
         """The latest look at the file."""
         self._turn = 0
         """Counts the files that took each other's place."""
+        self._inside = 0
+        """How many are in `follow`, also those who do not have everything up to the position yet."""
         self._followers: dict[Client, str] = {}
         """The topic under which each one follows it: several ids mean one run."""
         self._task: asyncio.Task[None] | None = None
@@ -50,7 +52,7 @@ class FileChannel:
     @property
     def is_idle(self) -> bool:
         """Whether nobody has followed the file for some time."""
-        return not self._followers and time.monotonic() - self.left_at > _LINGER_SECONDS
+        return not self._inside and time.monotonic() - self.left_at > _LINGER_SECONDS
 
     @property
     def followers(self) -> int:
@@ -65,18 +67,21 @@ class FileChannel:
             topic: what the client calls the file.
             position: where it was; None for the file's present end.
         """
-        if position is None:
-            position = await anyio.to_thread.run_sync(self._tail.end, limiter=self._readers)
-        if self._task is None or self._task.done():
-            self._position = position
-            self._task = asyncio.get_running_loop().create_task(self._work())
-        client.positions.setdefault(topic, str(position))
+        # Whoever is still on the way here counts too: a channel that is closed meanwhile would stay silent for ever.
+        self._inside += 1
         try:
+            if position is None:
+                position = await anyio.to_thread.run_sync(self._tail.end, limiter=self._readers)
+            if self._task is None or self._task.done():
+                self._position = position
+                self._task = asyncio.get_running_loop().create_task(self._work())
+            client.positions.setdefault(topic, str(position))
             await self._catch_up(client, topic, position)
             # Nothing was awaited since the client was where the channel is, so no event lies between.
             self._followers[client] = topic
             await asyncio.get_running_loop().create_future()
         finally:
+            self._inside -= 1
             self._followers.pop(client, None)
             self.left_at = time.monotonic()
 
@@ -95,7 +100,6 @@ class FileChannel:
         """Sends one client what lies between its position and the channel's. It is read for this client alone."""
         turn = self._turn
         while at != self._position:
-            self.left_at = time.monotonic()
             if turn != self._turn:
                 turn, at = self._turn, 0
                 client.push(encoded("reset", {"topic": topic}), topic, "0")

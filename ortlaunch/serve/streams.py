@@ -114,12 +114,13 @@ class Streams:
 
     async def _follow_file(self, topic: str, found: tuple[str, Tail], client: Client, position: str | None) -> None:
         key, tail = found
-        channel = self._files.get(key)
-        if channel is None:
-            channel = self._files[key] = FileChannel(tail, self._readers)
         at = int(position) if position is not None and position.isdecimal() and len(position) < 16 else None
         if tail.event == "run":
             await self._say_row(client, key)
+        # Nothing is awaited from here until `follow` has begun: the channel could be closed as idle meanwhile.
+        channel = self._files.get(key)
+        if channel is None:
+            channel = self._files[key] = FileChannel(tail, self._readers)
         await channel.follow(client, topic, at)
 
     async def _say_row(self, client: Client, key: str) -> None:

@@ -1,0 +1,124 @@
+"""Channels of files and of the list, over a file that the test makes slow or broken."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
+
+import anyio
+import pytest
+
+from ortlaunch.serve.access import Caller, Role
+from ortlaunch.serve.channels import FileChannel
+from ortlaunch.serve.clients import Client
+from ortlaunch.serve.service import Service
+from ortlaunch.serve.streams import Streams
+from ortlaunch.serve.tails import Piece
+
+TOPIC = "log:00aa00:0"
+
+
+@dataclass
+class FakeTail:
+    """A text as a file. What lies before its first end cannot be read, nor its end be told, while a gate is shut."""
+
+    text: str = ""
+    event: str = "log"
+    old: int = 0
+    gate: threading.Event = field(default_factory=threading.Event)
+    end_gate: threading.Event = field(default_factory=threading.Event)
+    failures: int = 0
+
+    def read(self, position: int, until: int | None = None) -> Piece:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("a broken disk")
+        if position < self.old and until != position:
+            assert self.gate.wait(10)
+        found = self.text[position:until]
+        told = {"text": found} if found else None
+        return Piece(told, position + len(found), (1, 1), len(self.text))
+
+    def end(self) -> int:
+        assert self.end_gate.wait(10)
+        return len(self.text)
+
+
+@pytest.fixture
+def tail() -> FakeTail:
+    tail = FakeTail("old\n", old=4)
+    tail.gate.set()
+    tail.end_gate.set()
+    return tail
+
+
+def client() -> Client:
+    return Client(Caller(1, "vera", Role.viewer, None))
+
+
+def got(one: Client) -> str:
+    return b"".join(one._waiting).decode()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    with anyio.fail_after(5):
+        while not holds():
+            await anyio.sleep(0.01)
+
+
+@asynccontextmanager
+async def following(channel: FileChannel, one: Client, position: int | None) -> AsyncIterator[None]:
+    task = asyncio.create_task(channel.follow(one, TOPIC, position))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def channel_of(tail: FakeTail) -> FileChannel:
+    return FileChannel(tail, anyio.CapacityLimiter(4))
+
+
+def test_a_channel_is_not_idle_while_somebody_is_on_the_way_to_it(tail: FakeTail) -> None:
+    async def main() -> None:
+        channel = channel_of(tail)
+        channel.left_at -= 60
+        tail.end_gate.clear()
+        async with following(channel, client(), None):
+            await anyio.sleep(0.05)
+            is_idle = channel.is_idle
+            tail.end_gate.set()
+            await until(lambda: channel.followers == 1)
+        assert not is_idle
+        assert not channel.is_idle
+        channel.left_at -= 60
+        assert channel.is_idle
+        channel.close()
+
+    asyncio.run(main())
+
+
+def test_a_channel_that_ends_while_a_row_is_asked_for_is_not_followed(tail: FakeTail) -> None:
+    async def main() -> None:
+        streams = Streams(cast(Service, SimpleNamespace(runs=None)))
+        tail.event = "run"
+        old = streams._files["key"] = channel_of(tail)
+
+        async def say_row(_client: Client, key: str) -> None:
+            streams._files.pop(key).close()
+
+        streams._say_row = say_row  # type: ignore[method-assign]
+        task = asyncio.create_task(streams._follow_file("run:00aa00", ("key", tail), client(), None))
+        await until(lambda: any(one.followers for one in (old, *streams._files.values())))
+        assert old.followers == 0
+        streams._end_all()
+        task.cancel()
+
+    asyncio.run(main())
