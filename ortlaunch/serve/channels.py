@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import deque
@@ -13,9 +14,12 @@ import anyio
 from ortlaunch.serve.clients import Client, encoded
 from ortlaunch.serve.tails import Piece, Tail
 
+_LOG = logging.getLogger(__name__)
 _FAST_SECONDS, _SLOW_SECONDS = 0.2, 0.5
 """How often a file is looked at: while it grows, and after it has not grown for `_QUIET_SECONDS`."""
 _QUIET_SECONDS = 30.0
+_FAILED_SECONDS = 5.0
+"""The pause after a look at a file has failed."""
 _LINGER_SECONDS = 5.0
 """How long a file is followed after the last browser has left: the same one may be coming back."""
 _KEPT_EVENTS = 500
@@ -70,11 +74,7 @@ class FileChannel:
         # Whoever is still on the way here counts too: a channel that is closed meanwhile would stay silent for ever.
         self._inside += 1
         try:
-            if position is None:
-                position = await anyio.to_thread.run_sync(self._tail.end, limiter=self._readers)
-            if self._task is None or self._task.done():
-                self._position = position
-                self._task = asyncio.get_running_loop().create_task(self._work())
+            position = await self._begin(position)
             client.positions.setdefault(topic, str(position))
             await self._catch_up(client, topic, position)
             # Nothing was awaited since the client was where the channel is, so no event lies between.
@@ -96,11 +96,28 @@ class FileChannel:
         if self._task is not None:
             self._task.cancel()
 
+    async def _begin(self, position: int | None) -> int:
+        """Starts the task, at the end of the file, unless it works already; returns where a client begins.
+
+        One who begins far before the end would otherwise keep all others waiting for what they have long had.
+        """
+        if position is not None and self._is_working:
+            return position
+        end = await anyio.to_thread.run_sync(self._tail.end, limiter=self._readers)
+        if not self._is_working:
+            self._position = end
+            self._task = asyncio.get_running_loop().create_task(self._work())
+        return end if position is None else position
+
+    @property
+    def _is_working(self) -> bool:
+        return self._task is not None and not self._task.done()
+
     async def _catch_up(self, client: Client, topic: str, at: int) -> None:
         """Sends one client what lies between its position and the channel's. It is read for this client alone."""
         turn = self._turn
         while at != self._position:
-            if turn != self._turn:
+            if turn != self._turn or (at > self._position and await self._is_beyond(at)):
                 turn, at = self._turn, 0
                 client.push(encoded("reset", {"topic": topic}), topic, "0")
             # A client may be ahead too: its page was read after the channel's last look at the file.
@@ -114,23 +131,42 @@ class FileChannel:
                 if piece.content is not None:
                     client.push(encoded(self._tail.event, piece.content), topic, str(at))
 
+    async def _is_beyond(self, at: int) -> bool:
+        """Whether a position is not in the file, which then is another than the client knows."""
+        piece = await self._read(at, until=at)
+        return piece.file is not None and piece.size < at
+
     async def _work(self) -> None:
-        grown_at = time.monotonic()
+        grown_at, is_failing = time.monotonic(), False
         while True:
-            piece = await self._read(self._position)
-            if piece.file is not None and self._is_another(piece):
-                self._turn, self._position, self._piece = self._turn + 1, 0, piece
-                for client, topic in list(self._followers.items()):
-                    client.push(encoded("reset", {"topic": topic}), topic, "0")
-                continue
-            self._piece = piece
-            if piece.next != self._position:
-                grown_at = time.monotonic()
-                self._position = piece.next
-                if piece.content is not None and self._followers:
-                    self._send(encoded(self._tail.event, piece.content))
-                continue
-            await anyio.sleep(_FAST_SECONDS if time.monotonic() - grown_at < _QUIET_SECONDS else _SLOW_SECONDS)
+            try:
+                if await self._look():
+                    grown_at = time.monotonic()
+                    continue
+                is_failing = False
+            except Exception:
+                # Those who follow would get nothing more, and would not know it.
+                if not is_failing:
+                    _LOG.exception("a file of a run cannot be followed")
+                is_failing = True
+            pause = _FAST_SECONDS if time.monotonic() - grown_at < _QUIET_SECONDS else _SLOW_SECONDS
+            await anyio.sleep(_FAILED_SECONDS if is_failing else pause)
+
+    async def _look(self) -> bool:
+        """Looks at the file once, and sends what is new; returns whether there may be more at once."""
+        piece = await self._read(self._position)
+        if piece.file is not None and self._is_another(piece):
+            self._turn, self._position, self._piece = self._turn + 1, 0, piece
+            for client, topic in list(self._followers.items()):
+                client.push(encoded("reset", {"topic": topic}), topic, "0")
+            return True
+        self._piece = piece
+        if piece.next == self._position:
+            return False
+        self._position = piece.next
+        if piece.content is not None and self._followers:
+            self._send(encoded(self._tail.event, piece.content))
+        return True
 
     def _is_another(self, piece: Piece) -> bool:
         """Whether the file that is there is not the one that was read."""

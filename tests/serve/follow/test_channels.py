@@ -13,6 +13,7 @@ from typing import cast
 import anyio
 import pytest
 
+from ortlaunch.serve import channels
 from ortlaunch.serve.access import Caller, Role
 from ortlaunch.serve.channels import FileChannel
 from ortlaunch.serve.clients import Client
@@ -122,3 +123,56 @@ def test_a_channel_that_ends_while_a_row_is_asked_for_is_not_followed(tail: Fake
         task.cancel()
 
     asyncio.run(main())
+
+
+def test_who_begins_at_the_first_byte_keeps_nobody_waiting(tail: FakeTail) -> None:
+    async def main() -> None:
+        channel = channel_of(tail)
+        first, second = client(), client()
+        tail.gate.clear()
+        async with following(channel, first, 0), following(channel, second, 4):
+            await anyio.sleep(0.05)
+            tail.text += "new\n"
+            try:
+                await until(lambda: "new" in got(second))
+            finally:
+                tail.gate.set()
+            await until(lambda: "new" in got(first))
+        assert "old" not in got(second)
+        assert got(first).index("old") < got(first).index("new")
+        channel.close()
+
+    asyncio.run(main())
+
+
+def test_a_position_beyond_the_file_is_begun_again_for_that_client_alone(tail: FakeTail) -> None:
+    async def main() -> None:
+        channel = channel_of(tail)
+        sound, lost = client(), client()
+        async with following(channel, sound, 4), following(channel, lost, 10**12):
+            await until(lambda: "old" in got(lost))
+            assert got(lost).startswith("event: reset")
+        assert got(sound) == ""
+        channel.close()
+
+    asyncio.run(main())
+
+
+def test_a_look_that_fails_ends_no_channel(
+    tail: FakeTail, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(channels, "_FAILED_SECONDS", 0.01, raising=False)
+
+    async def main() -> None:
+        channel = channel_of(tail)
+        one = client()
+        async with following(channel, one, None):
+            await until(lambda: channel.followers == 1)
+            tail.failures = 3
+            await until(lambda: not tail.failures)
+            tail.text += "new\n"
+            await until(lambda: "new" in got(one))
+        channel.close()
+
+    asyncio.run(main())
+    assert caplog.text.count("cannot be followed") == 1
