@@ -190,6 +190,8 @@ class ListChannel:
         self._number = 0
         self._kept: deque[tuple[int, float, bytes]] = deque(maxlen=_KEPT_EVENTS)
         self._followers: set[Client] = set()
+        self._unsent_at = -_FRESH_SECONDS
+        """When there was a change that cannot be given to those who come later."""
 
     @property
     def followers(self) -> int:
@@ -200,6 +202,7 @@ class ListChannel:
         """Sends a change to all who follow; None means that the whole list has to be loaded again."""
         self._number += 1
         if content is None:
+            self.leave_out()
             self._kept.clear()
             event = encoded("reload", {"topic": self.topic})
         else:
@@ -210,8 +213,13 @@ class ListChannel:
 
     def pass_over(self) -> None:
         """Counts a change that nobody was there for, so that it was not made into an event."""
+        self.leave_out()
         self._number += 1
         self._kept.clear()
+
+    def leave_out(self) -> None:
+        """Notes a change that is not kept, before there was any stream. It may be called in any thread."""
+        self._unsent_at = time.monotonic()
 
     async def follow(self, client: Client, position: str | None) -> None:
         """Sends a client the changes after a position, or of the last seconds, and then the new ones.
@@ -232,13 +240,18 @@ class ListChannel:
     def _missed(self, position: str | None) -> list[tuple[int, bytes]]:
         if position is None:
             since = time.monotonic() - _FRESH_SECONDS
-            return [(number, event) for number, at, event in self._kept if at > since]
+            recent = [(number, event) for number, at, event in self._kept if at > since]
+            # The page may have been made before it. A browser loads the list alone, and its stream goes on: once.
+            return [self._reload(), *recent] if self._unsent_at > since else recent
         epoch, _, text = position.partition(".")
         number = int(text) if text.isdecimal() and len(text) < 16 else -1
         first = self._kept[0][0] if self._kept else self._number + 1
         if epoch != self._epoch or not first - 1 <= number <= self._number:
-            return [(self._number, encoded("reload", {"topic": self.topic}))]
+            return [self._reload()]
         return [(one, event) for one, _, event in self._kept if one > number]
+
+    def _reload(self) -> tuple[int, bytes]:
+        return self._number, encoded("reload", {"topic": self.topic})
 
     def _position(self, number: int) -> str:
         return f"{self._epoch}.{number}"

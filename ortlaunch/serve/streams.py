@@ -189,12 +189,14 @@ class Streams:
     def _take_change(self, change: Change) -> None:
         """Takes what the index has found. It is called in the index's thread after each look at the folders."""
         loop = self._loop
-        if loop is None or loop.is_closed() or self._stopped.is_set():
+        if self._stopped.is_set():
             return
         places = change.places | self._changed_jobs()
         if not places and not change.gone:
             return
-        if not self._clients:
+        if loop is None or loop.is_closed():
+            self._list.leave_out()
+        elif not self._clients:
             loop.call_soon_threadsafe(self._list.pass_over)
         elif len(places) > _MOST_ROWS:
             loop.call_soon_threadsafe(self._list.publish, None)

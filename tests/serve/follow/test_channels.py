@@ -8,15 +8,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import anyio
 import pytest
 
 from ortlaunch.serve import channels
 from ortlaunch.serve.access import Caller, Role
-from ortlaunch.serve.channels import FileChannel
+from ortlaunch.serve.channels import FileChannel, ListChannel
 from ortlaunch.serve.clients import Client
+from ortlaunch.serve.index.indexer import Change
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.streams import Streams
 from ortlaunch.serve.tails import Piece
@@ -176,3 +177,25 @@ def test_a_look_that_fails_ends_no_channel(
 
     asyncio.run(main())
     assert caplog.text.count("cannot be followed") == 1
+
+
+def test_who_loads_the_list_before_a_change_that_nobody_heard_loads_it_again() -> None:
+    missing: list[Callable[[ListChannel], Any]] = [ListChannel.pass_over, lambda one: one.publish(None)]
+    for miss in missing:
+        channel = ListChannel()
+        assert channel._missed(None) == []
+        miss(channel)
+        channel.publish({"rows": [], "gone": ["one"]})
+        (number, reload), (_, later) = channel._missed(None)
+        assert b"reload" in reload and b"gone" in later
+        # What comes back with the position of this event has missed nothing.
+        assert channel._missed(channel._position(number)) == []
+        channel._unsent_at -= 60
+        assert len(channel._missed(None)) == 1
+
+
+def test_a_change_before_the_first_stream_counts_too(service: Service) -> None:
+    service.streams._take_change(Change(frozenset(), ()))
+    assert service.streams._list._missed(None) == []
+    service.streams._take_change(Change(frozenset({"/a/run"}), ()))
+    assert b"reload" in service.streams._list._missed(None)[0][1]
