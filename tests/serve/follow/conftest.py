@@ -45,6 +45,12 @@ def viewer(served: InProcess) -> TestClient:
 
 
 @pytest.fixture
+def admin(served: InProcess) -> TestClient:
+    """A program of an administrator."""
+    return served.client(served.token("ada", Role.admin))
+
+
+@pytest.fixture
 def alive() -> dict[str, Any]:
     """A launcher.json of a process that lives: this one."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "start_ticks": start_ticks(os.getpid())}

@@ -216,7 +216,16 @@ def test_a_download_ends_when_its_token_is_revoked(
     assert len(answer.content) == 256 * 1024 < int(answer.headers["content-length"])
 
 
-def test_no_file_outside_of_what_may_be_fetched(viewer: TestClient, run_dir: Path, tmp_path: Path) -> None:
+def test_raw_files_of_workers_are_for_the_owner(viewer: TestClient, admin: TestClient, run_dir: Path) -> None:
+    (run_dir / "logs" / "rank-0.log").write_text("token=hunter2hunter2\n")
+    for client, status in ((viewer, 403), (admin, 200)):
+        for name in ("logs/rank-0.log", "journal.jsonl"):
+            assert client.get(f"/api/runs/00aa00/files/{name}").status_code == status, name
+
+
+def test_no_file_outside_of_what_may_be_fetched(
+    viewer: TestClient, admin: TestClient, run_dir: Path, tmp_path: Path
+) -> None:
     outside = tmp_path / "outside.log"
     outside.write_text("private\n")
     logs = run_dir / "logs"
@@ -244,7 +253,7 @@ def test_no_file_outside_of_what_may_be_fetched(viewer: TestClient, run_dir: Pat
     ]
     names += ["logs//rank-0.log", "%00", "logs/.hidden"]
     for name in names:
-        answer = viewer.get(f"/api/runs/00aa00/files/{name}")
+        answer = admin.get(f"/api/runs/00aa00/files/{name}")
         assert answer.status_code in (404, 405), name
         assert b"private" not in answer.content
     for rank in ("7", "8", "folder", "%2e%2e", "rank-0", "%2e%2e%2foutside"):
