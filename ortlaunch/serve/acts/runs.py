@@ -14,6 +14,8 @@ from ortlaunch.compose.changes import changed
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import load_config
 from ortlaunch.follow.cancel import cancel
+from ortlaunch.follow.rows import Row
+from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process, is_own
@@ -42,13 +44,23 @@ def _outcome(job: dict[str, Any]) -> dict[str, Any]:
     began = run.exists and run.state().attempts > job["begun_before"]
     row = look(folder_at(run.path), max_age=5.0).row if run.exists else None
     submitted = row is not None and row.job_id is not None
+    is_lost = row is not None and _is_lost(row)
     return {
         "began": began or submitted,
-        "is_over": row.is_over if row is not None else True,
-        "state": row.state.value if row is not None else "",
+        "is_over": row.is_over or is_lost if row is not None else True,
+        "state": State.KILLED.value if is_lost else row.state.value if row is not None else "",
         "reason": row.reason if row is not None else "",
         "refusal": "" if began or submitted else refusal_in(job),
     }
+
+
+def _is_lost(row: Row) -> bool:
+    """Whether a run without a scheduler's job has gone silent, and nobody can say any more that it has ended.
+
+    Its launcher belonged to an earlier boot or container, or to another machine. A launcher that lives renews its
+    claim, so the state is unknown only after a minute of silence.
+    """
+    return row.state is State.UNKNOWN and row.job_id is None
 
 
 def check_resume(request: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +143,7 @@ def delete(request: dict[str, Any]) -> dict[str, Any]:
     _require_below(run.path, request)
     run.require_own("delete")
     row = look(folder_at(run.path)).row
-    if not row.is_over:
+    if not (row.is_over or _is_lost(row)):
         raise RequestError(f"{row.name} is {row.state.value}: stop it first")
     place = Path(request["root"]) / BIN / run.path.parent.name / run.path.name
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,0 +1,65 @@
+"""What the children say of runs, asked in this process: lost runs, absent folders, stops in the first seconds."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.serve.acts.runs import delete, outcome
+from tests.launch.follow.conftest import Maker
+
+_ELSEWHERE = {"pid": 7, "host": "an-earlier-boot", "start_ticks": 1, "machine": "earlier"}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Maker:
+    return Maker(tmp_path / "runs")
+
+
+def job_of(run_dir: Path, **changes: Any) -> dict[str, Any]:
+    job = {"id": "q1", "run_dir": str(run_dir), "token": "t", "attempt": 1, "resumes": False, "begun_before": 0}
+    return {**job, **changes}
+
+
+def found(make_run: Maker, *jobs: dict[str, Any]) -> dict[str, Any]:
+    """The answer about the last job."""
+    answers: dict[str, Any] = outcome({"root": str(make_run.root), "jobs": list(jobs)})["jobs"]
+    return answers[jobs[-1]["id"]]
+
+
+def lost_run(make_run: Maker) -> Path:
+    """A run whose launcher belonged to an earlier boot, silent for an hour."""
+    run_dir = make_run(end=None, launcher=_ELSEWHERE)
+    silent = time.time() - 3600
+    os.utime(run_dir / "journal.jsonl", (silent, silent))
+    return run_dir
+
+
+def test_a_run_that_a_reboot_has_ended_is_over(make_run: Maker) -> None:
+    said = found(make_run, job_of(lost_run(make_run)))
+    assert (said["began"], said["is_over"], said["state"]) == (True, True, "killed")
+    assert said["reason"].startswith("no sign of life from an-earlier-boot")
+
+
+def test_a_run_elsewhere_that_was_heard_of_goes_on(make_run: Maker) -> None:
+    run_dir = make_run(end=None, launcher=_ELSEWHERE)
+    assert found(make_run, job_of(run_dir))["is_over"] is False
+    with pytest.raises(RequestError, match="is running: stop it first"):
+        delete({"root": str(make_run.root), "run_dir": str(run_dir)})
+
+
+def test_a_run_that_a_reboot_has_ended_can_be_deleted(make_run: Maker) -> None:
+    run_dir = lost_run(make_run)
+    place = delete({"root": str(make_run.root), "run_dir": str(run_dir)})["place"]
+    assert Path(place).is_dir()
+    assert not run_dir.exists()
