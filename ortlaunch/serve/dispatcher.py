@@ -225,6 +225,9 @@ class Queue:
             self._end(job.id, JobState.REFUSED, reason=found["refusal"])
         elif job.stop_asked is not None:
             self._end(job.id, JobState.CANCELLED, reason="stopped before it began")
+        elif job.pid is None:
+            # A scheduler has the job: only its run folder is away for a moment.
+            return
         elif job.resumes or job.attempts >= _MOST_ATTEMPTS:
             self._end(job.id, JobState.REFUSED, reason="its process was ended from outside before the run began")
         else:

@@ -22,7 +22,10 @@ from ortlaunch.run.identity import Process, is_own
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 from ortlaunch.serve.acts.composing import slots_of
-from ortlaunch.serve.acts.starting import BIN, refusal_in
+from ortlaunch.serve.acts.starting import BIN, has_made_its_folder, record_of, refusal_in
+
+_UNKNOWN = {"began": True, "is_over": False, "state": State.UNKNOWN.value, "reason": "", "refusal": ""}
+"""The answer about a run of which nothing can be said now."""
 
 
 def outcome(request: dict[str, Any]) -> dict[str, Any]:
@@ -41,17 +44,30 @@ def outcome(request: dict[str, Any]) -> dict[str, Any]:
 
 def _outcome(job: dict[str, Any]) -> dict[str, Any]:
     run = Run(Path(job["run_dir"]))
-    began = run.exists and run.state().attempts > job["begun_before"]
-    row = look(folder_at(run.path), max_age=5.0).row if run.exists else None
-    submitted = row is not None and row.job_id is not None
-    is_lost = row is not None and _is_lost(row)
+    if not run.exists:
+        return _without_folder(job)
+    began = run.state().attempts > job["begun_before"]
+    row = look(folder_at(run.path), max_age=5.0).row
+    submitted = row.job_id is not None
     return {
         "began": began or submitted,
-        "is_over": row.is_over or is_lost if row is not None else True,
-        "state": State.KILLED.value if is_lost else row.state.value if row is not None else "",
-        "reason": row.reason if row is not None else "",
+        "is_over": row.is_over or _is_lost(row),
+        "state": State.KILLED.value if _is_lost(row) else row.state.value,
+        "reason": row.reason,
         "refusal": "" if began or submitted else refusal_in(job),
     }
+
+
+def _without_folder(job: dict[str, Any]) -> dict[str, Any]:
+    """How a run is that has no folder: it never began, or its folder was taken away. The second must not start again.
+
+    Every job that this is asked for has the record of its start. Where that is missing too, the disk is not mounted.
+    """
+    if not record_of(job).exists():
+        return _UNKNOWN
+    if has_made_its_folder(job):
+        return {**_UNKNOWN, "is_over": True, "state": State.KILLED.value, "reason": "its run folder is gone"}
+    return {"began": False, "is_over": True, "state": "", "reason": "", "refusal": refusal_in(job)}
 
 
 def _is_lost(row: Row) -> bool:

@@ -29,6 +29,7 @@ BIN = ".bin"
 _RECORD_SECONDS = 30.0
 _SUBMISSION_SECONDS = 90.0
 _KEPT_SECONDS = 7 * 24 * 3600.0
+_FOLDER_LINE = "run folder: "
 _SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "--")
 
 
@@ -73,6 +74,15 @@ def refusal_in(request: dict[str, Any]) -> str:
     lines = _lines(log_of(request))
     found = [line.partition(": ")[2] for line in lines if line.startswith("ortlaunch: ")]
     return found[-1] if found else ""
+
+
+def has_made_its_folder(request: dict[str, Any]) -> bool:
+    """Returns whether the command has printed where its run folder is. It does so when its workers start."""
+    try:
+        with log_of(request).open(encoding="utf-8", errors="replace") as lines:
+            return any(line.startswith(_FOLDER_LINE) for line in lines)
+    except OSError:
+        return False
 
 
 def _put_aside(run: Run, request: dict[str, Any]) -> None:

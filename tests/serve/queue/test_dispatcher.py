@@ -203,6 +203,18 @@ def test_a_job_of_a_scheduler_is_handed_over_at_once(engine: Engine, actor: Fake
         assert until(engine, job_id, lambda job: job.state == JobState.RUNNING).taken == []
 
 
+def test_a_job_that_a_scheduler_has_is_not_handed_over_again(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    job_id = add(engine, slots=0, checked={"launcher": "slurm"}, state=JobState.RUNNING, attempts=1)
+    queue.wake()
+    deadline = time.monotonic() + 10
+    while not actor.actions("outcome"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+    assert job_of(engine, job_id).state == JobState.RUNNING
+    assert actor.begun == {}
+
+
 def test_a_gpu_that_somebody_else_uses_is_withheld(
     engine: Engine, actor: FakeActor, tmp_path: Path, monkeypatch
 ) -> None:

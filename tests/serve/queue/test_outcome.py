@@ -63,3 +63,28 @@ def test_a_run_that_a_reboot_has_ended_can_be_deleted(make_run: Maker) -> None:
     place = delete({"root": str(make_run.root), "run_dir": str(run_dir)})["place"]
     assert Path(place).is_dir()
     assert not run_dir.exists()
+
+
+def started(make_run: Maker, said: str) -> dict[str, Any]:
+    """A job whose command has printed something, and whose run folder is not there."""
+    starts = make_run.root / ".starts"
+    starts.mkdir(parents=True)
+    (starts / "t.1.json").write_text("{}")
+    (starts / "t.1.log").write_text(said)
+    return job_of(make_run.root / "e" / "run")
+
+
+def test_a_run_whose_folder_was_taken_away_has_begun(make_run: Maker) -> None:
+    said = found(make_run, started(make_run, "ortlaunch: x\nrun folder: /x\n" + 30_000 * "a line\n"))
+    assert (said["began"], said["is_over"], said["reason"]) == (True, True, "its run folder is gone")
+
+
+def test_a_command_without_a_folder_says_why(make_run: Maker) -> None:
+    said = found(make_run, started(make_run, "ortlaunch: no room\n"))
+    assert (said["began"], said["refusal"]) == (False, "no room")
+
+
+def test_nothing_is_said_of_a_run_whose_disk_is_not_mounted(make_run: Maker) -> None:
+    make_run.root.mkdir()
+    said = found(make_run, job_of(make_run.root / "e" / "run"))
+    assert (said["began"], said["is_over"], said["state"]) == (True, False, "unknown")
