@@ -288,4 +288,7 @@ def _has_journalled_its_end(job: Job) -> bool:
 
 
 def _is_too_long(job: Job) -> bool:
-    return job.minutes is not None and job.started is not None and time.time() > job.started + 60 * job.minutes
+    """Whether a run on slots is beyond its limit. A scheduler's job may still wait there, and has a limit there."""
+    if job.minutes is None or job.started is None or not job.slots:
+        return False
+    return time.time() > job.started + 60 * job.minutes

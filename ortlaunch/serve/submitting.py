@@ -201,6 +201,7 @@ def resume(service: Service, caller: Caller, asked: str, keys: Mapping[str, Any]
     _settle(service, found)
     checked = _asked(service, found.unix_user, "check_resume", {"run_dir": found.place, "words": wanted.words})
     _require_sound(service, {"run_dir": found.place, **checked}, Path(found.place))
+    _require_own_limit(wanted, checked)
     if checked["has_own_code"] and caller.role < Role.author:
         raise HTTPException(403, f"this run has code of its own: it needs the role {Role.author.name}")
     owner = found.owner or caller.name
@@ -277,7 +278,15 @@ def _require_closed(job: Job | None) -> None:
 def _check(service: Service, unix_user: str, wanted: Submission, run_key: str) -> dict[str, Any]:
     checked = _asked(service, unix_user, "check", {"words": wanted.words, "run_key": run_key})
     _require_sound(service, checked, service.actor.folder_of(unix_user))
+    _require_own_limit(wanted, checked)
     return checked
+
+
+def _require_own_limit(wanted: Submission, checked: Mapping[str, Any]) -> None:
+    """Refuses a time limit for a scheduler's job: the queue would also count the time that it waits there."""
+    if wanted.minutes is not None and checked["slots"] == 0:
+        message = "minutes is for runs on this machine's slots: a scheduler's job has launcher.time"
+        raise Unfit([Problem("minutes", message)])
 
 
 def _require_sound(service: Service, checked: Mapping[str, Any], below: Path) -> None:

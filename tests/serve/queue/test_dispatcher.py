@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from ortlaunch.serve.database import open_database, reading, writing
-from ortlaunch.serve.dispatcher import Queue
+from ortlaunch.serve.dispatcher import Queue, _is_too_long
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.slots import Slots
 from ortlaunch.serve.queue.tables import Job, JobState
@@ -164,6 +164,12 @@ def test_a_run_beyond_its_time_is_asked_to_stop(engine: Engine, actor: FakeActor
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert actor.actions("cancel")[0]["run_dir"] == "/nowhere/e/run1"
+
+
+def test_only_a_run_on_slots_has_a_time_limit_here(engine: Engine) -> None:
+    long_ago = {"minutes": 1.0, "started": time.time() - 3600}
+    assert _is_too_long(job_of(engine, add(engine, 1, **long_ago)))
+    assert not _is_too_long(job_of(engine, add(engine, 2, slots=0, **long_ago)))
 
 
 def test_two_slots_take_two_jobs_and_the_third_says_why_it_waits(
