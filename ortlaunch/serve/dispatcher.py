@@ -40,6 +40,11 @@ _STOP_SECONDS = 30.0
 """How often a run that was asked to stop and has not ended is looked at."""
 _MOST_ATTEMPTS = 3
 _AT_ONCE = 4
+_MOST_ASKED = 50
+"""So many runs are looked at by one child, whose time is bounded."""
+
+_UNREADABLE = "unknown"
+"""The state of a run that cannot be read now."""
 
 
 @dataclass
@@ -211,16 +216,26 @@ class Queue:
 
     def _ask(self, unix_user: str, jobs: list[Job]) -> None:
         """Notes how jobs have ended."""
-        request = {"jobs": [{"id": job.id, **_names_of(job)} for job in jobs]}
-        found = self.actor.call(unix_user, "outcome", request)["jobs"]
-        for job in jobs:
-            self._note(job, found[job.id])
+        for first in range(0, len(jobs), _MOST_ASKED):
+            some = jobs[first : first + _MOST_ASKED]
+            request = {"jobs": [{"id": job.id, **_names_of(job)} for job in some]}
+            try:
+                found = self.actor.call(unix_user, "outcome", request)["jobs"]
+            except Unavailable as error:
+                # Those that took too long keep no others from their answers.
+                _log.warning("outcome %s: %s", unix_user, error)
+                continue
+            for job in some:
+                self._note(job, found[job.id])
         self.wake()
 
     def _note(self, job: Job, found: dict[str, Any]) -> None:
         if found["began"]:
             if found["is_over"]:
                 self._end(job.id, JobState.ENDED, outcome=found["state"], reason=found["reason"])
+            elif found["state"] == _UNREADABLE and job.pid is not None and job.stop_asked is not None:
+                # Its process has ended. Nobody knows how, and its owner waits no longer.
+                self._end(job.id, JobState.ENDED, outcome="killed", reason="its run folder cannot be read")
         elif found["refusal"]:
             self._end(job.id, JobState.REFUSED, reason=found["refusal"])
         elif job.stop_asked is not None:

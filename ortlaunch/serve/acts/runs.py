@@ -43,6 +43,14 @@ def outcome(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outcome(job: dict[str, Any]) -> dict[str, Any]:
+    """How one run is. One that cannot be read keeps no other from its answer."""
+    try:
+        return _read_outcome(job)
+    except (OSError, RequestError):
+        return _UNKNOWN
+
+
+def _read_outcome(job: dict[str, Any]) -> dict[str, Any]:
     run = Run(Path(job["run_dir"]))
     if not run.exists:
         return _without_folder(job)

@@ -221,6 +221,27 @@ def test_a_job_that_a_scheduler_has_is_not_handed_over_again(engine: Engine, act
     assert actor.begun == {}
 
 
+def test_a_run_that_cannot_be_read_ends_when_a_stop_was_asked(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    unreadable = {"began": True, "is_over": False, "state": "unknown"}
+    actor.ended = {"/nowhere/e/run1": unreadable, "/nowhere/e/run2": unreadable}
+    gone = {"state": JobState.RUNNING, "attempts": 1, "pid": GONE["pid"], "ticks": 1}
+    kept, stopped = add(engine, 1, **gone), add(engine, 2, stop_asked=1.0, **gone)
+    queue.wake()
+    over = until(engine, stopped, lambda job: job.state == JobState.ENDED)
+    assert (over.outcome, over.reason) == ("killed", "its run folder cannot be read")
+    assert job_of(engine, kept).state == JobState.RUNNING
+
+
+def test_many_runs_are_looked_at_in_several_requests(engine: Engine, actor: FakeActor) -> None:
+    gone = {"state": JobState.RUNNING, "attempts": 1, "pid": GONE["pid"], "ticks": 1}
+    jobs = [add(engine, number, **gone) for number in range(1, 121)]
+    actor.ended = {f"/nowhere/e/run{number}": ends() for number in range(1, 121)}
+    queue = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    queue._ask("root", [job_of(engine, job_id) for job_id in jobs])
+    assert [len(request["jobs"]) for request in actor.actions("outcome")] == [50, 50, 20]
+    assert {job_of(engine, job_id).outcome for job_id in jobs} == {"finished"}
+
+
 def test_a_gpu_that_somebody_else_uses_is_withheld(
     engine: Engine, actor: FakeActor, tmp_path: Path, monkeypatch
 ) -> None:

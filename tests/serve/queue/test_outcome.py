@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.follow.status import Look, look
+from ortlaunch.run.folders import RunFolder
 from ortlaunch.serve.acts.runs import delete, outcome
 from tests.launch.follow.conftest import Maker
 
@@ -87,4 +89,20 @@ def test_a_command_without_a_folder_says_why(make_run: Maker) -> None:
 def test_nothing_is_said_of_a_run_whose_disk_is_not_mounted(make_run: Maker) -> None:
     make_run.root.mkdir()
     said = found(make_run, job_of(make_run.root / "e" / "run"))
+    assert (said["began"], said["is_over"], said["state"]) == (True, False, "unknown")
+
+
+def test_a_run_that_cannot_be_read_keeps_no_other_from_its_answer(
+    make_run: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = job_of(make_run(), id="bad"), job_of(make_run(), id="good")
+
+    def look_of(folder: RunFolder, max_age: float = 0.0) -> Look:
+        if folder.place == bad["run_dir"]:
+            raise PermissionError("no")
+        return look(folder, max_age)
+
+    monkeypatch.setattr("ortlaunch.serve.acts.runs.look", look_of)
+    assert found(make_run, bad, good)["state"] == "finished"
+    said = found(make_run, good, bad)
     assert (said["began"], said["is_over"], said["state"]) == (True, False, "unknown")
