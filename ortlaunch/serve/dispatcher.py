@@ -59,6 +59,7 @@ class Queue:
     _again: dict[tuple[str, str], float] = field(default_factory=dict)
     """When a task may be begun again, by its name and what it is about."""
     _deciding: threading.Lock = field(default_factory=threading.Lock)
+    _beginning: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Event = field(default_factory=threading.Event)
     _over: threading.Event = field(default_factory=threading.Event)
     _pool: ThreadPoolExecutor | None = None
@@ -173,9 +174,11 @@ class Queue:
     ) -> None:
         """Runs a function in the pool, unless it runs already or has just failed."""
         key = kind, about
-        if self._pool is None or self._again.get(key, 0.0) > time.monotonic():
-            return
-        self._again[key] = float("inf")
+        # The thread that decides and those of requests come here.
+        with self._beginning:
+            if self._pool is None or self._again.get(key, 0.0) > time.monotonic():
+                return
+            self._again[key] = float("inf")
 
         def work() -> None:
             try:
@@ -209,6 +212,8 @@ class Queue:
         process = Process.stored(answer["process"])
         with writing(self.engine) as session:
             job = session.get_one(Job, job_id)
+            if job.state != JobState.STARTING:
+                return
             job.state = JobState.RUNNING
             if process is not None:
                 job.pid, job.ticks, job.machine = process.pid, process.start_ticks, process.machine

@@ -54,6 +54,9 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         _put_aside(Run(Path(request["run_dir"])), request)
         _spawn(record, request)
     process = _recorded(record, _RECORD_SECONDS)
+    # The record is taken with the refusal: a child that is only slow would become a run that holds no slot.
+    if process is None and not take(record):
+        process = _recorded(record, 1.0)
     if process is None:
         raise RequestError(f"the run could not be started: {_last_line(log_of(request)) or 'its process has ended'}")
     return {"process": vars(process), "lives": process.lives}

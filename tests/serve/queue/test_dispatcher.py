@@ -242,6 +242,21 @@ def test_many_runs_are_looked_at_in_several_requests(engine: Engine, actor: Fake
     assert {job_of(engine, job_id).outcome for job_id in jobs} == {"finished"}
 
 
+def test_a_late_answer_to_a_start_brings_no_job_back(
+    engine: Engine, actor: FakeActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = add(engine, state=JobState.STARTING, attempts=1)
+    queue = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+
+    def call(*_: Any) -> dict[str, Any]:
+        queue._end(job_id, JobState.ENDED, outcome="finished")
+        return {"process": GONE}
+
+    monkeypatch.setattr(actor, "call", call)
+    queue._start(job_id)
+    assert (job_of(engine, job_id).state, job_of(engine, job_id).pid) == (JobState.ENDED, None)
+
+
 def test_a_gpu_that_somebody_else_uses_is_withheld(
     engine: Engine, actor: FakeActor, tmp_path: Path, monkeypatch
 ) -> None:

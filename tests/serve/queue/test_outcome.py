@@ -12,7 +12,9 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.follow.status import Look, look
 from ortlaunch.run.folders import RunFolder
+from ortlaunch.serve.acts import starting
 from ortlaunch.serve.acts.runs import delete, outcome
+from ortlaunch.serve.runner import take
 from tests.launch.follow.conftest import Maker
 
 _ELSEWHERE = {"pid": 7, "host": "an-earlier-boot", "start_ticks": 1, "machine": "earlier"}
@@ -106,3 +108,18 @@ def test_a_run_that_cannot_be_read_keeps_no_other_from_its_answer(
     assert found(make_run, bad, good)["state"] == "finished"
     said = found(make_run, good, bad)
     assert (said["began"], said["is_over"], said["state"]) == (True, False, "unknown")
+
+
+def test_a_start_that_is_refused_for_slowness_cannot_become_the_run(
+    make_run: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "_RECORD_SECONDS", 0.05)
+    monkeypatch.setattr(starting, "_spawn", lambda record, request: None)
+    request = {**started_request(make_run), "launcher": "local", "words": []}
+    with pytest.raises(RequestError, match="could not be started"):
+        starting.start(request)
+    assert not take(starting.record_of(request)), "the slow child finds the record taken"
+
+
+def started_request(make_run: Maker) -> dict[str, Any]:
+    return {"root": str(make_run.root), **job_of(make_run.root / "e" / "run")}
