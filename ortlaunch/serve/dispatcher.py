@@ -271,7 +271,8 @@ class Queue:
         """Asks a run to stop with a checkpoint."""
         process = {"host": socket.gethostname(), "pid": job.pid, "start_ticks": job.ticks, "machine": job.machine}
         try:
-            self.actor.call(job.unix_user, "cancel", {"run_dir": job.run_dir, "process": process})
+            request = {"run_dir": job.run_dir, "process": process, "begun_before": job.begun_before}
+            self.actor.call(job.unix_user, "cancel", request)
         except Refused as error:
             _log.warning("stop %s: %s", job.id, error.message)
 

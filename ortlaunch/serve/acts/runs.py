@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.locks import exclusive
 from ortlaunch.compose.changes import changed
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import load_config
@@ -24,6 +25,8 @@ from ortlaunch.run.run import Run
 from ortlaunch.serve.acts.composing import slots_of
 from ortlaunch.serve.acts.starting import BIN, has_made_its_folder, record_of, refusal_in
 
+_CANCEL_SECONDS = 60.0
+"""How long one request to stop waits for another one about the same run."""
 _UNKNOWN = {"began": True, "is_over": False, "state": State.UNKNOWN.value, "reason": "", "refusal": ""}
 """The answer about a run of which nothing can be said now."""
 
@@ -126,22 +129,30 @@ def cancel_run(request: dict[str, Any]) -> dict[str, Any]:
     """Asks a run to stop with a checkpoint, and does not wait for its end.
 
     Args:
-        request: ``run_dir``; ``process`` of its launcher, for a run that has no folder yet.
+        request: ``run_dir``; ``process`` of its launcher and ``begun_before``, for a run that has not begun yet.
 
     Returns:
         ``said``, the text of the verb.
     """
-    run = Run(Path(request["run_dir"]))
-    if not run.exists:
-        return {"said": _interrupt(Process.stored(request.get("process")))}
+    run, process = Run(Path(request["run_dir"])), Process.stored(request.get("process"))
+    if not _has_begun(run, process, request):
+        return {"said": _interrupt(process)}
     _require_below(run.path, request)
     # A second request would end the run at once, without a checkpoint.
-    if run.stop_word() is not None:
-        return {"said": "it was asked to stop already"}
-    said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(said):
-        cancel([str(run.path), "--wait", "0"])
+    with exclusive(run.cancel_lock, _CANCEL_SECONDS) as is_ours:
+        if not is_ours or run.stop_word() is not None:
+            return {"said": "it was asked to stop already"}
+        said = io.StringIO()
+        with redirect_stdout(said), redirect_stderr(said):
+            cancel([str(run.path), "--wait", "0"])
     return {"said": said.getvalue().strip()}
+
+
+def _has_begun(run: Run, process: Process | None, request: dict[str, Any]) -> bool:
+    """Whether the folder is about this start of the run; that of a run that goes on is there before it does."""
+    if not run.exists:
+        return False
+    return process is None or run.state().attempts > request.get("begun_before", 0)
 
 
 def _interrupt(process: Process | None) -> str:

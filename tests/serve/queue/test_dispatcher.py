@@ -163,7 +163,8 @@ def test_a_run_beyond_its_time_is_asked_to_stop(engine: Engine, actor: FakeActor
     while not actor.actions("cancel"):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert actor.actions("cancel")[0]["run_dir"] == "/nowhere/e/run1"
+    [asked] = actor.actions("cancel")
+    assert (asked["run_dir"], asked["begun_before"]) == ("/nowhere/e/run1", 0)
 
 
 def test_only_a_run_on_slots_has_a_time_limit_here(engine: Engine) -> None:

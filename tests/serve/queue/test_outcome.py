@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.follow.status import Look, look
 from ortlaunch.run.folders import RunFolder
+from ortlaunch.run.identity import Process, machine, start_ticks
+from ortlaunch.run.run import Run
 from ortlaunch.serve.acts import starting
-from ortlaunch.serve.acts.runs import delete, outcome
+from ortlaunch.serve.acts.runs import cancel_run, delete, outcome
 from ortlaunch.serve.runner import take
 from tests.launch.follow.conftest import Maker
 
@@ -123,3 +128,30 @@ def test_a_start_that_is_refused_for_slowness_cannot_become_the_run(
 
 def started_request(make_run: Maker) -> dict[str, Any]:
     return {"root": str(make_run.root), **job_of(make_run.root / "e" / "run")}
+
+
+def test_a_stop_reaches_a_run_that_goes_on_before_its_folder_says_so(make_run: Maker) -> None:
+    run_dir = make_run(end="KILLED")
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process = vars(Process(socket.gethostname(), child.pid, start_ticks(child.pid), machine()))
+        request = {"root": str(make_run.root), "run_dir": str(run_dir), "process": process, "begun_before": 1}
+        said = cancel_run(request)["said"]
+        child.wait(10) if "asked" in said else child.kill()
+    assert said == "it was asked to end before it had begun"
+    assert "is over already" in cancel_run({**request, "begun_before": 0})["said"]
+
+
+def test_two_stops_at_once_ask_the_run_once(make_run: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = make_run(end=None)
+    asked: list[str] = []
+
+    def slow_cancel(words: list[str]) -> None:
+        time.sleep(0.2)
+        asked.append(words[0])
+        Run(run_dir).ask_to_stop("cancel")
+
+    monkeypatch.setattr("ortlaunch.serve.acts.runs.cancel", slow_cancel)
+    request = {"root": str(make_run.root), "run_dir": str(run_dir)}
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(cancel_run, [request, request]))
+    assert asked == [str(run_dir)]
