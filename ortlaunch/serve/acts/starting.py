@@ -149,7 +149,13 @@ def _submit(record: Path, request: dict[str, Any], launcher: QueueLauncher) -> d
         time.sleep(0.2)
     if before is not None and before.lives:
         raise RequestError("its submission has not ended yet")
-    if request["resumes"] or job_key(run.job()) is not None:
+    # The folder of a run that goes on is about the attempt before until the submission has journalled the new one,
+    # and has moved the old job.json aside.
+    has_begun = run.exists and run.state().attempts > request["begun_before"]
+    if has_begun and job_key(run.job()) is not None:
+        return _submitted(run)
+    if request["resumes"] and not has_begun:
+        _call(request)
         return _submitted(run)
     return _submit_again(run, request, launcher)
 

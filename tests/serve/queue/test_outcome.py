@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -155,3 +156,23 @@ def test_two_stops_at_once_ask_the_run_once(make_run: Maker, monkeypatch: pytest
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(cancel_run, [request, request]))
     assert asked == [str(run_dir)]
+
+
+@pytest.mark.parametrize(("begun_before", "calls"), [(1, 1), (0, 0)], ids=["cut off before", "submitted"])
+def test_a_resume_whose_submission_was_cut_off_is_submitted_again(
+    make_run: Maker, monkeypatch: pytest.MonkeyPatch, begun_before: int, calls: int
+) -> None:
+    run_dir = make_run(job={"scheduler": "slurm", "job_id": "120"})
+    request = {
+        **started_request(make_run),
+        **job_of(run_dir, resumes=True, begun_before=begun_before),
+        "launcher": "slurm",
+        "words": ["resume", str(run_dir)],
+    }
+    record = starting.record_of(request)
+    record.parent.mkdir()
+    record.write_text(json.dumps({"host": "h", "pid": 2**22 - 1, "start_ticks": 1}))
+    called: list[dict[str, Any]] = []
+    monkeypatch.setattr(starting, "_call", called.append)
+    assert starting.start(request)["scheduler_job"] == "120"
+    assert len(called) == calls
