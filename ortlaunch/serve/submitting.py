@@ -127,17 +127,35 @@ def submit(
     if known is not None:
         return Submitted(known, is_new=False)
     checked = _check(service, unix_user, wanted, run_key)
+    intent = _Intent(wanted, unix_user, run_key, idempotency_key, digest)
+    return _stored(service, caller, intent, checked)
+
+
+@dataclass(frozen=True)
+class _Intent:
+    """A request that was checked and is to be stored."""
+
+    wanted: Submission
+    unix_user: str
+    run_key: str
+    idempotency_key: str | None
+    digest: str
+
+
+def _stored(service: Service, caller: Caller, intent: _Intent, checked: dict[str, Any]) -> Submitted:
+    """Writes the job of a checked request, and lets the queue decide about it."""
+    request, key = intent.wanted.as_dict(), intent.idempotency_key
     with writing(service.engine) as session:
         # Another request with this key may have come first while this one was checked.
-        known = _known(session, caller, idempotency_key, digest)
+        known = _known(session, caller, key, intent.digest)
         if known is not None:
             return Submitted(known, is_new=False)
         _check_number(session, caller)
-        request = wanted.as_dict()
-        made = store.add_job(session, (caller.user_id, caller.name), unix_user, run_key, request, checked)
-        if idempotency_key is not None:
-            store.remember(session, caller.user_id, idempotency_key, digest, made)
-        record(session, caller, "run.submit", made.id, {"run": run_key, **request})
+        owner = caller.user_id, caller.name
+        made = store.add_job(session, owner, intent.unix_user, intent.run_key, request, checked)
+        if key is not None:
+            store.remember(session, caller.user_id, key, intent.digest, made)
+        record(session, caller, "run.submit", made.id, {"run": intent.run_key, **request})
     return Submitted(_decided(service, made.id), is_new=True)
 
 
