@@ -233,6 +233,11 @@ class Run:
         return self.path / "STOP"
 
     @property
+    def cancel_lock(self) -> Path:
+        """The lock file of the request of the service that asks the run to stop."""
+        return self.path / ".cancel.lock"
+
+    @property
     def stopped_file(self) -> Path:
         """Where the run stopped on request."""
         return self.path / "stopped.json"

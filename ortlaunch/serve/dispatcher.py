@@ -40,6 +40,11 @@ _STOP_SECONDS = 30.0
 """How often a run that was asked to stop and has not ended is looked at."""
 _MOST_ATTEMPTS = 3
 _AT_ONCE = 4
+_MOST_ASKED = 50
+"""So many runs are looked at by one child, whose time is bounded."""
+
+_UNREADABLE = "unknown"
+"""The state of a run that cannot be read now."""
 
 
 @dataclass
@@ -54,6 +59,7 @@ class Queue:
     _again: dict[tuple[str, str], float] = field(default_factory=dict)
     """When a task may be begun again, by its name and what it is about."""
     _deciding: threading.Lock = field(default_factory=threading.Lock)
+    _beginning: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Event = field(default_factory=threading.Event)
     _over: threading.Event = field(default_factory=threading.Event)
     _pool: ThreadPoolExecutor | None = None
@@ -168,9 +174,11 @@ class Queue:
     ) -> None:
         """Runs a function in the pool, unless it runs already or has just failed."""
         key = kind, about
-        if self._pool is None or self._again.get(key, 0.0) > time.monotonic():
-            return
-        self._again[key] = float("inf")
+        # The thread that decides and those of requests come here.
+        with self._beginning:
+            if self._pool is None or self._again.get(key, 0.0) > time.monotonic():
+                return
+            self._again[key] = float("inf")
 
         def work() -> None:
             try:
@@ -204,6 +212,8 @@ class Queue:
         process = Process.stored(answer["process"])
         with writing(self.engine) as session:
             job = session.get_one(Job, job_id)
+            if job.state != JobState.STARTING:
+                return
             job.state = JobState.RUNNING
             if process is not None:
                 job.pid, job.ticks, job.machine = process.pid, process.start_ticks, process.machine
@@ -211,20 +221,33 @@ class Queue:
 
     def _ask(self, unix_user: str, jobs: list[Job]) -> None:
         """Notes how jobs have ended."""
-        request = {"jobs": [{"id": job.id, **_names_of(job)} for job in jobs]}
-        found = self.actor.call(unix_user, "outcome", request)["jobs"]
-        for job in jobs:
-            self._note(job, found[job.id])
+        for first in range(0, len(jobs), _MOST_ASKED):
+            some = jobs[first : first + _MOST_ASKED]
+            request = {"jobs": [{"id": job.id, **_names_of(job)} for job in some]}
+            try:
+                found = self.actor.call(unix_user, "outcome", request)["jobs"]
+            except Unavailable as error:
+                # Those that took too long keep no others from their answers.
+                _log.warning("outcome %s: %s", unix_user, error)
+                continue
+            for job in some:
+                self._note(job, found[job.id])
         self.wake()
 
     def _note(self, job: Job, found: dict[str, Any]) -> None:
         if found["began"]:
             if found["is_over"]:
                 self._end(job.id, JobState.ENDED, outcome=found["state"], reason=found["reason"])
+            elif found["state"] == _UNREADABLE and job.pid is not None and job.stop_asked is not None:
+                # Its process has ended. Nobody knows how, and its owner waits no longer.
+                self._end(job.id, JobState.ENDED, outcome="killed", reason="its run folder cannot be read")
         elif found["refusal"]:
             self._end(job.id, JobState.REFUSED, reason=found["refusal"])
         elif job.stop_asked is not None:
             self._end(job.id, JobState.CANCELLED, reason="stopped before it began")
+        elif job.pid is None:
+            # A scheduler has the job: only its run folder is away for a moment.
+            return
         elif job.resumes or job.attempts >= _MOST_ATTEMPTS:
             self._end(job.id, JobState.REFUSED, reason="its process was ended from outside before the run began")
         else:
@@ -248,7 +271,8 @@ class Queue:
         """Asks a run to stop with a checkpoint."""
         process = {"host": socket.gethostname(), "pid": job.pid, "start_ticks": job.ticks, "machine": job.machine}
         try:
-            self.actor.call(job.unix_user, "cancel", {"run_dir": job.run_dir, "process": process})
+            request = {"run_dir": job.run_dir, "process": process, "begun_before": job.begun_before}
+            self.actor.call(job.unix_user, "cancel", request)
         except Refused as error:
             _log.warning("stop %s: %s", job.id, error.message)
 
@@ -285,4 +309,7 @@ def _has_journalled_its_end(job: Job) -> bool:
 
 
 def _is_too_long(job: Job) -> bool:
-    return job.minutes is not None and job.started is not None and time.time() > job.started + 60 * job.minutes
+    """Whether a run on slots is beyond its limit. A scheduler's job may still wait there, and has a limit there."""
+    if job.minutes is None or job.started is None or not job.slots:
+        return False
+    return time.time() > job.started + 60 * job.minutes

@@ -127,17 +127,35 @@ def submit(
     if known is not None:
         return Submitted(known, is_new=False)
     checked = _check(service, unix_user, wanted, run_key)
+    intent = _Intent(wanted, unix_user, run_key, idempotency_key, digest)
+    return _stored(service, caller, intent, checked)
+
+
+@dataclass(frozen=True)
+class _Intent:
+    """A request that was checked and is to be stored."""
+
+    wanted: Submission
+    unix_user: str
+    run_key: str
+    idempotency_key: str | None
+    digest: str
+
+
+def _stored(service: Service, caller: Caller, intent: _Intent, checked: dict[str, Any]) -> Submitted:
+    """Writes the job of a checked request, and lets the queue decide about it."""
+    request, key = intent.wanted.as_dict(), intent.idempotency_key
     with writing(service.engine) as session:
         # Another request with this key may have come first while this one was checked.
-        known = _known(session, caller, idempotency_key, digest)
+        known = _known(session, caller, key, intent.digest)
         if known is not None:
             return Submitted(known, is_new=False)
         _check_number(session, caller)
-        request = wanted.as_dict()
-        made = store.add_job(session, (caller.user_id, caller.name), unix_user, run_key, request, checked)
-        if idempotency_key is not None:
-            store.remember(session, caller.user_id, idempotency_key, digest, made)
-        record(session, caller, "run.submit", made.id, {"run": run_key, **request})
+        owner = caller.user_id, caller.name
+        made = store.add_job(session, owner, intent.unix_user, intent.run_key, request, checked)
+        if key is not None:
+            store.remember(session, caller.user_id, key, intent.digest, made)
+        record(session, caller, "run.submit", made.id, {"run": intent.run_key, **request})
     return Submitted(_decided(service, made.id), is_new=True)
 
 
@@ -201,6 +219,7 @@ def resume(service: Service, caller: Caller, asked: str, keys: Mapping[str, Any]
     _settle(service, found)
     checked = _asked(service, found.unix_user, "check_resume", {"run_dir": found.place, "words": wanted.words})
     _require_sound(service, {"run_dir": found.place, **checked}, Path(found.place))
+    _require_own_limit(wanted, checked)
     if checked["has_own_code"] and caller.role < Role.author:
         raise HTTPException(403, f"this run has code of its own: it needs the role {Role.author.name}")
     owner = found.owner or caller.name
@@ -277,7 +296,15 @@ def _require_closed(job: Job | None) -> None:
 def _check(service: Service, unix_user: str, wanted: Submission, run_key: str) -> dict[str, Any]:
     checked = _asked(service, unix_user, "check", {"words": wanted.words, "run_key": run_key})
     _require_sound(service, checked, service.actor.folder_of(unix_user))
+    _require_own_limit(wanted, checked)
     return checked
+
+
+def _require_own_limit(wanted: Submission, checked: Mapping[str, Any]) -> None:
+    """Refuses a time limit for a scheduler's job: the queue would also count the time that it waits there."""
+    if wanted.minutes is not None and checked["slots"] == 0:
+        message = "minutes is for runs on this machine's slots: a scheduler's job has launcher.time"
+        raise Unfit([Problem("minutes", message)])
 
 
 def _require_sound(service: Service, checked: Mapping[str, Any], below: Path) -> None:

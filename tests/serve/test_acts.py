@@ -139,6 +139,7 @@ def test_a_command_that_refuses_is_told_apart_from_one_that_was_killed(actor: Ac
     process = Process.stored(call(actor, "start", **request)["process"])
     assert process is not None
     _wait(lambda: not process.lives)
+    (actor.root / ".starts" / "other.1.json").write_text("{}")
     jobs = [{"id": "q1", **request}, {"id": "q2", **request, "token": "other"}]
     found = call(actor, "outcome", jobs=jobs)["jobs"]
     assert found["q1"]["refusal"].startswith("train.precision=fp16 does not run with backend=ort")

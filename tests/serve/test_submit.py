@@ -158,6 +158,15 @@ def _begun(desk: Desk, tmp_path: Path, state: JobState = JobState.ENDED) -> str:
     return made["id"]
 
 
+def test_a_time_limit_is_refused_for_a_job_of_a_scheduler(desk: Desk, tmp_path: Path) -> None:
+    run = _begun(desk, tmp_path)
+    desk.actor.slots = 0
+    for path in ("/api/runs", "/api/runs/check", f"/api/runs/{run}/resume"):
+        answer = desk.ask("rob", "POST", path, {"keys": {"train.steps": 9}, "minutes": 30})
+        assert (answer.status_code, "a scheduler's job has launcher.time" in answer.text) == (422, True)
+    assert desk.submit()["job"] == "q2"
+
+
 def test_a_run_goes_on_as_another_job_of_the_same_run(desk: Desk, tmp_path: Path) -> None:
     run = _begun(desk, tmp_path)
     assert desk.ask("otto", "POST", f"/api/runs/{run}/resume").status_code == 403

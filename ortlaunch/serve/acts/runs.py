@@ -10,17 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.locks import exclusive
 from ortlaunch.compose.changes import changed
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import load_config
 from ortlaunch.follow.cancel import cancel
+from ortlaunch.follow.rows import Row
+from ortlaunch.follow.state import State
 from ortlaunch.follow.status import look
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process, is_own
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 from ortlaunch.serve.acts.composing import slots_of
-from ortlaunch.serve.acts.starting import BIN, refusal_in
+from ortlaunch.serve.acts.starting import BIN, has_made_its_folder, record_of, refusal_in
+
+_CANCEL_SECONDS = 60.0
+"""How long one request to stop waits for another one about the same run."""
+_UNKNOWN = {"began": True, "is_over": False, "state": State.UNKNOWN.value, "reason": "", "refusal": ""}
+"""The answer about a run of which nothing can be said now."""
 
 
 def outcome(request: dict[str, Any]) -> dict[str, Any]:
@@ -38,17 +46,48 @@ def outcome(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outcome(job: dict[str, Any]) -> dict[str, Any]:
+    """How one run is. One that cannot be read keeps no other from its answer."""
+    try:
+        return _read_outcome(job)
+    except (OSError, RequestError):
+        return _UNKNOWN
+
+
+def _read_outcome(job: dict[str, Any]) -> dict[str, Any]:
     run = Run(Path(job["run_dir"]))
-    began = run.exists and run.state().attempts > job["begun_before"]
-    row = look(folder_at(run.path), max_age=5.0).row if run.exists else None
-    submitted = row is not None and row.job_id is not None
+    if not run.exists:
+        return _without_folder(job)
+    began = run.state().attempts > job["begun_before"]
+    row = look(folder_at(run.path), max_age=5.0).row
+    submitted = row.job_id is not None
     return {
         "began": began or submitted,
-        "is_over": row.is_over if row is not None else True,
-        "state": row.state.value if row is not None else "",
-        "reason": row.reason if row is not None else "",
+        "is_over": row.is_over or _is_lost(row),
+        "state": State.KILLED.value if _is_lost(row) else row.state.value,
+        "reason": row.reason,
         "refusal": "" if began or submitted else refusal_in(job),
     }
+
+
+def _without_folder(job: dict[str, Any]) -> dict[str, Any]:
+    """How a run is that has no folder: it never began, or its folder was taken away. The second must not start again.
+
+    Every job that this is asked for has the record of its start. Where that is missing too, the disk is not mounted.
+    """
+    if not record_of(job).exists():
+        return _UNKNOWN
+    if has_made_its_folder(job):
+        return {**_UNKNOWN, "is_over": True, "state": State.KILLED.value, "reason": "its run folder is gone"}
+    return {"began": False, "is_over": True, "state": "", "reason": "", "refusal": refusal_in(job)}
+
+
+def _is_lost(row: Row) -> bool:
+    """Whether a run without a scheduler's job has gone silent, and nobody can say any more that it has ended.
+
+    Its launcher belonged to an earlier boot or container, or to another machine. A launcher that lives renews its
+    claim, so the state is unknown only after a minute of silence.
+    """
+    return row.state is State.UNKNOWN and row.job_id is None
 
 
 def check_resume(request: dict[str, Any]) -> dict[str, Any]:
@@ -90,22 +129,30 @@ def cancel_run(request: dict[str, Any]) -> dict[str, Any]:
     """Asks a run to stop with a checkpoint, and does not wait for its end.
 
     Args:
-        request: ``run_dir``; ``process`` of its launcher, for a run that has no folder yet.
+        request: ``run_dir``; ``process`` of its launcher and ``begun_before``, for a run that has not begun yet.
 
     Returns:
         ``said``, the text of the verb.
     """
-    run = Run(Path(request["run_dir"]))
-    if not run.exists:
-        return {"said": _interrupt(Process.stored(request.get("process")))}
+    run, process = Run(Path(request["run_dir"])), Process.stored(request.get("process"))
+    if not _has_begun(run, process, request):
+        return {"said": _interrupt(process)}
     _require_below(run.path, request)
     # A second request would end the run at once, without a checkpoint.
-    if run.stop_word() is not None:
-        return {"said": "it was asked to stop already"}
-    said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(said):
-        cancel([str(run.path), "--wait", "0"])
+    with exclusive(run.cancel_lock, _CANCEL_SECONDS) as is_ours:
+        if not is_ours or run.stop_word() is not None:
+            return {"said": "it was asked to stop already"}
+        said = io.StringIO()
+        with redirect_stdout(said), redirect_stderr(said):
+            cancel([str(run.path), "--wait", "0"])
     return {"said": said.getvalue().strip()}
+
+
+def _has_begun(run: Run, process: Process | None, request: dict[str, Any]) -> bool:
+    """Whether the folder is about this start of the run; that of a run that goes on is there before it does."""
+    if not run.exists:
+        return False
+    return process is None or run.state().attempts > request.get("begun_before", 0)
 
 
 def _interrupt(process: Process | None) -> str:
@@ -131,7 +178,7 @@ def delete(request: dict[str, Any]) -> dict[str, Any]:
     _require_below(run.path, request)
     run.require_own("delete")
     row = look(folder_at(run.path)).row
-    if not row.is_over:
+    if not (row.is_over or _is_lost(row)):
         raise RequestError(f"{row.name} is {row.state.value}: stop it first")
     place = Path(request["root"]) / BIN / run.path.parent.name / run.path.name
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

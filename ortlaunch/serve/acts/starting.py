@@ -29,6 +29,7 @@ BIN = ".bin"
 _RECORD_SECONDS = 30.0
 _SUBMISSION_SECONDS = 90.0
 _KEPT_SECONDS = 7 * 24 * 3600.0
+_FOLDER_LINE = "run folder: "
 _SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "--")
 
 
@@ -53,6 +54,9 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         _put_aside(Run(Path(request["run_dir"])), request)
         _spawn(record, request)
     process = _recorded(record, _RECORD_SECONDS)
+    # The record is taken with the refusal: a child that is only slow would become a run that holds no slot.
+    if process is None and not take(record):
+        process = _recorded(record, 1.0)
     if process is None:
         raise RequestError(f"the run could not be started: {_last_line(log_of(request)) or 'its process has ended'}")
     return {"process": vars(process), "lives": process.lives}
@@ -73,6 +77,15 @@ def refusal_in(request: dict[str, Any]) -> str:
     lines = _lines(log_of(request))
     found = [line.partition(": ")[2] for line in lines if line.startswith("ortlaunch: ")]
     return found[-1] if found else ""
+
+
+def has_made_its_folder(request: dict[str, Any]) -> bool:
+    """Returns whether the command has printed where its run folder is. It does so when its workers start."""
+    try:
+        with log_of(request).open(encoding="utf-8", errors="replace") as lines:
+            return any(line.startswith(_FOLDER_LINE) for line in lines)
+    except OSError:
+        return False
 
 
 def _put_aside(run: Run, request: dict[str, Any]) -> None:
@@ -136,7 +149,13 @@ def _submit(record: Path, request: dict[str, Any], launcher: QueueLauncher) -> d
         time.sleep(0.2)
     if before is not None and before.lives:
         raise RequestError("its submission has not ended yet")
-    if request["resumes"] or job_key(run.job()) is not None:
+    # The folder of a run that goes on is about the attempt before until the submission has journalled the new one,
+    # and has moved the old job.json aside.
+    has_begun = run.exists and run.state().attempts > request["begun_before"]
+    if has_begun and job_key(run.job()) is not None:
+        return _submitted(run)
+    if request["resumes"] and not has_begun:
+        _call(request)
         return _submitted(run)
     return _submit_again(run, request, launcher)
 

@@ -98,28 +98,29 @@ def add_job(
         owner=owner[1],
         unix_user=unix_user,
         state=JobState.WAITING,
-        reason="",
-        slots=checked["slots"],
         minutes=request.get("minutes"),
         priority=0,
         submitted=time.time(),
         taken=[],
-        name=checked["name"],
-        experiment=checked["experiment"],
-        launcher=checked["launcher"],
-        steps=checked["steps"],
         run_id=RunKey.parsed(run_key).run_id,
         run_key=run_key,
-        run_dir=checked["run_dir"],
-        resumes="begun_before" in checked,
-        begun_before=checked.get("begun_before", 0),
         request=request,
-        words=checked["words"],
         token=secrets.token_hex(16),
+        **_columns_of(checked),
     )
     session.add(job)
     session.flush()
     return job
+
+
+def _columns_of(checked: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a check says of a run, by the columns of its job. A check may say more, which is left out."""
+    same = ("slots", "name", "experiment", "launcher", "steps", "run_dir", "words")
+    return {
+        **{name: checked[name] for name in same},
+        "resumes": "begun_before" in checked,
+        "begun_before": checked.get("begun_before", 0),
+    }
 
 
 def remember(session: Session, user_id: int, key: str, digest: str, job: Job) -> None:
@@ -182,30 +183,50 @@ def decide(session: Session, slate: Slate, now: float, head: str | None) -> tupl
     taken = [name for job in holding for name in job.taken]
     free = slate.free(taken, set_by_admins.drained)
     unused = len(slate.names) - len(set(taken) & set(slate.names))
-    closed = ""
-    if set_by_admins.paused:
-        closed = "the queue is paused by an administrator"
-    elif set_by_admins.is_drained:
-        closed = "the machine is drained: running runs go on, and none starts"
     plan = schedule(
         now,
         Capacity(len(slate.names), withheld=unused - len(free)),
         [Waiting(job.id, job.owner, job.number, job.slots, job.minutes, job.priority) for job in waiting if job.slots],
         [Running(job.id, job.owner, len(job.taken), job.started or now, job.minutes) for job in holding if job.taken],
         shares(session, now),
-        closed,
+        _why_closed(set_by_admins),
         head,
     )
+    return plan, _written(plan, waiting, free, now, hands_over=not set_by_admins.paused)
+
+
+def _why_closed(set_by_admins: Switches) -> str:
+    """Returns why no run starts on this machine's slots; empty if runs do."""
+    if set_by_admins.paused:
+        return "the queue is paused by an administrator"
+    if set_by_admins.is_drained:
+        return "the machine is drained: running runs go on, and none starts"
+    return ""
+
+
+def _written(plan: Plan, waiting: list[Job], free: list[str], now: float, *, hands_over: bool) -> list[Job]:
+    """Writes a plan into the waiting jobs.
+
+    Args:
+        plan: the plan.
+        waiting: the jobs.
+        free: the slots that they may get.
+        now: the time.
+        hands_over: whether jobs of schedulers start too.
+
+    Returns:
+        The jobs to start.
+    """
     by_id = {job.id: job for job in waiting}
     for name, reason in plan.reasons.items():
         if by_id[name].reason != reason:
             by_id[name].reason = reason
     starts = [by_id[name] for name in plan.starts]
-    starts += [job for job in waiting if not job.slots and not set_by_admins.paused]
+    starts += [job for job in waiting if not job.slots and hands_over]
     for job in starts:
         job.state, job.reason, job.started, job.attempts = JobState.STARTING, "", now, 1
         job.taken, free = free[: job.slots], free[job.slots :]
-    return plan, starts
+    return starts
 
 
 def note_end(session: Session, job: Job, state: JobState, *, outcome: str = "", reason: str = "") -> None:

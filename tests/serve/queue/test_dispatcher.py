@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from ortlaunch.serve.database import open_database, reading, writing
-from ortlaunch.serve.dispatcher import Queue
+from ortlaunch.serve.dispatcher import Queue, _is_too_long
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.slots import Slots
 from ortlaunch.serve.queue.tables import Job, JobState
@@ -163,7 +163,14 @@ def test_a_run_beyond_its_time_is_asked_to_stop(engine: Engine, actor: FakeActor
     while not actor.actions("cancel"):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert actor.actions("cancel")[0]["run_dir"] == "/nowhere/e/run1"
+    [asked] = actor.actions("cancel")
+    assert (asked["run_dir"], asked["begun_before"]) == ("/nowhere/e/run1", 0)
+
+
+def test_only_a_run_on_slots_has_a_time_limit_here(engine: Engine) -> None:
+    long_ago = {"minutes": 1.0, "started": time.time() - 3600}
+    assert _is_too_long(job_of(engine, add(engine, 1, **long_ago)))
+    assert not _is_too_long(job_of(engine, add(engine, 2, slots=0, **long_ago)))
 
 
 def test_two_slots_take_two_jobs_and_the_third_says_why_it_waits(
@@ -201,6 +208,54 @@ def test_a_job_of_a_scheduler_is_handed_over_at_once(engine: Engine, actor: Fake
     queue.wake()
     for job_id in jobs:
         assert until(engine, job_id, lambda job: job.state == JobState.RUNNING).taken == []
+
+
+def test_a_job_that_a_scheduler_has_is_not_handed_over_again(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    job_id = add(engine, slots=0, checked={"launcher": "slurm"}, state=JobState.RUNNING, attempts=1)
+    queue.wake()
+    deadline = time.monotonic() + 10
+    while not actor.actions("outcome"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+    assert job_of(engine, job_id).state == JobState.RUNNING
+    assert actor.begun == {}
+
+
+def test_a_run_that_cannot_be_read_ends_when_a_stop_was_asked(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    unreadable = {"began": True, "is_over": False, "state": "unknown"}
+    actor.ended = {"/nowhere/e/run1": unreadable, "/nowhere/e/run2": unreadable}
+    gone = {"state": JobState.RUNNING, "attempts": 1, "pid": GONE["pid"], "ticks": 1}
+    kept, stopped = add(engine, 1, **gone), add(engine, 2, stop_asked=1.0, **gone)
+    queue.wake()
+    over = until(engine, stopped, lambda job: job.state == JobState.ENDED)
+    assert (over.outcome, over.reason) == ("killed", "its run folder cannot be read")
+    assert job_of(engine, kept).state == JobState.RUNNING
+
+
+def test_many_runs_are_looked_at_in_several_requests(engine: Engine, actor: FakeActor) -> None:
+    gone = {"state": JobState.RUNNING, "attempts": 1, "pid": GONE["pid"], "ticks": 1}
+    jobs = [add(engine, number, **gone) for number in range(1, 121)]
+    actor.ended = {f"/nowhere/e/run{number}": ends() for number in range(1, 121)}
+    queue = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    queue._ask("root", [job_of(engine, job_id) for job_id in jobs])
+    assert [len(request["jobs"]) for request in actor.actions("outcome")] == [50, 50, 20]
+    assert {job_of(engine, job_id).outcome for job_id in jobs} == {"finished"}
+
+
+def test_a_late_answer_to_a_start_brings_no_job_back(
+    engine: Engine, actor: FakeActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = add(engine, state=JobState.STARTING, attempts=1)
+    queue = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+
+    def call(*_: Any) -> dict[str, Any]:
+        queue._end(job_id, JobState.ENDED, outcome="finished")
+        return {"process": GONE}
+
+    monkeypatch.setattr(actor, "call", call)
+    queue._start(job_id)
+    assert (job_of(engine, job_id).state, job_of(engine, job_id).pid) == (JobState.ENDED, None)
 
 
 def test_a_gpu_that_somebody_else_uses_is_withheld(
