@@ -108,8 +108,10 @@ def test_a_run_starts_once_is_stopped_goes_on_exports_and_is_deleted(actor: Acto
     _wait(lambda: run.exists and run.state().step)
     with pytest.raises(Refused, match="is running: stop it first"):
         call(actor, "delete", run_dir=request["run_dir"])
-    for said in ("still goes on", "it was asked to stop already"):
-        assert said in call(actor, "cancel", run_dir=request["run_dir"], process=None)["said"]
+    said = [call(actor, "cancel", run_dir=request["run_dir"], process=None)["said"] for _ in range(2)]
+    assert "still goes on" in said[0]
+    # Its workers may have taken the request meanwhile.
+    assert "it was asked to stop already" in said[1] or "stopping" in said[1]
     _wait(lambda: not process.lives)
     job = {name: request[name] for name in ("token", "attempt", "resumes", "begun_before", "run_dir")}
     found = call(actor, "outcome", jobs=[{"id": "q1", **job}])["jobs"]["q1"]
