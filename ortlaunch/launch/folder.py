@@ -104,6 +104,8 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
         # The command is quoted, so that a user can paste it into a shell.
         "ortlaunch.command": shlex.join(record["command"]),
     }
+    if plan.backend_reason is not None:
+        tags["ortlaunch.backend_reason"] = plan.backend_reason
     if (git := record["git"]) is not None:
         tags |= {"ortlaunch.git_commit": git["commit"], "ortlaunch.git_dirty": str(git["dirty"]).lower()}
         if git["branch"] is not None:

@@ -35,6 +35,8 @@ class LaunchPlan:
     """Machines that the run is spread over."""
     sweep: SweepTask | None = None
     """Its place in a sweep; None for a single run."""
+    backend_reason: str | None = None
+    """Why the backend is not ORT, if nobody chose it."""
 
     @property
     def files(self) -> Run:

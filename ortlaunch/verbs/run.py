@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import ortlaunch
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.text import say
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -65,6 +67,7 @@ class _Launches:
         self._code = 0
         self._error: RequestError | None = None
         self._multirun: Multirun | None = None
+        self._said_reason = False
 
     def run(self) -> int:
         """Composes and launches all combinations; returns the exit code of the command.
@@ -97,7 +100,9 @@ class _Launches:
                 from ortlaunch.follow.after import after
 
                 config = after(config, self._after)
-            self._code = self._launch(config) if task is None else self._next_of_sweep(config, task)
+            reason = self._backend_reason()
+            launched = self._launch(config, reason) if task is None else self._next_of_sweep(config, task, reason)
+            self._code = launched
         except RequestError as error:
             self._error = error
 
@@ -108,18 +113,29 @@ class _Launches:
             raise self._error
         return self._code
 
-    def _launch(self, config: Config) -> int:
+    def _backend_reason(self) -> str | None:
+        """Returns why the backend is not ORT although nobody chose it; the first time it is said, too."""
+        from ortlaunch.compose.hydra_tree import backend_reason
+
+        reason = backend_reason()
+        if reason is not None and not self._said_reason:
+            # Standard output of a dry run may go into a file, and `ortlaunch: ` begins refusals.
+            say(f"note: {reason}", file=sys.stderr)
+            self._said_reason = True
+        return reason
+
+    def _launch(self, config: Config, reason: str | None) -> int:
         from ortlaunch.launch.planning import make_plan
         from ortlaunch.launch.table import launcher_of
 
-        return launcher_of(config).submit(make_plan(config), config, self._arguments)
+        return launcher_of(config).submit(make_plan(config, reason), config, self._arguments)
 
-    def _next_of_sweep(self, config: Config, task: MultirunTask) -> int:
+    def _next_of_sweep(self, config: Config, task: MultirunTask, reason: str | None) -> int:
         if self._multirun is None:
             from ortlaunch.verbs.multirun import Multirun
 
             self._multirun = Multirun(task.folder, self._arguments, [*self._words, *task.swept])
-        return self._multirun.take(config, task.overrides)
+        return self._multirun.take(config, task.overrides, reason)
 
 
 def _split_after(arguments: list[str]) -> tuple[list[str], list[str]]:
