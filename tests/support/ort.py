@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ortlaunch.config import backends
 
 MISSING = backends.why_no_ort("this test")
 """Why such tests are skipped; None where they run."""
+
+
+def runnable(table: dict[str, Any]) -> dict[str, Any]:
+    """Returns those runs of a table that this Python can make."""
+    return {name: words for name, words in table.items() if MISSING is None or "backend=ort" not in str(words)}
 
 
 class WithoutOrt(pytest.Module):
