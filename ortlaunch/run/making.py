@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.files import missing
+from ortlaunch.base.files import missing, remove_empty
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -26,9 +26,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     try:
         path.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
-        for one in new:
-            with suppress(OSError):
-                one.rmdir()
+        remove_empty(new)
         raise RequestError(
             f"{path}: the folder cannot be made: {error.strerror}: choose another place for runs by run_root=FOLDER"
         ) from error
