@@ -28,7 +28,9 @@ from ortlaunch.serve.queue.tables import Job
 _LOG = logging.getLogger(__name__)
 _PASS_SECONDS = 1.0
 _SHARE = 0.1
-"""The most of its time that the thread works, so that many runs make it slower and nothing else."""
+"""The most of one core that the thread takes, so that many runs make it slower and nothing else."""
+_LONGEST_PAUSE = 10.0
+"""However much work a pass was, the next one comes after so long."""
 _JUDGE_SECONDS = 5.0
 """A run in whose folder nothing changes is read this often: its process may have died."""
 _UNKNOWN_SECONDS = 60.0
@@ -68,7 +70,6 @@ class Index:
         """The folders that could not be taken: how each looked then, and when that was."""
         self._listeners: list[Callable[[Change], None]] = []
         self._stopping = threading.Event()
-        self._wanted = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.passes = 0
@@ -90,17 +91,12 @@ class Index:
     def stop(self) -> None:
         """Ends the thread."""
         self._stopping.set()
-        self._wanted.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
 
     def listen(self, listener: Callable[[Change], None]) -> None:
         """Calls a function after each pass, in the index's thread."""
         self._listeners.append(listener)
-
-    def look_soon(self) -> None:
-        """Makes the next pass come at once, after something was started or stopped."""
-        self._wanted.set()
 
     def rebuild(self) -> int:
         """Makes the index anew from the run folders; returns how many runs it has. Webhooks are not told again."""
@@ -133,15 +129,15 @@ class Index:
 
     def _work(self) -> None:
         while not self._stopping.is_set():
-            began = time.monotonic()
+            # A pass that waits, for a scheduler or a file server, takes nothing from anybody.
+            began = time.thread_time()
             try:
                 self.refresh()
             except Exception:
                 # A full disk or a locked database passes.
                 _LOG.exception("the index of the runs could not be brought up to date")
-            worked = time.monotonic() - began
-            self._wanted.wait(max(_PASS_SECONDS, worked / _SHARE) if self.passes > 1 else _PASS_SECONDS)
-            self._wanted.clear()
+            worked = time.thread_time() - began
+            self._stopping.wait(_pause(worked) if self.passes > 1 else _PASS_SECONDS)
 
     def _take_known(self) -> None:
         with reading(self._engine) as session:
@@ -232,6 +228,11 @@ class Index:
             self._known.pop(place, None)
             self._read_at.pop(place, None)
         return tuple(keys)
+
+
+def _pause(worked: float) -> float:
+    """Seconds until the next pass, after one that took so many seconds of a core."""
+    return min(_LONGEST_PAUSE, max(_PASS_SECONDS, worked / _SHARE))
 
 
 def _write(session: Session, found: list[Reading]) -> set[str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import insert
@@ -303,3 +305,36 @@ def test_texts_are_cut_by_their_bytes() -> None:
         cut = shortened(text, 160)
         assert cut.endswith("…")
         assert len(json.dumps(cut, ensure_ascii=False).encode()) - 2 <= 163
+
+
+class Pauses(threading.Event):
+    """Says when to stop; a thread that waits for it goes on at once, until it has waited so often."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+        self.seen: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.seen.append(round(timeout, 3))
+        if len(self.seen) == self.most:
+            self.set()
+        return self.is_set()
+
+
+def test_a_slow_pass_stops_the_index_for_ten_seconds_at_most(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The clocks before and after each pass. The second waits 40 s for a scheduler, the fourth computes for a minute.
+    worked = iter([0.0, 5.0, 5.0, 5.05, 5.05, 5.35, 5.35, 65.35])
+    passed = iter([0.0, 5.0, 5.0, 45.0, 45.0, 45.3, 45.3, 105.3])
+    index, pauses = service.runs, Pauses(4)
+    monkeypatch.setattr(index, "_stopping", pauses)
+
+    def look() -> None:
+        index.passes += 1
+
+    monkeypatch.setattr(index, "refresh", look)
+    clocks = SimpleNamespace(thread_time=lambda: next(worked), monotonic=lambda: next(passed))
+    monkeypatch.setattr("ortlaunch.serve.index.indexer.time", clocks)
+    index._work()
+    assert pauses.seen == [1.0, 1.0, 3.0, 10.0]
