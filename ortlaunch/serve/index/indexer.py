@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, delete, insert, select
+from sqlalchemy import Engine, Row, delete, insert, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from ortlaunch.follow.state import State
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.index import deliveries
 from ortlaunch.serve.index.folders import Folders, Stamp
 from ortlaunch.serve.index.reading import Reading, fingerprint, read_folders
 from ortlaunch.serve.index.tables import IndexedRun
-from ortlaunch.serve.queue.tables import Job
+from ortlaunch.serve.queue.tables import Job, JobState
 
 _LOG = logging.getLogger(__name__)
 _PASS_SECONDS = 1.0
@@ -240,7 +241,7 @@ def _write(session: Session, found: list[Reading]) -> set[str]:
     places = [one.place for one in found]
     jobs = _jobs_of(session, found)
     for one in found:
-        one.values["job"], one.values["owner"] = jobs.get(one.place, (None, one.values["unix_user"]))
+        _join(one.values, jobs.get(one.place))
     query = select(*IndexedRun.__table__.columns).where(IndexedRun.place.in_(places))
     before = {row["place"]: dict(row) for row in session.execute(query).mappings()}
     changed = [one for one in found if before.get(one.place) != one.values]
@@ -250,11 +251,31 @@ def _write(session: Session, found: list[Reading]) -> set[str]:
     return {one.place for one in changed}
 
 
-def _jobs_of(session: Session, found: list[Reading]) -> dict[str, tuple[str, str]]:
-    """The latest job of each run that has begun, and its owner. One that still waits to go on is not the run's yet."""
+def _join(values: dict[str, Any], job: Row[Any] | None) -> None:
+    """Adds to a run what the queue knows of it."""
+    values["job"], values["owner"] = (None, values["unix_user"]) if job is None else (job.id, job.owner)
+    # A run whose launcher is gone with its container or machine never says that it has ended. The queue has found out.
+    if values["state"] == State.UNKNOWN.value and job is not None and _saw_the_end(job, values["updated"]):
+        values |= {
+            "state": job.outcome,
+            "reason": job.reason,
+            "ended": job.ended,
+            "is_over": True,
+            "seconds_left": None,
+        }
+
+
+def _saw_the_end(job: Row[Any], updated: float) -> bool:
+    """Whether a job is over, and its run was not continued after it, for example from a command line elsewhere."""
+    return bool(job.state == JobState.ENDED and job.outcome and job.ended >= updated)
+
+
+def _jobs_of(session: Session, found: list[Reading]) -> dict[str, Row[Any]]:
+    """The latest job of each run that has begun. One that still waits to go on is not the run's yet."""
     ids = [one.values["run_id"] for one in found]
-    query = select(Job.run_dir, Job.id, Job.owner).where(Job.run_id.in_(ids), Job.started.is_not(None))
-    return {place: (job, owner) for place, job, owner in session.execute(query.order_by(Job.number))}
+    columns = (Job.run_dir, Job.id, Job.owner, Job.state, Job.outcome, Job.reason, Job.ended)
+    query = select(*columns).where(Job.run_id.in_(ids), Job.started.is_not(None)).order_by(Job.number)
+    return {job.run_dir: job for job in session.execute(query)}
 
 
 def _when(folder: tuple[str, Stamp]) -> str:

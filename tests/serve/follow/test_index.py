@@ -11,17 +11,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 from starlette.testclient import TestClient
 
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
-from ortlaunch.serve.database import writing
+from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.index import rebuild
 from ortlaunch.serve.index.folders import stamp_of
 from ortlaunch.serve.index.listing import shortened
 from ortlaunch.serve.index.reading import read_folders
+from ortlaunch.serve.index.tables import Delivery, Webhook
 from ortlaunch.serve.queue.tables import Job
 from ortlaunch.serve.service import Service
 from tests.launch.follow.conftest import Maker
@@ -158,6 +159,30 @@ def test_jobs_of_the_queue_are_rows(service: Service, viewer: TestClient, make_r
     assert viewer.get("/api/runs/q5").json()["row"]["id"] == run["id"]
     assert viewer.get("/api/runs/20300101-000000-0000aa").json()["row"]["job"] == "q2"
     assert viewer.get("/api/runs/q2/config").status_code == 404
+
+
+def test_a_run_that_was_lost_with_its_machine_ends_as_the_queue_has_found_out(
+    service: Service, viewer: TestClient, make_run: Maker
+) -> None:
+    elsewhere = {"pid": 1, "host": "another-host", "start_ticks": 1}
+    lost, continued = (make_run(name, end=None, launcher=elsewhere) for name in ("lost", "continued"))
+    for run_dir in (lost, continued):
+        os.utime(run_dir / "journal.jsonl", (1e9, 1e9))
+    with writing(service.engine) as session:
+        session.add(Webhook(url="http://127.0.0.1:1/", secret="", made_by="ada", made=1.0))
+    service.runs.refresh()
+    assert [row["state"] for row in rows(viewer)] == ["unknown", "unknown"]
+    facts = {"state": "ended", "outcome": "killed", "reason": "no sign of life", "started": 1.0}
+    add_job(service, 1, lost, **facts, ended=time.time() + 1)
+    # From a command line this one went on after its job had ended.
+    add_job(service, 2, continued, **facts, ended=2.0)
+    service.runs._read_at.clear()
+    service.runs.refresh()
+    found = {row["name"]: (row["state"], row["reason"]) for row in rows(viewer)}
+    assert found["lost"] == ("killed", "no sign of life")
+    assert found["continued"][0] == "unknown"
+    with reading(service.engine) as session:
+        assert [message.place for message in session.scalars(select(Delivery))] == [str(lost)]
 
 
 def test_hostile_names_are_texts_and_a_page_stays_small(service: Service, viewer: TestClient, make_run: Maker) -> None:
