@@ -264,3 +264,23 @@ def test_no_file_outside_of_what_may_be_fetched(
     (run_dir / "journal.jsonl").unlink()
     (run_dir / "journal.jsonl").symlink_to(outside)
     assert viewer.get("/api/runs/00aa00/metrics").status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("uri", "url"),
+    [
+        ("https://mlflow.example.org/team/", "https://mlflow.example.org/team/#/runs/a%2F%3Cb%3E"),
+        ("http://anna:word12word@[::1]:5000", "http://[::1]:5000/#/runs/a%2F%3Cb%3E"),
+        ("sqlite:////tmp/mlflow.db", None),
+        ("https://[", None),
+        ("https:///runs", None),
+    ],
+)
+def test_the_link_to_mlflow_leads_to_the_run(viewer: TestClient, run_dir: Path, uri: str, url: str | None) -> None:
+    (run_dir / "relay.json").write_text(json.dumps({"mlflow_run_id": "a/<b>"}))
+    config = (run_dir / "config.yaml").read_text()
+    (run_dir / "config.yaml").write_text(config.replace("name: none", f"name: mlflow\n  uri: {json.dumps(uri)}"))
+    assert get(viewer, "")["mlflow"]["url"] == url
+    page = viewer.get("/runs/00aa00").text
+    assert "a/&lt;b&gt;" in page and "word12word" not in page
+    assert (f'href="{url}"' in page) is (url is not None)
