@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from ortlaunch.run.run import Run
+from ortlaunch.serve.access import Role
 from ortlaunch.serve.follow.curves import MOST_POINTS, Thinned
 from ortlaunch.serve.follow.logs import MOST_BYTES, clean
 from ortlaunch.serve.service import Service
 from tests.launch.follow.conftest import Maker
+from tests.support.service import InProcess
 
 SECRET = "ghp_" + "A1b2C3d4E5f6G7h8I9j0K1l2M3n4O5p6Q7r8"
 
@@ -284,3 +287,19 @@ def test_the_link_to_mlflow_leads_to_the_run(viewer: TestClient, run_dir: Path, 
     page = viewer.get("/runs/00aa00").text
     assert "a/&lt;b&gt;" in page and "word12word" not in page
     assert (f'href="{url}"' in page) is (url is not None)
+
+
+def test_the_page_offers_what_the_api_would_do(
+    served: InProcess, make_run: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unix_user = make_run("by hand", run_id="00aa00", end="KILLED").owner()
+    served.service.runs.refresh()
+    monkeypatch.setattr("ortlaunch.serve.actor.Actor.call", lambda *_: {"place": ""})
+    owner = served.client(served.token("anna.b", Role.runner, unix_user))
+    # A user of the service who is named like the Unix user is another one.
+    namesake = served.client(served.token(unix_user, Role.runner, "nobody"))
+    for client, offered in ((namesake, []), (owner, ["resume", "delete"])):
+        panel = client.get("/runs/00aa00/panel")
+        assert re.findall(r'data-act="(\w+)"', panel.text) == offered
+        status = client.post("/api/runs/00aa00/delete").status_code
+        assert (status != 403) is bool(offered), status
