@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse
 
 from ortlaunch.serve import submitting
 from ortlaunch.serve.access import Caller, Role, needs
-from ortlaunch.serve.fields import CHOICES, PARAMS, catalogue, jobs_to_choose
+from ortlaunch.serve.fields import CHOICES, PARAMS, is_choice, jobs_to_choose
 from ortlaunch.serve.pages.render import render
 from ortlaunch.serve.service import service_of
 
@@ -33,7 +33,7 @@ def submit(
         made = submitting.keys_of(service, caller, again)
         job, keys, left_out, minutes = made["job"] or "", made["keys"], made["left_out"], made["minutes"]
     asked = {name: value for name, value in request.query_params.items() if name not in ("job", "again")}
-    choices = {key: value for key, value in keys.items() if _is_choice(key)} | asked
+    choices = {key: value for key, value in keys.items() if is_choice(key)} | asked
     keys = {key: value for key, value in keys.items() if key not in choices}
     found = submitting.fields_for(service, caller, job or None, choices)
     fields = [*found["fields"], *_further(keys, found["fields"])]
@@ -57,10 +57,6 @@ def submit(
         "jobs": jobs_to_choose(),
     }
     return render(request, "submit.html", caller, **values)
-
-
-def _is_choice(key: str) -> bool:
-    return any(field.group == CHOICES for field in catalogue().get(key, ()))
 
 
 def _further(keys: dict[str, Any], fields: list[dict[str, Any]]) -> list[dict[str, Any]]:
