@@ -251,7 +251,7 @@ def _write(session: Session, found: list[Reading]) -> set[str]:
     return {one.place for one in changed}
 
 
-def _join(values: dict[str, Any], job: Row[Any] | None) -> None:
+def _join(values: dict[str, Any], job: Row[*tuple[Any, ...]] | None) -> None:
     """Adds to a run what the queue knows of it."""
     values["job"], values["owner"] = (None, values["unix_user"]) if job is None else (job.id, job.owner)
     # A run whose launcher is gone with its container or machine never says that it has ended. The queue has found out.
@@ -265,12 +265,12 @@ def _join(values: dict[str, Any], job: Row[Any] | None) -> None:
         }
 
 
-def _saw_the_end(job: Row[Any], updated: float) -> bool:
+def _saw_the_end(job: Row[*tuple[Any, ...]], updated: float) -> bool:
     """Whether a job is over, and its run was not continued after it, for example from a command line elsewhere."""
     return bool(job.state == JobState.ENDED and job.outcome and job.ended >= updated)
 
 
-def _jobs_of(session: Session, found: list[Reading]) -> dict[str, Row[Any]]:
+def _jobs_of(session: Session, found: list[Reading]) -> dict[str, Row[*tuple[Any, ...]]]:
     """The latest job of each run that has begun. One that still waits to go on is not the run's yet."""
     ids = [one.values["run_id"] for one in found]
     columns = (Job.run_dir, Job.id, Job.owner, Job.state, Job.outcome, Job.reason, Job.ended)
