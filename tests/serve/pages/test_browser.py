@@ -271,11 +271,11 @@ def test_no_page_is_wider_than_the_screen(
     consoles_are_empty.append(one)
     one.is_logged_in(site.server.cookie)
     ended = run_path(site.ended)
+    page = one.tab("/")
     for path in ("/", ended, "/submit", "/queue", "/users", "/tokens", "/audit", f"/compare?ids={ended[6:]},000002"):
-        page = one.tab(path)
-        page.wait_for_load_state("networkidle") if path == "/submit" else page.wait_for_timeout(100)
+        page.goto(site.server.url + path)
+        page.wait_for_selector('[data-ready="yes"]') if path == "/submit" else page.wait_for_timeout(100)
         assert page.evaluate(WIDER) <= 0, path
-        page.close()
 
 
 def test_scripts_write_figures_as_the_server_does(ada: Person) -> None:
