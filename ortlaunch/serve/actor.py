@@ -6,7 +6,6 @@ The service itself neither composes a configuration nor starts, stops or reads a
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import signal
@@ -19,8 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.secrets import without_secrets
+from ortlaunch.base.user import user_name
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.unix_users import listed_users
 
@@ -130,7 +131,7 @@ class Actor:
         if unix_user == own_user():
             return []
         if unix_user not in self._listed():
-            where = f"{self.allow_list} does not list it" if self.allow_list else "it was started without --unix-users"
+            where = f"{self.allow_list} does not list it" if self.allow_list else "it has no list of users"
             raise Refused(f"the service may not act for the Unix user {unix_user}: {where}")
         return ["sudo", "-n", "-u", unix_user, "--"]
 
@@ -142,6 +143,8 @@ class Actor:
             return listed_users(self.allow_list)
         except FileNotFoundError:
             return []
+        except RequestError as error:
+            raise Refused(str(error)) from error
 
 
 def _abandon(child: subprocess.Popen[bytes]) -> None:
@@ -158,7 +161,7 @@ def _abandon(child: subprocess.Popen[bytes]) -> None:
 
 def own_user() -> str:
     """The Unix user whom the service runs as."""
-    return getpass.getuser()
+    return user_name()
 
 
 def _environment(action: str) -> dict[str, str]:

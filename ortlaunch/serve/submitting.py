@@ -17,7 +17,7 @@ from ortlaunch.serve.access import Caller, Role, may_change
 from ortlaunch.serve.actor import Refused, own_user
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
-from ortlaunch.serve.fields import CHOICES, PARAMS, catalogue, fields_of, jobs_to_choose, may_choose
+from ortlaunch.serve.fields import CHOICES, OPEN_MODELS, PARAMS, catalogue, fields_of, jobs_to_choose, may_choose
 from ortlaunch.serve.index.finding import Found, find, found_run
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
@@ -349,4 +349,4 @@ def _check_number(session: Any, caller: Caller) -> None:
 
 def _takes_any(chosen: Mapping[str, str]) -> bool:
     """Whether the model takes parameters that no file lists."""
-    return chosen.get("model") in ("factory", "hf")
+    return chosen.get("model") in OPEN_MODELS
