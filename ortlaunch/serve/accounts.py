@@ -59,14 +59,15 @@ def login(service: Service, name: str, password: str, address: str) -> str:
         user = session.scalar(select(User).where(User.name == known))
     stored = user.password if user is not None and user.password is not None else _NOBODY
     right = _matches(stored, password)
-    if user is None or user.password is None or user.disabled or not right:
-        with writing(service.engine) as session:
-            record(session, None, "login.failed", known, {"address": address})
-        raise Problem("name or password is wrong")
     with writing(service.engine) as session:
-        if _HASHER.check_needs_rehash(stored):
-            session.get_one(User, user.id).password = _hashed(password)
-        return _begin_session(session, user, address)
+        # The user may have been locked out, or have got another password, while this one was compared.
+        user = session.scalar(select(User).where(User.name == known))
+        if right and user is not None and not user.disabled and user.password == stored:
+            if _HASHER.check_needs_rehash(stored):
+                user.password = _hashed(password)
+            return _begin_session(session, user, address)
+        record(session, None, "login.failed", known, {"address": address})
+    raise Problem("name or password is wrong")
 
 
 def login_known(service: Service, name: str, address: str) -> str:
@@ -191,13 +192,15 @@ def change_user(
 ) -> User:
     """Changes a user; None leaves a field as it is, and an empty `unix_user` takes it away.
 
-    The waiting jobs of a user who is disabled end. Runs that have begun go on.
+    The waiting jobs of a user who is disabled, gets a lower role or another Unix user end: they were checked for what
+    the user was before. Runs that have begun go on.
 
     Raises:
         Problem: no administrator would be left.
     """
     with writing(service.engine) as session:
         user = _existing(session, user_id)
+        before, before_unix = Role[user.role], user.unix_user
         user.role = user.role if role is None else role.name
         user.disabled = user.disabled if disabled is None else disabled
         if unix_user is not None:
@@ -207,7 +210,11 @@ def change_user(
             raise Problem("the service needs an administrator who can log in", "disabled" if disabled else "role")
         if user.disabled:
             session.execute(delete(LoginSession).where(LoginSession.user_id == user.id))
-            _end_waiting_jobs(session, user.id)
+            _end_waiting_jobs(session, user.id, "its user was locked out")
+        elif Role[user.role] < before:
+            _end_waiting_jobs(session, user.id, "its user has a lower role now: submit it again")
+        elif user.unix_user != before_unix and not service.settings.shared_account:
+            _end_waiting_jobs(session, user.id, "its user has another Unix user now: submit it again")
         changes = {"role": user.role, "unix_user": user.unix_user, "disabled": user.disabled}
         record(session, caller, "user.change", user.name, changes)
     if service.queue is not None:
@@ -255,10 +262,10 @@ def _add(session: Session, name: str, role: Role, unix_user: str | None) -> User
     return user
 
 
-def _end_waiting_jobs(session: Session, user_id: int) -> None:
+def _end_waiting_jobs(session: Session, user_id: int, reason: str) -> None:
     for job in store.in_states(session, JobState.WAITING):
         if job.user_id == user_id:
-            store.note_end(session, job, JobState.CANCELLED, reason="its user was locked out")
+            store.note_end(session, job, JobState.CANCELLED, reason=reason)
 
 
 def _unix_name(text: str) -> str | None:

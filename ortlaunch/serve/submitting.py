@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from ortlaunch.base.secrets import hidden
 from ortlaunch.run.key import RunKey
-from ortlaunch.serve.access import Caller, Role, may_change
+from ortlaunch.serve.access import Caller, Role, may_change, require_unchanged
 from ortlaunch.serve.actor import Refused, own_user
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
@@ -23,6 +23,7 @@ from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
 from ortlaunch.serve.requests import Submission, judge
 from ortlaunch.serve.service import Service
+from ortlaunch.serve.tables import User
 from ortlaunch.serve.unfit import Problem, Unfit
 
 _MOST_OPEN = 1000
@@ -150,6 +151,8 @@ def _stored(service: Service, caller: Caller, intent: _Intent, checked: dict[str
         known = _known(session, caller, key, intent.digest)
         if known is not None:
             return Submitted(known, is_new=False)
+        # The check takes up to a minute. Who was locked out meanwhile has no job that waits, and gets none.
+        require_unchanged(service, session, caller)
         _check_number(session, caller)
         owner = caller.user_id, caller.name
         made = store.add_job(session, owner, intent.unix_user, intent.run_key, request, checked)
@@ -224,8 +227,9 @@ def resume(service: Service, caller: Caller, asked: str, keys: Mapping[str, Any]
         raise HTTPException(403, f"this run has code of its own: it needs the role {Role.author.name}")
     owner = found.owner or caller.name
     with writing(service.engine) as session:
+        require_unchanged(service, session, caller)
         _require_closed(store.open_job_of(session, found.place))
-        user_id = session.scalar(select(Job.user_id).where(Job.owner == owner).limit(1)) or caller.user_id
+        user_id = session.scalar(select(User.id).where(User.name == owner)) or caller.user_id
         key = str(RunKey.parsed(found.id))
         job = store.add_job(session, (user_id, owner), found.unix_user, key, wanted.as_dict(), checked)
         record(session, caller, "run.resume", found.id, {"job": job.id, "keys": wanted.keys})
@@ -262,6 +266,7 @@ def _over(service: Service, caller: Caller, asked: str, action: str) -> Found:
     found_run(service, asked)
     _settle(service, found)
     with writing(service.engine) as session:
+        require_unchanged(service, session, caller)
         _require_closed(store.open_job_of(session, found.place))
         record(session, caller, action, found.id)
     return found

@@ -153,6 +153,46 @@ def test_what_a_user_who_is_disabled_has_waiting_does_not_start(inside: InProces
     assert found == [("ada", JobState.WAITING, ""), ended, ("bob", JobState.RUNNING, "")]
 
 
+@pytest.mark.parametrize(
+    ("role", "unix_user", "reason"),
+    [
+        (Role.viewer, None, "its user has a lower role now: submit it again"),
+        (None, "other", "its user has another Unix user now: submit it again"),
+        (Role.author, None, ""),
+        (None, "unix", ""),
+    ],
+)
+def test_waiting_jobs_end_that_their_user_could_not_submit_now(
+    inside: InProcess, role: Role | None, unix_user: str | None, reason: str
+) -> None:
+    admin, bob = inside.person("ada", Role.admin), inside.person("bob", Role.runner, "unix")
+    checked = {"slots": 1, "name": "x", "experiment": "e", "launcher": "local", "steps": 1, "run_dir": "", "words": []}
+    with writing(inside.service.engine) as session:
+        key = store.new_run_key(session)
+        job = store.add_job(session, (bob.user_id, bob.name), "unix", key, {}, checked)
+    accounts.change_user(inside.service, admin, bob.user_id, role, unix_user, None)
+    with reading(inside.service.engine) as session:
+        found = session.get_one(Job, job.id)
+    assert (found.state, found.reason) == (JobState.CANCELLED if reason else JobState.WAITING, reason)
+
+
+@pytest.mark.parametrize("changes", [{"disabled": True}, {"password": "another"}])
+def test_who_is_locked_out_while_a_password_is_compared_is_not_logged_in(
+    inside: InProcess, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside.person("bob", Role.runner)
+    compared = accounts._matches
+
+    def matches(stored: str, password: str) -> bool:
+        with writing(inside.service.engine) as session:
+            session.execute(update(User).values(**changes))
+        return compared(stored, password)
+
+    monkeypatch.setattr(accounts, "_matches", matches)
+    with pytest.raises(Problem, match="wrong"):
+        accounts.login(inside.service, "bob", PASSWORD, "here")
+
+
 @pytest.mark.parametrize(("role", "disabled"), [(Role.viewer, None), (None, True)])
 def test_the_last_administrator_stays(inside: InProcess, role: Role | None, disabled: bool | None) -> None:
     admin = inside.person("ada", Role.admin)
