@@ -40,8 +40,11 @@ _VARIABLES = frozenset(
 _OF_RUNS = frozenset(["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"])
 """The variables that only a child gets that starts a run: the run sends its record with them."""
 _STARTING = ("start",)
-_AT_ONCE = 3
-"""Children of one Unix user at a time: those of one who does not answer leave room for those of others."""
+AT_ONCE = 3
+"""Children of one Unix user in one lane at a time: those of one who does not answer leave room for those of others."""
+_LANE_OF = {"start": "queue", "outcome": "queue", "cancel": "stop", "export_weights": "long", "compare": "long"}
+"""Actions that wait only for each other, where that is not the lane of the short ones: what takes minutes keeps neither
+the queue nor a check waiting."""
 _TURN_SECONDS = 30.0
 
 
@@ -71,7 +74,7 @@ class Actor:
     """The run root."""
     allow_list: Path | None = None
     """A file with one Unix user on each line: those whom the service may act for by sudo. None: nobody."""
-    _turns: dict[str, threading.BoundedSemaphore] = field(default_factory=dict, repr=False, compare=False)
+    _turns: dict[tuple[str, str], threading.BoundedSemaphore] = field(default_factory=dict, repr=False, compare=False)
 
     def call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Runs one action in a child and returns its answer. It blocks: call it outside the event loop.
@@ -85,9 +88,10 @@ class Actor:
             Refused: the action refuses the request.
             Unavailable: there is no answer.
         """
-        turns = self._turns.setdefault(unix_user, threading.BoundedSemaphore(_AT_ONCE))
+        lane = unix_user, _LANE_OF.get(action, "short")
+        turns = self._turns.setdefault(lane, threading.BoundedSemaphore(AT_ONCE))
         if not turns.acquire(timeout=_TURN_SECONDS):
-            raise Unavailable(f"{action}: {_AT_ONCE} requests for the Unix user {unix_user} are at work: try again")
+            raise Unavailable(f"{action}: {AT_ONCE} requests for the Unix user {unix_user} are at work: try again")
         try:
             return self._call(unix_user, action, request)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -87,6 +88,29 @@ def test_a_child_that_takes_too_long_is_ended(actor: Actor, monkeypatch: pytest.
     monkeypatch.setattr("ortlaunch.serve.actor._SECONDS", 0.05)
     with pytest.raises(Unavailable, match=r"check: no answer within 0\.05 s"):
         call(actor, "check", words=WORDS, run_key=KEY)
+
+
+def test_what_takes_minutes_keeps_neither_the_queue_nor_a_check_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, actor, inside = threading.Event(), Actor(Path("/nowhere")), threading.Semaphore(0)
+
+    def answer(_actor: Actor, _user: str, action: str, _request: Any) -> dict[str, Any]:
+        if action in ("export_weights", "cancel"):
+            inside.release()
+            assert gate.wait(20)
+        return {"action": action}
+
+    monkeypatch.setattr(Actor, "_call", answer)
+    monkeypatch.setattr("ortlaunch.serve.actor._TURN_SECONDS", 0.2)
+    with ThreadPoolExecutor(6) as pool:
+        try:
+            waiting = [pool.submit(call, actor, action) for action in ["export_weights", "cancel"] * 3]
+            assert all(inside.acquire(timeout=10) for _ in waiting)
+            for action in ("start", "outcome", "check", "fields"):
+                assert call(actor, action) == {"action": action}
+            with pytest.raises(Unavailable, match="compare: 3 requests for the Unix user"):
+                call(actor, "compare")
+        finally:
+            gate.set()
 
 
 def starting(actor: Actor, **changes: Any) -> dict[str, Any]:
