@@ -37,9 +37,10 @@ _VARIABLES = frozenset(
     ]
 )
 """The variables of the service that every child gets. None of them holds a secret."""
-_OF_RUNS = frozenset(["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"])
-"""The variables that only a child gets that starts a run: the run sends its record with them."""
-_STARTING = ("start",)
+_OF_MLFLOW = frozenset(["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"])
+"""The variables that a child gets only for `_WITH_MLFLOW`: a run sends its record with them, a comparison reads it. Both
+ask the server that the service's own variables name, and none that a run folder does."""
+_WITH_MLFLOW = ("start", "compare")
 AT_ONCE = 3
 """Children of one Unix user in one lane at a time: those of one who does not answer leave room for those of others."""
 _LANE_OF = {"start": "queue", "outcome": "queue", "cancel": "stop", "export_weights": "long", "compare": "long"}
@@ -166,7 +167,7 @@ def own_user() -> str:
 
 
 def _environment(action: str) -> dict[str, str]:
-    names = _VARIABLES | _OF_RUNS if action in _STARTING else _VARIABLES
+    names = _VARIABLES | _OF_MLFLOW if action in _WITH_MLFLOW else _VARIABLES
     kept = {name: value for name, value in os.environ.items() if name in names or name.startswith("LC_")}
     return kept | {"PYTHONUNBUFFERED": "1"}
 

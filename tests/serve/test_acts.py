@@ -15,8 +15,8 @@ import pytest
 
 from ortlaunch.run.identity import Process
 from ortlaunch.run.run import Run
-from ortlaunch.serve.act import key_of
-from ortlaunch.serve.actor import Actor, Refused, Unavailable, own_user
+from ortlaunch.serve.act import ACTIONS, key_of
+from ortlaunch.serve.actor import Actor, Refused, Unavailable, _environment, own_user
 from ortlaunch.serve.requests import quoted
 from tests.support.nightly import first_in_ci
 from tests.support.users import needs_root
@@ -82,6 +82,12 @@ def test_a_child_gets_no_secrets_of_the_service(actor: Actor, monkeypatch: pytes
         # The API takes no such word; a child would not find the variable either.
         with pytest.raises(Refused, match="not found"):
             call(actor, "check", words=[*WORDS, f"name=${{oc.env:{name}}}"], run_key=KEY)
+
+
+def test_only_what_asks_the_tracking_server_gets_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2")
+    have = {action for action in ACTIONS if "MLFLOW_TRACKING_PASSWORD" in _environment(action)}
+    assert have == {"start", "compare"}
 
 
 def test_a_child_that_takes_too_long_is_ended(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
