@@ -38,8 +38,8 @@ _VARIABLES = frozenset(
 )
 """The variables of the service that every child gets. None of them holds a secret."""
 _OF_MLFLOW = frozenset(["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"])
-"""The variables that a child gets only for `_WITH_MLFLOW`: a run sends its record with them, a comparison reads it. Both
-ask the server that the service's own variables name, and none that a run folder does."""
+"""The variables that a child gets only for `_WITH_MLFLOW`: a run sends its record with them, and a comparison reads it,
+from the server that the service's own variables name and from none that a run folder does."""
 _WITH_MLFLOW = ("start", "compare")
 AT_ONCE = 3
 """Children of one Unix user in one lane at a time: those of one who does not answer leave room for those of others."""

@@ -322,6 +322,8 @@ def _require_sound(service: Service, checked: Mapping[str, Any], below: Path) ->
     is_sound = type(slots) is int and slots >= 0 and place.is_relative_to(below) and ".." not in place.parts
     if not is_sound or not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise Unfit([Problem(None, "the check gave an answer that is none")])
+    if slots > total and (trouble := service.queue.slots.trouble):
+        raise HTTPException(503, f"the GPUs of this machine cannot be told: {trouble}", {"Retry-After": "10"})
     if slots > total:
         key = "launcher.workers_per_node"
         raise Unfit([Problem(key, f"the run needs {slots} slots, and this machine has {total}")])

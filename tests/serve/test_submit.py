@@ -127,6 +127,13 @@ def test_a_run_that_needs_more_slots_than_there_are_is_refused(desk: Desk) -> No
     assert answer.json()["problems"][0]["message"] == "the run needs 4 slots, and this machine has 1"
 
 
+def test_a_run_waits_for_no_answer_of_ours_where_the_gpus_cannot_be_told(desk: Desk) -> None:
+    slots = desk.inside.service.queue.slots
+    slots._names, slots.trouble, slots._looked = None, "nvidia-smi fails with exit code 255", float("inf")
+    answer = desk.ask("rob", "POST", "/api/runs", STEPS)
+    assert (answer.status_code, "nvidia-smi fails" in answer.text) == (503, True)
+
+
 def test_a_waiting_job_is_taken_from_the_queue_by_its_owner_alone(desk: Desk) -> None:
     made = desk.submit()
     assert desk.ask("otto", "POST", f"/api/runs/{made['id']}/cancel").status_code == 403

@@ -267,8 +267,7 @@ def test_a_gpu_that_somebody_else_uses_is_withheld(
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text(
-        "#!/bin/sh\ncase $1 in *compute-apps*) echo GPU-b, 4242;; *uuid*) echo 0, GPU-a; echo 1, GPU-b;;"
-        " *) echo 0; echo 1;; esac\n"
+        "#!/bin/sh\ncase $1 in *compute-apps*) echo GPU-b, 4242;; *uuid*) echo 0, GPU-a; echo 1, GPU-b;; esac\n"
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
