@@ -21,6 +21,7 @@ from typing import Any
 
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.secrets import without_secrets
+from ortlaunch.serve.exchange import TooMuch, exchange
 from ortlaunch.serve.service import Service
 
 _SECONDS = 60.0
@@ -113,12 +114,16 @@ class Actor:
         root = self.folder_of(unix_user)
         # A relative place in the configuration, such as that of MLflow's database, begins at the working folder.
         folder = root.parent if unix_user == own_user() else root
-        document = json.dumps({**request, "root": str(root), "folder": str(folder)})
+        document = json.dumps({**request, "root": str(root), "folder": str(folder), "seconds": seconds})
         try:
-            answer, said = child.communicate(document.encode(), timeout=seconds)
+            answer, said = exchange(child, document.encode(), seconds, _LARGEST_ANSWER)
         except subprocess.TimeoutExpired:
-            _abandon(child)
             raise Unavailable(f"{action}: no answer within {seconds:g} s") from None
+        except TooMuch:
+            raise Unavailable(f"{action}: the answer has more than {_LARGEST_ANSWER:,} bytes") from None
+        finally:
+            if child.returncode is None:
+                _abandon(child)
         return _read(action, child.returncode, answer, said.decode(errors="replace"))
 
     def folder_of(self, unix_user: str) -> Path:
@@ -150,7 +155,7 @@ class Actor:
 
 
 def _abandon(child: subprocess.Popen[bytes]) -> None:
-    """Kills a child that gives no answer, and waits no longer: one of another user cannot be killed."""
+    """Kills a child that gives no answer, and does not wait: one of another user cannot be killed, and ends itself."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     for pipe in (child.stdin, child.stdout, child.stderr):
@@ -174,7 +179,7 @@ def _environment(action: str) -> dict[str, str]:
 
 def _read(action: str, code: int, answer: bytes, said: str) -> dict[str, Any]:
     try:
-        found = json.loads(answer) if len(answer) <= _LARGEST_ANSWER else None
+        found = json.loads(answer)
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +19,7 @@ import pytest
 
 from ortlaunch.run.identity import Process
 from ortlaunch.run.run import Run
-from ortlaunch.serve.act import ACTIONS, key_of
+from ortlaunch.serve.act import _LATE_SECONDS, ACTIONS, key_of
 from ortlaunch.serve.actor import Actor, Refused, Unavailable, _environment, own_user
 from ortlaunch.serve.requests import quoted
 from tests.support.nightly import first_in_ci
@@ -117,6 +121,46 @@ def test_what_takes_minutes_keeps_neither_the_queue_nor_a_check_waiting(monkeypa
                 call(actor, "compare")
         finally:
             gate.set()
+
+
+def _says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Lets a script stand in for the children."""
+    program = tmp_path / "child"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+
+@pytest.mark.parametrize("stream", ["", " >&2"])
+def test_an_answer_without_end_is_not_collected(
+    actor: Actor, tmp_path: Path, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _says(tmp_path, monkeypatch, f"head -c 30000000 /dev/zero{stream}")
+    monkeypatch.setattr("ortlaunch.serve.actor._LARGEST_ANSWER", 1_000_000)
+    with pytest.raises(Unavailable, match="check: the answer has more than 1,000,000 bytes"):
+        call(actor, "check")
+
+
+def test_a_child_that_says_much_before_it_reads_is_understood(
+    actor: Actor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _says(tmp_path, monkeypatch, "head -c 300000 /dev/zero >&2; wc -c >&2; echo '{\"said\": 1}'")
+    assert call(actor, "check", text="x" * 300_000) == {"said": 1}
+
+
+def test_a_child_that_reads_nothing_and_fails_says_why(
+    actor: Actor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _says(tmp_path, monkeypatch, "exec 0<&-; echo no such user >&2; exit 1")
+    with pytest.raises(Unavailable, match="check: no such user"):
+        call(actor, "check", text="x" * 300_000)
+
+
+def test_a_child_that_nobody_can_kill_ends_itself() -> None:
+    hangs = "import time, ortlaunch.serve.act as act; act._answer = lambda *_: time.sleep(30); act.main()"
+    request = json.dumps({"folder": "/", "seconds": 0.1 - _LATE_SECONDS})
+    done = subprocess.run([sys.executable, "-c", hangs, "check"], input=request, text=True, timeout=20, check=False)
+    assert done.returncode == -signal.SIGALRM
 
 
 def starting(actor: Actor, **changes: Any) -> dict[str, Any]:
