@@ -240,6 +240,13 @@ def test_a_token_gives_the_lower_one_of_two_roles(inside: InProcess) -> None:
     assert client.get("/api/session").json()["role"] == "viewer"
 
 
+def test_a_token_makes_no_token_that_would_outlive_it(inside: InProcess) -> None:
+    body = {"name": "mine", "role": "viewer", "days": 365}
+    refused = inside.client().post("/api/tokens", headers=inside.token("bob", Role.runner), json=body)
+    assert (refused.status_code, "log in" in refused.text) == (403, True)
+    assert inside.client().post("/api/tokens", headers=inside.browser("bob", Role.runner), json=body).status_code == 201
+
+
 def test_a_token_ends_by_its_time_and_by_being_revoked(inside: InProcess) -> None:
     service, ada = inside.service, inside.person("ada", Role.admin)
     token, secret = tokens.make_token(service, ada, "mine", Role.viewer, 1)
