@@ -16,12 +16,13 @@ from ortlaunch.serve.access import Caller, Role
 from ortlaunch.serve.answers import not_found
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
+from ortlaunch.serve.limits import TooManyRequests, network_of
 from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import JobState
 from ortlaunch.serve.secret import digest, new_secret
 from ortlaunch.serve.service import Service
-from ortlaunch.serve.tables import Link, LoginSession, Token, User
+from ortlaunch.serve.tables import AuditEntry, Link, LoginSession, Token, User
 
 SESSION_SECONDS = 12 * 3600.0
 LINK_SECONDS = 24 * 3600.0
@@ -29,6 +30,10 @@ FIRST_LINK_SECONDS = 3600.0
 SHORTEST_PASSWORD = 12
 _LONGEST_PASSWORD = 1024
 _OLD_LINK = "the link was used or is too old: ask an administrator for another one"
+_FAILED = "login.failed"
+_FAILURE_SECONDS = 30 * 86400.0
+"""How long an attempt to log in that failed is in the audit."""
+_LONGEST_NAME = 64
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _UNIX_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}\$?")
 # OWASP's smaller choice for argon2id. One at a time, so that logins cannot fill the memory.
@@ -52,9 +57,10 @@ def login(service: Service, name: str, password: str, address: str) -> str:
         Problem: name or password is wrong; it does not say which.
     """
     known = name.strip().lower()
-    service.limits.address.take(address)
-    service.limits.login.take(f"{address} {known}")
-    service.limits.name.take(known)
+    network, counted = network_of(address), known[:_LONGEST_NAME]
+    service.limits.address.take(network)
+    service.limits.login.take(f"{network} {counted}")
+    service.limits.name.take(counted)
     with reading(service.engine) as session:
         user = session.scalar(select(User).where(User.name == known))
     stored = user.password if user is not None and user.password is not None else _NOBODY
@@ -66,7 +72,7 @@ def login(service: Service, name: str, password: str, address: str) -> str:
             if _HASHER.check_needs_rehash(stored):
                 user.password = _hashed(password)
             return _begin_session(session, user, address)
-        record(session, None, "login.failed", known, {"address": address})
+        _note_failure(service, session, known, {"address": address})
     raise Problem("name or password is wrong")
 
 
@@ -89,7 +95,7 @@ def login_known(service: Service, name: str, address: str) -> str:
         user = session.scalar(select(User).where(User.name == known, User.disabled.is_(False)))
         if user is not None:
             return _begin_session(session, user, address)
-        record(session, None, "login.failed", known, {"address": address, "by": "provider"})
+        _note_failure(service, session, known, {"address": address, "by": "provider"})
     raise Problem(f"{known} is no user of this service: ask an administrator")
 
 
@@ -246,6 +252,17 @@ def remove_expired(session: Session) -> None:
     session.execute(delete(LoginSession).where(LoginSession.expires <= now))
     session.execute(delete(Link).where(Link.expires <= now))
     session.execute(delete(Token).where(Token.expires <= now - 30 * 86400))
+
+
+def _note_failure(service: Service, session: Session, name: str, detail: dict[str, str]) -> None:
+    """Writes an attempt to log in into the audit, and takes old ones out: anybody can make any number of them."""
+    try:
+        service.limits.forgetting.take("")
+        oldest = time.time() - _FAILURE_SECONDS
+        session.execute(delete(AuditEntry).where(AuditEntry.action == _FAILED, AuditEntry.at < oldest))
+    except TooManyRequests:
+        pass
+    record(session, None, _FAILED, name[:_LONGEST_NAME], detail)
 
 
 def _add(session: Session, name: str, role: Role, unix_user: str | None) -> User:

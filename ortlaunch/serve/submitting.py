@@ -209,8 +209,23 @@ def stop(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
     return {"id": found.id, "state": state, "said": ""}
 
 
-def resume(service: Service, caller: Caller, asked: str, keys: Mapping[str, Any], minutes: float | None) -> Submitted:
+def resume(
+    service: Service,
+    caller: Caller,
+    asked: str,
+    keys: Mapping[str, Any],
+    minutes: float | None,
+    idempotency_key: str | None = None,
+) -> Submitted:
     """Puts a run that is over into the queue again, to go on from its newest checkpoint.
+
+    Args:
+        service: the service.
+        caller: who asks for it.
+        asked: the run's id.
+        keys: the keys that change.
+        minutes: the time limit.
+        idempotency_key: the same key always means the same job.
 
     Raises:
         HTTPException: 404, 403, or 409 for a run that is in the queue.
@@ -219,6 +234,11 @@ def resume(service: Service, caller: Caller, asked: str, keys: Mapping[str, Any]
     found = _changeable(service, caller, asked)
     found_run(service, asked)
     wanted = judge(None, keys, caller.role, minutes)
+    digest = store.digest_of({"resume": found.place, **wanted.as_dict()})
+    with reading(service.engine) as session:
+        known = _known(session, caller, idempotency_key, digest)
+    if known is not None:
+        return Submitted(known, is_new=False)
     _settle(service, found)
     checked = _asked(service, found.unix_user, "check_resume", {"run_dir": found.place, "words": wanted.words})
     _require_sound(service, {"run_dir": found.place, **checked}, Path(found.place))
@@ -227,11 +247,16 @@ def resume(service: Service, caller: Caller, asked: str, keys: Mapping[str, Any]
         raise HTTPException(403, f"this run has code of its own: it needs the role {Role.author.name}")
     owner = found.owner or caller.name
     with writing(service.engine) as session:
+        known = _known(session, caller, idempotency_key, digest)
+        if known is not None:
+            return Submitted(known, is_new=False)
         require_unchanged(service, session, caller)
         _require_closed(store.open_job_of(session, found.place))
         user_id = session.scalar(select(User.id).where(User.name == owner)) or caller.user_id
         key = str(RunKey.parsed(found.id))
         job = store.add_job(session, (user_id, owner), found.unix_user, key, wanted.as_dict(), checked)
+        if idempotency_key is not None:
+            store.remember(session, caller.user_id, idempotency_key, digest, job)
         record(session, caller, "run.resume", found.id, {"job": job.id, "keys": wanted.keys})
     return Submitted(_decided(service, job.id), is_new=True)
 

@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from ortlaunch.serve import accounts, tokens
 from ortlaunch.serve.access import Caller, Role, still_allowed
 from ortlaunch.serve.database import reading, writing
-from ortlaunch.serve.limits import FOR_NAME, FROM_ADDRESS, TooManyRequests
+from ortlaunch.serve.limits import FOR_NAME, FROM_ADDRESS, Bucket, TooManyRequests
 from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import Job, JobState
@@ -100,6 +100,39 @@ def test_one_address_and_one_name_are_bounded_in_all(inside: InProcess) -> None:
     with pytest.raises(TooManyRequests):
         limits.address.take("one", now=1.0)
     assert FOR_NAME > FROM_ADDRESS, "one address could lock a name out"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::9%eth0", True),
+        ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("unknown", "10.0.0.1", False),
+    ],
+)
+def test_attempts_are_counted_by_network(inside: InProcess, one: str, other: str, is_same: bool) -> None:
+    inside.service.limits.address = Bucket(1, 1000.0)
+    with pytest.raises(Problem, match="wrong"):
+        accounts.login(inside.service, "ada", "wrong", one)
+    with pytest.raises(TooManyRequests if is_same else Problem):
+        accounts.login(inside.service, "bob", "wrong", other)
+
+
+def test_attempts_to_log_in_do_not_fill_the_audit(inside: InProcess) -> None:
+    service = inside.service
+    with writing(service.engine) as session:
+        for action, days in (("login.failed", 31), ("login.failed", 29), ("login", 31)):
+            at = time.time() - 86400 * days
+            session.add(AuditEntry(at=at, user_id=None, user="", action=action, target=f"{days}", detail=""))
+    for _ in range(2):
+        with pytest.raises(Problem, match="wrong"):
+            accounts.login(service, "x" * 1000, "wrong", "here")
+    with reading(service.engine) as session:
+        found = [(entry.action, entry.target) for entry in session.scalars(select(AuditEntry).order_by(AuditEntry.id))]
+    failed = ("login.failed", "x" * 64)
+    assert found == [("login.failed", "29"), ("login", "31"), failed, failed]
 
 
 def test_a_link_works_whoever_else_asks_from_the_address(inside: InProcess) -> None:

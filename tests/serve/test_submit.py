@@ -187,6 +187,17 @@ def test_a_run_goes_on_as_another_job_of_the_same_run(desk: Desk, tmp_path: Path
     assert desk.ask("rob", "POST", f"/api/runs/{run}/delete").status_code == 409
 
 
+def test_a_repeated_request_lets_a_run_go_on_once(desk: Desk, tmp_path: Path) -> None:
+    run, repeated = _begun(desk, tmp_path), {"Idempotency-Key": "k"}
+    answers = [desk.ask("rob", "POST", f"/api/runs/{run}/resume", STEPS, **repeated) for _ in range(2)]
+    assert [(one.status_code, one.json()["job"]) for one in answers] == [(201, "q2")] * 2
+    other = desk.ask("rob", "POST", f"/api/runs/{run}/resume", {"keys": {"train.steps": 6}}, **repeated)
+    assert (other.status_code, "another request was sent" in other.text) == (422, True)
+    desk.set("q2", state=JobState.ENDED)
+    assert desk.ask("rob", "POST", f"/api/runs/{run}/resume", STEPS, **repeated).json()["job"] == "q2"
+    assert desk.ask("rob", "POST", f"/api/runs/{run}/resume", STEPS).json()["job"] == "q3"
+
+
 def test_a_run_with_code_of_its_own_goes_on_by_an_author_alone(desk: Desk, tmp_path: Path) -> None:
     run, desk.actor.own_code = _begun(desk, tmp_path), True
     assert "needs the role author" in desk.ask("rob", "POST", f"/api/runs/{run}/resume").text

@@ -23,6 +23,7 @@ Viewer = Annotated[Caller, Depends(needs(Role.viewer))]
 Runner = Annotated[Caller, Depends(needs(Role.runner))]
 RunId = Annotated[str, Path(min_length=2, max_length=64, description="the run's key, its short id, or the queue's id")]
 Minutes = Annotated[float | None, Field(gt=0, le=MOST_MINUTES, description="the run is stopped after this time")]
+RepeatKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
 Keys = dict[str, StrictBool | StrictInt | StrictFloat | StrictStr | None]
 
 
@@ -127,7 +128,7 @@ async def submit(
     request: Request,
     body: Wanted,
     caller: Runner,
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
+    idempotency_key: RepeatKey = None,
 ) -> Queued:
     """Puts a run into the queue. The same Idempotency-Key always means the same run."""
     service = service_of(request)
@@ -148,10 +149,12 @@ async def cancel(request: Request, run_id: RunId, caller: Runner) -> Stopped:
 
 
 @router.post("/api/runs/{run_id}/resume", status_code=201)
-async def resume(request: Request, run_id: RunId, caller: Runner, body: Changes | None = None) -> Queued:
+async def resume(
+    request: Request, run_id: RunId, caller: Runner, body: Changes | None = None, idempotency_key: RepeatKey = None
+) -> Queued:
     """Puts a run that is over into the queue again, to go on from its newest checkpoint."""
     service, changes = service_of(request), body or Changes()
-    words = service, caller, run_id, changes.keys, changes.minutes
+    words = service, caller, run_id, changes.keys, changes.minutes, idempotency_key
     return _queued(service, (await in_thread(caller, submitting.resume, *words)).job)
 
 
