@@ -23,7 +23,7 @@ from ortlaunch.run import failure
 from ortlaunch.run.run import Run
 
 if TYPE_CHECKING:
-    from ortlaunch.config.trainers import Trainer
+    from ortlaunch.config.trainers.base import Trainer
 
 
 def main() -> None:
