@@ -6,7 +6,7 @@ One person has a few of these threads at a time. What takes minutes has others t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
@@ -22,7 +22,7 @@ _limiters: RunVar[dict[tuple[int | None, bool], CapacityLimiter]] = RunVar("wait
 _T = TypeVar("_T")
 
 
-async def in_thread(caller: Caller, function: Callable[..., _T], *words: object, is_long: bool = False) -> _T:
+async def in_thread(caller: Caller, function: Callable[..., _T], *words: Any, is_long: bool = False) -> _T:
     """Calls a function that waits for a child.
 
     Args:
