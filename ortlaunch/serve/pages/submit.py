@@ -12,6 +12,7 @@ from ortlaunch.serve.access import Caller, Role, needs
 from ortlaunch.serve.fields import CHOICES, PARAMS, is_choice, jobs_to_choose
 from ortlaunch.serve.pages.render import render
 from ortlaunch.serve.service import service_of
+from ortlaunch.serve.waiting import in_thread
 
 router = APIRouter(include_in_schema=False)
 _Text = Annotated[str, Query(max_length=200)]
@@ -21,10 +22,14 @@ _TYPES = {bool: "flag", int: "integer", float: "number"}
 
 
 @router.get("/submit")
-def submit(
+async def submit(
     request: Request, caller: Annotated[Caller, Depends(needs(Role.runner))], job: _Text = "", again: _Text = ""
 ) -> HTMLResponse:
     """The fields of a ready job, of chosen groups, or of a run that is made again."""
+    return await in_thread(caller, _form, request, caller, job, again)
+
+
+def _form(request: Request, caller: Caller, job: str, again: str) -> HTMLResponse:
     service = service_of(request)
     keys: dict[str, Any] = {}
     left_out: list[str] = []
