@@ -19,6 +19,7 @@ import yaml
 from omegaconf import MISSING
 
 from ortlaunch.config.bounds import Bounds, bounds_of
+from ortlaunch.config.default_options import default_options
 from ortlaunch.config.keys import schemas_of
 from ortlaunch.config.paths import conf_dir, group_options, headline, ready_jobs, slurm_profiles
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig, TrainConfig
@@ -155,14 +156,6 @@ def _choices() -> Iterator[Field]:
         )
     profiles = tuple(sorted(slurm_profiles()))
     yield Field(PROFILE_OF_SLURM, CHOICES, "choice", "none", "the cluster's profile", Role.runner, choices=profiles)
-
-
-@functools.cache
-def default_options() -> Mapping[str, str]:
-    """Returns the option of each group that a run has if nobody chooses another."""
-    content = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))
-    named = [one for one in content["defaults"] if isinstance(one, dict)]
-    return {str(group): str(option) for one in named for group, option in one.items() if " " not in group}
 
 
 def _of_node(node: type[Any], prefix: str, group: str, option: str | None) -> Iterator[Field]:

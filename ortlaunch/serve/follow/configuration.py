@@ -12,13 +12,13 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import hidden
 from ortlaunch.base.text import public_text
 from ortlaunch.base.yaml_files import fault_of
+from ortlaunch.config.default_options import default_options
 from ortlaunch.config.paths import conf_dir
 from ortlaunch.config.schema import GROUPS, Config, ModelConfig
 from ortlaunch.run.journal import flatten
 from ortlaunch.run.run import Run
 from ortlaunch.run.settings import read_settings
 from ortlaunch.serve.api.shapes import Change, Difference
-from ortlaunch.serve.fields import default_options
 from ortlaunch.serve.follow.beneath import opened_path
 
 _LONGEST_VALUE = 2000
