@@ -40,7 +40,7 @@ def phase_band(backend: str, base: int, use: Mapping[str, int]) -> Band:
     if backend == "compile":
         return Band(base + tensors // 2, base + process + 200 * MIB, base + process + holes + 600 * MIB)
     return Band(
-        low=int(0.97 * base) + tensors,
+        low=int(0.95 * base) + tensors,
         middle=base + process,
         high=int(1.05 * (base + process)) + holes // 2,
     )

@@ -5,11 +5,11 @@ This module does not import torch.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 

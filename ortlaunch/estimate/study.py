@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import psutil
-import torch
+from torch._subclasses import fake_tensor
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config
@@ -20,10 +20,22 @@ from ortlaunch.estimate.trace import Trace, shapes_of, trace
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.prepare import open_loader
 
-_BESIDE = 30 * MIB
-"""What a worker holds beside what the tracing process does: threads, connections, workspaces of its kernels. The tracing
+_BESIDE = 10 * MIB
+"""What a worker holds beside what the tracing process does, such as threads and workspaces of its kernels. The tracing
 process holds its own bookkeeping instead."""
+_CONNECTIONS = 17 * MIB
+"""What a worker holds for its exchange with others."""
 _MOST_SAMPLES = 2**20
+_SHARE_OF_A_PROBE = 0.7
+"""Share of the free memory that a probe may take; other processes may need some meanwhile."""
+_OF_FAKE_TENSORS = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
+    fake_tensor.MetadataMismatchError,
+)
+_SIGNS = ("data is not allocated", "data pointer", "FakeTensor", "numpy() is not supported", "tolist() is not supported")
 _TRIALS = 4
 """Most traces in the search for a micro-batch."""
 
@@ -83,22 +95,28 @@ class Study:
         return {**found, **self._neighbours(asked, total, found["verdict"])}
 
     def _asked(self) -> Trace:
-        """The trace of the run as it is asked for; a probe if its model cannot be traced."""
+        """The trace of the run as it is asked for; a probe if its model needs tensors with content.
+
+        Raises:
+            RequestError: the request is refused as in a run, or its step fails.
+        """
         try:
             return self._traced(self._config)
         except RequestError:
             raise
         except Exception as error:
-            self._is_fake = False
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            self._note = f"the model cannot be traced on fake tensors ({type(error).__name__}: {reason})"
+            reason = f"{type(error).__name__}: {_shortened(error)}"
+            if not _needs_content(error):
+                raise RequestError(f"a step of this configuration fails: {reason}") from error
+        self._is_fake = False
+        self._note = f"the model cannot be traced on tensors without content ({reason})"
         _limit_memory(self._request.limit)
         try:
             return self._traced(self._config)
         except (MemoryError, RuntimeError) as error:
             raise RequestError(
-                f"{self._note}, and one real step of it failed in a process with this machine's memory as its limit: "
-                f"{str(error).splitlines()[0][:300]}"
+                f"{self._note}, and one real step of it fails in a process with the limit as its memory: "
+                f"{_shortened(error)}"
             ) from error
 
     def _traced(self, config: Config, *, whole: bool = True) -> Trace:
@@ -109,7 +127,8 @@ class Study:
 
     def _process_base(self) -> int:
         """Bytes of a worker without tensors. This process has imported, opened and built the same."""
-        return int(psutil.Process().memory_info().rss) + _BESIDE + self._held_out
+        connections = _CONNECTIONS if self._request.world_size > 1 else 0
+        return int(psutil.Process().memory_info().rss) + _BESIDE + connections + self._held_out
 
     def _evaluated(self) -> int:
         """Bytes of the held-out batches, which a worker keeps."""
@@ -157,7 +176,9 @@ class Study:
         largest = self._largest(self._config, total)
         change = None
         if word in ("tight", "does not fit"):
-            change = next(self._changes(largest), "none of a smaller micro-batch and activation checkpointing is enough")
+            change = next(
+                self._changes(largest), "none of a smaller micro-batch and activation checkpointing is enough"
+            )
         return {
             "checkpointing_saves_bytes": self._checkpointing(asked),
             "largest_batch_size": largest,
@@ -246,10 +267,17 @@ def _next_size(known: dict[int, int], limit: int, inside: int, outside: int) -> 
     return min(max(guess, inside + 1), outside - 1)
 
 
+def _needs_content(error: Exception) -> bool:
+    """Whether a trace failed because tensors have no content, and not because the step is wrong."""
+    return isinstance(error, _OF_FAKE_TENSORS) or any(sign in str(error) for sign in _SIGNS)
+
+
+def _shortened(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
 def _limit_memory(limit: int | None) -> None:
     """Lets this process have no more memory than the limit beyond what it has now, so that a probe harms nobody."""
-    if limit is None:
-        limit = psutil.virtual_memory().available
-    most = int(psutil.Process().memory_info().vms + min(limit, psutil.virtual_memory().available))
+    free = int(_SHARE_OF_A_PROBE * psutil.virtual_memory().available)
+    most = int(psutil.Process().memory_info().vms) + (free if limit is None else min(limit, free))
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-    torch.set_num_threads(1)
