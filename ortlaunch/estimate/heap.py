@@ -1,8 +1,8 @@
 """A model of glibc's malloc, which decides how much more than its tensors a process on the CPU keeps resident.
 
-A block above a threshold is a mapping of its own, which free returns to the system. All smaller blocks are parts of one
-heap, whose end alone can be returned. Holes in the heap stay resident. With glibc's defaults, the threshold rises to the
-largest block of at most 32 MiB that has been freed, so that most tensors of a training step come into the heap.
+A block above a threshold is a mapping of its own, which free returns to the system. All smaller blocks are parts of
+one heap, whose end alone can be returned. Holes in the heap stay resident. With glibc's defaults, the threshold rises
+to the largest block of at most 32 MiB that has been freed, so that most tensors of a training step come into the heap.
 
 The rules are those of glibc 2.26 to 2.37 (malloc/malloc.c: ``_int_malloc``, ``_int_memalign``, ``_int_free``,
 ``sysmalloc``, ``systrim``); what happens among blocks of less than a kilobyte is simplified.
@@ -23,9 +23,9 @@ _SMALL = 768
 _TAKEN_AT_MOST = 128
 _TAKEN_ONE_IN = 8
 """An aligned block leaves pieces of 32 to 128 bytes before and behind it. Objects of Python and C++ of these sizes take
-one in so many. Its neighbours can then not be joined, and a hole in which a block was is too small for the next block of
-the same size. This share is fitted: with it, four training runs of 1 to 124 million parameters have the resident memory
-that was measured (docs/estimate.md); with none, the heap would hold a third of the holes that it has."""
+one in so many. Its neighbours can then not be joined, and a hole in which a block was is too small for the next block
+of the same size. This share is fitted: with it, four training runs of 1 to 124 million parameters have the resident
+memory that was measured (docs/estimate.md); with none, the heap would hold a third of the holes that it has."""
 _PAGE = 4096
 _TOP_PAD = 128 * 1024
 _TRIM_THRESHOLD = 128 * 1024

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -44,7 +45,7 @@ def replacements() -> Iterator[None]:
             # Modules move to their device by swapping tensors, which weak references on them forbid.
             (torch.utils, "swap_tensors", _take_data),
             # The mesh of workers is a tensor of real numbers.
-            (fsdp_engine, "init_device_mesh", _outside(fsdp_engine.init_device_mesh)),
+            (fsdp_engine, "init_device_mesh", _outside(init_device_mesh)),
             # Fake tensors have no address.
             (host, "storage_key", _storage_key),
             (torch_state, "storage_key", _storage_key),
@@ -70,7 +71,7 @@ def settle(engine: Engine) -> None:
     module = getattr(engine, "_module", None)
     if isinstance(module, DistributedDataParallel):
         module.register_comm_hook(None, lambda _state, bucket: _exchanged(bucket))
-        module.reducer = _Reducer(module.reducer)
+        module.reducer = _Reducer(module.reducer)  # type: ignore[assignment]
 
 
 class _Reducer:
@@ -89,7 +90,7 @@ class _Reducer:
         return False
 
 
-def _exchanged(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _exchanged(bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """The bucket itself, as if it had been exchanged in place."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())

@@ -1,7 +1,7 @@
 """The tracing process of ``ortlaunch estimate``: ``python -m ortlaunch.estimate.process FOLDER``.
 
-It reads ``config.yaml`` and ``request.json`` in the folder. It writes ``report.json``, or ``refused.txt`` if the request
-is wrong.
+It reads ``config.yaml`` and ``request.json`` in the folder. It writes ``report.json``, or ``refused.txt`` if the
+request is wrong.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ def main() -> None:
         torch.set_num_threads(1)
         for package in trainer_of(config.trainer).packages:
             importlib.import_module(package)
+        if config.backend.name == "ort":
+            from ortlaunch.ort import session
+
+            # A worker has it in memory, too.
+            session.import_ortmodule()
 
         from ortlaunch.estimate.study import Study
 

@@ -11,7 +11,7 @@ import psutil
 from torch._subclasses import fake_tensor
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import Config, EagerConfig
 from ortlaunch.estimate.band import MIB, Band, bands_of, times, verdict, worst
 from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.pretend import join_nobody
@@ -35,7 +35,12 @@ _OF_FAKE_TENSORS = (
     fake_tensor.UnsupportedOperatorException,
     fake_tensor.MetadataMismatchError,
 )
-_SIGNS = ("data is not allocated", "data pointer", "FakeTensor", "numpy() is not supported", "tolist() is not supported")
+_SIGNS = ("data is not allocated", "data pointer", "FakeTensor", "() is not supported for tensor subclasses")
+_FACTORS = "the figures are factors on what eager PyTorch holds, with a wide band"
+_NOTES = {
+    "ort": f"ONNX Runtime's memory is not traced: {_FACTORS}",
+    "compile": f"the compiler's choices are not traced: {_FACTORS}",
+}
 _TRIALS = 4
 """Most traces in the search for a micro-batch."""
 
@@ -73,8 +78,8 @@ class Study:
         config = self._config
         asked = self._asked()
         self._after_steps = {name: use for name, use in asked.phases.items() if name in ("checkpoint", "end")}
-        self._base = self._process_base()
         total = self._machine(asked)
+        word = verdict(total, self._request.limit)
         found = {
             "model": config.model.target or config.model.name,
             "backend": config.backend.name,
@@ -83,16 +88,16 @@ class Study:
             "batch_size": config.train.batch_size,
             "world_size": self._request.world_size,
             "method": "fake tensors" if self._is_fake else "a probe: one real step",
-            "note": self._note,
+            "note": self._note or _NOTES.get(config.backend.name, ""),
             "workers": [self._worker(rank, asked) for rank in range(self._request.workers)],
             "machine": {
                 **total.to_json(),
                 "limit_bytes": self._request.limit,
                 "limit_source": self._request.limit_source,
             },
-            "verdict": verdict(total, self._request.limit),
+            "verdict": word,
         }
-        return {**found, **self._neighbours(asked, total, found["verdict"])}
+        return {**found, **self._neighbours(asked, total, word)}
 
     def _asked(self) -> Trace:
         """The trace of the run as it is asked for; a probe if its model needs tensors with content.
@@ -108,6 +113,9 @@ class Study:
             reason = f"{type(error).__name__}: {_shortened(error)}"
             if not _needs_content(error):
                 raise RequestError(f"a step of this configuration fails: {reason}") from error
+        finally:
+            # Before a probe, whose tensors would be in it.
+            self._base = self._process_base()
         self._is_fake = False
         self._note = f"the model cannot be traced on tensors without content ({reason})"
         _limit_memory(self._request.limit)
@@ -121,6 +129,8 @@ class Study:
 
     def _traced(self, config: Config, *, whole: bool = True) -> Trace:
         shapes = shapes_of(self._batch, config.train.batch_size)
+        # What other backends hold is a factor on this; see `phase_band`.
+        config = replace(config, backend=EagerConfig())
         found = trace(config, self._workers, shapes, is_fake=self._is_fake, whole=whole)
         # What comes after the steps does not depend on their micro-batch.
         return found if whole else replace(found, phases=self._after_steps | found.phases)
@@ -208,15 +218,23 @@ class Study:
         limit, size = self._request.limit, config.train.batch_size
         if limit is None:
             return None
-        known = {size: asked.high, 2 * size: self._high(config, 2 * size)}
+        double = min(2 * size, self._most_samples)
+        known = {size: asked.high, double: self._high(config, double)}
         for _ in range(_TRIALS):
             inside = max((one for one, high in known.items() if high <= limit), default=0)
-            outside = min((one for one, high in known.items() if high > limit), default=_MOST_SAMPLES)
-            if outside - inside <= max(1, inside // 20):
+            outside = min((one for one, high in known.items() if high > limit), default=self._most_samples + 1)
+            if len(known) < 2 or outside - inside <= max(1, inside // 20):
                 break
             guess = _next_size(known, limit, inside, outside)
             known[guess] = self._high(config, guess)
         return max((one for one, high in known.items() if high <= limit), default=0)
+
+    @property
+    def _most_samples(self) -> int:
+        """The largest micro-batch that the data has for each worker."""
+        samples = self._loader.samples
+        most = _MOST_SAMPLES if samples is None else samples // self._request.world_size
+        return max(most, self._config.train.batch_size)
 
     def _high(self, config: Config, batch_size: int) -> int:
         return self._with_batch(config, batch_size).high
@@ -263,7 +281,7 @@ def _next_size(known: dict[int, int], limit: int, inside: int, outside: int) -> 
     """The micro-batch at which the line through the two nearest traces meets the limit, between those two."""
     first, second = sorted(sorted(known, key=lambda one: abs(known[one] - limit))[:2])
     slope = (known[second] - known[first]) / (second - first)
-    guess = int(first + (limit - known[first]) / slope) if slope > 0 else _MOST_SAMPLES
+    guess = int(first + (limit - known[first]) / slope) if slope > 0 else outside
     return min(max(guess, inside + 1), outside - 1)
 
 

@@ -1,4 +1,4 @@
-"""Runs the phases of a training run on fake tensors, with the run's own builders and engines, and notes their memory."""
+"""Runs the phases of a run on fake tensors, with the run's own builders and engines, and notes their memory."""
 
 from __future__ import annotations
 

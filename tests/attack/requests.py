@@ -214,7 +214,8 @@ def _option_requests() -> list[Request]:
     found += [
         Request("verb", [*verb.split(), "nosuch", "more"]) for verb in ("models", "doctor", "jobs", "export onxx")
     ]
-    found += [Request("verb", [verb, f"--format{value}"]) for verb in ("check", "estimate") for value in ("", "=xml", "=")]
+    found += [Request("verb", ["check", f"--format{value}"]) for value in ("", "=xml", "=")]
+    found += [Request("verb", ["estimate", f"--format{value}"]) for value in ("", "=xml", "=")]
     found += [Request("verb", ["estimate", f"--memory{value}"]) for value in ("", "=", "=lots", "=0", "=-1GiB")]
     found += [Request("verb", [misspelt(verb, random.Random(0)) + "q"]) for verb in VERBS]
     for verb, module in _modules():

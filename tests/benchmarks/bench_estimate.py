@@ -1,9 +1,9 @@
 """How near `ortlaunch estimate` is to the memory of real runs: ``python -m tests.benchmarks.bench_estimate``.
 
-Small models of random sizes are drawn by a seed, estimated, and then trained on two workers (one for ``single``). What
-was measured is the largest resident memory of each worker, as the kernel counts it (``VmHWM``), summed over the workers.
-A run above the high figure would have got a false "fits" under some limit, one below the low figure a false "does not
-fit". ``ORTLAUNCH_ESTIMATE_COUNT`` (24), ``ORTLAUNCH_ESTIMATE_SEED`` (0) and ``ORTLAUNCH_ESTIMATE_BACKENDS``
+Small models of random sizes are drawn by a seed, estimated, and then trained on two workers (one for ``single``).
+What was measured is the largest resident memory of each worker, as the kernel counts it (``VmHWM``), summed over the
+workers. A run above the high figure would have got a false "fits" under some limit, one below the low figure a false
+"does not fit". ``ORTLAUNCH_ESTIMATE_COUNT`` (24), ``ORTLAUNCH_ESTIMATE_SEED`` (0) and ``ORTLAUNCH_ESTIMATE_BACKENDS``
 (eager,compile,ort) choose what is drawn; ``ORTLAUNCH_ESTIMATE_RECORD=FILE`` writes each result as a line of JSON.
 """
 
