@@ -133,7 +133,7 @@ def _result(words: tuple[str, ...]) -> dict[str, Any] | None:
 def measured(words: tuple[str, ...], folder: Path) -> dict[str, int] | None:
     """Trains, and returns the largest resident memory of each worker in bytes by its rank; None if the run fails."""
     command = [sys.executable, "-m", "ortlaunch", *words, f"run_root={folder}/runs"]
-    ranks: dict[psutil.Process, str | None] = {}
+    ranks: dict[psutil.Process, str] = {}
     peaks: dict[str, int] = {}
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         while run.poll() is None:
@@ -143,21 +143,20 @@ def measured(words: tuple[str, ...], folder: Path) -> dict[str, int] | None:
     return peaks if run.returncode == 0 else None
 
 
-def _peaks(root: int, ranks: dict[psutil.Process, str | None]) -> Iterator[tuple[str, int]]:
-    """The rank and the peak of each worker below a process; `ranks` remembers which process is which."""
+def _peaks(root: int, ranks: dict[psutil.Process, str]) -> Iterator[tuple[str, int]]:
+    """The rank and the peak of each worker below a process; `ranks` remembers which process is a worker."""
     try:
         children = psutil.Process(root).children(recursive=True)
     except psutil.Error:
         return
     for process in children:
         try:
-            if process not in ranks:
-                is_worker = process.cmdline()[1:4] == ["-u", "-m", "ortlaunch.worker"]
-                ranks[process] = process.environ().get("RANK") if is_worker else None
-            rank = ranks[process]
-            if rank is not None:
-                yield rank, _high_water(process.pid)
-        except (psutil.Error, OSError):
+            # A process that was just forked has the command of torchrun for a moment.
+            if process not in ranks and process.cmdline()[1:4] == ["-u", "-m", "ortlaunch.worker"]:
+                ranks[process] = process.environ()["RANK"]
+            if process in ranks:
+                yield ranks[process], _high_water(process.pid)
+        except (psutil.Error, OSError, KeyError):
             continue
 
 

@@ -49,6 +49,7 @@ def test_ddp_keeps_its_buckets_and_every_worker_is_counted(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_a_model_that_branches_on_its_data_is_probed(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(BRANCHES)
     words = ("model=factory", "model.target=nets:Net", "data=digits", "trainer=single", *WORDS[1:], "--memory=100MiB")
