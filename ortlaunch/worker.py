@@ -7,13 +7,13 @@ that the configuration needs.
 from __future__ import annotations
 
 import fcntl
-import importlib
 import os
 import signal
 import sys
 import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base import output
 from ortlaunch.base.processes import die_with_parent
@@ -21,6 +21,9 @@ from ortlaunch.base.programs import add_to_path
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run import failure
 from ortlaunch.run.run import Run
+
+if TYPE_CHECKING:
+    from ortlaunch.config.trainers.base import Trainer
 
 
 def main() -> None:
@@ -77,7 +80,7 @@ def work(run_dir: Path) -> None:
     config = load_config(Run(run_dir).config_file)
     check_whole({**to_dict(config), "tracking": {}, "trackers": {}})
     times = _Stopwatch()
-    _import_stack(trainer_of(config.trainer).packages, config.backend.name)
+    _import_stack(trainer_of(config.trainer), config.backend.name)
     times.lap("startup/import_seconds")
 
     from ortlaunch.trainer.workers import join
@@ -108,13 +111,12 @@ class _Stopwatch:
         self._last = now
 
 
-def _import_stack(packages: tuple[str, ...], backend: str) -> None:
+def _import_stack(trainer: Trainer[Any], backend: str) -> None:
     import torch  # noqa: F401
 
-    if packages:
+    if trainer.packages:
         add_to_path()  # DeepSpeed compiles its own optimizers when they are first used.
-    for package in packages:
-        importlib.import_module(package)
+    trainer.import_packages()
     if backend == "ort":
         from ortlaunch.ort import session
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from ortlaunch.base.secrets import is_hidden
@@ -69,3 +71,15 @@ def is_there(path: Path) -> bool:
 def missing(path: Path) -> list[Path]:
     """Returns those of a folder and the folders above it that are not there, the innermost first."""
     return [one for one in (path, *path.parents) if not is_there(one)]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Removes those of some folders that are empty, and leaves the others.
+
+    Args:
+        folders: the folders, the innermost first, such as `missing` has returned them before they were made.
+    """
+    for folder in folders:
+        # A path may be one that no file system takes.
+        with suppress(OSError):
+            folder.rmdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -69,6 +70,19 @@ def is_missing(package: str, error: ImportError) -> bool:
     package again would not help there.
     """
     return isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == package
+
+
+@contextmanager
+def hidden(package: str) -> Iterator[None]:
+    """Makes an optional package look as if it were not installed, unless this process has imported it already."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
 
 
 def announced(group: str) -> list[EntryPoint]:

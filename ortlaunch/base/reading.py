@@ -87,30 +87,31 @@ def open_plain(path: Path | str, *, follow: bool = True) -> BinaryIO:
         raise
 
 
-def read_bytes(path: Path | str, largest: int = LARGEST) -> bytes:
+def read_bytes(path: Path | str, largest: int = LARGEST, *, follow: bool = True) -> bytes:
     """Reads a plain file whole.
 
     Args:
         path: the file.
         largest: the largest size in bytes.
+        follow: whether it may be a link.
 
     Raises:
         OSError: as `open_plain`, or the file is larger.
     """
-    with open_plain(path) as file:
+    with open_plain(path, follow=follow) as file:
         content = file.read(largest + 1)
     if len(content) > largest:
         raise OSError(errno.EFBIG, f"it is larger than {largest:,} bytes", str(path))
     return content
 
 
-def read_text(path: Path | str, largest: int = LARGEST) -> str:
-    """Reads a plain file whole as UTF-8. What is no UTF-8 is replaced.
+def read_text(path: Path | str, largest: int = LARGEST, *, follow: bool = True) -> str:
+    """Reads a plain file whole as UTF-8, like `read_bytes`. What is no UTF-8 is replaced.
 
     Raises:
         OSError: as `read_bytes`.
     """
-    return read_bytes(path, largest).decode("utf-8", "replace")
+    return read_bytes(path, largest, follow=follow).decode("utf-8", "replace")
 
 
 def read_tail(path: Path | str, largest: int) -> str:

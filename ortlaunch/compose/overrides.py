@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 JOBS = "jobs"
 """The group of the ready jobs, which exists only on the command line."""
 _ALWAYS_CHOSEN = {"model", *GROUPS} - OPTIONAL_GROUPS
+"""The groups of which every configuration has an option. GROUP=OPTION chooses another, and +GROUP adds nothing."""
 _HYDRA_KEYS = re.compile(r"hydra(\.(searchpath|verbose|sweep\.dir|sweeper\b.*)|/sweeper)")
 """Hydra's own keys that have a use here. Others would make folders of Hydra's or change the working folder."""
 
@@ -77,7 +78,7 @@ def check_overrides(words: list[str], config_dirs: list[str]) -> None:
         elif override.is_delete():
             _check_removed(word, key)
         elif override.is_add() or override.is_force_add():
-            _check_added(word, key, config_dirs)
+            _check_added(word, override, config_dirs)
 
 
 def _check_hydra_key(word: str, key: str, *, is_change: bool) -> None:
@@ -93,14 +94,15 @@ def _check_removed(word: str, key: str) -> None:
         raise RequestError(f"{word}: a key cannot be taken away: give it another value, or null (docs/reference.md)")
 
 
-def _check_added(word: str, key: str, config_dirs: list[str]) -> None:
+def _check_added(word: str, override: Override, config_dirs: list[str]) -> None:
     """Refuses ``+KEY`` for a key that is neither known nor in a node that takes any key."""
+    key = override.key_or_group
     if key == "after":
         raise RequestError(f"{word}: +after=RUN goes with ortlaunch run, and names the runs to wait for")
     if key in _ALWAYS_CHOSEN:
         raise RequestError(f"{word}: the group is there already: write {word.lstrip('+')}")
     is_group = key in (JOBS, *OPTIONAL_GROUPS) or _is_own_group(key, config_dirs)
-    if is_group and parsed(word).value() in ([], "", None):
+    if is_group and override.value() in ([], "", None):
         raise RequestError(f"{word}: it chooses no option of the group: leave it out")
     if not (is_group or is_free(key) or "/" in key or key in known_keys()):
         raise RequestError(unknown_key(key))

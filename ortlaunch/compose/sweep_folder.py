@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from ortlaunch.base.files import is_there, missing
+from ortlaunch.base.files import is_there, missing, remove_empty
 from ortlaunch.run.sweep import HYDRA_FILE, SWEEP_FILE
 
 
@@ -50,7 +50,7 @@ def discard(folder: SweepFolder | None) -> None:
     """
     if folder is None or is_there(folder.path / SWEEP_FILE):
         return
-    for remove in ((folder.path / HYDRA_FILE).unlink, *(one.rmdir for one in folder.new)):
-        # A path may be one that no file system takes.
-        with suppress(OSError):
-            remove()
+    # The path may be one that no file system takes.
+    with suppress(OSError):
+        (folder.path / HYDRA_FILE).unlink()
+    remove_empty(folder.new)

@@ -16,13 +16,12 @@ from pathlib import Path
 
 from ortlaunch.base.locks import exclusive
 from ortlaunch.base.ownership import why_foreign
-from ortlaunch.base.reading import read_text
 from ortlaunch.doctor.line import Level, Line
 from ortlaunch.serve.command import NEEDED
 from ortlaunch.serve.settings import Settings
+from ortlaunch.serve.unix_users import listed_users
 
 _SUDO_SECONDS = 5
-_LARGEST_LIST = 1 << 20
 
 
 def service() -> Iterator[Line]:
@@ -32,13 +31,14 @@ def service() -> Iterator[Line]:
         text = f"ortlaunch serve lacks {', '.join(missing)}; nothing else needs them"
         yield Line("service", Level.warning, text, "pip install 'ortlaunch[serve]'")
         return
-    path = Settings().database
+    settings = Settings()
+    path = settings.database
     installed = f"FastAPI {importlib.metadata.version('fastapi')}, uvicorn {importlib.metadata.version('uvicorn')}"
     if not path.exists():
         yield Line("service", Level.ok, f"{installed}; none was started in {path.parent.parent.parent}")
         return
     yield _database(path, installed)
-    yield from _users(path.with_name("unix_users"))
+    yield from _users(settings.unix_users)
 
 
 def _database(path: Path, installed: str) -> Line:
@@ -67,8 +67,7 @@ def _users(path: Path) -> Iterator[Line]:
     if why is not None:
         yield Line("service users", Level.error, f"{path} {why}, and decides as whom runs start", by_hand=True)
         return
-    names = [line.strip() for line in read_text(path, _LARGEST_LIST).splitlines()]
-    names = [name for name in names if name and not name.startswith("#")]
+    names = listed_users(path)
     if shutil.which("sudo") is None:
         text = f"{path} lists users, and there is no sudo"
         yield Line("service users", Level.error, text, "apt-get install sudo", by_hand=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.files import missing
+from ortlaunch.base.files import missing, remove_empty
 from ortlaunch.export.record import RECORD
 
 
@@ -43,7 +43,7 @@ def written(out: Path, *, force: bool) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     except OSError as error:
-        _remove_empty(new)
+        remove_empty(new)
         raise RequestError(f"out={out} cannot be written: {error.strerror or error}") from error
     try:
         with _stopped_by_exceptions():
@@ -53,14 +53,7 @@ def written(out: Path, *, force: bool) -> Iterator[Path]:
         raise RequestError(f"out={out} cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        _remove_empty(new)
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    """Removes the folders that this export has made and that hold nothing, the innermost first."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        remove_empty(new)
 
 
 def _replace(out: Path, partial: Path) -> None:

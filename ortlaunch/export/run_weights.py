@@ -99,7 +99,9 @@ def _export(config: Config, checkpoint: Path, out: Path) -> None:
 
 def weights_in(checkpoint: Path, config: Config, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Returns a checkpoint's full weights in host memory, under every name that they have in the plain `model`."""
-    weights: dict[str, torch.Tensor] = loaded(trainer_of(config.trainer).weights_reader)(checkpoint / ENGINE)
+    trainer = trainer_of(config.trainer)
+    trainer.import_packages()
+    weights: dict[str, torch.Tensor] = loaded(trainer.weights_reader)(checkpoint / ENGINE)
     for name, buffer in model.named_buffers():
         # DeepSpeed returns integer counters as fp32.
         if name in weights and not buffer.is_floating_point():

@@ -22,7 +22,7 @@ from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.repository import Repository, repository
 from ortlaunch.run import sweep
 from ortlaunch.run.journal import Journal
-from ortlaunch.run.making import make_folder, make_run_folder
+from ortlaunch.run.making import make_folder
 from ortlaunch.run.roots import note_root
 from ortlaunch.run.run import ARTIFACT_FOLDER
 from ortlaunch.tracking import trackers
@@ -35,7 +35,7 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
     """Writes the files that describe a run, before it starts. Files of an earlier attempt are moved aside first.
 
     Args:
-        plan: the run.
+        plan: the run; its folder was made by `make_run_folder`, because the run was claimed in it.
         config: its configuration.
         arguments: the command line after ``ortlaunch``, for the record.
         start: the command and the variables that start it, for the record.
@@ -49,7 +49,6 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
 
 
 def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
-    make_run_folder(plan.run_dir)
     make_folder(plan.log_dir)
     last_resort.keep_traceback_in(plan.files.launcher_error)
     kept = _keep_attempt(plan) if plan.attempt else {}

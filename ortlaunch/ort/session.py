@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ortlaunch.base.modules import hidden
 from ortlaunch.config.schema import Fallback, OrtConfig
 from ortlaunch.ort import compat, cuda_libs, extension
 from ortlaunch.ort.refusal import cause
@@ -41,7 +42,9 @@ def import_ortmodule() -> Any:
     for name in extension.needed():
         if name != extension.KERNELS:
             extension.load(name)
-    from onnxruntime.training import ortmodule
+    # ORTModule imports DeepSpeed where it is installed, and DeepSpeed's autotuner MLflow: 1.3 s of a worker's start.
+    with hidden("mlflow"):
+        from onnxruntime.training import ortmodule
 
     # These are set because ORTModule's own folder has no libraries; ours are already loaded.
     ortmodule._FALLBACK_INIT_EXCEPTION = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.files import missing
+from ortlaunch.base.files import missing, remove_empty
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -26,9 +28,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     try:
         path.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
-        for one in new:
-            with suppress(OSError):
-                one.rmdir()
+        remove_empty(new)
         raise RequestError(
             f"{path}: the folder cannot be made: {error.strerror}: choose another place for runs by run_root=FOLDER"
         ) from error
@@ -58,5 +58,11 @@ def share_experiment(path: Path) -> None:
         is_shared = bool(shared.st_mode & stat.S_ISVTX and shared.st_mode & _OTHERS_WRITE)
         # The rights of the root's group are not for a group of another kind.
         is_for_them = bool(shared.st_mode & stat.S_IWOTH) or own.st_gid == shared.st_gid
-        if is_shared and is_for_them and [one.name for one in experiment.iterdir()] == [path.name]:
+        if is_shared and is_for_them and _first_names(experiment, 2) == [path.name]:
             experiment.chmod(stat.S_IMODE(shared.st_mode))
+
+
+def _first_names(folder: Path, count: int) -> list[str]:
+    """The names of at most `count` entries of a folder, which may have thousands."""
+    with os.scandir(folder) as entries:
+        return [one.name for one in islice(entries, count)]

@@ -17,7 +17,7 @@ from typing import Any, get_args
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
 from ortlaunch.base.ownership import require_own
-from ortlaunch.base.reading import notice, open_plain, read_json
+from ortlaunch.base.reading import notice, read_json, read_text
 from ortlaunch.run.checkpoints import newest_name
 from ortlaunch.run.events import Ended, Status, is_count
 from ortlaunch.run.identity import Process
@@ -413,11 +413,14 @@ class Run:
             self.stop_file.touch()
 
     def stop_word(self) -> str | None:
-        """The first word of the request to stop, empty if it has no word; None where there is no request."""
+        """The first word of the request to stop, empty if it has no word.
+
+        Returns:
+            The word; None where there is no request, or it cannot be read, which is noticed.
+        """
         try:
             # Others see the word; a link of another user could lead to a file that only the reader may read.
-            with open_plain(self.stop_file, follow=False) as file:
-                return next(iter(file.read(_LONGEST_REQUEST).decode("utf-8", "replace").split()), "")
+            return next(iter(read_text(self.stop_file, _LONGEST_REQUEST, follow=False).split()), "")
         except FileNotFoundError:
             return None
         except OSError as error:

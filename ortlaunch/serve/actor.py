@@ -22,6 +22,7 @@ from typing import Any
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.serve.service import Service
+from ortlaunch.serve.unix_users import listed_users
 
 _SECONDS = 60.0
 _SECONDS_OF = {"start": 120.0, "cancel": 300.0, "export_weights": 600.0, "compare": 300.0}
@@ -70,7 +71,7 @@ class Actor:
     root: Path
     """The run root."""
     allow_list: Path | None = None
-    """A file with one Unix user on each line: those whom the service may act for by sudo. None: nobody."""
+    """The list of the Unix users whom the service may act for by sudo (`ortlaunch.serve.unix_users`). None: nobody."""
     _turns: dict[str, threading.BoundedSemaphore] = field(default_factory=dict, repr=False, compare=False)
 
     def call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,15 +134,14 @@ class Actor:
             raise Refused(f"the service may not act for the Unix user {unix_user}: {where}")
         return ["sudo", "-n", "-u", unix_user, "--"]
 
-    def _listed(self) -> set[str]:
+    def _listed(self) -> list[str]:
         if self.allow_list is None:
-            return set()
+            return []
         try:
             require_own(self.allow_list, use="act for another user")
-            lines = self.allow_list.read_text(encoding="utf-8").splitlines()
+            return listed_users(self.allow_list)
         except FileNotFoundError:
-            return set()
-        return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+            return []
 
 
 def _abandon(child: subprocess.Popen[bytes]) -> None:
@@ -182,5 +182,4 @@ def _read(action: str, code: int, answer: bytes, said: str) -> dict[str, Any]:
 
 def make_actor(service: Service) -> Actor:
     """Returns the actor of a service."""
-    settings = service.settings
-    return Actor(settings.root, settings.database.parent / "unix_users")
+    return Actor(service.settings.root, service.settings.unix_users)

@@ -54,6 +54,11 @@ class Settings:
         return self.database_path or self.root.absolute() / ".serve" / "serve.db"
 
     @property
+    def unix_users(self) -> Path:
+        """The list of the Unix users for whom the service may act; see `ortlaunch.serve.unix_users`."""
+        return self.database.with_name("unix_users")
+
+    @property
     def roots(self) -> tuple[Path, ...]:
         """All run roots, the one of new runs first."""
         return (self.root, *self.further_roots)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ortlaunch.config.tracking_uri import sqlite_path
 from ortlaunch.tracking import sqlite_store
@@ -22,6 +24,8 @@ _ENVIRONMENT = {
 }
 _CHATTY = ("mlflow", "alembic", "urllib3")
 _TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+"""The port of each kind of database server where a URI names none."""
 
 
 def open_client(uri: str, timeout_seconds: int) -> MlflowClient:
@@ -40,7 +44,29 @@ def open_client(uri: str, timeout_seconds: int) -> MlflowClient:
         sqlite_store.ensure(path)
     quiet_mlflow()
     os.environ[_TIMEOUT] = str(timeout_seconds)
+    _meet_database(uri, timeout_seconds)
     return connect(uri)
+
+
+def _meet_database(uri: str, timeout_seconds: int) -> None:
+    """Connects once to a database server, with our time-out and without MLflow's ten attempts.
+
+    MLflow sets no time-out for databases, and it waits 100 s in all between its attempts. A wrong password is tried
+    again too. Here callers decide about further attempts, as with an MLflow server.
+
+    Raises:
+        OSError: the server cannot be reached in time.
+    """
+    parts = urlsplit(uri)
+    port = _PORTS.get(parts.scheme.partition("+")[0])
+    # Without a host the driver takes a socket or a file of its own; several hosts are the driver's matter.
+    if port is None or not parts.hostname or "," in parts.netloc:
+        return
+    with socket.create_connection((parts.hostname, parts.port or port), timeout=timeout_seconds):
+        pass
+    from mlflow.store.db import utils
+
+    utils.MAX_RETRY_COUNT = 1
 
 
 def quiet_mlflow() -> None:

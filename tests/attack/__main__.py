@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from tests.attack.requests import drawn
 
 def main() -> int:
     """Returns the exit code: 1 if a request got a bad answer."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     seed = int(os.environ.get("ORTLAUNCH_ATTACK_SEED", "0"))
     count = int(os.environ.get("ORTLAUNCH_ATTACK_COUNT", "400"))
     began = time.monotonic()

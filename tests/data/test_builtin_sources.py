@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +17,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import DigitsConfig, PysourceConfig, SyntheticConfig
 from ortlaunch.data.loader import Loader
 from ortlaunch.data.source import Share
+from ortlaunch.data.sources import digits
 from ortlaunch.data.sources.pysource import MAX_BYTES
 
 Load = Callable[..., Loader]
@@ -75,8 +78,30 @@ def test_digits_are_resampled_to_the_size_asked_for(load: Load) -> None:
     assert (large["pixel_values"].mean() - small["pixel_values"].mean()).abs() < 0.02
 
 
+def test_digits_come_from_scikit_learns_table_or_from_its_own_loader(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    grey, target = digits._load()
+    assert (grey.dtype, target.dtype) == (bunch.images.dtype, bunch.target.dtype)
+    assert (grey == bunch.images).all() and (target == bunch.target).all()
+    known = load(DigitsConfig()).fingerprint
+    monkeypatch.setattr(digits, "find_spec", lambda name: ModuleSpec(name, None))
+    assert load(DigitsConfig()).fingerprint == known
+
+
+def test_digits_do_not_import_scikit_learn() -> None:
+    """The import would take 1.7 s of each worker's start."""
+    script = (
+        "import sys; from ortlaunch.data.sources import digits; digits._load(); assert 'sklearn' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
 def test_digits_without_scikit_learn_name_the_extra(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(RequestError, match=r"pip install 'ortlaunch\[digits\]'"):
         load(DigitsConfig())
 
@@ -90,5 +115,6 @@ def test_a_broken_scikit_learn_is_not_called_missing(load: Load, monkeypatch: py
 
     broken.__getattr__ = absent  # type: ignore[method-assign]
     monkeypatch.setitem(sys.modules, "sklearn.datasets", broken)
+    monkeypatch.setattr(digits, "find_spec", lambda name: ModuleSpec(name, None))
     with pytest.raises(ImportError, match="failed to map segment"):
         load(DigitsConfig())

@@ -1,7 +1,11 @@
-"""Judges drawn models and prints the counts, and of each bad one the smallest source found: ``make test-drawn``."""
+"""Judges drawn models and prints the counts, and of each bad one the smallest source found: ``make test-drawn``.
+
+``ORTLAUNCH_DRAWN_SEED`` and ``ORTLAUNCH_DRAWN_COUNT`` choose others. ``ORTLAUNCH_DRAWN_SHRINK=0`` prints no sources.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections import Counter
@@ -17,6 +21,7 @@ _OUTCOMES = ("same", "refused", "needless", "wrong", "traceback", "killed", "inv
 
 def main() -> int:
     """Returns the exit code: 1 if a model trained wrongly, or failed without a clear message."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     first = int(os.environ.get("ORTLAUNCH_DRAWN_SEED", "0"))
     count = int(os.environ.get("ORTLAUNCH_DRAWN_COUNT", "500"))
     shrinks = os.environ.get("ORTLAUNCH_DRAWN_SHRINK", "1") != "0"

@@ -17,6 +17,7 @@ from ortlaunch.base.reading import (
     read_bytes,
     read_json,
     read_tail,
+    read_text,
 )
 from ortlaunch.run import failure, manifest, sweep
 from ortlaunch.run.events import decode
@@ -48,6 +49,36 @@ def test_a_file_is_read_up_to_a_size(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="it is larger than 1,000 bytes"):
         read_bytes(path, 1000)
     assert read_tail(path, 10) == "\0" * 10
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_link_is_followed_only_where_it_may_be(tmp_path: Path, follow: bool) -> None:
+    (tmp_path / "file").write_text("content")
+    link = tmp_path / "link"
+    link.symlink_to("file")
+    assert read_text(tmp_path / "file", follow=follow) == "content"
+    if follow:
+        assert read_text(link) == "content"
+    else:
+        with pytest.raises(OSError, match="Too many levels of symbolic links"):
+            read_text(link, follow=False)
+
+
+def test_a_request_to_stop_is_a_small_file_of_its_own(tmp_path: Path) -> None:
+    """A link of another user could lead to a file that only the reader may read, and others see the word."""
+    run = Run(tmp_path)
+    run.stop_file.write_text("cancel " + "x" * 4000)
+    assert run.stop_word() == "cancel"
+    run.stop_file.write_text("cancel " + "x" * 5000)
+    with noticing() as damage:
+        assert run.stop_word() is None
+    assert [str(one) for one in damage] == [f"{run.stop_file} cannot be read: it is larger than 4,096 bytes"]
+    (tmp_path / "private").write_text("password")
+    run.stop_file.unlink()
+    run.stop_file.symlink_to("private")
+    with noticing() as damage:
+        assert run.stop_word() is None
+    assert [one.path for one in damage] == [run.stop_file] and "password" not in str(damage)
 
 
 @pytest.mark.parametrize(

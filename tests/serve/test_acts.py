@@ -182,10 +182,10 @@ def test_a_user_who_is_not_listed_is_refused(actor: Actor, tmp_path: Path) -> No
     for one in (actor, listed):
         with pytest.raises(Refused, match="may not act for the Unix user nobody"):
             one.call("nobody", "check", {"words": WORDS, "run_key": KEY})
-    (tmp_path / "unix_users").write_text("# those of the team\nnobody\n")
+    (tmp_path / "unix_users").write_text("# those of the team\n\n  nobody \n  # and\n")
     (tmp_path / "unix_users").chmod(0o644)
     assert listed.may_act_for("nobody")
-    assert not listed.may_act_for("root2")
+    assert not any(listed.may_act_for(name) for name in ("root2", "", "# and", "# those of the team"))
 
 
 @needs_root

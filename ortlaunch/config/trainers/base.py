@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from omegaconf import MISSING
 
 from ortlaunch.base.limits import MOST_SECONDS
+from ortlaunch.base.modules import hidden
 from ortlaunch.config.bounds import number
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class Trainer(Generic[C]):
     checkpoint's engine folder and returns tensors in host memory by their plain names."""
     packages: tuple[str, ...] = ()
     """The packages that a worker imports before it connects to the others, so that their import is timed apart."""
+    unneeded: tuple[str, ...] = ()
+    """Optional packages that `packages` would import, which takes time, and of which a worker uses nothing."""
     variants: Variants | None = None
     has_one_worker: bool = False
     """Whether a run with this trainer always has one worker."""
@@ -61,6 +65,14 @@ class Trainer(Generic[C]):
     def name(self) -> str:
         """The trainer's name, as ``trainer=NAME`` takes it."""
         return str(self.schema.name)
+
+    def import_packages(self) -> None:
+        """Imports `packages`, without the packages in `unneeded` that this process has not imported already."""
+        with ExitStack() as stack:
+            for package in self.unneeded:
+                stack.enter_context(hidden(package))
+            for package in self.packages:
+                importlib.import_module(package)
 
     def zero_stage(self, cfg: C) -> int:
         """What is sharded over the workers: 0 nothing, 1 the optimizer state, 2 also gradients, 3 also parameters."""

@@ -33,6 +33,8 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
     engine = "ortlaunch.trainer.engines.deepspeed_engine:DeepSpeedEngine"
     weights_reader = "ortlaunch.trainer.checkpoint.deepspeed_state:read_weights"
     packages = ("deepspeed",)
+    # DeepSpeed's autotuner imports it: 1.3 s of each worker's start.
+    unneeded = ("mlflow",)
     variants = Variants("zero_stage", "z", (0, 1, 2, 3))
 
     def zero_stage(self, cfg: DeepSpeedConfig) -> int:

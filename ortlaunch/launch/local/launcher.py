@@ -55,10 +55,7 @@ class LocalLauncher(Launcher):
             print(part.description())
             return DONE
         from ortlaunch.launch.local.run import run
-        from ortlaunch.run.making import make_run_folder
 
-        if keys.node_rank == 0:
-            make_run_folder(plan.run_dir)
         return run(part, config, arguments)
 
     def resumed(self, config: Config, run_dir: Path) -> Config:

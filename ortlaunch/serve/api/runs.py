@@ -10,10 +10,12 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi.responses import StreamingResponse
+from pydantic import Field
 
 from ortlaunch.serve import follow
 from ortlaunch.serve.access import Caller, Role, may_change, needs, still_allowed
 from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
+from ortlaunch.serve.follow.asked import RunQuery, Word
 from ortlaunch.serve.follow.beneath import open_beneath
 from ortlaunch.serve.follow.curves import MOST_POINTS
 from ortlaunch.serve.follow.details import may_fetch
@@ -26,7 +28,6 @@ from ortlaunch.serve.service import Service, service_of
 router = APIRouter()
 Shared = Annotated[Service, Depends(service_of)]
 Viewer = Annotated[Caller, Depends(needs(Role.viewer))]
-Word = Annotated[str, Query(max_length=400)]
 _MOST_COMPARED = 20
 _LARGEST_NUMBER = 2**53
 _BLOCK = 256 * 1024
@@ -34,22 +35,16 @@ _ASK_SECONDS = 2.0
 """How often it is asked during a download whether the caller still may: one of a large file goes on for hours."""
 
 
+class PageQuery(RunQuery):
+    """A part of the list of runs with the number of its rows."""
+
+    size: Annotated[int, Field(ge=1, le=MOST_ROWS)] = follow.PAGE_ROWS
+
+
 @router.get("/api/runs")
-def list_runs(
-    service: Shared,
-    caller: Viewer,
-    state: Word = "",
-    owner: Word = "",
-    experiment: Word = "",
-    text: Word = "",
-    sort: Word = "-started",
-    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
-    size: Annotated[int, Query(ge=1, le=MOST_ROWS)] = follow.PAGE_ROWS,
-) -> Page:
+def list_runs(service: Shared, caller: Viewer, query: Annotated[PageQuery, Query()]) -> Page:
     """A page of the list of runs, waiting ones among them. `state`, `owner` and `experiment` take several values."""
-    return follow.list_runs(
-        service, caller, state=state, owner=owner, experiment=experiment, text=text, sort=sort, page=page, size=size
-    )
+    return follow.list_runs(service, caller, query, query.size)
 
 
 @router.get("/api/facets")

@@ -10,12 +10,13 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.serve.access import Caller
 from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
 from ortlaunch.serve.database import reading
+from ortlaunch.serve.follow.asked import RunQuery
 from ortlaunch.serve.follow.configuration import differences, settings_of, text_of
 from ortlaunch.serve.follow.curves import MOST_POINTS, CurveCache
 from ortlaunch.serve.follow.details import detail_of, nothing_yet
 from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES, log_file, part, search
 from ortlaunch.serve.index.finding import Found, find, found_run
-from ortlaunch.serve.index.listing import MOST_ROWS, SORTS, facets_of, page_of, rows_of
+from ortlaunch.serve.index.listing import SORTS, facets_of, page_of, rows_of
 from ortlaunch.serve.index.tables import IndexedRun
 from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import Service
@@ -28,34 +29,25 @@ _LONGEST_TEXT = 200
 _curves = CurveCache()
 
 
-def list_runs(
-    service: Service,
-    caller: Caller,
-    *,
-    state: str = "",
-    owner: str = "",
-    experiment: str = "",
-    text: str = "",
-    sort: str = "-started",
-    page: int = 1,
-    size: int = PAGE_ROWS,
-) -> Page:
+def list_runs(service: Service, caller: Caller, query: RunQuery, size: int = PAGE_ROWS) -> Page:
     """Returns a page of the list of runs; see `ortlaunch.serve.index.listing.page_of`.
 
+    Args:
+        service: the service.
+        caller: who asks.
+        query: which runs, in which order, and the page.
+        size: rows of a page, at most `MOST_ROWS`.
+
     Raises:
-        Problem: the list cannot be sorted so, or a page has other sizes.
+        Problem: the list cannot be sorted so.
     """
-    if sort.removeprefix("-") not in SORTS:
+    if query.sort.removeprefix("-") not in SORTS:
         raise Problem(
             f"the list can be sorted by {', '.join(SORTS)}, each with - before it for the largest first", "sort"
         )
-    if not 1 <= size <= MOST_ROWS:
-        raise Problem(f"a page has 1 to {MOST_ROWS} runs", "size")
-    if not 1 <= page <= 1_000_000:
-        raise Problem("pages are counted from 1", "page")
-    filters = {"state": state, "owner": owner, "experiment": experiment, "text": text[:_LONGEST_TEXT]}
+    filters = {**query.filters, "text": query.text[:_LONGEST_TEXT]}
     with reading(service.engine) as session:
-        return page_of(session, service.queue.positions(), filters, sort, page, size)
+        return page_of(session, service.queue.positions(), filters, query.sort, query.page, size)
 
 
 def facets(service: Service, caller: Caller) -> Facets:

@@ -11,15 +11,14 @@ from fastapi.responses import HTMLResponse
 from ortlaunch.serve import follow
 from ortlaunch.serve.access import Caller, Role, may_change, needs
 from ortlaunch.serve.api.shapes import Detail
+from ortlaunch.serve.follow.asked import NEWEST_FIRST, RunQuery
 from ortlaunch.serve.pages.render import is_part, render
 from ortlaunch.serve.service import service_of
 
 router = APIRouter(include_in_schema=False)
 Viewer = Annotated[Caller, Depends(needs(Role.viewer))]
-_Text = Annotated[str, Query(max_length=200)]
-PAGE_SIZE = 50
 SORTS = {
-    "-started": "newest first",
+    NEWEST_FIRST: "newest first",
     "started": "oldest first",
     "-updated": "last changed first",
     "name": "by name",
@@ -34,23 +33,13 @@ _ENDED = frozenset(("finished", "failed", "killed", "stopped", "cancelled", "ref
 
 
 @router.get("/")
-def runs(
-    request: Request,
-    caller: Viewer,
-    state: _Text = "",
-    owner: _Text = "",
-    experiment: _Text = "",
-    text: _Text = "",
-    sort: _Text = "-started",
-    page: Annotated[int, Query(ge=1, le=10**6)] = 1,
-) -> HTMLResponse:
+def runs(request: Request, caller: Viewer, query: Annotated[RunQuery, Query()]) -> HTMLResponse:
     """The list: table first, with its filters."""
     service = service_of(request)
-    asked = {"state": state, "owner": owner, "experiment": experiment, "text": text}
-    sort = sort if sort in SORTS else "-started"
-    found = follow.list_runs(service, caller, **asked, sort=sort, page=page, size=PAGE_SIZE)
-    kept = {name: value for name, value in asked.items() if value}
-    kept |= {"sort": sort} if sort != "-started" else {}
+    sort = query.sort if query.sort in SORTS else NEWEST_FIRST
+    found = follow.list_runs(service, caller, query.model_copy(update={"sort": sort}))
+    kept = {name: value for name, value in query.filters.items() if value}
+    kept |= {"sort": sort} if sort != NEWEST_FIRST else {}
     values = {
         "found": found,
         "before": "/?" + urlencode({**kept, "page": found["page"] - 1}) if found["page"] > 1 else None,
@@ -59,7 +48,7 @@ def runs(
     }
     if is_part(request):
         return render(request, "runs_table.html", caller, **values)
-    more = {"asked": asked, "sort": sort, "sorts": SORTS, "facets": follow.facets(service, caller)}
+    more = {"asked": query.filters, "sort": sort, "sorts": SORTS, "facets": follow.facets(service, caller)}
     return render(request, "runs.html", caller, **values, **more)
 
 

@@ -13,19 +13,7 @@ from starlette.testclient import TestClient
 from ortlaunch.run.identity import start_ticks
 from ortlaunch.serve.access import Role
 from ortlaunch.serve.service import Service
-from tests.launch.follow.conftest import Maker
 from tests.support.service import InProcess, in_process
-
-
-@pytest.fixture(autouse=True)
-def cache_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees what a scheduler answered in another."""
-    monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def make_run(tmp_path: Path) -> Maker:
-    return Maker(tmp_path / "runs")
 
 
 @pytest.fixture

@@ -26,16 +26,6 @@ from tests.launch.follow.conftest import Maker
 _ELSEWHERE = {"pid": 7, "host": "an-earlier-boot", "start_ticks": 1, "machine": "earlier"}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def make_run(tmp_path: Path) -> Maker:
-    return Maker(tmp_path / "runs")
-
-
 def job_of(run_dir: Path, **changes: Any) -> dict[str, Any]:
     job = {"id": "q1", "run_dir": str(run_dir), "token": "t", "attempt": 1, "resumes": False, "begun_before": 0}
     return {**job, **changes}
