@@ -37,8 +37,6 @@ def phase_band(backend: str, base: int, use: Mapping[str, int]) -> Band:
     holes = process - tensors
     if backend == "ort":
         return _ort(base, tensors)
-    if backend == "compile":
-        return Band(base + tensors // 2, base + process + 200 * MIB, base + process + holes + 600 * MIB)
     return Band(
         low=int(0.95 * base) + tensors,
         middle=base + process,

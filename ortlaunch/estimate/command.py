@@ -22,7 +22,7 @@ from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import save_config, to_config
-from ortlaunch.config.schema import Config, Device
+from ortlaunch.config.schema import CompileConfig, Config, Device
 from ortlaunch.estimate.limit import limit_of, parsed
 from ortlaunch.estimate.render import render
 from ortlaunch.estimate.request import REFUSED, REPORT, Request
@@ -41,7 +41,7 @@ Usage:
   ortlaunch estimate [KEY=VALUE ...] [--memory SIZE] [--quick] [--format table|json]
 
 Takes the keys of ortlaunch run. Traces start, steps, evaluation, checkpoint and end with the run's own trainer and
-optimizer on tensors without content, so that no weights are allocated. Knows workers on the CPU.
+optimizer on tensors without content, so that no weights are allocated. Knows workers on the CPU, not backend=compile.
 
 Options:
   --memory SIZE  memory of a machine, such as 80GiB; by default what this machine has free, or launcher.memory on SLURM
@@ -101,6 +101,11 @@ def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) ->
         raise RequestError(
             "ortlaunch estimate knows the memory of workers on the CPU, not of GPUs: device=cpu estimates the same run "
             "on the CPU"
+        )
+    if isinstance(config.backend, CompileConfig):
+        raise RequestError(
+            "ortlaunch estimate does not know backend=compile, whose compiler decides what is kept: backend=eager "
+            "estimates the same run without it"
         )
     plan = make_plan(config)
     limit, source = (memory, "--memory") if memory is not None else limit_of(config)

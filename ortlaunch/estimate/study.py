@@ -36,11 +36,9 @@ _OF_FAKE_TENSORS = (
     fake_tensor.MetadataMismatchError,
 )
 _SIGNS = ("data is not allocated", "data pointer", "FakeTensor", "() is not supported for tensor subclasses")
-_FACTORS = "the figures are factors on what eager PyTorch holds, with a wide band"
-_NOTES = {
-    "ort": f"ONNX Runtime's memory is not traced: {_FACTORS}",
-    "compile": f"the compiler's choices are not traced: {_FACTORS}",
-}
+_NOTE_OF_ORT = (
+    "ONNX Runtime's memory is not traced: the figures are factors on what eager PyTorch holds, with a wide band"
+)
 _TRIALS = 4
 """Most traces in the search for a micro-batch."""
 
@@ -88,7 +86,7 @@ class Study:
             "batch_size": config.train.batch_size,
             "world_size": self._request.world_size,
             "method": "fake tensors" if self._is_fake else "a probe: one real step",
-            "note": self._note or _NOTES.get(config.backend.name, ""),
+            "note": self._note or (_NOTE_OF_ORT if config.backend.name == "ort" else ""),
             "workers": [self._worker(rank, asked) for rank in range(self._request.workers)],
             "machine": {
                 **total.to_json(),
@@ -129,7 +127,7 @@ class Study:
 
     def _traced(self, config: Config, *, whole: bool = True) -> Trace:
         shapes = shapes_of(self._batch, config.train.batch_size)
-        # What other backends hold is a factor on this; see `phase_band`.
+        # What ONNX Runtime holds is a factor on this; see `phase_band`.
         config = replace(config, backend=EagerConfig())
         found = trace(config, self._workers, shapes, is_fake=self._is_fake, whole=whole)
         # What comes after the steps does not depend on their micro-batch.

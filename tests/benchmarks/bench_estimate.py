@@ -4,7 +4,7 @@ Small models of random sizes are drawn by a seed, estimated, and then trained on
 What was measured is the largest resident memory of each worker, as the kernel counts it (``VmHWM``), summed over the
 workers. A run above the high figure would have got a false "fits" under some limit, one below the low figure a false
 "does not fit". ``ORTLAUNCH_ESTIMATE_COUNT`` (24), ``ORTLAUNCH_ESTIMATE_SEED`` (0) and ``ORTLAUNCH_ESTIMATE_BACKENDS``
-(eager,compile,ort) choose what is drawn; ``ORTLAUNCH_ESTIMATE_RECORD=FILE`` writes each result as a line of JSON.
+(eager,ort) choose what is drawn; ``ORTLAUNCH_ESTIMATE_RECORD=FILE`` writes each result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     """Draws, estimates, measures and prints."""
     count = int(os.environ.get("ORTLAUNCH_ESTIMATE_COUNT", "24"))
     seed = int(os.environ.get("ORTLAUNCH_ESTIMATE_SEED", "0"))
-    backends = os.environ.get("ORTLAUNCH_ESTIMATE_BACKENDS", "eager,compile,ort").split(",")
+    backends = os.environ.get("ORTLAUNCH_ESTIMATE_BACKENDS", "eager,ort").split(",")
     print(f"{'low':>6} {'likely':>6} {'high':>6} {'real':>6} {'error':>7}  configuration   (MiB, all workers)")
     results = [_result(draw(seed + number, backends)) for number in range(count)]
     done = [one for one in results if one is not None]

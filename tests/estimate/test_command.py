@@ -94,7 +94,8 @@ def test_a_worker_holds_its_share(tmp_path: Path, words: list[str], weights: flo
     [
         (["--format=xml"], "--format takes one of"),
         (["--memory=lots"], "--memory=lots: not a size of memory"),
-        (["device=cuda"], "not of GPUs"),
+        (["device=cpu", "backend=compile"], "backend=eager estimates the same run"),
+        (["launcher=slurm", "launcher.gpus_per_node=2"], "not of GPUs"),
         (["train.stepz=3"], "train.stepz"),
         (["train.steps=3,4", "--multirun"], "one configuration"),
     ],
