@@ -66,11 +66,11 @@ def packages() -> Iterator[Line]:
         yield Line(
             "onnxruntime", Level.error, f"{names} are both installed and overwrite each other", _then(remove, install)
         )
+    elif not training and not backends.has_wheels():
+        yield Line("onnxruntime", Level.ok, f"{names or 'not installed'}; {backends.why_default()}")
     elif installed and not training:
         remove = f"pip uninstall -y {' '.join(installed)}"
         yield Line("onnxruntime", Level.error, f"{names} has no training part", _then(remove, install))
-    elif not installed and not backends.has_wheels():
-        yield Line("onnxruntime", Level.ok, f"not installed; {backends.why_default()}")
     elif not installed:
         yield Line("onnxruntime", Level.warning, str(backends.why_default()), install)
     elif wanted == "cuda" and not cuda_libs.has_cuda_provider():

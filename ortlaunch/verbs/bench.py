@@ -90,8 +90,6 @@ def main(arguments: list[str]) -> int:
         _check(grid)
         for name, error in grid.refused:
             say(f"ortlaunch: {name} is left out: {error}", file=sys.stderr)
-        for reason in dict.fromkeys(cell.backend_reason for cell in grid.cells if cell.backend_reason):
-            say(f"note: {reason}", file=sys.stderr)
         if not grid.cells or grid.cells[0].config.launcher.dry_run:
             print(_listed(grid, repeat) if grid.cells else "", end="")
             return DONE

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import ortlaunch
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.text import say
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -67,7 +65,6 @@ class _Launches:
         self._code = 0
         self._error: RequestError | None = None
         self._multirun: Multirun | None = None
-        self._said_reason = False
 
     def run(self) -> int:
         """Composes and launches all combinations; returns the exit code of the command.
@@ -84,7 +81,7 @@ class _Launches:
         return self._close()
 
     def __call__(self, tree: DictConfig) -> None:
-        from ortlaunch.compose.hydra_tree import multirun_task
+        from ortlaunch.compose.hydra_tree import backend_reason, multirun_task
         from ortlaunch.compose.prepare import prepared
         from ortlaunch.config.load import to_config
         from ortlaunch.run.sweep import hide_in_hydras_file
@@ -100,7 +97,7 @@ class _Launches:
                 from ortlaunch.follow.after import after
 
                 config = after(config, self._after)
-            reason = self._backend_reason()
+            reason = backend_reason()
             launched = self._launch(config, reason) if task is None else self._next_of_sweep(config, task, reason)
             self._code = launched
         except RequestError as error:
@@ -112,17 +109,6 @@ class _Launches:
         if self._error is not None:
             raise self._error
         return self._code
-
-    def _backend_reason(self) -> str | None:
-        """Returns why the backend is not ORT although nobody chose it; the first time it is said, too."""
-        from ortlaunch.compose.hydra_tree import backend_reason
-
-        reason = backend_reason()
-        if reason is not None and not self._said_reason:
-            # Standard output of a dry run may go into a file, and `ortlaunch: ` begins refusals.
-            say(f"note: {reason}", file=sys.stderr)
-            self._said_reason = True
-        return reason
 
     def _launch(self, config: Config, reason: str | None) -> int:
         from ortlaunch.launch.planning import make_plan

@@ -135,12 +135,13 @@ def test_nodes_with_a_python_of_their_own_are_asked_there(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("no_ort")
-def test_the_default_is_said_once_and_recorded(tmp_path, capfd, monkeypatch: pytest.MonkeyPatch) -> None:
-    for words in (["launcher.dry_run=true"], ["train.steps=1,2", "launcher.dry_run=true", "--multirun"]):
-        result = answer(tmp_path, capfd, *words)
+def test_the_default_is_said_and_recorded(tmp_path, capfd, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in ([], ["launcher=slurm"], ["train.steps=1,2", "--multirun"]):
+        result = answer(tmp_path, capfd, "launcher.dry_run=true", *words)
         assert result.returncode == 0, result.stderr
-        assert result.stderr.count("note: backend=eager by default: backend=ort needs onnxruntime-training") == 1
-    assert "note:" not in answer(tmp_path, capfd, "backend=eager", "launcher.dry_run=true").stderr
+        assert "backend=eager by default: backend=ort needs onnxruntime-training" in result.stdout + result.stderr
+    chosen = answer(tmp_path, capfd, "backend=eager", "launcher.dry_run=true")
+    assert "by default" not in chosen.stdout + chosen.stderr
     monkeypatch.chdir(tmp_path)
     tree, reason = compose_with_reason(["tracking=none", "device=cpu"])
     config = to_config(tree)
@@ -148,6 +149,8 @@ def test_the_default_is_said_once_and_recorded(tmp_path, capfd, monkeypatch: pyt
     folder.write_run_folder(plan, config, [], Start([]))
     with Journal(plan.journal) as journal:
         folder.journal_start(journal, plan, config)
+    folder.say_backend(plan)
+    assert capfd.readouterr().err == f"note: {reason}\n"
     assert Run(plan.run_dir).state().tags["ortlaunch.backend_reason"] == reason
 
 

@@ -32,8 +32,8 @@ def test_compiled_runs_are_compared_with_eager_ones_in_a_bench(launch, tmp_path)
     assert "note:" not in result.stderr
 
 
-def test_a_sweep_says_it_once(launch, tmp_path):
+def test_each_run_of_a_sweep_says_it(launch, tmp_path):
     result = launch(tmp_path, "model=mlp", "train.steps=2,3", "--multirun")
     assert result.returncode == 0, result.report
-    assert result.stderr.count("note: backend=eager by default") == 1
+    assert result.stderr.count("note: backend=eager by default") == 2
     assert len(result.run_dirs) == 2

@@ -50,7 +50,7 @@ def test_a_check_composes_and_shows_what_would_be_started(actor: Actor, tmp_path
 @pytest.mark.parametrize(
     ("words", "key", "said"),
     [
-        (["train.precision=fp16", "device=cpu"], "train.precision", "does not run with backend=ort on the CPU"),
+        (["train.tf32=true", "device=cpu"], "train.tf32", "is a format of NVIDIA GPUs"),
         (["launcher.nodes=2", "launcher.master_addr=x"], "launcher.nodes", "choose launcher=slurm"),
         (["data=text"], "data.path", "is not set"),
     ],
@@ -137,14 +137,14 @@ def _wait(holds: Any) -> None:
 
 def test_a_command_that_refuses_is_told_apart_from_one_that_was_killed(actor: Actor) -> None:
     request = starting(actor, token="refused")
-    request["words"] = [*request["words"], "train.precision=fp16", "backend=ort"]
+    request["words"] = [*request["words"], "train.tf32=true"]
     process = Process.stored(call(actor, "start", **request)["process"])
     assert process is not None
     _wait(lambda: not process.lives)
     (actor.root / ".starts" / "other.1.json").write_text("{}")
     jobs = [{"id": "q1", **request}, {"id": "q2", **request, "token": "other"}]
     found = call(actor, "outcome", jobs=jobs)["jobs"]
-    assert found["q1"]["refusal"].startswith("train.precision=fp16 does not run with backend=ort")
+    assert found["q1"]["refusal"].startswith("train.tf32=true is a format of NVIDIA GPUs")
     assert (found["q2"]["refusal"], found["q2"]["began"]) == ("", False)
 
 

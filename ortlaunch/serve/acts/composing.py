@@ -164,5 +164,4 @@ def _dry_run(plan: LaunchPlan, config: Config) -> str:
     said, noted = io.StringIO(), io.StringIO()
     with redirect_stdout(said), redirect_stderr(noted):
         launcher_of(dry).submit(plan, dry, [])
-    reason = "" if plan.backend_reason is None else f"# {plan.backend_reason}\n"
-    return (reason + said.getvalue() + noted.getvalue())[:_LONGEST_TEXT]
+    return (said.getvalue() + noted.getvalue())[:_LONGEST_TEXT]
