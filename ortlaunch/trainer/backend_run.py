@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +19,9 @@ from ortlaunch.run.run import Run
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.figures import Figures
 from ortlaunch.trainer.workers import Workers
+
+if TYPE_CHECKING:
+    from ortlaunch.ort.mends.decisions import Decision
 
 _FIRST_RECHECK = 1000
 """A comparison takes as long as some four steps, so that this step and its doubles spend less than 0.5 % on them."""
@@ -44,17 +48,19 @@ class BackendRun:
         """
         return {}
 
-    def recheck(self, step: int, batch: Batch) -> bool:
-        """Compares what the backend computes with PyTorch again, in some steps; called before the optimizer's step.
+    def recheck(self, step: int, batch: Batch, *, last: bool) -> bool:
+        """Compares what the backend computes with PyTorch again, where that is due; called after each micro-batch.
 
         Args:
-            step: the step that is about to be completed.
-            batch: its last micro-batch.
+            step: the step that the micro-batch belongs to.
+            batch: the micro-batch.
+            last: whether it is the step's last one, so that the optimizer comes next.
 
         Returns:
             Whether it has compared, which takes the time of some steps.
 
         Raises:
+            RequestError: a value that the graph has frozen now decides otherwise.
             TrainingError: the backend computes something else.
         """
         return False
@@ -110,6 +116,7 @@ class OrtRun(BackendRun):
         self._journal = journal
         self._blocks = blocks
         self._task: Task | None = None
+        self._batch_before: Batch | None = None
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
         from ortlaunch.ort import session
@@ -141,19 +148,45 @@ class OrtRun(BackendRun):
             self._journal.tags({"ortlaunch.allowed": ",".join(allowed)})
         return {"startup/ort_check_seconds": float(everyone.seconds.max())}
 
-    def recheck(self, step: int, batch: Batch) -> bool:
-        if self._blocks or self._task is None or not _is_due(step, self._cfg.recheck_every) or not self.is_active:
-            return False
-        from ortlaunch.ort.verify.start import gradient_error
+    def recheck(self, step: int, batch: Batch, *, last: bool) -> bool:
+        from ortlaunch.ort.mends import decisions
 
-        here = {name: tensor.to(self._workers.device) for name, tensor in batch.items()}
-        error = gradient_error(self._engine.inner, self._task, self._engine.precision_context, here)
+        # On a GPU, a step's values are read when the next one has begun.
+        read, self._batch_before = (self._batch_before if self._workers.device.type == "cuda" else batch), batch
+        unverified = decisions.take_unverified()
+        if unverified and read is not None:
+            self._verify(unverified, read)
+            return True
+        if not last or self._blocks or not _is_due(step, self._cfg.recheck_every) or not self.is_active:
+            return False
+        error = self._gradient_error(batch)
         if error is not None and Allow["wrong_gradients"] not in self._cfg.allow:
             raise TrainingError(
                 f"step {step}: {error}. The weights are those before this step. Resume from the last checkpoint with "
                 "backend=eager, or accept the difference with backend.allow=[wrong_gradients]"
             )
         return True
+
+    def _verify(self, unverified: list[tuple[Decision, torch.Tensor]], batch: Batch) -> None:
+        """Compares the gradients of a batch with numbers in Python that no comparison stands for yet."""
+        decision, value = unverified[0]
+        # With a graph for each block, there is no whole model to compare.
+        error = "" if self._blocks else self._gradient_error(batch)
+        if error is not None:
+            raise RequestError(decision.change(value) + (f". With this batch, {error}" if error else ""))
+        for decision, value in unverified:
+            decision.verified.append(value)
+
+    def _gradient_error(self, batch: Batch) -> str | None:
+        from ortlaunch.ort.mends import decisions
+        from ortlaunch.ort.verify.start import gradient_error
+
+        if self._task is None:
+            return None
+        here = {name: tensor.to(self._workers.device) for name, tensor in batch.items()}
+        error = gradient_error(self._engine.inner, self._task, self._engine.precision_context, here)
+        decisions.take_unverified()  # The comparison has computed the same values again.
+        return error
 
     @property
     def is_active(self) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from ortlaunch.config.schema import TrainConfig
-from ortlaunch.models.task import Batch
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.evaluation import Evaluation
 from ortlaunch.trainer.feed import Feed
@@ -31,7 +31,7 @@ def run_steps(
     evaluation: Evaluation | None = None,
     start_step: int = 0,
     profile: Profile | None = None,
-    recheck: Callable[[int, Batch], bool] | None = None,
+    recheck: Callable[..., bool] | None = None,
 ) -> None:
     """Takes optimizer steps until ``cfg.steps`` are done or the run is asked to stop.
 
@@ -46,7 +46,7 @@ def run_steps(
         evaluation: what is evaluated after some steps; None for nothing.
         start_step: steps that earlier attempts have done.
         profile: profiles some of the steps; None for none.
-        recheck: called before the optimizer with the step and its last micro-batch; returns whether that took time.
+        recheck: called after each micro-batch, see `BackendRun.recheck`; None for nothing.
 
     Raises:
         TrainingError: a loss or gradient was not finite; the weights are those before that step.
@@ -61,8 +61,9 @@ def run_steps(
             if profile is not None:
                 profile.step_begins(step)
             with span("forward and backward"):
-                loss, batch = _accumulate(engine, feed, cfg.grad_accumulation, device, recorder, step_end)
-            disturbed = recheck is not None and recheck(step, batch)
+                loss, disturbed = _accumulate(
+                    engine, feed, cfg.grad_accumulation, device, recorder, step_end, recheck and partial(recheck, step)
+                )
             with span("optimizer"):
                 grad_norm = engine.step()
             collect(step)
@@ -89,24 +90,33 @@ def _unnamed(_name: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _accumulate(
-    engine: Engine, feed: Feed, count: int, device: torch.device, recorder: Recorder, step_end: StepEnd
-) -> tuple[torch.Tensor, Batch]:
+    engine: Engine,
+    feed: Feed,
+    count: int,
+    device: torch.device,
+    recorder: Recorder,
+    step_end: StepEnd,
+    recheck: Callable[..., bool] | None,
+) -> tuple[torch.Tensor, bool]:
     """Forward and backward over the micro-batches of one step.
 
     Returns:
-        Their mean loss, still on the device, and the last of them.
+        Their mean loss, still on the device, and whether `recheck` took the time of some steps.
     """
     total = torch.zeros((), device=device)
-    batch: Batch = {}
+    disturbed = False
     waited = feed.waited
     for index in range(count):
         recorder.own_time.begin()
         batch = feed.take()
         recorder.micro_batch(batch)
         step_end.beat()
-        total += engine.micro_step(batch, last=index == count - 1)
+        last = index == count - 1
+        total += engine.micro_step(batch, last=last)
+        if recheck is not None:
+            disturbed |= recheck(batch, last=last)
         recorder.own_time.begin()
         feed.prefetch()
         recorder.own_time.end()
     recorder.waited_for_data(feed.waited - waited)
-    return total / count, batch
+    return total / count, disturbed

@@ -166,6 +166,18 @@ class InGlobal(Net):
         return hidden * 2 if CALLS > 1_000_000 else hidden
 
 
+class BesideGru(Net):
+    """A recurrent layer holds weak references, which have no description."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(16, 16)
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.kept["steps"] += 1
+        return self.recurrent(hidden[None])[0][0] * (1.0 + self.kept["steps"] / 100)
+
+
 class Carrying(Net):
     """A state from batch to batch in an attribute."""
 
@@ -178,7 +190,7 @@ class Carrying(Net):
         return hidden
 
 
-@pytest.mark.parametrize("kind", [Warming, Periodic, InDict, InGlobal, Carrying])
+@pytest.mark.parametrize("kind", [Warming, Periodic, InDict, InGlobal, BesideGru, Carrying])
 def test_python_state_that_matters_is_found(kind: type[Net]) -> None:
     kinds = [one.kind for one in findings(wrapped_model(kind()))]
     assert Allow.python_state in kinds
@@ -251,6 +263,57 @@ def test_a_decision_that_changes_on_the_first_batches_is_a_frozen_branch() -> No
     assert [one.kind for one in found] == [Allow.frozen_branch]
 
 
+class Counted(Net):
+    """Its number differs in each batch, and decides something in a few of them."""
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return hidden * 2 if int(labels.sum()) % 7 == 0 else hidden
+
+
+class Bounded(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return hidden * 2 if labels.float().mean().item() > 2.5 else hidden
+
+
+def summing(*sums: int) -> list[Batch]:
+    """A batch for each sum of the labels."""
+    made = []
+    for batch, total in zip(drawn() * len(sums), sums, strict=False):
+        labels = torch.zeros(12, dtype=torch.long)
+        labels[: total // 3], labels[total // 3] = 3, total % 3
+        made.append(batch | {"labels": labels})
+    return made
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize(
+    ("kind", "harmless", "decides", "words"),
+    [
+        (Counted, (9, 12, 9), 14, "reads 14"),
+        # Between two that were compared, nothing needs to be compared again.
+        (Bounded, (10, 9, 11, 12), 33, "reads 2.75"),
+    ],
+)
+def test_a_number_that_differs_and_decides_nothing_yet_is_compared_when_it_is_new(
+    kind: type[Net], harmless: tuple[int, ...], decides: int, words: str
+) -> None:
+    model = kind()
+    wrapped = wrapped_model(model)
+    first = summing(8, 10, 13)
+    task = make_task(model, first[0])
+    backend = run_of(wrapped, OrtConfig(export_cache=False))
+    backend.check(task, first)
+    compared = []
+    for step, batch in enumerate(summing(*harmless), 1):
+        task.loss(wrapped, batch).backward()
+        compared.append(backend.recheck(step, batch, last=step % 2 == 0))
+    assert compared == ([True, True, False] if kind is Counted else [False] * 4)
+    (batch,) = summing(decides)
+    task.loss(wrapped, batch).backward()
+    with pytest.raises(RequestError, match=rf"{words} in this step.* traced with .*frozen_branch"):
+        backend.recheck(9, batch, last=False)
+
+
 class ByCount(Net):
     def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return hidden * 2 if torch.count_nonzero(labels == 3) > 0 else hidden
@@ -288,14 +351,15 @@ def test_gradients_are_compared_again_while_a_run_trains(allow: list[Allow]) -> 
     backend = run_of(wrapped, OrtConfig(recheck_every=5, allow=allow))
     data = drawn()
     backend.check(make_task(model, data[0]), data)
-    assert [step for step in range(1, 12) if backend.recheck(step, data[0])] == [5, 10]
+    assert [step for step in range(1, 12) if backend.recheck(step, data[0], last=True)] == [5, 10]
     double_a_gradient(wrapped, "first.bias")
-    assert backend.recheck(14, data[0]) is False
+    assert backend.recheck(15, data[0], last=False) is False
+    assert backend.recheck(14, data[0], last=True) is False
     if allow:
-        assert backend.recheck(15, data[0]) is True
+        assert backend.recheck(15, data[0], last=True) is True
     else:
         with pytest.raises(TrainingError, match=r"step 15: .*the gradient of first.bias differs by"):
-            backend.recheck(15, data[0])
+            backend.recheck(15, data[0], last=True)
 
 
 class Sampling(Net):

@@ -43,17 +43,18 @@ def model_facts(model: torch.nn.Module) -> dict[str, Any]:
     return describe_model(model).facts
 
 
-def describe_model(model: torch.nn.Module, *, is_exported: bool = False) -> ModelFacts:
+def describe_model(model: torch.nn.Module, *, is_exported: bool = False, must_be_complete: bool = True) -> ModelFacts:
     """Describes a module tree, and says which code the description covers.
 
     Args:
         model: the module tree.
         is_exported: whether it was exported since the first description.
+        must_be_complete: whether a value without a complete description is refused. Else its type stands for it.
 
     Raises:
         NotCacheableError: as for `model_facts`.
     """
-    describe = Describe(model, is_exported=is_exported)
+    describe = Describe(model, is_exported=is_exported, must_be_complete=must_be_complete)
     modules = {name: _module(describe, module) for name, module in model.named_modules(remove_duplicate=False)}
     names: dict[int, str] = {}
     tensors = {}

@@ -50,6 +50,9 @@ class Describer(Protocol):
     def add_package(self, module: str | None) -> None:
         """Adds the version of the package to which a module belongs."""
 
+    def refuse(self, reason: str) -> None:
+        """Raises NotCacheableError if the description must be complete; else the caller leaves something out."""
+
 
 class ReachableCode:
     """Collects functions, classes and modules, and follows the names in them."""
@@ -121,7 +124,7 @@ class ReachableCode:
         self._check_order()
         if self.has_paths and not FILES.isdisjoint(self._users_names):
             names = ", ".join(sorted(FILES & self._users_names))
-            raise NotCacheableError(f"the model's code may look at a file through a path ({names})")
+            self._describe.refuse(f"the model's code may look at a file through a path ({names})")
         return self._facts
 
     def _check_order(self) -> None:
@@ -131,7 +134,7 @@ class ReachableCode:
             # The first word is the model or a module.
             words = re.findall(r"\w+", where)[1:]
             if where.startswith("the function") or not self._used.isdisjoint(words):
-                raise NotCacheableError(f"the order of the set {where} can differ from process to process")
+                self._describe.refuse(f"the order of the set {where} can differ from process to process")
 
     @functools.cached_property
     def _used(self) -> set[str]:
@@ -169,10 +172,10 @@ class ReachableCode:
             codes = list(bytecode.nested(function.__code__))
             self.codes.update(codes)
             if sys.flags.hash_randomization and bytecode.uses_order_of_sets(codes):
-                raise NotCacheableError(f"{where} makes a set, whose order can differ from process to process")
+                self._describe.refuse(f"{where} makes a set, whose order can differ from process to process")
             names = bytecode.names(codes, in_texts=True)
             if unknown := UNKNOWN_NAMES & names:
-                raise NotCacheableError(f"{where} reads {min(unknown)}, and what that gives cannot be known beforehand")
+                self._describe.refuse(f"{where} reads {min(unknown)}, and what that gives cannot be known beforehand")
             self._names |= names
             self._users_names |= names
             self._uses_any_name |= any(not _BY_ANY_NAME.isdisjoint(code.co_names) for code in codes)
@@ -208,7 +211,7 @@ class ReachableCode:
             if name in function.__globals__:
                 values[name] = self._global(place, function.__globals__[name])
             elif name in UNKNOWN_BUILTINS and name in known_builtins:
-                raise NotCacheableError(f"{place} what {name}() gives cannot be known beforehand")
+                self._describe.refuse(f"{place} what {name}() gives cannot be known beforehand")
             elif name in known_builtins and not _is_pythons(name, known_builtins[name]):
                 values[name] = self._global(place, known_builtins[name])
         for name in sorted(bytecode.imports(codes)):
@@ -222,17 +225,20 @@ class ReachableCode:
         if full in sys.modules:
             return [self._global(place, sys.modules[known]) for known in sorted({full, _package(full)})]
         if is_impure(full):
-            raise NotCacheableError(f"{place} {DIFFERS}")
+            self._describe.refuse(f"{place} {DIFFERS}")
+            return "not described"
         # A package is searched for without importing it.
         spec = importlib.util.find_spec(_package(full))
         if spec is None or _is_users(spec.origin):
-            raise NotCacheableError(f"{place} it is not imported yet")
+            self._describe.refuse(f"{place} it is not imported yet")
+            return "not described"
         self._describe.add_package(_package(full))
         return "installed"
 
     def _global(self, where: str, value: Any) -> Any:
         if is_impure(_home(value)):
-            raise NotCacheableError(f"{where} {DIFFERS}")
+            self._describe.refuse(f"{where} {DIFFERS}")
+            return "not described"
         return self._describe.value(where, value)
 
     def _follow_classes(self) -> bool:
@@ -306,7 +312,7 @@ class ReachableCode:
             # The check goes by name, because numpy imports this part of itself at its first use.
             package, _, part = forbidden.rpartition(".")
             if package in self._modules and part in self._users_names:
-                raise NotCacheableError(f"the model's code reads {forbidden}: {DIFFERS}")
+                self._describe.refuse(f"the model's code reads {forbidden}: {DIFFERS}")
         for name, module in list(self._modules.items()):
             origin = module_origin(name)
             everything = origin is Origin.USER and self._uses_any_name

@@ -49,13 +49,17 @@ _OF_ENUM = {"_value_", "_name_", "__objclass__", "_sort_order_", "_hashable_valu
 class Describe:
     """Converts values to nested lists of plain values, and collects the files with their code."""
 
-    def __init__(self, model: torch.nn.Module | None, *, is_exported: bool = False) -> None:
+    def __init__(
+        self, model: torch.nn.Module | None, *, is_exported: bool = False, must_be_complete: bool = True
+    ) -> None:
         """
         Args:
             model: its modules, parameters and buffers are described by their names; None if there is no model.
             is_exported: whether the model was exported since the first description, so that it was called.
+            must_be_complete: whether a value without a complete description is refused. Else its type stands for it.
         """
         self._may_remember = is_exported
+        self._must_be_complete = must_be_complete
         self.names: dict[int, str] = {}
         if model is not None:
             self.names = {id(module): name for name, module in model.named_modules()}
@@ -66,7 +70,24 @@ class Describe:
         self.reached = ReachableCode(self)
 
     def value(self, where: str, value: Any) -> Any:
-        """Describes a value; raises NotCacheableError with `where` if it has no complete description."""
+        """Describes a value.
+
+        Raises:
+            NotCacheableError: it has no complete description, which must be complete; `where` names it.
+        """
+        try:
+            return self._described(where, value)
+        except NotCacheableError:
+            if self._must_be_complete:
+                raise
+            return ["not described", type(value).__qualname__]
+
+    def refuse(self, reason: str) -> None:
+        """Raises NotCacheableError if the description must be complete; else the caller leaves something out."""
+        if self._must_be_complete:
+            raise NotCacheableError(reason)
+
+    def _described(self, where: str, value: Any) -> Any:
         kind = type(value)
         if kind in _SCALARS:
             if issubclass(kind, pathlib.PurePath):
@@ -201,10 +222,11 @@ class Describe:
         source = sys.modules.get(cls.__module__)
         where = f"{cls.__module__}.{cls.__qualname__}"
         if source is None:
-            raise NotCacheableError(f"the module of {where} is not imported")
+            self.refuse(f"the module of {where} is not imported")
+            return
         if getattr(source, "__file__", None) is None:
             if cls.__module__ not in sys.builtin_module_names:
-                raise NotCacheableError(f"{where} has no file")
+                self.refuse(f"{where} has no file")
             return
         # Our own code is described as a whole.
         if source.__name__.partition(".")[0] == "ortlaunch":
@@ -224,7 +246,8 @@ class Describe:
         if is_torch or files.is_stdlib(path) or name.startswith("<frozen") or path.suffix == ".so":
             return False
         if not path.is_file():
-            raise NotCacheableError(f"the code of {where} is in no file ({name})")
+            self.refuse(f"the code of {where} is in no file ({name})")
+            return False
         self._files.add(path)
         return True
 

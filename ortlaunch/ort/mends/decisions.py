@@ -3,6 +3,10 @@
 Such a tensor becomes a further output of the graph. What the graph computes for it in a step is compared with what it
 was in the trace. On a GPU it is copied without waiting, and compared in the next step. A value that comes from
 operators without an export is not watched; the check at the start compares what it leads to.
+
+A number may differ from batch to batch and decide nothing, for example one that is only logged. The check at the start
+sees that: the numbers differ and the outputs agree with PyTorch's. A later number can still decide something (`if
+length > 50`), so the gradients of its batch are compared with PyTorch's unless an earlier comparison stands for it.
 """
 
 from __future__ import annotations
@@ -25,7 +29,12 @@ _TOLERANCE = 1e-3
 _TRUTH = ("__bool__", "is_nonzero", "equal", "allclose")
 """Reads of which only the truth counts."""
 
+_MOST_WHOLE = 32
+"""Whole numbers of one decision that are compared one by one, because code may take remainders of them."""
+
 _enforced = False
+_unverified: list[tuple[Decision, Tensor]] = []
+"""Numbers of the last micro-batch for which no comparison stands."""
 
 
 @dataclass
@@ -37,8 +46,10 @@ class Decision:
     """Only whether the value is zero was read."""
     frozen: Tensor
     """What was read, as fp64 on the CPU, of any shape."""
-    varies: bool = False
-    """It had other values on the first batches although the outputs agreed with PyTorch's: it decides nothing."""
+    is_whole: bool = False
+    """What was read are whole numbers or truths."""
+    verified: list[Tensor] = field(default_factory=list)
+    """Other values with which the model's results agreed with PyTorch's, as fp64 on the CPU."""
 
     def differs(self, value: Tensor) -> bool:
         """Whether a step has computed another value."""
@@ -48,9 +59,29 @@ class Decision:
             return True
         return not torch.allclose(value, self.frozen, rtol=_TOLERANCE, atol=0.0, equal_nan=True)
 
+    def stands_for(self, value: Tensor) -> bool:
+        """Whether an earlier comparison shows that this value decides nothing, if there was one.
+
+        A number between two that were compared is on the same side of every bound as one of them and the other. Whole
+        numbers are compared one by one, until there were many.
+        """
+        known = [self.frozen, *self.verified]
+        if self.as_bool or any(torch.equal(value, one) for one in known):
+            return True
+        if any(value.shape != one.shape for one in known):
+            return False
+        if len(self.verified) >= _MOST_WHOLE and value.numel() > 1:
+            # Of many numbers, one is the largest so far in nearly every step.
+            return True
+        if self.is_whole and len(self.verified) < _MOST_WHOLE:
+            return False
+        all_known = torch.stack(known)
+        return bool(((all_known.amin(0) <= value) & (value <= all_known.amax(0))).all())
+
     def change(self, value: Tensor) -> str:
         """Says what was frozen and what it should be now."""
-        now, then = (_said(x != 0 if self.as_bool else x) for x in (value, self.frozen))
+        kind = torch.bool if self.as_bool else torch.int64 if self.is_whole else torch.float64
+        now, then = (_said(x.to(kind)) for x in (value, self.frozen))
         place = (self.read.file, self.read.line)
         return (
             f"`{statement_at(*place)}` at {location(place)} reads {now} in this step, and the graph that ONNX Runtime "
@@ -78,12 +109,18 @@ class Decisions:
         if values[0].is_cuda:
             # The copies were made a step ago, so nothing waits here.
             values, self._copied = self._copied, [x.detach().to("cpu", non_blocking=True) for x in values]
-        for decision, value in zip(self.all, values, strict=False):
-            if decision.varies or not decision.differs(value.detach().double()):
+        for decision, read in zip(self.all, values, strict=False):
+            value = read.detach().double()
+            if not decision.differs(value):
                 continue
-            if _enforced:
-                raise RequestError(decision.change(value.detach().double()))
-            decision.varies = True
+            if not _enforced:
+                # The check at the start refuses the model if this value leads to other results.
+                if len(decision.verified) < _MOST_WHOLE:
+                    decision.verified.append(value.clone())
+            elif not decision.verified:
+                raise RequestError(decision.change(value))
+            elif not decision.stands_for(value):
+                _unverified.append((decision, value.clone()))
 
 
 def enforce() -> None:
@@ -92,12 +129,23 @@ def enforce() -> None:
     _enforced = True
 
 
+def take_unverified() -> list[tuple[Decision, Tensor]]:
+    """Returns the decisions whose values in the last micro-batch need a comparison, with the values, and forgets them.
+
+    On a GPU these are the values of the micro-batch before the last.
+    """
+    taken = list(_unverified)
+    _unverified.clear()
+    return taken
+
+
 @dataclass
 class Reads:
     """The reads of one trace, in order."""
 
     places: list[value_reads.ValueRead] = field(default_factory=list)
     as_bool: list[bool] = field(default_factory=list)
+    is_whole: list[bool] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     """What was read, for the graph to return."""
     _untraced: dict[int, Tensor] = field(default_factory=dict)
@@ -108,6 +156,7 @@ class Reads:
         if value is not None:
             self.places.append(place)
             self.as_bool.append(name in _TRUTH)
+            self.is_whole.append(not value.is_floating_point())
             self.tensors.append(_output(value))
             if torch._C._get_value_trace(self.tensors[-1]).node().kind() == "prim::Constant":  # type: ignore[attr-defined]
                 # torch reads it from C++ (`torch.tensor` of tensors), where nothing is traced.
@@ -121,7 +170,8 @@ class Reads:
     def decisions(self) -> Decisions:
         """Returns what the trace has frozen; call it after the trace."""
         frozen = [tensor.detach().cpu().clone() for tensor in self.tensors]
-        return Decisions([Decision(*one) for one in zip(self.places, self.as_bool, frozen, strict=True)])
+        facts = zip(self.places, self.as_bool, frozen, self.is_whole, strict=True)
+        return Decisions([Decision(*one) for one in facts])
 
 
 @contextlib.contextmanager

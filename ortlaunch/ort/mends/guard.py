@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ortlaunch.ort.refusal import refusal
+from ortlaunch.base.errors import TrainingError
+from ortlaunch.ort.refusal import cause, refusal
 
+_FAILED = "Error in forward pass execution"
+"""What ORTModule's messages about a graph that failed while it ran begin with."""
 _MOST_EXPORTS = 16
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -52,7 +55,15 @@ def _guarded(original: Any, is_training: bool) -> Any:
             # ORTModule exports again if both are unset.
             self._graph_transition_manager._exported_model_info = None
             self._execution_agent = None
-        outputs = original(self, *inputs, **kwargs)
+        try:
+            outputs = original(self, *inputs, **kwargs)
+        except RuntimeError as error:
+            if _FAILED not in str(error):
+                raise
+            raise TrainingError(
+                f"ONNX Runtime cannot compute this batch: {cause(error)}. If other batches work, its graph holds a size "
+                "that depends on a batch's values: use backend=eager or backend=compile"
+            ) from error
         guard.settle()
         return outputs
 

@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ortlaunch.ort.cache import key
-from ortlaunch.ort.cache.files import NotCacheableError
 from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.nested import NamedTensors
 
@@ -91,18 +90,9 @@ def _changing_numbers(model: torch.nn.Module, before: dict[_Attribute, float]) -
 
 
 def _facts(model: torch.nn.Module) -> dict[str, Any]:
-    """Describes all that forward's code reaches; where that has no description, the modules' plain attributes."""
-    try:
-        facts = key.model_facts(model)
-        return {"modules": facts["modules"], "reached": facts["reached"]}
-    except NotCacheableError:
-        plain = (bool, int, float, str)
-        return {
-            "modules": {
-                name: {attribute: repr(value) for attribute, value in vars(module).items() if isinstance(value, plain)}
-                for name, module in model.named_modules()
-            }
-        }
+    """Describes all that forward's code reaches; what has no description, such as a weak reference, is left out."""
+    facts = key.describe_model(model, must_be_complete=False).facts
+    return {"modules": facts["modules"], "reached": facts["reached"]}
 
 
 def _difference(where: str, before: Any, after: Any) -> PythonChange | None:
