@@ -43,7 +43,7 @@ def main() -> None:
             sys.exit("\n".join(["gpu-bundle: the packages do not fit together:", *found.conflicts]))
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         pack(wheels, arguments.out)
-        _tell(arguments.out, wheels, found, machine)
+        _tell(arguments.out, wheels, found, machine, arguments.machine)
     if arguments.out.stat().st_size > LARGEST_MIB * 2**20:
         sys.exit(f"gpu-bundle: larger than {LARGEST_MIB} MiB")
 
@@ -100,12 +100,12 @@ def pack(wheels: Path, out: Path) -> None:
     tree.unlink()
 
 
-def _tell(out: Path, wheels: Path, found: Needed, machine: dict[str, str | None]) -> None:
+def _tell(out: Path, wheels: Path, found: Needed, machine: dict[str, str | None], source: Path) -> None:
     sizes = sorted(((path.stat().st_size / 2**20, path.name) for path in wheels.iterdir()), reverse=True)
     whole = sum(size for size, _ in sizes)
     print(f"{out}: {out.stat().st_size / 2**20:.1f} MiB, with {len(found.wheels)} wheels of {whole:.1f} MiB")
     print("largest: " + ", ".join(f"{name.split('-')[0]} {size:.1f}" for size, name in sizes[:6]))
-    print(f"left out, because the machine has them: {len(machine)} packages ({MACHINE.name})")
+    print(f"left out, because the machine has them: {len(machine)} packages ({source.name})")
     print("left out, because it needs Python 3.11: onnxruntime-training")
     if subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, check=True).stdout:
         print("left out, because it is not committed: see git status")
