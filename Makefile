@@ -88,6 +88,11 @@ test-slurm-quick: $(INSTALLED)
 test-wheel: $(INSTALLED)
 	ORTLAUNCH_TEST_INSTALL=1 $(BIN)/python -m pytest --timeout 1800 tests/wheel
 
+## gpu-bundle: one file for a CUDA machine without a network: the committed tree, and the wheels that it lacks (docs/gpu.md)
+.PHONY: gpu-bundle
+gpu-bundle: $(INSTALLED)
+	$(BIN)/python -m tests.gpu.bundle $(if $(MACHINE),--machine=$(MACHINE))
+
 ## coverage: which lines the tests that start no workers run, by file; what only workers run is counted as not run
 coverage: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --cov=ortlaunch --cov-report=term --cov-report=html \
