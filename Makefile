@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-jobs bench-serve coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-estimate bench-jobs bench-serve coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -88,6 +88,11 @@ test-slurm-quick: $(INSTALLED)
 test-wheel: $(INSTALLED)
 	ORTLAUNCH_TEST_INSTALL=1 $(BIN)/python -m pytest --timeout 1800 tests/wheel
 
+## gpu-bundle: one file for a CUDA machine without a network: the committed tree, and the wheels that it lacks (docs/gpu.md)
+.PHONY: gpu-bundle
+gpu-bundle: $(INSTALLED)
+	$(BIN)/python -m tests.gpu.bundle $(if $(MACHINE),--machine=$(MACHINE))
+
 ## coverage: which lines the tests that start no workers run, by file; what only workers run is counted as not run
 coverage: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --cov=ortlaunch --cov-report=term --cov-report=html \
@@ -112,6 +117,10 @@ bench-ort: $(INSTALLED)
 ## bench-guards: what the guards of backend=ort cost, in steps of training: check at the start, decisions, comparisons
 bench-guards: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_guards
+
+## bench-estimate: 24 drawn configurations: memory that ortlaunch estimate predicts beside what training them takes
+bench-estimate: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.bench_estimate
 
 ## bench-checkpoint: how long training stands still for a checkpoint, asynchronous over synchronous
 bench-checkpoint: $(INSTALLED)

@@ -18,6 +18,7 @@ collections over its imports and its configuration."""
 VERBS = {
     "run": "ortlaunch.verbs.run:main",
     "check": "ortlaunch.check.command:main",
+    "estimate": "ortlaunch.estimate.command:main",
     "jobs": "ortlaunch.follow.jobs:jobs",
     "status": "ortlaunch.follow.status:status",
     "logs": "ortlaunch.follow.logs:logs",

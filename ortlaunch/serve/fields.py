@@ -48,7 +48,9 @@ _TEXTS_OF_RUNNERS = frozenset(
     ]
 )
 """All other texts name files, code or commands, which are an author's to choose."""
-_OPTIONS_OF_AUTHORS = {"model": ("factory", "hf"), "data": ("hf", "text", "tokens")}
+OPEN_MODELS = ("factory", "hf")
+"""Models that take parameters which no file lists."""
+_OPTIONS_OF_AUTHORS = {"model": OPEN_MODELS, "data": ("hf", "text", "tokens")}
 """Options that load code or files which a key names."""
 PARAMS = "model.params."
 
@@ -103,6 +105,11 @@ def fields_of(chosen: Mapping[str, str]) -> list[Field]:
     """Returns the fields of a run whose groups have these options, in the order of the schema."""
     fields = (field for several in catalogue().values() for field in several)
     return [field for field in fields if field.option is None or chosen.get(field.group) == field.option]
+
+
+def is_choice(key: str) -> bool:
+    """Whether a key chooses an option of a group."""
+    return any(field.group == CHOICES for field in catalogue().get(key, ()))
 
 
 def may_choose(group: str, option: str, role: Role) -> bool:

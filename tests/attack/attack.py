@@ -20,6 +20,7 @@ _PRELOADED = (
         "ortlaunch.verbs.bench",
         "ortlaunch.verbs.resume",
         "ortlaunch.check.command",
+        "ortlaunch.estimate.command",
     ),
     *("ortlaunch.compare.command", "ortlaunch.export.command", "ortlaunch.export.run_weights", "ortlaunch.follow.jobs"),
     *("ortlaunch.follow.logs", "ortlaunch.follow.cancel", "ortlaunch.follow.sync", "ortlaunch.doctor.command"),

@@ -23,6 +23,7 @@ _COMPOSING = (
     ("run",),
     (),
     ("check",),
+    ("estimate",),
     ("bench", "repeat=1"),
     ("export", "onnx", "out=new"),
     ("export", "artifacts", "out=new"),
@@ -214,6 +215,8 @@ def _option_requests() -> list[Request]:
         Request("verb", [*verb.split(), "nosuch", "more"]) for verb in ("models", "doctor", "jobs", "export onxx")
     ]
     found += [Request("verb", ["check", f"--format{value}"]) for value in ("", "=xml", "=")]
+    found += [Request("verb", ["estimate", f"--format{value}"]) for value in ("", "=xml", "=")]
+    found += [Request("verb", ["estimate", f"--memory{value}"]) for value in ("", "=", "=lots", "=0", "=-1GiB")]
     found += [Request("verb", [misspelt(verb, random.Random(0)) + "q"]) for verb in VERBS]
     for verb, module in _modules():
         parser = _parser(module)

@@ -1,0 +1,1 @@
+"""`ortlaunch estimate`: how much memory a run needs, found without allocating it."""

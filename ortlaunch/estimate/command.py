@@ -1,0 +1,150 @@
+"""``ortlaunch estimate``: composes the configuration as ``run`` does, starts the tracing process and prints its report.
+
+This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ortlaunch.base import exit_codes
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.processes import die_with_parent
+from ortlaunch.compose.hydra_tree import run_with_hydra
+from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.devices import resolve_device
+from ortlaunch.config.load import save_config, to_config
+from ortlaunch.config.schema import CompileConfig, Config, Device
+from ortlaunch.estimate.limit import limit_of, parsed
+from ortlaunch.estimate.render import render
+from ortlaunch.estimate.request import REFUSED, REPORT, Request
+from ortlaunch.launch.planning import make_plan
+from ortlaunch.tracking import trackers
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_FORMATS = ("table", "json")
+
+_HELP = """\
+ortlaunch estimate: how much memory a run needs, and whether it fits, without starting it
+
+Usage:
+  ortlaunch estimate [KEY=VALUE ...] [--memory SIZE] [--quick] [--format table|json]
+
+Takes the keys of ortlaunch run. Traces start, steps, evaluation, checkpoint and end with the run's own trainer and
+optimizer on tensors without content, so that no weights are allocated. Knows workers on the CPU, not backend=compile.
+
+Options:
+  --memory SIZE  memory of a machine, such as 80GiB; by default what this machine has free, or launcher.memory on SLURM
+  --quick        leave out the largest micro-batch, what checkpointing saves, and what makes it fit
+  --format       table (default) or json
+
+Exit codes: 0 fits, 1 tight or does not fit, 2 the request is wrong"""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the verb.
+
+    Args:
+        arguments: the command line after ``estimate``.
+
+    Returns:
+        0 if the run fits, 1 if it is tight or does not fit.
+
+    Raises:
+        RequestError: the configuration is wrong, or the model or the data cannot be loaded.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(_HELP)
+        return exit_codes.DONE
+    quick = "--quick" in arguments
+    options, overrides = _options([argument for argument in arguments if argument != "--quick"])
+    if {"-m", "--multirun"} & set(overrides):
+        raise RequestError("ortlaunch estimate looks at one configuration: leave --multirun out")
+    memory = parsed(options["--memory"], "--memory") if "--memory" in options else None
+    composed: list[DictConfig] = []
+    run_with_hydra(overrides, composed.append)
+    if not composed:
+        # Hydra has printed what an option such as --cfg asked for.
+        return exit_codes.DONE
+    is_json = options.get("--format") == "json"
+    report = estimate(prepared(to_config(composed[0])), memory, quick=quick, quiet=is_json)
+    if is_json:
+        print(json.dumps(report, indent=2))
+    else:
+        render(report, Console())
+    return exit_codes.FAILED if report["verdict"] in ("tight", "does not fit") else exit_codes.DONE
+
+
+def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) -> dict[str, Any]:
+    """Traces a run in another process and returns the report.
+
+    Args:
+        config: the configuration of the run, prepared to be launched.
+        memory: bytes of each machine; None for this machine's, or for what the launcher requests.
+        quick: whether to leave out what could be changed about the run.
+        quiet: whether to show no progress.
+
+    Raises:
+        RequestError: that process refused the request, or ended early.
+    """
+    if resolve_device(config.device) is Device.cuda:
+        raise RequestError(
+            "ortlaunch estimate knows the memory of workers on the CPU, not of GPUs: device=cpu estimates the same run "
+            "on the CPU"
+        )
+    if isinstance(config.backend, CompileConfig):
+        raise RequestError(
+            "ortlaunch estimate does not know backend=compile, whose compiler decides what is kept: backend=eager "
+            "estimates the same run without it"
+        )
+    plan = make_plan(config)
+    limit, source = (memory, "--memory") if memory is not None else limit_of(config)
+    with tempfile.TemporaryDirectory(prefix="ortlaunch-estimate-") as name:
+        folder = Path(name)
+        save_config(config, folder / "config.yaml")
+        Request(plan.workers, plan.nodes, limit, source, quick).write(folder)
+        log = folder / "estimate.log"
+        with Console(stderr=True, quiet=quiet).status("tracing the run ..."), log.open("wb") as output:
+            code = subprocess.run(
+                [sys.executable, "-m", "ortlaunch.estimate.process", name],
+                env={**os.environ, **trackers.worker_environment(config)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=die_with_parent,
+                check=False,
+            ).returncode
+        refused, report = folder / REFUSED, folder / REPORT
+        if refused.is_file():
+            raise RequestError(refused.read_text())
+        if code == 0 and report.is_file():
+            found: dict[str, Any] = json.loads(report.read_text())
+            return found
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    raise RequestError("the estimate itself ended early: " + "\n".join(lines[-15:] or [f"exit code {code}"]))
+
+
+def _options(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Returns the verb's own options by name, and the arguments for Hydra."""
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, has_value, value = word.partition("=")
+        if name not in ("--memory", "--format"):
+            rest.append(word)
+            continue
+        found[name] = value if has_value else next(words, "")
+    if found.get("--format", "table") not in _FORMATS:
+        raise RequestError(f"--format takes one of {', '.join(_FORMATS)}")
+    return found, rest

@@ -1,0 +1,182 @@
+"""Counts the memory of all tensors of a process while torch's operations run, on fake tensors as on real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ortlaunch.estimate.heap import Block, Heap
+
+_WITHOUT_CONTENT = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+"""Operations whose result the system does not yet hold in memory: a page becomes resident when it is written."""
+
+
+@dataclass
+class _Entry:
+    """One storage."""
+
+    block: Block
+    size: int
+    written: int
+    """Bytes of it that were written, from its beginning."""
+    objects: int
+    """Where the objects are that describe it."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """A use of memory, in bytes."""
+
+    tensors: int
+    """Bytes of tensors that were written."""
+    process: int
+    """Bytes that the process keeps for them: the same with the allocator's holes."""
+
+
+class Ledger(TorchDispatchMode):
+    """Counts storages from the operation that makes them until nothing refers to them any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._heap = Heap()
+        self._entries: dict[int, _Entry] = {}
+        self._unwritten = 0
+        self._tensors = 0
+        self._peak = Use(0, 0)
+        self._answers = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs the operation and counts its results."""
+        if any(issubclass(one, DTensor) for one in types):
+            return NotImplemented  # The operations on its shards come here by themselves.
+        if self._answers and func is torch.ops.aten._local_scalar_dense.default:
+            return _made_up(args[0])
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        is_written = func.overloadpacket.__name__ not in _WITHOUT_CONTENT
+        for one in tree_leaves(out):
+            if isinstance(one, torch.Tensor):
+                self._note(one, is_written=is_written)
+        if func._schema.is_mutable:
+            for one in _written(func, args, kwargs):
+                self._note(one, is_written=True)
+        return out
+
+    @property
+    def now(self) -> Use:
+        """What is in use now."""
+        return Use(self._tensors, self._heap.resident - self._unwritten)
+
+    def take_peak(self) -> Use:
+        """The largest use since the last call, or since the beginning."""
+        peak, self._peak = self._peak, self.now
+        return peak
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Within it, a value that Python reads from a tensor is made up: true, 1.0 or 0.
+
+        Elsewhere it is left to the tensors, and fake ones refuse. So a model that decides by its data is not traced
+        along a path that its data would not take.
+        """
+        before, self._answers = self._answers, True
+        try:
+            yield
+        finally:
+            self._answers = before
+
+    @contextlib.contextmanager
+    def seeing_resizes(self) -> Iterator[None]:
+        """Within it, storages that are resized in place are counted too: FSDP frees gathered parameters so."""
+        usual = torch.UntypedStorage.resize_
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = usual(storage, size)
+            if storage._cdata in self._entries:
+                self._resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = usual  # type: ignore[method-assign]
+
+    def _note(self, tensor: torch.Tensor, *, is_written: bool) -> None:
+        storage = tensor.untyped_storage()
+        entry = self._entries.get(storage._cdata)
+        if entry is None:
+            entry = self._entries[storage._cdata] = self._new(storage.nbytes())
+            weakref.finalize(storage, self._drop, storage._cdata)
+            self._write(entry, entry.size if is_written else 0)
+        elif is_written and entry.written < entry.size:
+            self._write(entry, _extent(tensor))
+        self._raise_peak()
+
+    def _new(self, size: int) -> _Entry:
+        entry = _Entry(self._heap.allocate(size), size, 0, self._heap.allocate_small())
+        if entry.block.is_mapping:
+            self._unwritten += size
+        return entry
+
+    def _write(self, entry: _Entry, extent: int) -> None:
+        added = min(extent, entry.size) - entry.written
+        if added > 0:
+            entry.written += added
+            self._tensors += added
+            if entry.block.is_mapping:
+                self._unwritten -= added
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        entry = self._entries[storage._cdata]
+        if entry.size != storage.nbytes():
+            self._forget(entry)
+            self._entries[storage._cdata] = self._new(storage.nbytes())
+
+    def _drop(self, key: int) -> None:
+        self._forget(self._entries.pop(key))
+
+    def _forget(self, entry: _Entry) -> None:
+        self._tensors -= entry.written
+        if entry.block.is_mapping:
+            self._unwritten -= entry.size - entry.written
+        self._heap.free(entry.block)
+        self._heap.free_small(entry.objects)
+
+    def _raise_peak(self) -> None:
+        now, peak = self.now, self._peak
+        if now.tensors > peak.tensors or now.process > peak.process:
+            self._peak = Use(max(now.tensors, peak.tensors), max(now.process, peak.process))
+
+
+def _made_up(tensor: torch.Tensor) -> bool | int | float:
+    if tensor.dtype == torch.bool:
+        return True
+    # Zero is a bad value for the step counter that an optimizer divides by, and a good one for a flag.
+    return 1.0 if tensor.is_floating_point() else 0
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments that an operation writes to."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            yield from (one for one in tree_leaves(value) if isinstance(one, torch.Tensor))
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from the beginning of a tensor's storage to the end of the tensor."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((tensor.storage_offset() + last + 1) * tensor.element_size())

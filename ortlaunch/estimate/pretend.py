@@ -1,0 +1,125 @@
+"""Lets the run's own engines work on fake tensors, as one of several workers, in a process that is alone.
+
+Each replacement stands for something that needs real numbers or other processes and takes no memory of its own: a value
+that workers compare, the exchange itself, a tensor's address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.workers import Workers
+
+
+def join_nobody(world_size: int) -> Workers:
+    """Makes this process the first of `world_size` workers; what it exchanges with the others goes nowhere."""
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    return Workers(0, world_size, torch.device("cpu"), torch.get_num_threads())
+
+
+@contextlib.contextmanager
+def replacements() -> Iterator[None]:
+    """Within it, the engines can be built and used on fake tensors."""
+    from ortlaunch.trainer.checkpoint import host, torch_state
+    from ortlaunch.trainer.engines import fsdp_engine
+
+    with contextlib.ExitStack() as stack:
+        for place, name, value in (
+            # DistributedDataParallel compares shapes with the other workers.
+            (torch.nn.parallel.distributed, "_verify_param_shape_across_processes", _nothing),
+            # Modules move to their device by swapping tensors, which weak references on them forbid.
+            (torch.utils, "swap_tensors", _take_data),
+            # The mesh of workers is a tensor of real numbers.
+            (fsdp_engine, "init_device_mesh", _outside(init_device_mesh)),
+            # Fake tensors have no address.
+            (host, "storage_key", _storage_key),
+            (torch_state, "storage_key", _storage_key),
+        ):
+            stack.enter_context(patch.object(place, name, value))
+        if "deepspeed" in sys.modules:
+            _replace_in_deepspeed(stack)
+        yield
+
+
+def _replace_in_deepspeed(stack: contextlib.ExitStack) -> None:
+    from deepspeed.runtime.zero import partitioned_param_coordinator, stage3, stage_1_and_2
+
+    # ZeRO 3 compares the order of modules with the other workers.
+    stack.enter_context(patch.object(partitioned_param_coordinator, "assert_ints_same_as_other_ranks", _nothing))
+    for stage in (stage_1_and_2, stage3):
+        if hasattr(stage, "is_invalid_grad_norm"):
+            stack.enter_context(patch.object(stage, "is_invalid_grad_norm", lambda _norm: False))
+
+
+def settle(engine: Engine) -> None:
+    """Takes from a built engine what it can do on real tensors only."""
+    module = getattr(engine, "_module", None)
+    if isinstance(module, DistributedDataParallel):
+        module.register_comm_hook(None, lambda _state, bucket: _exchanged(bucket))
+        module.reducer = _Reducer(module.reducer)  # type: ignore[assignment]
+
+
+class _Reducer:
+    """DDP's reducer, which does not order its buckets anew: it would read the order of the first worker.
+
+    The new buckets have the size of those before.
+    """
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+def _exchanged(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """The bucket itself, as if it had been exchanged in place."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _nothing(*_arguments: object, **_named: object) -> None:
+    return
+
+
+def _take_data(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    tensor.data = other.data
+
+
+def _outside(function: Any) -> Any:
+    """The function, called on real tensors."""
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        with _disable_current_modes():
+            return function(*arguments, **named)
+
+    return called
+
+
+def _storage_key(tensor: torch.Tensor) -> tuple[object, ...] | None:
+    """As `ortlaunch.trainer.checkpoint.host.storage_key`, by the storage instead of its address."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    if tensor.numel() == 0:
+        return None
+    place = tensor.untyped_storage()._cdata, tensor.storage_offset()
+    return *place, tensor.element_size(), tuple(tensor.shape), tuple(tensor.stride())

@@ -1,0 +1,62 @@
+"""The tracing process of ``ortlaunch estimate``: ``python -m ortlaunch.estimate.process FOLDER``.
+
+It reads ``config.yaml`` and ``request.json`` in the folder. It writes ``report.json``, or ``refused.txt`` if the
+request is wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import psutil
+import torch
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.processes import die_with_parent
+from ortlaunch.config.load import load_config
+from ortlaunch.config.trainers import trainer_of
+from ortlaunch.estimate.request import REFUSED, REPORT, Request
+
+
+def main() -> None:
+    """Estimates the run whose configuration is in the folder."""
+    die_with_parent()
+    folder = Path(sys.argv[1])
+    # The user's model factory may be a module in the current folder.
+    sys.path.insert(0, os.getcwd())
+    try:
+        config, request = load_config(folder / "config.yaml"), Request.read(folder)
+        torch.set_num_threads(1)
+        for package in trainer_of(config.trainer).packages:
+            importlib.import_module(package)
+        if config.backend.name == "ort":
+            from ortlaunch.ort import session
+
+            # A worker has it in memory, too.
+            session.import_ortmodule()
+
+        from ortlaunch.estimate.study import Study
+
+        report = Study(config, request).report()
+    except RequestError as error:
+        (folder / REFUSED).write_text(str(error))
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    else:
+        own = psutil.Process().memory_info()
+        report["own_bytes"] = own.rss
+        (folder / REPORT).write_text(json.dumps(report, indent=2))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

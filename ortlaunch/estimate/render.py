@@ -1,0 +1,82 @@
+"""Prints an estimate as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_STYLE = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red", "unknown": "bold"}
+_PARTS = {
+    "base_bytes": "process without tensors",
+    "parameters_bytes": "parameters",
+    "gradients_bytes": "gradients",
+    "optimizer_state_bytes": "optimizer state",
+    "trainer_buffers_bytes": "buffers of the trainer (communication buckets)",
+    "activations_bytes": "activations kept for the backward",
+    "allocator_bytes": "holes in the allocator's heap at the peak",
+}
+
+
+def render(report: dict[str, Any], console: Console) -> None:
+    """Prints a report that `ortlaunch.estimate.study` made."""
+    first = report["workers"][0]
+    workers = report["world_size"]
+    console.out(
+        f"{report['model']}, backend={report['backend']}, trainer={report['trainer']}, {report['precision']}, "
+        f"micro-batch {report['batch_size']}, {workers} worker{'s' if workers > 1 else ''}; by {report['method']}",
+        highlight=False,
+    )
+    if report["note"]:
+        console.out(f"note: {report['note']}", highlight=False)
+    console.print(_parts(first))
+    console.print(_phases(first))
+    console.out("\n".join(_conclusions(report)), highlight=False)
+    console.print(Text(report["verdict"], _STYLE[report["verdict"]]))
+
+
+def size(count: int) -> str:
+    """Bytes as text in MiB or GiB."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def _parts(worker: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("a worker holds")
+    table.add_column("", justify="right")
+    for key, text in _PARTS.items():
+        table.add_row(text, size(worker["parts"][key]))
+    return table
+
+
+def _phases(worker: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("peak of the first worker")
+    for name in ("low", "likely", "high"):
+        table.add_column(name, justify="right")
+    for name, band in worker["phases"].items():
+        table.add_row(name, *(size(band[key]) for key in ("low_bytes", "peak_bytes", "high_bytes")))
+    return table
+
+
+def _conclusions(report: dict[str, Any]) -> list[str]:
+    machine = report["machine"]
+    limit = machine["limit_bytes"]
+    lines = [
+        f"a machine with its {len(report['workers'])} worker(s): {size(machine['low_bytes'])} to "
+        f"{size(machine['high_bytes'])}, likely {size(machine['peak_bytes'])}; "
+        + (f"limit {size(limit)} ({machine['limit_source']})" if limit is not None else machine["limit_source"])
+    ]
+    if report["checkpointing_saves_bytes"] is not None:
+        lines.append(
+            f"train.activation_checkpointing=true would save {size(max(0, report['checkpointing_saves_bytes']))} of a "
+            "worker's step"
+        )
+    if report["largest_batch_size"] is not None:
+        lines.append(f"largest micro-batch that fits: {report['largest_batch_size'] or 'none'}")
+    if report["change"]:
+        lines.append(f"to make it fit: {report['change']}")
+    return lines

@@ -1,0 +1,38 @@
+"""What the launcher asks the tracing process for, and what it gets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+REQUEST, REPORT, REFUSED = "request.json", "report.json", "refused.txt"
+
+
+@dataclass(frozen=True)
+class Request:
+    """The run's size, and the memory that it may take."""
+
+    workers: int
+    """Workers on each machine."""
+    nodes: int
+    limit: int | None
+    """Bytes of each machine; None if they are not known."""
+    limit_source: str
+    """Where the limit is from, in words."""
+    quick: bool
+    """Whether to trace only the run as it is asked for, and not what could be changed about it."""
+
+    @property
+    def world_size(self) -> int:
+        """Workers on all machines."""
+        return self.workers * self.nodes
+
+    def write(self, folder: Path) -> None:
+        """Leaves the request in the folder."""
+        (folder / REQUEST).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Request:
+        """Reads what `write` left."""
+        return cls(**json.loads((folder / REQUEST).read_text()))

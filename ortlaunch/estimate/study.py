@@ -1,0 +1,299 @@
+"""The traces that an estimate is made of: the run as it is asked for, and what could be changed about it."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import psutil
+from torch._subclasses import fake_tensor
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.config.schema import Config, EagerConfig
+from ortlaunch.estimate.band import MIB, Band, bands_of, times, verdict, worst
+from ortlaunch.estimate.ledger import Use
+from ortlaunch.estimate.pretend import join_nobody
+from ortlaunch.estimate.request import Request
+from ortlaunch.estimate.trace import Trace, shapes_of, trace
+from ortlaunch.models.task import Batch
+from ortlaunch.trainer.prepare import open_loader
+
+_BESIDE = 10 * MIB
+"""What a worker holds beside what the tracing process does, such as threads and workspaces of its kernels. The tracing
+process holds its own bookkeeping instead."""
+_CONNECTIONS = 17 * MIB
+"""What a worker holds for its exchange with others."""
+_MOST_SAMPLES = 2**20
+_SHARE_OF_A_PROBE = 0.7
+"""Share of the free memory that a probe may take; other processes may need some meanwhile."""
+_OF_FAKE_TENSORS = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
+    fake_tensor.MetadataMismatchError,
+)
+_SIGNS = ("data is not allocated", "data pointer", "FakeTensor", "() is not supported for tensor subclasses")
+_NOTE_OF_ORT = (
+    "ONNX Runtime's memory is not traced: the figures are factors on what eager PyTorch holds, with a wide band"
+)
+_TRIALS = 4
+"""Most traces in the search for a micro-batch."""
+
+
+class Study:
+    """Traces one configuration and its neighbours."""
+
+    def __init__(self, config: Config, request: Request) -> None:
+        """
+        Args:
+            config: the run's configuration.
+            request: its size and its limit.
+
+        Raises:
+            RequestError: the data cannot be opened.
+        """
+        self._config = config
+        self._request = request
+        self._workers = join_nobody(request.world_size)
+        # It stays open, so that this process holds the data that a worker holds.
+        self._loader = open_loader(config, self._workers)
+        self._batch: Batch = next(iter(self._loader))
+        self._held_out = self._evaluated()
+        self._note = ""
+        self._is_fake = True
+        self._base = 0
+        self._after_steps: dict[str, Use] = {}
+
+    def report(self) -> dict[str, Any]:
+        """The estimate of the run, as plain values.
+
+        Raises:
+            RequestError: the model or the trainer refuses the request.
+        """
+        config = self._config
+        asked = self._asked()
+        self._after_steps = {name: use for name, use in asked.phases.items() if name in ("checkpoint", "end")}
+        total = self._machine(asked)
+        word = verdict(total, self._request.limit)
+        found = {
+            "model": config.model.target or config.model.name,
+            "backend": config.backend.name,
+            "trainer": config.trainer.name,
+            "precision": config.train.precision.value,
+            "batch_size": config.train.batch_size,
+            "world_size": self._request.world_size,
+            "method": "fake tensors" if self._is_fake else "a probe: one real step",
+            "note": self._note or (_NOTE_OF_ORT if config.backend.name == "ort" else ""),
+            "workers": [self._worker(rank, asked) for rank in range(self._request.workers)],
+            "machine": {
+                **total.to_json(),
+                "limit_bytes": self._request.limit,
+                "limit_source": self._request.limit_source,
+            },
+            "verdict": word,
+        }
+        return {**found, **self._neighbours(asked, total, word)}
+
+    def _asked(self) -> Trace:
+        """The trace of the run as it is asked for; a probe if its model needs tensors with content.
+
+        Raises:
+            RequestError: the request is refused as in a run, or its step fails.
+        """
+        try:
+            return self._traced(self._config)
+        except RequestError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {_shortened(error)}"
+            if not _needs_content(error):
+                raise RequestError(f"a step of this configuration fails: {reason}") from error
+        finally:
+            # Before a probe, whose tensors would be in it.
+            self._base = self._process_base()
+        self._is_fake = False
+        self._note = f"the model cannot be traced on tensors without content ({reason})"
+        _limit_memory(self._request.limit)
+        try:
+            return self._traced(self._config)
+        except (MemoryError, RuntimeError) as error:
+            raise RequestError(
+                f"{self._note}, and one real step of it fails in a process with the limit as its memory: "
+                f"{_shortened(error)}"
+            ) from error
+
+    def _traced(self, config: Config, *, whole: bool = True) -> Trace:
+        shapes = shapes_of(self._batch, config.train.batch_size)
+        # What ONNX Runtime holds is a factor on this; see `phase_band`.
+        config = replace(config, backend=EagerConfig())
+        found = trace(config, self._workers, shapes, is_fake=self._is_fake, whole=whole)
+        # What comes after the steps does not depend on their micro-batch.
+        return found if whole else replace(found, phases=self._after_steps | found.phases)
+
+    def _process_base(self) -> int:
+        """Bytes of a worker without tensors. This process has imported, opened and built the same."""
+        connections = _CONNECTIONS if self._request.world_size > 1 else 0
+        return int(psutil.Process().memory_info().rss) + _BESIDE + connections + self._held_out
+
+    def _evaluated(self) -> int:
+        """Bytes of the held-out batches, which a worker keeps."""
+        train = self._config.train
+        if train.eval_every is None:
+            return 0
+        batches = self._loader.held_out(train.eval_samples)
+        return sum(tensor.nbytes for batch in batches for tensor in batch.values())
+
+    def _bands(self, found: Trace, *, is_first: bool) -> dict[str, Band]:
+        phases = {name: use for name, use in found.to_json()["phases"].items() if is_first or name != "end"}
+        return bands_of(self._config.backend.name, self._base, phases)
+
+    def _worker(self, rank: int, found: Trace) -> dict[str, Any]:
+        bands = self._bands(found, is_first=rank == 0)
+        phase, whole = worst(bands)
+        use = found.phases[phase]
+        parts = found.to_json()["parts"]
+        return {
+            "rank": rank,
+            **whole.to_json(),
+            "peak_phase": phase,
+            "parts": {
+                "base_bytes": self._base,
+                **{f"{name}_bytes": size for name, size in parts.items()},
+                "allocator_bytes": max(0, use.process - use.tensors),
+            },
+            "phases": {
+                name: {**band.to_json(), "tensors_bytes": found.phases[name].tensors}
+                | {"process_bytes": found.phases[name].process}
+                for name, band in bands.items()
+            },
+        }
+
+    def _machine(self, found: Trace) -> Band:
+        """The memory of all workers of a machine together."""
+        first = worst(self._bands(found, is_first=True))[1]
+        others = times(worst(self._bands(found, is_first=False))[1], self._request.workers - 1)
+        return Band(first.low + others.low, first.middle + others.middle, first.high + others.high)
+
+    def _neighbours(self, asked: Trace, total: Band, word: str) -> dict[str, Any]:
+        """What checkpointing would save, the largest micro-batch, and the change that makes the run fit."""
+        if not self._is_fake or self._request.quick:
+            return {"checkpointing_saves_bytes": None, "largest_batch_size": None, "change": None}
+        largest = self._largest(self._config, total)
+        change = None
+        if word in ("tight", "does not fit"):
+            change = next(
+                self._changes(largest), "none of a smaller micro-batch and activation checkpointing is enough"
+            )
+        return {
+            "checkpointing_saves_bytes": self._checkpointing(asked),
+            "largest_batch_size": largest,
+            "change": change,
+        }
+
+    def _checkpointing(self, asked: Trace) -> int | None:
+        """Bytes of a worker's step that activation checkpointing saves; None if the model does not support it."""
+        if self._config.train.activation_checkpointing:
+            return None
+        try:
+            other = self._traced(_checkpointed(self._config), whole=False)
+        except RequestError:
+            return None
+        return max(0, asked.phases["step"].process - other.phases["step"].process)
+
+    def _largest(self, config: Config, asked: Band) -> int | None:
+        """The largest micro-batch that was traced with a high figure within the limit; 0 if there is none.
+
+        The memory of a step grows nearly by a line with the micro-batch, so that a line through two traces gives the
+        next one. It ends within a twentieth of the best.
+
+        Args:
+            config: the configuration with the micro-batch to begin with.
+            asked: its memory.
+        """
+        limit, size = self._request.limit, config.train.batch_size
+        if limit is None:
+            return None
+        double = min(2 * size, self._most_samples)
+        known = {size: asked.high, double: self._high(config, double)}
+        for _ in range(_TRIALS):
+            inside = max((one for one, high in known.items() if high <= limit), default=0)
+            outside = min((one for one, high in known.items() if high > limit), default=self._most_samples + 1)
+            if len(known) < 2 or outside - inside <= max(1, inside // 20):
+                break
+            guess = _next_size(known, limit, inside, outside)
+            known[guess] = self._high(config, guess)
+        return max((one for one, high in known.items() if high <= limit), default=0)
+
+    @property
+    def _most_samples(self) -> int:
+        """The largest micro-batch that the data has for each worker."""
+        samples = self._loader.samples
+        most = _MOST_SAMPLES if samples is None else samples // self._request.world_size
+        return max(most, self._config.train.batch_size)
+
+    def _high(self, config: Config, batch_size: int) -> int:
+        return self._with_batch(config, batch_size).high
+
+    def _with_batch(self, config: Config, batch_size: int) -> Band:
+        train = replace(config.train, batch_size=batch_size)
+        return self._machine(self._traced(replace(config, train=train), whole=False))
+
+    def _changes(self, largest: int | None) -> Iterator[str]:
+        """Changes that make the run fit and keep the samples of a step, the smallest first; each was traced."""
+        train = self._config.train
+        limit = self._request.limit
+        assert limit is not None
+        checkpointed = _checkpointed(self._config)
+        if not train.activation_checkpointing:
+            try:
+                if self._high(checkpointed, train.batch_size) <= limit:
+                    yield "train.activation_checkpointing=true"
+            except RequestError:
+                checkpointed = self._config
+        for size in _divisors(train.batch_size, largest or 0):
+            factor = train.batch_size // size
+            yield f"train.batch_size={size} train.grad_accumulation={train.grad_accumulation * factor}"
+        if checkpointed is not self._config and not train.activation_checkpointing:
+            begun = self._with_batch(checkpointed, train.batch_size)
+            for size in _divisors(train.batch_size, self._largest(checkpointed, begun) or 0):
+                factor = train.batch_size // size
+                yield (
+                    f"train.activation_checkpointing=true train.batch_size={size} "
+                    f"train.grad_accumulation={train.grad_accumulation * factor}"
+                )
+
+
+def _checkpointed(config: Config) -> Config:
+    return replace(config, train=replace(config.train, activation_checkpointing=True))
+
+
+def _divisors(size: int, largest: int) -> Iterator[int]:
+    """The divisors of `size` below it and up to `largest`, the largest first."""
+    return (one for one in range(min(largest, size - 1), 0, -1) if size % one == 0)
+
+
+def _next_size(known: dict[int, int], limit: int, inside: int, outside: int) -> int:
+    """The micro-batch at which the line through the two nearest traces meets the limit, between those two."""
+    first, second = sorted(sorted(known, key=lambda one: abs(known[one] - limit))[:2])
+    slope = (known[second] - known[first]) / (second - first)
+    guess = int(first + (limit - known[first]) / slope) if slope > 0 else outside
+    return min(max(guess, inside + 1), outside - 1)
+
+
+def _needs_content(error: Exception) -> bool:
+    """Whether a trace failed because tensors have no content, and not because the step is wrong."""
+    return isinstance(error, _OF_FAKE_TENSORS) or any(sign in str(error) for sign in _SIGNS)
+
+
+def _shortened(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _limit_memory(limit: int | None) -> None:
+    """Lets this process have no more memory than the limit beyond what it has now, so that a probe harms nobody."""
+    free = int(_SHARE_OF_A_PROBE * psutil.virtual_memory().available)
+    most = int(psutil.Process().memory_info().vms) + (free if limit is None else min(limit, free))
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))

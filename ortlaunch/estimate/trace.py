@@ -1,0 +1,232 @@
+"""Runs the phases of a run on fake tensors, with the run's own builders and engines, and notes their memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+
+from ortlaunch.config.schema import Config
+from ortlaunch.estimate.ledger import Ledger, Use
+from ortlaunch.estimate.pretend import replacements, settle
+from ortlaunch.metrics.flops import flops_per_sample
+from ortlaunch.models.task import Batch, Task, make_task
+from ortlaunch.trainer.engine import Engine
+from ortlaunch.trainer.prepare import build_seeded
+from ortlaunch.trainer.workers import Workers
+from ortlaunch.trainer.wrapping import wrap
+
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""A batch without its content: each tensor's shape and dtype, by name."""
+
+_NOWHERE = Path("/nonexistent")
+"""Where the trace would write; it writes nothing."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the memory of a step is for, in bytes of one worker."""
+
+    parameters: int
+    """Weights and buffers of the model; of a sharded model this worker's shards."""
+    gradients: int
+    """All gradients that the optimizer reads."""
+    optimizer_state: int
+    """The optimizer's state, with copies of the weights that a trainer keeps for it."""
+    trainer_buffers: int
+    """What else stays from step to step: buckets in which gradients are exchanged, buffers of ZeRO."""
+    activations: int
+    """What the forward keeps for the backward."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The memory of one worker's tensors."""
+
+    parts: Parts
+    phases: dict[str, Use]
+    """The peak of each phase, in the order of a run."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The trace as plain values."""
+        return {"parts": asdict(self.parts), "phases": {name: asdict(use) for name, use in self.phases.items()}}
+
+
+def shapes_of(batch: Batch, batch_size: int) -> Shapes:
+    """The shapes of a batch with another number of samples."""
+    return {name: ((batch_size, *tensor.shape[1:]), tensor.dtype) for name, tensor in batch.items()}
+
+
+def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = True, whole: bool = True) -> Trace:
+    """Traces a run as its first worker.
+
+    Args:
+        config: the run's configuration.
+        workers: this worker's place, as if there were others.
+        shapes: of a micro-batch.
+        is_fake: whether tensors have no content. Otherwise the phases are really run.
+        whole: whether to trace what comes after the steps, too.
+
+    Raises:
+        RequestError: the model or the trainer refuses the request, as it would in a run.
+        Exception: the model cannot be traced on fake tensors.
+    """
+    ledger = Ledger()
+    # More micro-batches need no more memory than three.
+    train = replace(config.train, grad_accumulation=min(config.train.grad_accumulation, 3))
+    config = replace(config, train=train)
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if is_fake else contextlib.nullcontext()
+    try:
+        with replacements(), mode, ledger, ledger.seeing_resizes():
+            return _Run(config, workers, shapes, ledger, is_fake=is_fake).trace(whole=whole)
+    finally:
+        gc.collect()
+
+
+class _Run:
+    """The phases of a run, in their order."""
+
+    def __init__(self, config: Config, workers: Workers, shapes: Shapes, ledger: Ledger, *, is_fake: bool) -> None:
+        self._config = config
+        self._workers = workers
+        self._ledger = ledger
+        self._is_fake = is_fake
+        self._batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+        self._phases: dict[str, Use] = {}
+
+    def trace(self, *, whole: bool) -> Trace:
+        model = build_seeded(self._config)
+        self._ended("build")
+        engine = self._start(model)
+        self._step(engine)
+        parts = self._measured_step(engine)
+        self._ended("step")
+        if whole:
+            self._evaluation(engine)
+            self._checkpoint(engine)
+            self._end(engine)
+        return Trace(parts, self._phases)
+
+    def _start(self, model: torch.nn.Module) -> Engine:
+        task: Task = make_task(model, self._batch)
+        if self._workers.is_first:
+            flops_per_sample(model, task, self._batch)
+        with self._made_up():
+            engine = wrap(model, self._config, self._workers, task, _NOWHERE)
+            settle(engine)
+        self._ended("start")
+        return engine
+
+    def _measured_step(self, engine: Engine) -> Parts:
+        """Takes a step in which the optimizer has its state already, and finds its parts."""
+        before = self._ledger.now.tensors
+        kept = self._micro_steps(engine) - before
+        parameters = list(engine.inner.parameters())
+        gradients = _bytes(_local(one.grad) for one in parameters if one.grad is not None)
+        self._optimizer_step(engine)
+        of_model = _storages([*map(_local, parameters), *map(_local, engine.inner.buffers())])
+        of_optimizer = {key: size for key, size in _storages(_state_of(engine)).items() if key not in of_model}
+        model, state = sum(of_model.values()), sum(of_optimizer.values())
+        stays = self._ledger.now.tensors - _bytes(self._batch.values())
+        return Parts(
+            parameters=model,
+            gradients=gradients,
+            optimizer_state=state,
+            trainer_buffers=max(0, stays - model - state),
+            activations=max(0, kept),
+        )
+
+    def _step(self, engine: Engine) -> None:
+        self._micro_steps(engine)
+        self._optimizer_step(engine)
+
+    def _micro_steps(self, engine: Engine) -> int:
+        """Forward and backward of each micro-batch; returns the bytes in use after the first forward."""
+        count = self._config.train.grad_accumulation
+        after_forward = [self._micro_step(engine, last=index == count - 1) for index in range(count)]
+        return after_forward[0]
+
+    def _micro_step(self, engine: Engine, *, last: bool) -> int:
+        used = 0
+        with contextlib.ExitStack() as stack:
+
+            def forward_done() -> None:
+                nonlocal used
+                used = self._ledger.now.tensors
+                # The model's forward may not read made-up values; what the trainer does afterwards may.
+                stack.enter_context(self._made_up())
+
+            engine.forward_done = forward_done
+            engine.micro_step(self._batch, last=last)
+        return used
+
+    def _optimizer_step(self, engine: Engine) -> None:
+        with self._made_up():
+            engine.step()
+        if engine.known_discarded and self._is_fake:
+            raise RuntimeError("the trainer took the made-up gradients for infinite ones and discarded the step")
+
+    def _evaluation(self, engine: Engine) -> None:
+        if self._config.train.eval_every is None:
+            return
+        with engine.evaluating():
+            engine.evaluate(self._batch)
+        self._ended("evaluation")
+
+    def _checkpoint(self, engine: Engine) -> None:
+        train = self._config.train
+        if train.checkpoint_every is None:
+            return
+        with self._made_up():
+            write = engine.snapshot(_NOWHERE)
+        if train.checkpoint_every < train.steps and train.checkpoint_async:
+            # The copy is being written while the next steps are taken.
+            self._step(engine)
+        del write
+        self._ended("checkpoint")
+
+    def _end(self, engine: Engine) -> None:
+        if not self._config.train.save_weights:
+            return
+        with self._made_up():
+            engine.weights()
+        self._ended("end")
+
+    def _made_up(self) -> contextlib.AbstractContextManager[None]:
+        return self._ledger.answering() if self._is_fake else contextlib.nullcontext()
+
+    def _ended(self, phase: str) -> None:
+        self._phases[phase] = self._ledger.take_peak()
+
+
+def _state_of(engine: Engine) -> Iterator[torch.Tensor]:
+    """The tensors of the optimizer: its state, and the weights that it updates."""
+    optimizer: torch.optim.Optimizer = vars(engine)["_optimizer"]
+    for group in optimizer.param_groups:
+        yield from map(_local, group["params"])
+    for state in optimizer.state.values():
+        yield from (_local(value) for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This worker's part of a tensor."""
+    sharded = getattr(tensor, "ds_tensor", None)  # Of a parameter under ZeRO 3.
+    if sharded is not None:
+        tensor = sharded
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """The bytes of each storage, by its key."""
+    return {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in tensors}
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(_storages(tensors).values())

@@ -1,0 +1,63 @@
+"""Verdicts, the search for a micro-batch, and sizes of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.estimate.band import Band, phase_band, times, verdict, worst
+from ortlaunch.estimate.limit import available, parsed
+from ortlaunch.estimate.study import _next_size
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("limit", "word"),
+    [(None, "unknown"), (120, "fits"), (119, "tight"), (90, "tight"), (89, "does not fit")],
+)
+def test_the_verdict_asks_for_the_whole_band(limit: int | None, word: str) -> None:
+    assert verdict(Band(90, 100, 120), limit) == word
+
+
+@pytest.mark.parametrize("backend", ["eager", "ort"])
+def test_a_band_is_in_order(backend: str) -> None:
+    band = phase_band(backend, GIB, {"tensors": GIB, "process": GIB + GIB // 4})
+    assert GIB < band.low <= band.middle <= band.high
+
+
+def test_the_worst_phase_covers_the_others() -> None:
+    name, band = worst({"build": Band(5, 6, 20), "step": Band(9, 10, 11)})
+    assert (name, band) == ("step", Band(9, 10, 20))
+    assert times(band, 3) == Band(27, 30, 60)
+
+
+def test_the_line_through_two_traces_gives_the_next_micro_batch() -> None:
+    assert _next_size({4: 140, 8: 180}, 300, 8, 2**20) == 20
+    # Never one that is known, whatever the line says.
+    assert _next_size({4: 140, 8: 180, 20: 310}, 300, 8, 20) == 19
+    assert _next_size({4: 140, 8: 140}, 300, 8, 2**20) == 2**20 - 1
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80GiB", 80 * GIB), ("80G", 80 * GIB), ("1.5 gb", GIB + GIB // 2), ("512", 512 * 2**20)]
+)
+def test_sizes_are_read_as_slurm_reads_them(text: str, size: int) -> None:
+    assert parsed(text, "--memory") == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "lots", "-1GiB", "1 PiB", "GiB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="not a size of memory; write 80GiB"):
+        parsed(text, "--memory")
+
+
+def test_a_control_group_limits_what_is_free(tmp_path: Path) -> None:
+    assert available(tmp_path) > 2**20
+    (tmp_path / "memory.max").write_text(f"{2**20}\n")
+    (tmp_path / "memory.current").write_text("24\n")
+    assert available(tmp_path) == 2**20 - 24
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available(tmp_path) > 2**20

@@ -1,0 +1,109 @@
+"""`ortlaunch estimate` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cli import answer, ortlaunch
+
+PARAMETERS = 4 * 19_210
+WORDS = ("model=mlp", "backend=eager", "device=cpu")
+BRANCHES = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 10)
+
+    def forward(self, pixel_values, labels):
+        out = self.layer(pixel_values.flatten(1))
+        if out.sum() > 0:
+            out = out * 2
+        return torch.nn.functional.cross_entropy(out, labels)
+"""
+
+
+def estimated(folder: Path, *words: str, code: int = 0) -> dict[str, Any]:
+    result = ortlaunch(folder, "estimate", *words, "--format=json")
+    assert result.returncode == code, result.stdout + result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_ddp_keeps_its_buckets_and_every_worker_is_counted(tmp_path: Path) -> None:
+    report = estimated(tmp_path, *WORDS, "trainer=ddp", "launcher.workers_per_node=3", "--quick", "--memory=64GiB")
+    first, *others = report["workers"]
+    assert len(others) == 2
+    assert first["parts"]["trainer_buffers_bytes"] == pytest.approx(PARAMETERS, rel=0.05)
+    assert first["low_bytes"] < first["peak_bytes"] < first["high_bytes"]
+    assert "end" in first["phases"]
+    assert "end" not in others[0]["phases"]
+    machine = report["machine"]
+    assert machine["peak_bytes"] == sum(one["peak_bytes"] for one in report["workers"])
+    assert (machine["limit_bytes"], report["verdict"]) == (64 * 2**30, "fits")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.nightly
+def test_a_model_that_branches_on_its_data_is_probed(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(BRANCHES)
+    words = ("model=factory", "model.target=nets:Net", "data=digits", "trainer=single", *WORDS[1:], "--memory=100MiB")
+    report = estimated(tmp_path, *words, code=1)
+    assert report["method"] == "a probe: one real step"
+    assert "cannot be traced on fake tensors" in report["note"]
+    assert report["workers"][0]["parts"]["parameters_bytes"] == 4 * 650
+    assert report["verdict"] == "does not fit"
+
+
+@pytest.mark.nightly
+def test_the_change_that_is_named_makes_the_run_fit(tmp_path: Path) -> None:
+    words = ("model=gpt2_nano", *WORDS[1:], "trainer=single", "--memory=1GiB")
+    report = estimated(tmp_path, *words, "train.batch_size=128", code=1)
+    assert report["change"].startswith("train.")
+    assert report["largest_batch_size"] > 4
+    better = estimated(tmp_path, *words, "train.batch_size=128", *report["change"].split())
+    assert better["verdict"] == "fits"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("words", "weights", "state"),
+    [
+        (["trainer=fsdp"], 0.5, 1),
+        (["trainer=deepspeed", "trainer.zero_stage=0"], 1, 2),
+        (["trainer=deepspeed", "trainer.zero_stage=1"], 1, 1.5),
+        (["trainer=deepspeed", "trainer.zero_stage=2"], 1, 1.5),
+        (["trainer=deepspeed", "trainer.zero_stage=3"], 0.5, 1),
+    ],
+    ids=["fsdp", "zero0", "zero1", "zero2", "zero3"],
+)
+def test_a_worker_holds_its_share(tmp_path: Path, words: list[str], weights: float, state: float) -> None:
+    size = 4 * 957_184
+    parts = estimated(tmp_path, "model=gpt2_nano", *WORDS[1:], *words, "--quick")["workers"][0]["parts"]
+    assert parts["parameters_bytes"] == pytest.approx(weights * size, rel=0.03)
+    assert parts["optimizer_state_bytes"] == pytest.approx(state * size, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--format=xml"], "--format takes one of"),
+        (["--memory=lots"], "--memory=lots: not a size of memory"),
+        (["device=cpu", "backend=compile"], "backend=eager estimates the same run"),
+        (["launcher=slurm", "launcher.gpus_per_node=2"], "not of GPUs"),
+        (["train.stepz=3"], "train.stepz"),
+        (["train.steps=3,4", "--multirun"], "one configuration"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_requests_that_are_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    result = answer(tmp_path, capfd, "estimate", *words)
+    assert result.returncode == 2
+    assert message in result.stderr

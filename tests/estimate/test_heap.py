@@ -1,0 +1,61 @@
+"""The model of glibc's malloc: what stays resident after blocks are freed."""
+
+from __future__ import annotations
+
+from ortlaunch.estimate.heap import Heap
+
+MIB = 2**20
+
+
+def test_a_block_above_the_threshold_is_returned_at_once() -> None:
+    heap = Heap({})
+    block = heap.allocate(100 * MIB)
+    assert 100 * MIB <= heap.resident < 100.1 * MIB
+    heap.free(block)
+    assert heap.resident == 0
+
+
+def test_freed_blocks_raise_the_threshold_and_the_next_ones_leave_holes() -> None:
+    heap = Heap({})
+    heap.free(heap.allocate(4 * MIB))
+    blocks = [heap.allocate(2 * MIB) for _ in range(20)]
+    for block in blocks[:-1]:
+        heap.free(block)
+    assert heap.resident >= 40 * MIB
+
+
+def test_a_hole_is_used_again_by_a_smaller_block() -> None:
+    heap = Heap({})
+    heap.free(heap.allocate(4 * MIB))
+    first, _second = heap.allocate(2 * MIB), heap.allocate(2 * MIB)
+    before = heap.resident
+    heap.free(first)
+    heap.allocate(MIB)
+    assert heap.resident == before
+
+
+def test_the_end_of_the_heap_is_returned() -> None:
+    heap = Heap({})
+    heap.free(heap.allocate(4 * MIB))
+    for block in [heap.allocate(3 * MIB) for _ in range(3)]:
+        heap.free(block)
+    assert heap.resident < MIB
+
+
+def test_with_a_pinned_threshold_nothing_stays() -> None:
+    heap = Heap({"MALLOC_MMAP_THRESHOLD_": "65536"})
+    for block in [heap.allocate(MIB) for _ in range(50)]:
+        heap.free(block)
+    assert heap.resident == 0
+
+
+def test_blocks_of_one_size_in_turns_need_more_than_they_hold() -> None:
+    heap = Heap({})
+    heap.free(heap.allocate(32 * MIB))
+    blocks = [heap.allocate(MIB) for _ in range(64)]
+    for _ in range(20):
+        for index in range(0, 64, 2):
+            heap.free(blocks[index])
+        for index in range(0, 64, 2):
+            blocks[index] = heap.allocate(MIB)
+    assert 64 * MIB < heap.resident < 128 * MIB

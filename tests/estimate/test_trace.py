@@ -1,0 +1,102 @@
+"""What the ledger and the trace count, beside sizes that are known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.estimate.ledger import Ledger
+from ortlaunch.estimate.trace import Trace, trace
+from ortlaunch.trainer.workers import Workers
+
+MIB = 2**20
+QUARTER = MIB // 4
+"""Numbers in a MiB of fp32."""
+SHAPES = {"pixel_values": ((16, 1, 8, 8), torch.float32), "labels": ((16,), torch.int64)}
+PARAMETERS = 4 * 19_210
+
+
+def test_the_ledger_counts_what_is_alive_and_a_view_once() -> None:
+    with Ledger() as ledger:
+        first = torch.zeros(QUARTER)
+        view = first[1:].view(-1)
+        second = first + 1
+        assert ledger.now.tensors == 2 * MIB
+        del second, view
+    assert ledger.now.tensors == MIB
+    assert ledger.take_peak().tensors == 2 * MIB
+    assert ledger.take_peak().tensors == MIB
+
+
+def test_memory_that_was_never_written_is_not_resident() -> None:
+    with Ledger() as ledger:
+        bucket = torch.empty(64 * QUARTER)
+        assert ledger.now.process < MIB
+        bucket.narrow(0, 0, 8 * QUARTER).zero_()
+        assert ledger.now.tensors == 8 * MIB
+        assert ledger.now.process < 9 * MIB
+        del bucket
+    assert ledger.now.process < 4096
+
+
+def test_a_storage_that_is_resized_in_place_is_counted_anew() -> None:
+    with Ledger() as ledger, ledger.seeing_resizes():
+        gathered = torch.zeros(8 * QUARTER)
+        gathered.untyped_storage().resize_(0)
+        assert ledger.now.tensors == 0
+        del gathered
+    assert ledger.now.process < 4096
+
+
+def traced(*words: str) -> Trace:
+    config = to_config(compose(["model=mlp", "trainer=single", "backend=eager", "device=cpu", *words]))
+    return trace(config, Workers(0, 1, torch.device("cpu"), 1), SHAPES)
+
+
+def test_the_parts_of_a_step_are_what_the_optimizer_needs() -> None:
+    parts = traced().parts
+    assert (parts.parameters, parts.gradients) == (PARAMETERS, PARAMETERS)
+    # Two moments, and a step counter for each of the four parameters.
+    assert parts.optimizer_state == 2 * PARAMETERS + 4 * 4
+    # The hidden layer after its activation, and the logits.
+    assert 16 * 256 * 4 + 16 * 10 * 4 <= parts.activations < 18_000
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        (["optimizer=sgd"], PARAMETERS),
+        (["optimizer=sgd", "optimizer.momentum=0"], 0),
+        (["optimizer=adafactor"], None),
+        (["train.precision=bf16", "train.grad_accumulation=8"], 2 * PARAMETERS + 4 * 4),
+    ],
+    ids=["sgd", "no momentum", "adafactor", "bf16"],
+)
+def test_the_state_is_that_of_the_optimizer(words: list[str], state: int | None) -> None:
+    found = traced(*words).parts.optimizer_state
+    assert found == state if state is not None else 0 < found < PARAMETERS
+
+
+def test_a_checkpoint_copies_weights_and_state() -> None:
+    phases = traced().phases
+    assert list(phases) == ["build", "start", "step", "checkpoint", "end"]
+    assert 6 * PARAMETERS <= phases["checkpoint"].tensors < 6.5 * PARAMETERS
+
+
+def test_a_checkpoint_between_steps_is_in_memory_with_the_next_step() -> None:
+    assert traced("train.checkpoint_every=2").phases["checkpoint"].tensors > 7 * PARAMETERS
+
+
+def test_phases_that_a_run_does_not_have_are_left_out() -> None:
+    words = ("train.checkpoint_every=null", "train.save_weights=false", "train.eval_every=5")
+    assert list(traced(*words).phases) == ["build", "start", "step", "evaluation"]
+
+
+def test_a_trace_agrees_with_real_tensors() -> None:
+    config = to_config(compose(["model=mlp", "trainer=single", "backend=eager", "device=cpu"]))
+    worker = Workers(0, 1, torch.device("cpu"), 1)
+    fake, real = (trace(config, worker, SHAPES, is_fake=is_fake) for is_fake in (True, False))
+    assert fake.parts == real.parts
+    assert fake.phases == pytest.approx(real.phases)
