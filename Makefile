@@ -7,6 +7,8 @@ WHOLE_RUNS := tests/integration tests/faults tests/wheel
 CLUSTER_RUNS := tests/slurm
 # Models exported to ONNX Runtime and compared with PyTorch, without workers.
 ORT_PARITY := tests/ort tests/drawn
+# Whole runs of each trainer, checkpoint, stop and record without ONNX Runtime.
+RUNS_WITHOUT_ORT := $(addprefix tests/integration/test_,default_backend.py engines.py resume.py weights.py stop.py profile.py)
 # Whole runs side by side: starting up is one core wide and most of a short run. Their threads must not spin for each other.
 AT_ONCE := $(shell cores=$$(nproc); echo $$((cores > 3 ? 3 : 2)))
 # In CI also what took longest.
@@ -15,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-estimate bench-jobs bench-serve coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-attack check bench-ort bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-estimate bench-jobs bench-serve coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -58,6 +60,21 @@ test-torch26: $(VENV26)/.installed
 	OMP_NUM_THREADS=1 $(VENV26)/bin/python -m pytest --numprocesses=auto $(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
 	OMP_WAIT_POLICY=passive $(VENV26)/bin/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(WHOLE_RUNS)
 
+# An installation in a Python that onnxruntime-training has no wheels for; tests that need it are skipped with the reason.
+define test-other-python
+OMP_NUM_THREADS=1 $(1)/bin/python -m pytest --numprocesses=auto --dist=worksteal \
+	$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%) $(ORT_PARITY:%=--ignore=%)
+OMP_WAIT_POLICY=passive $(1)/bin/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(RUNS_WITHOUT_ORT)
+endef
+
+## test-py312: the tests that need no ONNX Runtime, and a selection of whole runs, on Python 3.12 in an environment of its own
+test-py312: .venv-py312/.installed
+	$(call test-other-python,.venv-py312)
+
+## test-py313: the same on Python 3.13
+test-py313: .venv-py313/.installed
+	$(call test-other-python,.venv-py313)
+
 ## test-slurm: runs on a real SLURM cluster of two nodes on this machine (root and Debian's packages: slurm/lab/README.md)
 test-slurm: $(INSTALLED)
 	$(BIN)/python -m pytest $(CLUSTER_RUNS)
@@ -70,6 +87,11 @@ test-slurm-quick: $(INSTALLED)
 ## test-wheel: the wheel installed from nothing, every package anew (2 GB, some minutes), and runs from there
 test-wheel: $(INSTALLED)
 	ORTLAUNCH_TEST_INSTALL=1 $(BIN)/python -m pytest --timeout 1800 tests/wheel
+
+## gpu-bundle: one file for a CUDA machine without a network: the committed tree, and the wheels that it lacks (docs/gpu.md)
+.PHONY: gpu-bundle
+gpu-bundle: $(INSTALLED)
+	$(BIN)/python -m tests.gpu.bundle $(if $(MACHINE),--machine=$(MACHINE))
 
 ## coverage: which lines the tests that start no workers run, by file; what only workers run is counted as not run
 coverage: $(INSTALLED)
@@ -141,7 +163,7 @@ docs-precision: $(INSTALLED)
 ## install: .venv with the tested versions, and ORTModule's extension compiled for them
 install: $(INSTALLED)
 
-CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else f"ortlaunch needs Python 3.11, this is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
+CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else f"the tests of backend=ort need Python 3.11, this is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11, or make test-py312")'
 
 # torch comes first: what is installed after it then finds the pinned build and brings no other.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -161,5 +183,12 @@ $(VENV26)/.installed: pyproject.toml constraints.txt constraints-torch26.txt
 	$(VENV26)/bin/python -m ortlaunch.ort.extension
 	@touch $@
 
+# make PYTHON312=/path/to/python3.12 test-py312
+.venv-py%/.installed: pyproject.toml constraints.txt
+	$(or $(PYTHON$*),python3.$(*:3%=%)) -m venv .venv-py$*
+	.venv-py$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	.venv-py$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[cpu,dev]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV26)
+	rm -rf $(VENV) $(VENV26) .venv-py312 .venv-py313

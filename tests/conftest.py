@@ -19,11 +19,14 @@ import pytest
 from ortlaunch.base.user import user_cache
 from ortlaunch.ort import cuda_libs
 from tests.support.needs import needs
+from tests.support.ort import MISSING, WithoutOrt
 
 # Before any test file imports MLflow.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 OF_THE_USERS = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 OF_THE_USERS += ("ORTLAUNCH_JOBS", "ORTLAUNCH_SLURM_PROFILES")
+OF_ORT = ("ort/", "drawn/", "export/test_artifacts.py", "export/test_exporting.py")
+"""Files and folders whose tests are about ONNX Runtime alone."""
 # As in the real ones, what a library needs is found by name alone.
 NEEDS = {"libcublas.so.11": ["libcublasLt.so.11"], "libcudnn_cnn_infer.so.8": ["libcudnn_ops_infer.so.8"]}
 FOR_PROVIDER = ["libcudart.so.11.0", "libcublasLt.so.11", "libcublas.so.11", "libcufft.so.10"]
@@ -58,8 +61,19 @@ def no_store_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Skips whole files whose imports need onnxruntime-training, where it is not installed."""
+    place = module_path.relative_to(Path(__file__).parent).as_posix()
+    if MISSING is None or not place.startswith(OF_ORT):
+        return None
+    return WithoutOrt.from_parent(parent, path=module_path)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what ``make test-nightly`` runs, unless it is asked for by name."""
+    """Leaves out what ``make test-nightly`` runs, unless it is asked for by name, and what this Python cannot run."""
+    for item in items:
+        if MISSING is not None and item.get_closest_marker("ort"):
+            item.add_marker(pytest.mark.skip(reason=MISSING))
     if os.environ.get("ORTLAUNCH_NIGHTLY") or any("::" in word for word in config.args):
         return
     left_out = [item for item in items if item.get_closest_marker("nightly")]

@@ -97,10 +97,14 @@ def test_version(tmp_path: Path) -> None:
         (["export", "onxx"], ["onxx", "onnx"]),
         (["export", "onnx", "model=mlp"], ["out=FOLDER"]),
         (["export", "artifacts", "out=x", "from_run=nowhere"], ["from_run=nowhere"]),
-        (["export", "artifacts", "out=x", "optimizer=sgd"], ["optimizer.momentum"]),
+        pytest.param(["export", "artifacts", "out=x", "optimizer=sgd"], ["optimizer.momentum"], marks=pytest.mark.ort),
         (["export", "inference", "out=x", "loss=own"], ["loss= is not for this export"]),
-        (["export", "verify", "nowhere"], ["nowhere holds no export"]),
-        (["export", "weights", "--from-artifacts", "nowhere", "--out", "x"], ["nowhere holds no export"]),
+        pytest.param(["export", "verify", "nowhere"], ["nowhere holds no export"], marks=pytest.mark.ort),
+        pytest.param(
+            ["export", "weights", "--from-artifacts", "nowhere", "--out", "x"],
+            ["nowhere holds no export"],
+            marks=pytest.mark.ort,
+        ),
     ],
 )
 def test_a_wrong_request_is_one_line_and_exit_code_2_and_leaves_nothing(

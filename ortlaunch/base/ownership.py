@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.user import name_of
 
 TRUST = "ORTLAUNCH_TRUST"
 """Names the folders that are believed although others may write them, with ``:`` between them."""
@@ -49,7 +50,7 @@ def why_foreign(path: Path) -> str | None:
         return None
     user = os.geteuid()
     if found.st_uid not in (user, _ROOT):
-        why = f"belongs to the user {_user(found.st_uid)}"
+        why = f"belongs to the user {name_of(found.st_uid)}"
     elif found.st_mode & stat.S_IWOTH:
         why = "can be written by every user"
     elif found.st_mode & stat.S_IWGRP and (_has_access_list(path) or not _is_private(found.st_gid, found.st_uid)):
@@ -102,15 +103,6 @@ def _has_access_list(path: Path) -> bool:
         return bool(os.getxattr(path, _ACCESS_LIST))
     except OSError:
         return False
-
-
-def _user(number: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
 
 
 def _group(number: int) -> str:

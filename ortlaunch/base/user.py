@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+from functools import cache
 from pathlib import Path
 
 
@@ -13,6 +14,17 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
+
+
+@cache
+def name_of(user: int) -> str:
+    """The name of a Unix user, or the number of one without a name."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
 
 
 def user_cache() -> Path:

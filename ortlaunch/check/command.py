@@ -22,6 +22,7 @@ from ortlaunch.base.processes import die_with_parent
 from ortlaunch.check.render import render
 from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.backends import require_ort
 from ortlaunch.config.bounds import check_numbers
 from ortlaunch.config.load import save_config, to_config
 from ortlaunch.config.schema import Config, LocalConfig, OrtConfig
@@ -74,6 +75,7 @@ def main(arguments: list[str]) -> int:
     config = to_config(composed[0])
     # Those of a launcher that `_here` replaces, too.
     check_numbers(config)
+    require_ort("ortlaunch check", otherwise="")
     report = look(_for_ort(_here(config)), with_cost=not no_cost, quiet=chosen == "json")
     if chosen == "json":
         print(json.dumps(report, indent=2))

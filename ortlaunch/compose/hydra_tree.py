@@ -10,8 +10,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import without_secrets, without_secrets_of
@@ -19,6 +20,7 @@ from ortlaunch.compose.command_line import hydra_words
 from ortlaunch.compose.hydra_errors import explain
 from ortlaunch.compose.hydra_options import register_options
 from ortlaunch.compose.overrides import check_overrides
+from ortlaunch.config.backends import DEFAULT, why_default
 from ortlaunch.config.paths import conf_dir
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS
 
@@ -137,8 +139,31 @@ def multirun_task() -> MultirunTask | None:
     return MultirunTask(Path(hydra.sweep.dir).absolute(), list(hydra.overrides.task), swept)
 
 
+def backend_reason() -> str | None:
+    """Returns why the configuration that Hydra is composing now has not ORT as its backend, in one line.
+
+    None if it has, or if somebody chose the backend: on the command line, in a ready job or in a file of their own.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    return _reason(HydraConfig.get()) if HydraConfig.initialized() else None
+
+
+def _reason(hydra: Any) -> str | None:
+    return why_default() if hydra.runtime.choices.get("backend") == DEFAULT else None
+
+
 def compose(overrides: list[str]) -> DictConfig:
     """Returns the composed tree for some overrides, without Hydra's command line.
+
+    Raises:
+        RequestError: the configuration does not compose.
+    """
+    return compose_with_reason(overrides)[0]
+
+
+def compose_with_reason(overrides: list[str]) -> tuple[DictConfig, str | None]:
+    """Returns the composed tree for some overrides, and why its backend is not ORT; see `backend_reason`.
 
     Raises:
         RequestError: the configuration does not compose.
@@ -150,6 +175,10 @@ def compose(overrides: list[str]) -> DictConfig:
     register_options(overrides)
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return hydra.compose("config", overrides=overrides)
+            tree = hydra.compose("config", overrides=overrides, return_hydra_config=True)
     except Exception as error:
         raise RequestError(explain(error)) from error
+    reason = _reason(tree.hydra)
+    with open_dict(tree):
+        del tree["hydra"]
+    return tree, reason

@@ -12,6 +12,7 @@ from pathlib import Path
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.secrets import without_secrets_of
+from ortlaunch.config.backends import require_ort
 from ortlaunch.config.bounds import check_numbers
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.hidden import leaves
@@ -102,6 +103,16 @@ def _trainer(config: Config) -> None:
     trainer_of(config.trainer).check(config, resolve_device(config.device))
 
 
+def _backend(config: Config) -> None:
+    if runs_ort_here(config):
+        require_ort("backend=ort")
+
+
+def runs_ort_here(config: Config) -> bool:
+    """Returns whether the workers need ONNX Runtime among the packages that this Python finds."""
+    return isinstance(config.backend, OrtConfig) and launcher_of(config).finds_same_packages(config)
+
+
 def _ort_blocks(config: Config) -> None:
     if not isinstance(config.backend, OrtConfig) or trainer_of(config.trainer).zero_stage(config.trainer) == 3:
         return
@@ -187,6 +198,7 @@ RULES: tuple[Callable[[Config], None], ...] = (
     _numbers,
     _names,
     _no_secrets,
+    _backend,
     _known_model,
     _model_fits_data,
     _trainer,

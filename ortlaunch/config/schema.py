@@ -18,6 +18,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.limits import MOST_SECONDS
+from ortlaunch.config.backends import DEFAULT, default_backend
 from ortlaunch.config.bounds import MOST_NODES, MOST_PROCESSES, Bounds, number, with_bounds
 from ortlaunch.config.options import MODULE_GROUPS, TRAPS, Options
 from ortlaunch.config.trainers import TRAINERS
@@ -609,6 +610,7 @@ def register_schemas() -> None:
         else:
             for name, node in options.items():
                 store.store(group=f"schema/{group}", name=name, node=node)
+    store.store(group="backend", name=DEFAULT, node={"defaults": [f"/backend/{default_backend()}@_here_"]})
 
 
 def open_model(name: str = MISSING) -> DictConfig:

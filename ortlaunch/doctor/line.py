@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Level(Enum):
-    """How serious a line is; with an error, a run with the defaults (``backend=ort`` and MLflow) will fail."""
+    """How serious a line is; with an error, a run with the defaults (MLflow among them) will fail."""
 
     ok = "ok"
     warning = "warning"

@@ -9,20 +9,27 @@ import shutil
 import sys
 from collections.abc import Iterator
 
+from ortlaunch.config import backends
 from ortlaunch.doctor.line import Level, Line
 from ortlaunch.ort import cuda_libs
 
 _PACKAGES = ("onnxruntime-training", "onnxruntime-training-cpu", "onnxruntime", "onnxruntime-gpu")
 _TRAINING = _PACKAGES[:2]
+_OLDEST, _NEWEST = (3, 11), (3, 13)
+"""The versions of Python that ortlaunch is tested with, as in pyproject.toml."""
 
 
 def python() -> Iterator[Line]:
     """Checks the interpreter."""
     version = platform.python_version()
-    if sys.version_info[:2] == (3, 11):
-        yield Line("python", Level.ok, version)
+    if not _OLDEST <= sys.version_info[:2] <= _NEWEST:
+        tested = " to ".join(".".join(map(str, one)) for one in (_OLDEST, _NEWEST))
+        yield Line("python", Level.error, f"{version}; ortlaunch needs {tested}")
+    elif backends.has_wheels():
+        yield Line("python", Level.ok, f"{version}; every backend has packages for it")
     else:
-        yield Line("python", Level.error, f"{version}; onnxruntime-training's wheels and ortlaunch need 3.11")
+        text = f"{version}; all but backend=ort, ortlaunch check and export of ONNX, which need 3.11"
+        yield Line("python", Level.ok, text)
 
 
 def torch() -> Iterator[Line]:
@@ -59,11 +66,13 @@ def packages() -> Iterator[Line]:
         yield Line(
             "onnxruntime", Level.error, f"{names} are both installed and overwrite each other", _then(remove, install)
         )
+    elif not training and not backends.has_wheels():
+        yield Line("onnxruntime", Level.ok, f"{names or 'not installed'}; {backends.why_default()}")
     elif installed and not training:
         remove = f"pip uninstall -y {' '.join(installed)}"
         yield Line("onnxruntime", Level.error, f"{names} has no training part", _then(remove, install))
     elif not installed:
-        yield Line("onnxruntime", Level.error, "onnxruntime-training is not installed: backend=ort needs it", install)
+        yield Line("onnxruntime", Level.warning, str(backends.why_default()), install)
     elif wanted == "cuda" and not cuda_libs.has_cuda_provider():
         remove = "pip uninstall -y onnxruntime-training-cpu"
         text = f"{names} runs backend=ort on the CPU alone, and this machine has a GPU"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.backends import require_ort
 
 if TYPE_CHECKING:
     from ortlaunch.export.record import ExportRecord
@@ -143,6 +144,7 @@ def _export(verb: str, arguments: list[str], keys: tuple[str, ...], flags: dict[
     from ortlaunch.export.request import parse
 
     request = parse(verb, arguments, keys, {**flags, "force": False})
+    require_ort(f"export {verb}", otherwise="")
     # This check comes before the import of the libraries, which takes seconds.
     check_free(request.out, force=request.has("force"))
     from ortlaunch.export.summary import summary

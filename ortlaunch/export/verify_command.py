@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ortlaunch.base import exit_codes
 from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.backends import require_ort
 
 if TYPE_CHECKING:
     from ortlaunch.export.verify import Verification
@@ -32,6 +33,7 @@ def main(arguments: list[str]) -> int:
     for name in ("steps", "batch_size"):
         if getattr(options, name) < 2:
             raise RequestError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 2")
+    require_ort("export verify", otherwise="")
     folder: Path = options.dir.expanduser().absolute()
     from ortlaunch.export.verify import to_json, verify
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config.backends import require_ort
 
 FLAG = "--from-artifacts"
 
@@ -25,6 +26,7 @@ def main(arguments: list[str]) -> int:
     out: Path = options.out.expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RequestError(f"{out} is not empty: name by --out an empty folder, or one that does not exist yet")
+    require_ort(f"export weights {FLAG}", otherwise="")
     from ortlaunch.export.restore import checkpoint_path, load_into, open_artifacts, state_dict
     from ortlaunch.export.source import built
     from ortlaunch.ort.artifacts import Checkpoint

@@ -127,6 +127,9 @@ def _launched_elsewhere(record: Record, found: Liveness) -> Standing:
     assert found.launcher is not None
     if found.alive is Alive.MAYBE:
         return _running_or_stopping(record)
+    # Machines may have one name by mistake, so the silence counts too.
+    if found.launcher.is_of_earlier_boot:
+        return Standing(State.KILLED, "its machine was restarted")
     quiet = f"no sign of life from {found.launcher.host} for {found.quiet_seconds / 3600:.1f} h"
     return Standing(State.UNKNOWN, quiet, is_over=False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from ortlaunch.base import last_resort
 from ortlaunch.base.files import replace, write_record
 from ortlaunch.base.ownership import closed_to_others
 from ortlaunch.base.secrets import hidden, without_secrets_in_words, without_tokens
+from ortlaunch.base.text import say
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config
 from ortlaunch.launch import environment
@@ -103,6 +105,8 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
         # The command is quoted, so that a user can paste it into a shell.
         "ortlaunch.command": shlex.join(record["command"]),
     }
+    if plan.backend_reason is not None:
+        tags["ortlaunch.backend_reason"] = plan.backend_reason
     if (git := record["git"]) is not None:
         tags |= {"ortlaunch.git_commit": git["commit"], "ortlaunch.git_dirty": str(git["dirty"]).lower()}
         if git["branch"] is not None:
@@ -111,6 +115,13 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
     for path in plan.files.records:
         if path.exists():
             journal.artifact(path, ARTIFACT_FOLDER)
+
+
+def say_backend(plan: LaunchPlan) -> None:
+    """Says why the backend is not ORT, if nobody chose it; after all that could still refuse the run."""
+    if plan.backend_reason is not None:
+        # Not `ortlaunch: `, with which refusals begin.
+        say(f"note: {plan.backend_reason}", file=sys.stderr)
 
 
 def restore_configuration(plan: LaunchPlan) -> None:

@@ -35,6 +35,8 @@ class LaunchPlan:
     """Machines that the run is spread over."""
     sweep: SweepTask | None = None
     """Its place in a sweep; None for a single run."""
+    backend_reason: str | None = None
+    """Why the backend is not ORT, if nobody chose it."""
 
     @property
     def files(self) -> Run:
@@ -105,7 +107,8 @@ class NodePart:
     def description(self) -> str:
         """Returns the text that a dry run prints."""
         plan = self.plan
-        return f"# {plan.workers} workers; the run folder would be\n# {plan.run_dir}\n{self.start.shell_line()}"
+        note = "" if plan.backend_reason is None else f"# {plan.backend_reason}\n"
+        return f"{note}# {plan.workers} workers; the run folder would be\n# {plan.run_dir}\n{self.start.shell_line()}"
 
 
 def new_run() -> str:

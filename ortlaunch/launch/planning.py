@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from ortlaunch.config.schema import Config
@@ -11,14 +12,20 @@ from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.key import RunKey
 
 
-def make_plan(config: Config) -> LaunchPlan:
-    """Plans a run of `config`, which has passed all checks. Writes nothing."""
+def make_plan(config: Config, backend_reason: str | None = None) -> LaunchPlan:
+    """Plans a new run; writes nothing.
+
+    Args:
+        config: the configuration, which has passed all checks.
+        backend_reason: why the backend is not ORT, if nobody chose it.
+    """
     launcher = launcher_of(config)
     key = RunKey.parsed(launcher.new_run(config))
     name = config.name or default_name(config)
     experiment = Path(config.run_root) / folder_name(config.experiment)
     run_dir = (experiment / key.folder(folder_name(name))).absolute()
-    return launcher.plan(config, run_dir, key.run_id, name)
+    plan = launcher.plan(config, run_dir, key.run_id, name)
+    return dataclasses.replace(plan, backend_reason=backend_reason)
 
 
 def plan_in(config: Config, run_dir: Path, run_id: str, name: str, attempt: int = 0) -> LaunchPlan:

@@ -24,6 +24,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.programs import add_to_path
 from ortlaunch.base.user import user_cache
+from ortlaunch.config.backends import require_ort
 
 _PACKAGE = "onnxruntime.training.ortmodule.torch_cpp_extensions"
 _GPU_ALLOCATOR = "torch_gpu_allocator"
@@ -219,18 +220,10 @@ def _import_library(qualified: str, library: Path) -> ModuleType:
 
 def _ortmodule_folder() -> Path:
     # The folder is found without an import, because ORTModule's extensions must be loaded before it is imported.
+    require_ort("backend=ort")
     spec = importlib.util.find_spec("onnxruntime")
-    if spec is None or spec.origin is None:
-        raise RequestError(
-            "backend=ort needs onnxruntime-training: pip install 'ortlaunch[cpu]' (or [cuda]), or choose backend=eager."
-        )
-    folder = Path(spec.origin).parent / "training" / "ortmodule"
-    if not folder.is_dir():
-        raise RequestError(
-            "the installed onnxruntime has no training part: pip uninstall onnxruntime onnxruntime-gpu, then "
-            "pip install 'ortlaunch[cpu]' (or [cuda]); or choose backend=eager."
-        )
-    return folder
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "training" / "ortmodule"
 
 
 def _ort_version() -> str:

@@ -46,6 +46,12 @@ class Process:
         return self.host == socket.gethostname() and self.machine in ("", machine())
 
     @property
+    def is_of_earlier_boot(self) -> bool:
+        """Whether it was on this machine before it was started again, so that it has ended with all its children."""
+        its_boot, our_boot = (where.partition(" ")[0] for where in (self.machine, machine()))
+        return self.host == socket.gethostname() and "" not in (its_boot, our_boot) and its_boot != our_boot
+
+    @property
     def lives(self) -> bool:
         """Whether it runs on this machine."""
         return self.is_here and is_alive(self.pid, self.start_ticks)

@@ -15,6 +15,7 @@ from fastapi import HTTPException, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 from starlette.routing import BaseRoute, Mount, Route
 
 from ortlaunch.base.user import user_name
@@ -40,6 +41,8 @@ PUBLIC = frozenset(
 """The routes that need no role, because nobody has one yet."""
 PUBLIC_FOLDERS = frozenset({"/static"})
 _ROLE = "ortlaunch_role"
+_LOG_IN = "log in first, or send a token that is valid"
+_CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
 class Role(IntEnum):
@@ -99,16 +102,41 @@ def still_allowed(service: Service, caller: Caller, role: Role = Role.viewer) ->
         caller: who opened it.
         role: the least role.
     """
-    now = time.time()
     with reading(service.engine) as session:
-        user = session.get(User, caller.user_id)
-        if user is None or user.disabled or Role[user.role] < role:
-            return False
-        if caller.token_id is not None:
-            token = session.get(Token, caller.token_id)
-            return token is not None and token.revoked is None and token.expires > now and Role[token.role] >= role
-        login = session.get(LoginSession, caller.session_id)
-        return login is not None and login.expires > now
+        return allowed(session, caller, role)
+
+
+def allowed(session: Session, caller: Caller, role: Role) -> bool:
+    """As `still_allowed`, in the transaction of what the caller does."""
+    now = time.time()
+    user = session.get(User, caller.user_id)
+    if user is None or user.disabled or Role[user.role] < role:
+        return False
+    if caller.token_id is not None:
+        token = session.get(Token, caller.token_id)
+        return token is not None and token.revoked is None and token.expires > now and Role[token.role] >= role
+    login = session.get(LoginSession, caller.session_id)
+    return login is not None and login.expires > now
+
+
+def require_unchanged(service: Service, session: Session, caller: Caller) -> None:
+    """Refuses a request whose caller was judged some time ago, if the answer would be another one now.
+
+    Args:
+        service: the service.
+        session: the transaction of what the caller does.
+        caller: who was judged.
+
+    Raises:
+        HTTPException: 401 for one who is locked out, 403 for one whose role is lower, 409 for one whose runs belong to
+            another Unix user.
+    """
+    if not allowed(session, caller, Role.viewer):
+        raise HTTPException(401, _LOG_IN, _CHALLENGE)
+    if not allowed(session, caller, caller.role):
+        raise HTTPException(403, f"your role is not {caller.role.name} any more")
+    if _unix_user(service, session.get_one(User, caller.user_id)) != caller.unix_user:
+        raise HTTPException(409, "your Unix user was changed meanwhile: send the request again")
 
 
 def caller_or_none(request: Request) -> Caller | None:
@@ -160,7 +188,7 @@ def _caller(request: Request) -> Caller:
     header = request.headers.get("authorization")
     found = _of_token(service, header) if header is not None else _of_cookie(service, request.cookies.get(COOKIE))
     if found is None:
-        raise HTTPException(401, "log in first, or send a token that is valid", {"WWW-Authenticate": "Bearer"})
+        raise HTTPException(401, _LOG_IN, _CHALLENGE)
     request.state.caller = found
     return found
 

@@ -16,12 +16,13 @@ from ortlaunch.serve.access import Caller, Role
 from ortlaunch.serve.answers import not_found
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
+from ortlaunch.serve.limits import TooManyRequests, network_of
 from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import JobState
 from ortlaunch.serve.secret import digest, new_secret
 from ortlaunch.serve.service import Service
-from ortlaunch.serve.tables import Link, LoginSession, Token, User
+from ortlaunch.serve.tables import AuditEntry, Link, LoginSession, Token, User
 
 SESSION_SECONDS = 12 * 3600.0
 LINK_SECONDS = 24 * 3600.0
@@ -29,6 +30,10 @@ FIRST_LINK_SECONDS = 3600.0
 SHORTEST_PASSWORD = 12
 _LONGEST_PASSWORD = 1024
 _OLD_LINK = "the link was used or is too old: ask an administrator for another one"
+_FAILED = "login.failed"
+_FAILURE_SECONDS = 30 * 86400.0
+"""How long an attempt to log in that failed is in the audit."""
+_LONGEST_NAME = 64
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _UNIX_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}\$?")
 # OWASP's smaller choice for argon2id. One at a time, so that logins cannot fill the memory.
@@ -52,21 +57,23 @@ def login(service: Service, name: str, password: str, address: str) -> str:
         Problem: name or password is wrong; it does not say which.
     """
     known = name.strip().lower()
-    service.limits.address.take(address)
-    service.limits.login.take(f"{address} {known}")
-    service.limits.name.take(known)
+    network, counted = network_of(address), known[:_LONGEST_NAME]
+    service.limits.address.take(network)
+    service.limits.login.take(f"{network} {counted}")
+    service.limits.name.take(counted)
     with reading(service.engine) as session:
         user = session.scalar(select(User).where(User.name == known))
     stored = user.password if user is not None and user.password is not None else _NOBODY
     right = _matches(stored, password)
-    if user is None or user.password is None or user.disabled or not right:
-        with writing(service.engine) as session:
-            record(session, None, "login.failed", known, {"address": address})
-        raise Problem("name or password is wrong")
     with writing(service.engine) as session:
-        if _HASHER.check_needs_rehash(stored):
-            session.get_one(User, user.id).password = _hashed(password)
-        return _begin_session(session, user, address)
+        # The user may have been locked out, or have got another password, while this one was compared.
+        user = session.scalar(select(User).where(User.name == known))
+        if right and user is not None and not user.disabled and user.password == stored:
+            if _HASHER.check_needs_rehash(stored):
+                user.password = _hashed(password)
+            return _begin_session(session, user, address)
+        _note_failure(service, session, known, {"address": address})
+    raise Problem("name or password is wrong")
 
 
 def login_known(service: Service, name: str, address: str) -> str:
@@ -88,7 +95,7 @@ def login_known(service: Service, name: str, address: str) -> str:
         user = session.scalar(select(User).where(User.name == known, User.disabled.is_(False)))
         if user is not None:
             return _begin_session(session, user, address)
-        record(session, None, "login.failed", known, {"address": address, "by": "provider"})
+        _note_failure(service, session, known, {"address": address, "by": "provider"})
     raise Problem(f"{known} is no user of this service: ask an administrator")
 
 
@@ -191,13 +198,15 @@ def change_user(
 ) -> User:
     """Changes a user; None leaves a field as it is, and an empty `unix_user` takes it away.
 
-    The waiting jobs of a user who is disabled end. Runs that have begun go on.
+    The waiting jobs of a user who is disabled, gets a lower role or another Unix user end: they were checked for what
+    the user was before. Runs that have begun go on.
 
     Raises:
         Problem: no administrator would be left.
     """
     with writing(service.engine) as session:
         user = _existing(session, user_id)
+        before, before_unix = Role[user.role], user.unix_user
         user.role = user.role if role is None else role.name
         user.disabled = user.disabled if disabled is None else disabled
         if unix_user is not None:
@@ -207,7 +216,11 @@ def change_user(
             raise Problem("the service needs an administrator who can log in", "disabled" if disabled else "role")
         if user.disabled:
             session.execute(delete(LoginSession).where(LoginSession.user_id == user.id))
-            _end_waiting_jobs(session, user.id)
+            _end_waiting_jobs(session, user.id, "its user was locked out")
+        elif Role[user.role] < before:
+            _end_waiting_jobs(session, user.id, "its user has a lower role now: submit it again")
+        elif user.unix_user != before_unix and not service.settings.shared_account:
+            _end_waiting_jobs(session, user.id, "its user has another Unix user now: submit it again")
         changes = {"role": user.role, "unix_user": user.unix_user, "disabled": user.disabled}
         record(session, caller, "user.change", user.name, changes)
     if service.queue is not None:
@@ -241,6 +254,17 @@ def remove_expired(session: Session) -> None:
     session.execute(delete(Token).where(Token.expires <= now - 30 * 86400))
 
 
+def _note_failure(service: Service, session: Session, name: str, detail: dict[str, str]) -> None:
+    """Writes an attempt to log in into the audit, and takes old ones out: anybody can make any number of them."""
+    try:
+        service.limits.forgetting.take("")
+        oldest = time.time() - _FAILURE_SECONDS
+        session.execute(delete(AuditEntry).where(AuditEntry.action == _FAILED, AuditEntry.at < oldest))
+    except TooManyRequests:
+        pass
+    record(session, None, _FAILED, name[:_LONGEST_NAME], detail)
+
+
 def _add(session: Session, name: str, role: Role, unix_user: str | None) -> User:
     known = name.strip().lower()
     if not _NAME.fullmatch(known):
@@ -255,10 +279,10 @@ def _add(session: Session, name: str, role: Role, unix_user: str | None) -> User
     return user
 
 
-def _end_waiting_jobs(session: Session, user_id: int) -> None:
+def _end_waiting_jobs(session: Session, user_id: int, reason: str) -> None:
     for job in store.in_states(session, JobState.WAITING):
         if job.user_id == user_id:
-            store.note_end(session, job, JobState.CANCELLED, reason="its user was locked out")
+            store.note_end(session, job, JobState.CANCELLED, reason=reason)
 
 
 def _unix_name(text: str) -> str | None:

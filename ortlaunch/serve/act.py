@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -32,6 +33,8 @@ ACTIONS = {
 }
 """The function of each action as MODULE:FUNCTION. It takes the request and returns the answer."""
 _LARGEST_REQUEST = 1024 * 1024
+_LATE_SECONDS = 5.0
+"""So long after nobody waits for the answer any more, this process ends."""
 _KEY = re.compile(r"(?:resume: )?\+?([a-z_]+(?:[./][A-Za-z_]\w*)*)(?:=| is not set| needs | has )")
 """The key that a refusal of the rules begins with."""
 
@@ -42,6 +45,8 @@ def main() -> None:
     answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     request = json.loads(sys.stdin.read(_LARGEST_REQUEST))
+    # The service cannot kill a process of another user. Processes that this one starts have no such end.
+    signal.setitimer(signal.ITIMER_REAL, request["seconds"] + _LATE_SECONDS)
     os.chdir(request["folder"])
     with redirect_stdout(io.StringIO()):
         answer = _answer(sys.argv[1], request)

@@ -6,7 +6,6 @@ The service itself neither composes a configuration nor starts, stops or reads a
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import signal
@@ -19,8 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.secrets import without_secrets
+from ortlaunch.base.user import user_name
+from ortlaunch.serve.exchange import TooMuch, exchange
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.unix_users import listed_users
 
@@ -38,11 +40,15 @@ _VARIABLES = frozenset(
     ]
 )
 """The variables of the service that every child gets. None of them holds a secret."""
-_OF_RUNS = frozenset(["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"])
-"""The variables that only a child gets that starts a run: the run sends its record with them."""
-_STARTING = ("start",)
-_AT_ONCE = 3
-"""Children of one Unix user at a time: those of one who does not answer leave room for those of others."""
+_OF_MLFLOW = frozenset(["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"])
+"""The variables that a child gets only for `_WITH_MLFLOW`: a run sends its record with them, and a comparison reads it,
+from the server that the service's own variables name and from none that a run folder does."""
+_WITH_MLFLOW = ("start", "compare")
+AT_ONCE = 3
+"""Children of one Unix user in one lane at a time: those of one who does not answer leave room for those of others."""
+_LANE_OF = {"start": "queue", "outcome": "queue", "cancel": "stop", "export_weights": "long", "compare": "long"}
+"""Actions that wait only for each other, where that is not the lane of the short ones: what takes minutes keeps neither
+the queue nor a check waiting."""
 _TURN_SECONDS = 30.0
 
 
@@ -72,7 +78,7 @@ class Actor:
     """The run root."""
     allow_list: Path | None = None
     """The list of the Unix users whom the service may act for by sudo (`ortlaunch.serve.unix_users`). None: nobody."""
-    _turns: dict[str, threading.BoundedSemaphore] = field(default_factory=dict, repr=False, compare=False)
+    _turns: dict[tuple[str, str], threading.BoundedSemaphore] = field(default_factory=dict, repr=False, compare=False)
 
     def call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """Runs one action in a child and returns its answer. It blocks: call it outside the event loop.
@@ -86,9 +92,10 @@ class Actor:
             Refused: the action refuses the request.
             Unavailable: there is no answer.
         """
-        turns = self._turns.setdefault(unix_user, threading.BoundedSemaphore(_AT_ONCE))
+        lane = unix_user, _LANE_OF.get(action, "short")
+        turns = self._turns.setdefault(lane, threading.BoundedSemaphore(AT_ONCE))
         if not turns.acquire(timeout=_TURN_SECONDS):
-            raise Unavailable(f"{action}: {_AT_ONCE} requests for the Unix user {unix_user} are at work: try again")
+            raise Unavailable(f"{action}: {AT_ONCE} requests for the Unix user {unix_user} are at work: try again")
         try:
             return self._call(unix_user, action, request)
         finally:
@@ -109,12 +116,16 @@ class Actor:
         root = self.folder_of(unix_user)
         # A relative place in the configuration, such as that of MLflow's database, begins at the working folder.
         folder = root.parent if unix_user == own_user() else root
-        document = json.dumps({**request, "root": str(root), "folder": str(folder)})
+        document = json.dumps({**request, "root": str(root), "folder": str(folder), "seconds": seconds})
         try:
-            answer, said = child.communicate(document.encode(), timeout=seconds)
+            answer, said = exchange(child, document.encode(), seconds, _LARGEST_ANSWER)
         except subprocess.TimeoutExpired:
-            _abandon(child)
             raise Unavailable(f"{action}: no answer within {seconds:g} s") from None
+        except TooMuch:
+            raise Unavailable(f"{action}: the answer has more than {_LARGEST_ANSWER:,} bytes") from None
+        finally:
+            if child.returncode is None:
+                _abandon(child)
         return _read(action, child.returncode, answer, said.decode(errors="replace"))
 
     def folder_of(self, unix_user: str) -> Path:
@@ -130,7 +141,7 @@ class Actor:
         if unix_user == own_user():
             return []
         if unix_user not in self._listed():
-            where = f"{self.allow_list} does not list it" if self.allow_list else "it was started without --unix-users"
+            where = f"{self.allow_list} does not list it" if self.allow_list else "it has no list of users"
             raise Refused(f"the service may not act for the Unix user {unix_user}: {where}")
         return ["sudo", "-n", "-u", unix_user, "--"]
 
@@ -142,10 +153,12 @@ class Actor:
             return listed_users(self.allow_list)
         except FileNotFoundError:
             return []
+        except RequestError as error:
+            raise Refused(str(error)) from error
 
 
 def _abandon(child: subprocess.Popen[bytes]) -> None:
-    """Kills a child that gives no answer, and waits no longer: one of another user cannot be killed."""
+    """Kills a child that gives no answer, and does not wait: one of another user cannot be killed, and ends itself."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     for pipe in (child.stdin, child.stdout, child.stderr):
@@ -158,18 +171,18 @@ def _abandon(child: subprocess.Popen[bytes]) -> None:
 
 def own_user() -> str:
     """The Unix user whom the service runs as."""
-    return getpass.getuser()
+    return user_name()
 
 
 def _environment(action: str) -> dict[str, str]:
-    names = _VARIABLES | _OF_RUNS if action in _STARTING else _VARIABLES
+    names = _VARIABLES | _OF_MLFLOW if action in _WITH_MLFLOW else _VARIABLES
     kept = {name: value for name, value in os.environ.items() if name in names or name.startswith("LC_")}
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 
 def _read(action: str, code: int, answer: bytes, said: str) -> dict[str, Any]:
     try:
-        found = json.loads(answer) if len(answer) <= _LARGEST_ANSWER else None
+        found = json.loads(answer)
     except ValueError:
         found = None
     if not isinstance(found, dict):

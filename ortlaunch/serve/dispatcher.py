@@ -22,7 +22,7 @@ from sqlalchemy.exc import OperationalError
 
 from ortlaunch.run.identity import Process, is_alive, machine
 from ortlaunch.run.run import Run
-from ortlaunch.serve.actor import Actor, Refused, Unavailable
+from ortlaunch.serve.actor import AT_ONCE, Actor, Refused, Unavailable
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.scheduling import Plan
@@ -39,7 +39,6 @@ _AGAIN_SECONDS = 5.0
 _STOP_SECONDS = 30.0
 """How often a run that was asked to stop and has not ended is looked at."""
 _MOST_ATTEMPTS = 3
-_AT_ONCE = 4
 _MOST_ASKED = 50
 """So many runs are looked at by one child, whose time is bounded."""
 
@@ -49,7 +48,10 @@ _UNREADABLE = "unknown"
 
 @dataclass
 class Queue:
-    """The queue of one service. One thread decides; some others wait for the children that act."""
+    """The queue of one service. One thread decides; some others wait for the children that act.
+
+    The children of each Unix user have threads of their own, so that one whose home hangs stops nobody else's runs.
+    """
 
     engine: Engine
     actor: Actor
@@ -62,12 +64,14 @@ class Queue:
     _beginning: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Event = field(default_factory=threading.Event)
     _over: threading.Event = field(default_factory=threading.Event)
-    _pool: ThreadPoolExecutor | None = None
+    _pools: dict[tuple[str, str], ThreadPoolExecutor] = field(default_factory=dict)
+    """The threads by Unix user and lane. A stop takes minutes, and keeps no start waiting."""
+    _is_open: bool = False
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Goes on with what an earlier service has left, and begins to decide."""
-        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="queue-act")
+        self._is_open = True
         self._thread = threading.Thread(target=self._run, name="queue", daemon=True)
         self._thread.start()
 
@@ -77,8 +81,11 @@ class Queue:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(10)
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        with self._beginning:
+            self._is_open = False
+            for pool in self._pools.values():
+                pool.shutdown(wait=False, cancel_futures=True)
+            self._pools.clear()
 
     def wake(self) -> None:
         """Decides soon, because something has changed."""
@@ -86,7 +93,7 @@ class Queue:
 
     def decide(self) -> None:
         """Decides at once, for somebody who waits to hear it."""
-        if self._pool is None:
+        if not self._is_open:
             return
         try:
             self._decide()
@@ -111,7 +118,7 @@ class Queue:
             if job.state not in OPEN_STATES:
                 return None
             is_ending = job.state == JobState.RUNNING and (not _has_process(job) or _has_journalled_its_end(job))
-            if not is_ending or self._pool is None or time.monotonic() > deadline:
+            if not is_ending or not self._is_open or time.monotonic() > deadline:
                 return job
             self.wake()
             time.sleep(0.1)
@@ -141,11 +148,11 @@ class Queue:
             running = store.in_states(session, JobState.RUNNING)
             has_waiting = bool(store.in_states(session, JobState.WAITING))
         for job in starting:
-            self._task("start", job.id, self._start, job.id)
+            self._task("start", job.id, job.unix_user, self._start, job.id)
         self._look_at(running)
         for job in running:
             if job.stop_asked is not None or _is_too_long(job):
-                self._task("stop", job.id, self._stop, job, pause=_STOP_SECONDS)
+                self._task("stop", job.id, job.unix_user, self._stop, job, pause=_STOP_SECONDS)
         if has_waiting:
             self._decide()
         elif self.plan.order:
@@ -156,7 +163,7 @@ class Queue:
         with self._deciding, writing(self.engine) as session:
             self.plan, starts = store.decide(session, slate, time.time(), self.plan.head)
         for job in starts:
-            self._task("start", job.id, self._start, job.id)
+            self._task("start", job.id, job.unix_user, self._start, job.id)
 
     def _look_at(self, running: list[Job]) -> None:
         """Asks how the runs are whose processes have ended, and those of schedulers."""
@@ -167,18 +174,20 @@ class Queue:
             elif not _has_process(job):
                 by_user.setdefault(("ended", job.unix_user), []).append(job)
         for (kind, user), jobs in by_user.items():
-            self._task(kind, user, self._ask, user, jobs, pause=_SCHEDULER_SECONDS if kind == "scheduler" else 1.0)
+            pause = _SCHEDULER_SECONDS if kind == "scheduler" else 1.0
+            self._task(kind, user, user, self._ask, user, jobs, pause=pause)
 
     def _task(
-        self, kind: str, about: str, function: Callable[..., None], *words: Any, pause: float = _AGAIN_SECONDS
+        self,
+        kind: str,
+        about: str,
+        unix_user: str,
+        function: Callable[..., None],
+        *words: Any,
+        pause: float = _AGAIN_SECONDS,
     ) -> None:
-        """Runs a function in the pool, unless it runs already or has just failed."""
+        """Runs a function in a thread of a Unix user's, unless it runs already or has just failed."""
         key = kind, about
-        # The thread that decides and those of requests come here.
-        with self._beginning:
-            if self._pool is None or self._again.get(key, 0.0) > time.monotonic():
-                return
-            self._again[key] = float("inf")
 
         def work() -> None:
             try:
@@ -190,7 +199,18 @@ class Queue:
             finally:
                 self._again[key] = time.monotonic() + pause
 
-        self._pool.submit(work)
+        # The thread that decides and those of requests come here.
+        with self._beginning:
+            if not self._is_open or self._again.get(key, 0.0) > time.monotonic():
+                return
+            self._again[key] = float("inf")
+            self._pool_of(unix_user, kind).submit(work)
+
+    def _pool_of(self, unix_user: str, kind: str) -> ThreadPoolExecutor:
+        lane = unix_user, "stop" if kind == "stop" else "queue"
+        if lane not in self._pools:
+            self._pools[lane] = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="queue-act")
+        return self._pools[lane]
 
     def _start(self, job_id: str) -> None:
         with reading(self.engine) as session:

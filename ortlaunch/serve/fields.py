@@ -19,6 +19,7 @@ import yaml
 from omegaconf import MISSING
 
 from ortlaunch.config.bounds import Bounds, bounds_of
+from ortlaunch.config.default_options import default_options
 from ortlaunch.config.keys import schemas_of
 from ortlaunch.config.paths import conf_dir, group_options, headline, ready_jobs, slurm_profiles
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, ModelConfig, TrainConfig
@@ -47,7 +48,9 @@ _TEXTS_OF_RUNNERS = frozenset(
     ]
 )
 """All other texts name files, code or commands, which are an author's to choose."""
-_OPTIONS_OF_AUTHORS = {"model": ("factory", "hf"), "data": ("hf", "text", "tokens")}
+OPEN_MODELS = ("factory", "hf")
+"""Models that take parameters which no file lists."""
+_OPTIONS_OF_AUTHORS = {"model": OPEN_MODELS, "data": ("hf", "text", "tokens")}
 """Options that load code or files which a key names."""
 PARAMS = "model.params."
 
@@ -104,6 +107,11 @@ def fields_of(chosen: Mapping[str, str]) -> list[Field]:
     return [field for field in fields if field.option is None or chosen.get(field.group) == field.option]
 
 
+def is_choice(key: str) -> bool:
+    """Whether a key chooses an option of a group."""
+    return any(field.group == CHOICES for field in catalogue().get(key, ()))
+
+
 def may_choose(group: str, option: str, role: Role) -> bool:
     """Whether somebody of a role may choose an option of a group."""
     return role >= Role.author or option not in _OPTIONS_OF_AUTHORS.get(group, ())
@@ -138,7 +146,7 @@ def _all() -> Iterator[Field]:
 
 
 def _choices() -> Iterator[Field]:
-    defaults = _default_options()
+    defaults = default_options()
     for group in ("model", *GROUPS):
         options = group_options("model") if group == "model" else list(schemas_of(group))
         optional = group in OPTIONAL_GROUPS
@@ -148,12 +156,6 @@ def _choices() -> Iterator[Field]:
         )
     profiles = tuple(sorted(slurm_profiles()))
     yield Field(PROFILE_OF_SLURM, CHOICES, "choice", "none", "the cluster's profile", Role.runner, choices=profiles)
-
-
-def _default_options() -> dict[str, str]:
-    content = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))
-    named = [one for one in content["defaults"] if isinstance(one, dict)]
-    return {str(group): str(option) for one in named for group, option in one.items() if " " not in group}
 
 
 def _of_node(node: type[Any], prefix: str, group: str, option: str | None) -> Iterator[Field]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
@@ -17,7 +17,6 @@ from ortlaunch.serve.secret import csrf_of
 from ortlaunch.serve.settings import Settings
 
 CSRF_HEADER = "x-csrf-token"
-CSRF_FIELD = "csrf"
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 _TOO_LARGE = (413, f"a body has {LARGEST_BODY} bytes at most")
 _POLICY = (
@@ -57,12 +56,11 @@ class Guard:
             return
         body = _Body(receive)
         if scope["method"] not in _SAFE:
-            content = await body.whole()
-            if content is None:
-                await _refuse(_TOO_LARGE, scope, receive, answer)
-                return
-            if _is_forgeable(headers) and not _has_csrf(headers, content):
+            if _is_forgeable(headers) and not _has_csrf(headers):
                 await _refuse((403, "the form is too old: load the page again"), scope, receive, answer)
+                return
+            if not await body.read():
+                await _refuse(_TOO_LARGE, scope, receive, answer)
                 return
         await self._app(scope, body, answer)
 
@@ -105,8 +103,8 @@ class _Body:
         content, self._content = self._content, None
         return {"type": "http.request", "body": content, "more_body": False}
 
-    async def whole(self) -> bytes | None:
-        """Reads the body, and keeps it for the route; None if it is too long."""
+    async def read(self) -> bool:
+        """Reads the body, and keeps it for the route; returns whether it is short enough."""
         parts: list[bytes] = []
         length = 0
         while True:
@@ -114,11 +112,11 @@ class _Body:
             parts.append(message.get("body", b""))
             length += len(parts[-1])
             if length > LARGEST_BODY:
-                return None
+                return False
             if message["type"] != "http.request" or not message.get("more_body", False):
                 break
         self._content = b"".join(parts)
-        return self._content
+        return True
 
 
 class _Answer:
@@ -159,16 +157,13 @@ def session_secret(headers: Mapping[str, str]) -> str | None:
 
 
 def csrf_token(headers: Mapping[str, str]) -> str:
-    """Returns what a page puts into its forms, for the session that asked for the page; empty without a session."""
+    """Returns what a page's scripts send in the header, for the session that asked for it; empty without a session."""
     secret = session_secret(headers)
     return csrf_of(secret) if secret else ""
 
 
-def _has_csrf(headers: Headers, content: bytes) -> bool:
+def _has_csrf(headers: Headers) -> bool:
     given = headers.get(CSRF_HEADER)
-    if given is None and headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
-        fields = parse_qs(content.decode("utf-8", "replace"), max_num_fields=1000)
-        given = fields.get(CSRF_FIELD, [""])[0]
     return given is not None and hmac.compare_digest(given.encode(), csrf_token(headers).encode())
 
 

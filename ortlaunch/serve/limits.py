@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import threading
 import time
 from collections import OrderedDict
@@ -58,6 +59,19 @@ class Bucket:
             raise TooManyRequests((1.0 - left) * self.seconds / self.most)
 
 
+def network_of(address: str) -> str:
+    """Returns what attempts from an address are counted by: of IPv6 the /64, in which one machine has every address."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((int(found), 64), strict=False))
+
+
 @dataclass
 class Limits:
     """The limits of one service."""
@@ -66,3 +80,5 @@ class Limits:
     address: Bucket = field(default_factory=lambda: Bucket(FROM_ADDRESS, LOGIN_SECONDS))
     name: Bucket = field(default_factory=lambda: Bucket(FOR_NAME, LOGIN_SECONDS))
     token: Bucket = field(default_factory=lambda: Bucket(TOKEN_REQUESTS, 1.0))
+    forgetting: Bucket = field(default_factory=lambda: Bucket(1, 3600.0))
+    """How often old attempts to log in are taken out of the audit."""

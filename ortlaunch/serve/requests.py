@@ -16,7 +16,7 @@ from typing import Any
 from ortlaunch.config.bounds import is_usable
 from ortlaunch.config.meant import meant_key
 from ortlaunch.serve.access import Role
-from ortlaunch.serve.fields import CHOICES, PARAMS, Field, catalogue, jobs_to_choose, may_choose
+from ortlaunch.serve.fields import CHOICES, OPEN_MODELS, PARAMS, Field, catalogue, is_choice, jobs_to_choose, may_choose
 from ortlaunch.serve.unfit import Problem, Unfit
 
 Scalar = str | int | float | bool | None
@@ -24,8 +24,6 @@ MOST_MINUTES = 366 * 24 * 60
 _LONGEST_TEXT = 2000
 _MOST_LINES = 50
 _MOST_KEYS = 200
-_OPEN_MODELS = ("factory", "hf")
-"""Models that take parameters which no file lists."""
 _PARAMETER = re.compile(r"model\.params\.[A-Za-z_]\w{0,60}")
 _SLURM_TEXT = re.compile(r"[A-Za-z0-9_.:,&|*+@/()\[\]][A-Za-z0-9_.:,&|*+@/()\[\]-]*")
 """What stands in an option of sbatch. It does not begin with a dash, which would make it another option."""
@@ -73,7 +71,7 @@ def judge(job: str | None, keys: Mapping[str, Any], role: Role, minutes: float |
         if isinstance(found, Problem):
             problems.append(found)
         elif found:
-            (chosen if _is_choice(key) else single).append(found)
+            (chosen if is_choice(key) else single).append(found)
     if problems:
         raise Unfit(problems)
     return Submission(job, dict(keys), minutes, [*([f"+jobs={job}"] if job else []), *chosen, *single])
@@ -102,10 +100,6 @@ def quoted(text: str) -> str:
     escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", text)
     ends = len(escaped) - len(escaped.rstrip("\\"))
     return f"'{escaped}{chr(92) * ends}'"
-
-
-def _is_choice(key: str) -> bool:
-    return any(one.group == CHOICES for one in catalogue().get(key, ()))
 
 
 def _of_job(job: str) -> list[Problem]:
@@ -139,7 +133,7 @@ def _judged(key: str, value: Any, role: Role, keys: Mapping[str, Any]) -> str | 
 
 def _free(key: str, value: Any, keys: Mapping[str, Any]) -> tuple[Field, ...]:
     """A parameter that no file lists, for models that take any."""
-    if keys.get("model") not in _OPEN_MODELS or not _PARAMETER.fullmatch(key) or not key.startswith(PARAMS):
+    if keys.get("model") not in OPEN_MODELS or not _PARAMETER.fullmatch(key) or not key.startswith(PARAMS):
         return ()
     kind: Any = {bool: "flag", int: "integer", float: "number", str: "text"}.get(type(value), "text")
     return (Field(key, "model", kind, None, "", Role.author, nullable=True),)

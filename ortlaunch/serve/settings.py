@@ -45,8 +45,6 @@ class Settings:
     """The name by which the provider knows the service."""
     oidc_claim: str = "preferred_username"
     """The provider's claim that holds the name of the user here."""
-    streams_per_user: int = 12
-    """How many event streams one person may hold open."""
 
     @cached_property
     def database(self) -> Path:

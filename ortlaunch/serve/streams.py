@@ -6,9 +6,10 @@ import asyncio
 import logging
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import anyio
+from fastapi import HTTPException
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -28,8 +29,8 @@ from ortlaunch.serve.service import Service
 from ortlaunch.serve.tails import JournalTail, LogTail, Tail
 
 _LOG = logging.getLogger(__name__)
-MOST_TOPICS = 32
-"""Topics of one stream."""
+MOST_TOPICS = 128
+"""Topics of one stream: a run's page has two, and a browser has one stream for all its tabs."""
 MOST_STREAMS = 12
 """Streams of one user. A browser needs one, whatever the number of its tabs."""
 _ASK_SECONDS = 2.0
@@ -92,23 +93,22 @@ class Streams:
             last: the id of the last event that the browser got; its positions come before those of `topics`.
 
         Raises:
-            Problem: there are too many topics, or one cannot be read.
-            HTTPException: there is no such run.
+            Problem: there are too many topics, or one cannot be read, or all are of logs that do not exist.
+            HTTPException: all topics are of runs that do not exist.
         """
         wanted = parsed_topics(topics)
         if not 1 <= len(wanted) <= MOST_TOPICS:
             raise Problem(f"a stream has 1 to {MOST_TOPICS} topics", "topics")
         known = parsed_topics(last, is_strict=False)
-        tails = {topic: self._tail(topic) for topic in wanted if topic != ListChannel.topic}
         positions = {topic: known.get(topic) or position for topic, position in wanted.items()}
+        tails = self._tails(wanted)
 
         async def run(client: Client) -> None:
             async with anyio.create_task_group() as tasks:
-                for topic, position in positions.items():
-                    if topic in tails:
-                        tasks.start_soon(self._follow_file, topic, tails[topic], client, position)
-                    else:
-                        tasks.start_soon(self._list.follow, client, position)
+                for topic, tail in tails.items():
+                    tasks.start_soon(self._follow_file, topic, tail, client, positions[topic])
+                if ListChannel.topic in positions:
+                    tasks.start_soon(self._list.follow, client, positions[ListChannel.topic])
 
         return EventStream(lambda: self._new_client(caller), run, self._forget)
 
@@ -150,7 +150,8 @@ class Streams:
             for caller in {client.caller for client in self._clients}:
                 may = await anyio.to_thread.run_sync(self._may_listen, caller)
                 for client in [one for one in self._clients if one.caller == caller and not may]:
-                    if may is None:
+                    # One that has been told and is still here reads nothing.
+                    if may is None or client.is_over:
                         client.cut()
                     else:
                         client.end("you are logged out, or the token was revoked")
@@ -173,6 +174,25 @@ class Streams:
             client.cut()
         if self._watcher is not None:
             self._watcher.cancel()
+
+    def _tails(self, topics: Iterable[str]) -> dict[str, tuple[str, Tail]]:
+        """The files of topics, as `_tail` finds them.
+
+        A run or a log that is gone is left out: one tab that still shows it must not end the events of all others.
+        """
+        found: dict[str, tuple[str, Tail]] = {}
+        refusals: list[Exception] = []
+        wanted = list(topics)
+        for topic in wanted:
+            if topic == ListChannel.topic:
+                continue
+            try:
+                found[topic] = self._tail(topic)
+            except (HTTPException, Problem) as error:
+                refusals.append(error)
+        if len(refusals) == len(wanted):
+            raise refusals[0]
+        return found
 
     def _tail(self, topic: str) -> tuple[str, Tail]:
         """The file of a topic, and the key of its channel: several ids may mean one run."""

@@ -13,16 +13,17 @@ from sqlalchemy import func, select
 
 from ortlaunch.base.secrets import hidden
 from ortlaunch.run.key import RunKey
-from ortlaunch.serve.access import Caller, Role, may_change
+from ortlaunch.serve.access import Caller, Role, may_change, require_unchanged
 from ortlaunch.serve.actor import Refused, own_user
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
-from ortlaunch.serve.fields import CHOICES, PARAMS, catalogue, fields_of, jobs_to_choose, may_choose
+from ortlaunch.serve.fields import CHOICES, OPEN_MODELS, PARAMS, catalogue, fields_of, jobs_to_choose, may_choose
 from ortlaunch.serve.index.finding import Found, find, found_run
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
 from ortlaunch.serve.requests import Submission, judge
 from ortlaunch.serve.service import Service
+from ortlaunch.serve.tables import User
 from ortlaunch.serve.unfit import Problem, Unfit
 
 _MOST_OPEN = 1000
@@ -150,6 +151,8 @@ def _stored(service: Service, caller: Caller, intent: _Intent, checked: dict[str
         known = _known(session, caller, key, intent.digest)
         if known is not None:
             return Submitted(known, is_new=False)
+        # The check takes up to a minute. Who was locked out meanwhile has no job that waits, and gets none.
+        require_unchanged(service, session, caller)
         _check_number(session, caller)
         owner = caller.user_id, caller.name
         made = store.add_job(session, owner, intent.unix_user, intent.run_key, request, checked)
@@ -206,8 +209,23 @@ def stop(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
     return {"id": found.id, "state": state, "said": ""}
 
 
-def resume(service: Service, caller: Caller, asked: str, keys: Mapping[str, Any], minutes: float | None) -> Submitted:
+def resume(
+    service: Service,
+    caller: Caller,
+    asked: str,
+    keys: Mapping[str, Any],
+    minutes: float | None,
+    idempotency_key: str | None = None,
+) -> Submitted:
     """Puts a run that is over into the queue again, to go on from its newest checkpoint.
+
+    Args:
+        service: the service.
+        caller: who asks for it.
+        asked: the run's id.
+        keys: the keys that change.
+        minutes: the time limit.
+        idempotency_key: the same key always means the same job.
 
     Raises:
         HTTPException: 404, 403, or 409 for a run that is in the queue.
@@ -216,6 +234,11 @@ def resume(service: Service, caller: Caller, asked: str, keys: Mapping[str, Any]
     found = _changeable(service, caller, asked)
     found_run(service, asked)
     wanted = judge(None, keys, caller.role, minutes)
+    digest = store.digest_of({"resume": found.place, **wanted.as_dict()})
+    with reading(service.engine) as session:
+        known = _known(session, caller, idempotency_key, digest)
+    if known is not None:
+        return Submitted(known, is_new=False)
     _settle(service, found)
     checked = _asked(service, found.unix_user, "check_resume", {"run_dir": found.place, "words": wanted.words})
     _require_sound(service, {"run_dir": found.place, **checked}, Path(found.place))
@@ -224,10 +247,16 @@ def resume(service: Service, caller: Caller, asked: str, keys: Mapping[str, Any]
         raise HTTPException(403, f"this run has code of its own: it needs the role {Role.author.name}")
     owner = found.owner or caller.name
     with writing(service.engine) as session:
+        known = _known(session, caller, idempotency_key, digest)
+        if known is not None:
+            return Submitted(known, is_new=False)
+        require_unchanged(service, session, caller)
         _require_closed(store.open_job_of(session, found.place))
-        user_id = session.scalar(select(Job.user_id).where(Job.owner == owner).limit(1)) or caller.user_id
+        user_id = session.scalar(select(User.id).where(User.name == owner)) or caller.user_id
         key = str(RunKey.parsed(found.id))
         job = store.add_job(session, (user_id, owner), found.unix_user, key, wanted.as_dict(), checked)
+        if idempotency_key is not None:
+            store.remember(session, caller.user_id, idempotency_key, digest, job)
         record(session, caller, "run.resume", found.id, {"job": job.id, "keys": wanted.keys})
     return Submitted(_decided(service, job.id), is_new=True)
 
@@ -262,6 +291,7 @@ def _over(service: Service, caller: Caller, asked: str, action: str) -> Found:
     found_run(service, asked)
     _settle(service, found)
     with writing(service.engine) as session:
+        require_unchanged(service, session, caller)
         _require_closed(store.open_job_of(session, found.place))
         record(session, caller, action, found.id)
     return found
@@ -317,6 +347,8 @@ def _require_sound(service: Service, checked: Mapping[str, Any], below: Path) ->
     is_sound = type(slots) is int and slots >= 0 and place.is_relative_to(below) and ".." not in place.parts
     if not is_sound or not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise Unfit([Problem(None, "the check gave an answer that is none")])
+    if slots > total and (trouble := service.queue.slots.trouble):
+        raise HTTPException(503, f"the GPUs of this machine cannot be told: {trouble}", {"Retry-After": "10"})
     if slots > total:
         key = "launcher.workers_per_node"
         raise Unfit([Problem(key, f"the run needs {slots} slots, and this machine has {total}")])
@@ -349,4 +381,4 @@ def _check_number(session: Any, caller: Caller) -> None:
 
 def _takes_any(chosen: Mapping[str, str]) -> bool:
     """Whether the model takes parameters that no file lists."""
-    return chosen.get("model") in ("factory", "hf")
+    return chosen.get("model") in OPEN_MODELS

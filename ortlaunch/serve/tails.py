@@ -16,7 +16,7 @@ from ortlaunch.run.events import Ended, Event, Measured, Rewound
 from ortlaunch.run.journal import decoded_lines
 from ortlaunch.run.run import Run
 from ortlaunch.serve.follow.beneath import identity, open_beneath
-from ortlaunch.serve.follow.logs import clean, whole_lines
+from ortlaunch.serve.follow.logs import clean, read_after, whole_lines
 
 PIECE_BYTES = 256 * 1024
 """The largest piece. The text of an event has some more, for its quotes and line breaks."""
@@ -77,15 +77,14 @@ class FileTail:
         try:
             with open_beneath(self._run.path, self._file) as file:
                 size = os.fstat(file.fileno()).st_size
-                file.seek(position)
-                data = file.read(limit) if size > position else b""
+                before, data = read_after(file, position, limit) if size > position else (b"", b"")
                 found = identity(file)
         except OSError:
             return Piece(None, position, None)
         ends = until is not None and position + len(data) == until
         whole = data if ends else whole_lines(data, is_full=len(data) == PIECE_BYTES)
         following = position + len(whole)
-        told = self.told(whole) if whole else None
+        told = self.told(before, whole) if whole else None
         facts = self._facts | {"offset": position, "next": following}
         return Piece(None if told is None else facts | told, following, found, size)
 
@@ -100,8 +99,13 @@ class FileTail:
         except OSError:
             return 0
 
-    def told(self, lines: bytes) -> dict[str, Any] | None:
-        """Returns what an event says of some whole lines."""
+    def told(self, before: bytes, lines: bytes) -> dict[str, Any] | None:
+        """Returns what an event says of some whole lines, or of a piece of a line that is longer than a piece.
+
+        Args:
+            before: what the file has before them.
+            lines: the lines.
+        """
         raise NotImplementedError
 
 
@@ -110,9 +114,9 @@ class LogTail(FileTail):
 
     event = "log"
 
-    def told(self, lines: bytes) -> dict[str, Any]:
+    def told(self, before: bytes, lines: bytes) -> dict[str, Any]:
         """Returns the lines as text; see `clean`."""
-        return {"text": clean(lines)}
+        return {"text": clean(lines, before, is_cut=not lines.endswith(b"\n"))}
 
 
 class JournalTail(FileTail):
@@ -120,7 +124,7 @@ class JournalTail(FileTail):
 
     event = "run"
 
-    def told(self, lines: bytes) -> dict[str, Any] | None:
+    def told(self, before: bytes, lines: bytes) -> dict[str, Any] | None:
         """Returns the points, the step that training went back to, and how the run ended."""
         points: dict[str, list[tuple[int, float | None]]] = {}
         told: dict[str, Any] = {}

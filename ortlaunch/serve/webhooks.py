@@ -34,7 +34,7 @@ _TIMEOUT = 10.0
 _FIRST_SECONDS, _FACTOR, _MOST_SECONDS = 5.0, 4.0, 6 * 3600.0
 """A message that was not taken comes again after these seconds, and after a failure later and later."""
 MOST_TRIES = 12
-"""About two days."""
+"""The last one comes 32 hours after the first."""
 _AT_ONCE = 20
 _KEPT_SECONDS = 30 * 86400.0
 

@@ -17,7 +17,7 @@ from ortlaunch.base.arguments import Parser, whole
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE, FAILED, FIRST_STOPPED
 from ortlaunch.base.text import say
-from ortlaunch.compose.hydra_tree import multirun_task, run_with_hydra
+from ortlaunch.compose.hydra_tree import backend_reason, multirun_task, run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.compose.sweep_folder import discard, sweep_folder
 from ortlaunch.compose.sweeps import swept_keys, swept_name
@@ -55,6 +55,8 @@ class Cell:
     name: str
     config: Config
     overrides: list[str]
+    backend_reason: str | None = None
+    """Why the backend is not ORT, if nobody chose it."""
 
 
 @dataclass
@@ -141,7 +143,8 @@ def _composed(words: list[str]) -> Grid:
         except RequestError as error:
             grid.refused.append((" ".join(task.overrides), error))
             return
-        grid.cells.append(Cell(combination_name(config, words, task.overrides), config, task.overrides))
+        name = combination_name(config, words, task.overrides)
+        grid.cells.append(Cell(name, config, task.overrides, backend_reason()))
 
     run_with_hydra([*words, "--multirun"], take)
     return grid
@@ -240,7 +243,9 @@ class _Bench:
         seed = cell.config.seed + turn
         name = cell.name if self._repeat == 1 else f"{cell.name}-seed={seed}"
         config = dataclasses.replace(cell.config, seed=seed, name=name)
-        plan = dataclasses.replace(make_plan(config), sweep=SweepTask(self._grid.folder, len(self._runs)))
+        plan = dataclasses.replace(
+            make_plan(config, cell.backend_reason), sweep=SweepTask(self._grid.folder, len(self._runs))
+        )
         self._runs.append(plan.run_dir)
         self._sweep.write(self._runs, complete=False)
         code = launcher_of(config).submit(plan, config, _with_seed(cell.overrides, seed))

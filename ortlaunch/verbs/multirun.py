@@ -46,12 +46,13 @@ class Multirun:
         """Whether a run has begun on this machine, so that there is a sweep to end."""
         return self._sweep is not None
 
-    def take(self, config: Config, overrides: list[str]) -> int:
+    def take(self, config: Config, overrides: list[str], backend_reason: str | None = None) -> int:
         """Takes the next combination: runs it here to its end, or keeps it for the queue.
 
         Args:
             config: its configuration.
             overrides: the overrides that make it, for the record.
+            backend_reason: why its backend is not ORT, if nobody chose it.
 
         Returns:
             The exit code of the run; 0 for one that is kept.
@@ -59,7 +60,7 @@ class Multirun:
         if not self._planned:
             self._name = swept_name(self._varied, config.name)
         self._check_launcher(config)
-        run = self._planned_run(config, overrides)
+        run = self._planned_run(config, overrides, backend_reason)
         self._planned.append(run)
         launcher = launcher_of(config)
         if isinstance(launcher, QueueLauncher):
@@ -74,11 +75,11 @@ class Multirun:
         if first != config.launcher.name:
             raise RequestError(f"launcher={first},{config.launcher.name}: a sweep has one launcher: give one value")
 
-    def _planned_run(self, config: Config, overrides: list[str]) -> PlannedRun:
+    def _planned_run(self, config: Config, overrides: list[str], backend_reason: str | None) -> PlannedRun:
         """Plans a combination as the next run of the sweep, under a name that shows what varies."""
         config = dataclasses.replace(config, name=combination_name(config, self._varied, overrides))
         task = SweepTask(self._folder, len(self._planned))
-        plan = dataclasses.replace(make_plan(config), sweep=task)
+        plan = dataclasses.replace(make_plan(config, backend_reason), sweep=task)
         return PlannedRun(plan, config, overrides)
 
     def _record_runs(self) -> None:

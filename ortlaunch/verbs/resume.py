@@ -13,6 +13,8 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
 from ortlaunch.compose.changes import changed
 from ortlaunch.compose.prepare import prepared
+from ortlaunch.compose.rules import runs_ort_here
+from ortlaunch.config.backends import require_ort
 from ortlaunch.config.load import first_line, load_config
 from ortlaunch.config.schema import GROUPS, Config
 from ortlaunch.config.trainers import trainer_of
@@ -77,6 +79,8 @@ def resume(arguments: list[str]) -> int:
     new = _changed(stored, arguments[1:], run_dir)
     trackers.check_credentials(new)
     launcher = launcher_of(new)
+    if runs_ort_here(new):
+        require_ort("resume: backend=ort, which the run keeps,", otherwise="")
     config = prepared(launcher.resumed(new, run_dir))
     state = run.state()
     if launcher.keeps_record(config):

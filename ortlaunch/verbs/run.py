@@ -81,7 +81,7 @@ class _Launches:
         return self._close()
 
     def __call__(self, tree: DictConfig) -> None:
-        from ortlaunch.compose.hydra_tree import multirun_task
+        from ortlaunch.compose.hydra_tree import backend_reason, multirun_task
         from ortlaunch.compose.prepare import prepared
         from ortlaunch.config.load import to_config
         from ortlaunch.run.sweep import hide_in_hydras_file
@@ -97,7 +97,9 @@ class _Launches:
                 from ortlaunch.follow.after import after
 
                 config = after(config, self._after)
-            self._code = self._launch(config) if task is None else self._next_of_sweep(config, task)
+            reason = backend_reason()
+            launched = self._launch(config, reason) if task is None else self._next_of_sweep(config, task, reason)
+            self._code = launched
         except RequestError as error:
             self._error = error
 
@@ -108,18 +110,18 @@ class _Launches:
             raise self._error
         return self._code
 
-    def _launch(self, config: Config) -> int:
+    def _launch(self, config: Config, reason: str | None) -> int:
         from ortlaunch.launch.planning import make_plan
         from ortlaunch.launch.table import launcher_of
 
-        return launcher_of(config).submit(make_plan(config), config, self._arguments)
+        return launcher_of(config).submit(make_plan(config, reason), config, self._arguments)
 
-    def _next_of_sweep(self, config: Config, task: MultirunTask) -> int:
+    def _next_of_sweep(self, config: Config, task: MultirunTask, reason: str | None) -> int:
         if self._multirun is None:
             from ortlaunch.verbs.multirun import Multirun
 
             self._multirun = Multirun(task.folder, self._arguments, [*self._words, *task.swept])
-        return self._multirun.take(config, task.overrides)
+        return self._multirun.take(config, task.overrides, reason)
 
 
 def _split_after(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import re
-import sys
 import types
 import typing
 from collections.abc import Mapping
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from omegaconf import MISSING
 from ortlaunch.config import schema
 from ortlaunch.config.bounds import bounds_of
 from ortlaunch.config.paths import conf_dir, headline
+from ortlaunch.serve.texts import texts_of
 from ortlaunch.tracking import trackers
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
@@ -83,7 +81,7 @@ def _table(node: type, prefix: str, without: type | None = None) -> str:
 
 
 def _rows(node: type, prefix: str, without: type | None = None) -> list[tuple[str, str, str, str]]:
-    hints, docs = typing.get_type_hints(node), field_docs()
+    hints, texts = typing.get_type_hints(node), texts_of(node)
     shared = {field.name: field.default for field in dataclasses.fields(without)} if without else {}
     rows = []
     for field in dataclasses.fields(node):
@@ -93,7 +91,7 @@ def _rows(node: type, prefix: str, without: type | None = None) -> list[tuple[st
         if dataclasses.is_dataclass(hint) and prefix:
             rows += _rows(typing.cast("type", hint), f"{key}.")
         elif not _is_node(hint):
-            doc = docs.get((node, field.name)) or _inherited(node, field.name) or _of_enum(hint)
+            doc = texts.get(field.name) or _of_enum(hint)
             bounds = str(bounds_of(node, field.name) or "")
             taken = f"{_type(hint)}{bounds and f', {bounds}'}"
             rows.append((f"`{key}`", _escape(taken), _escape(_default(field)), _escape(doc)))
@@ -130,35 +128,12 @@ def _default(field: dataclasses.Field[Any]) -> str:
     return f"`{value}`"
 
 
-def _inherited(node: type, name: str) -> str:
-    return next((doc for base in node.__mro__ if (doc := field_docs().get((base, name)))), "")
-
-
 def _of_enum(hint: Any) -> str:
     return _summary(hint) if isinstance(hint, type) and issubclass(hint, Enum) else ""
 
 
 def _summary(node: type) -> str:
     return re.sub(r"\s+", " ", inspect.getdoc(node) or "").replace("``", "`")
-
-
-@cache
-def field_docs() -> dict[tuple[type, str], str]:
-    """The text below each field of the schema, and of the modules that hold the options of a group or a tracker."""
-    nodes = [node for options in schema.GROUPS.values() for node in options.values()]
-    nodes += [trackers.schema(name) for name in trackers.built_in_besides_mlflow()]
-    bases = {base for node in nodes for base in node.__mro__ if dataclasses.is_dataclass(base)}
-    modules = {sys.modules[node.__module__] for node in bases} | {schema}
-    docs = {}
-    for module in modules:
-        for one in ast.parse(inspect.getsource(module)).body:
-            if isinstance(one, ast.ClassDef):
-                for field, after in zip(one.body, one.body[1:], strict=False):
-                    if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
-                        text = typing.cast("ast.Constant", after.value).value
-                        name = typing.cast("ast.Name", field.target).id
-                        docs[getattr(module, one.name), name] = re.sub(r"\s+", " ", text).replace("``", "`")
-    return docs
 
 
 def _escape(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.ort import runnable
 from tests.support.torchrun import run_probe
 
 
@@ -25,30 +26,32 @@ _OF_FSDP = {
     "fsdp-kept": [2, 0, 2],
     "fsdp-reduced": [6, 6, 6],
 }
-CASES = {
-    **{f"ddp-{p}": _case("ddp", None, p, "backend=eager") for p in ("fp32", "bf16", "fp16")},
-    "ddp-ort": _case("ddp", None, "fp32", "backend=ort"),
-    "ddp-sgd": _case("ddp", None, "fp32", "backend=eager", "optimizer=sgd"),
-    "ddp-adafactor": _case("ddp", None, "fp32", "backend=eager", "optimizer=adafactor"),
-    "ddp-unclipped": _case("ddp", None, "fp32", "backend=eager", "train.clip_grad_norm=null"),
-    **{
-        f"zero{stage}-{p}": _case("deepspeed", stage, p, "backend=eager")
-        for stage in range(4)
-        for p in ("fp32", "bf16", "fp16")
-        # DeepSpeed runs fp16 only on processors with instructions for it, and not at stage 0.
-        if p != "fp16" or (_FP16 and stage > 0)
-    },
-    # Refused on the CPU, where there is nothing to move; the way through DeepSpeed is the same as from a GPU.
-    **{
-        f"zero{stage}-offload": _case("deepspeed", stage, "fp32", "backend=eager", "trainer.offload_optimizer=true")
-        for stage in (1, 2, 3)
-    },
-    **{f"fsdp-{p}": _case("fsdp", None, p, *_BLOCKS) for p in ("fp32", "bf16", "fp16")},
-    "fsdp-sgd": _case("fsdp", None, "fp32", *_BLOCKS, "optimizer=sgd"),
-    "fsdp-kept": _case("fsdp", None, "fp32", *_BLOCKS, "trainer.reshard_after_forward=false"),
-    "fsdp-reduced": _case("fsdp", None, "fp32", *_BLOCKS, "trainer.accumulate_sharded=true"),
-    "zero2-ort": _case("deepspeed", 2, "fp32", "backend=ort"),
-}
+CASES = runnable(
+    {
+        **{f"ddp-{p}": _case("ddp", None, p, "backend=eager") for p in ("fp32", "bf16", "fp16")},
+        "ddp-ort": _case("ddp", None, "fp32", "backend=ort"),
+        "ddp-sgd": _case("ddp", None, "fp32", "backend=eager", "optimizer=sgd"),
+        "ddp-adafactor": _case("ddp", None, "fp32", "backend=eager", "optimizer=adafactor"),
+        "ddp-unclipped": _case("ddp", None, "fp32", "backend=eager", "train.clip_grad_norm=null"),
+        **{
+            f"zero{stage}-{p}": _case("deepspeed", stage, p, "backend=eager")
+            for stage in range(4)
+            for p in ("fp32", "bf16", "fp16")
+            # DeepSpeed runs fp16 only on processors with instructions for it, and not at stage 0.
+            if p != "fp16" or (_FP16 and stage > 0)
+        },
+        # Refused on the CPU, where there is nothing to move; the way through DeepSpeed is the same as from a GPU.
+        **{
+            f"zero{stage}-offload": _case("deepspeed", stage, "fp32", "backend=eager", "trainer.offload_optimizer=true")
+            for stage in (1, 2, 3)
+        },
+        **{f"fsdp-{p}": _case("fsdp", None, p, *_BLOCKS) for p in ("fp32", "bf16", "fp16")},
+        "fsdp-sgd": _case("fsdp", None, "fp32", *_BLOCKS, "optimizer=sgd"),
+        "fsdp-kept": _case("fsdp", None, "fp32", *_BLOCKS, "trainer.reshard_after_forward=false"),
+        "fsdp-reduced": _case("fsdp", None, "fp32", *_BLOCKS, "trainer.accumulate_sharded=true"),
+        "zero2-ort": _case("deepspeed", 2, "fp32", "backend=ort"),
+    }
+)
 
 
 @pytest.fixture(scope="module")

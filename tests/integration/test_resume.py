@@ -7,6 +7,8 @@ import shutil
 
 import pytest
 
+from tests.support.ort import runnable
+
 # Dropout on: the generators' states count. Two samples a step on each of two workers.
 SMALL = ("model=gpt2_nano", "model.params.n_layer=2", "data.seq_len=32", "train.batch_size=2", "tracking=none")
 STEPS = (
@@ -19,18 +21,20 @@ STEPS = (
 
 NO_DROPOUT = tuple(f"model.params.{kind}_pdrop=0" for kind in ("resid", "embd", "attn"))
 
-KINDS = {
-    "single": ("backend=eager", "trainer=single"),
-    "ddp": ("backend=eager", "trainer=ddp"),
-    "ddp-ort": ("backend=ort", "trainer=ddp"),
-    # Where more than two add up, the order counts.
-    "ddp-3-workers": ("backend=eager", "trainer=ddp"),
-    # Dropout from ONNX Runtime's own generator.
-    "ddp-ort-alone": ("backend=ort", "trainer=ddp", "backend.torch_kernels=false"),
-    "fsdp": ("backend=eager", "trainer=fsdp"),
-    **{f"zero{stage}": ("backend=eager", "trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in range(4)},
-    **{f"zero{stage}-ort": ("backend=ort", "trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in (2, 3)},
-}
+KINDS = runnable(
+    {
+        "single": ("backend=eager", "trainer=single"),
+        "ddp": ("backend=eager", "trainer=ddp"),
+        "ddp-ort": ("backend=ort", "trainer=ddp"),
+        # Where more than two add up, the order counts.
+        "ddp-3-workers": ("backend=eager", "trainer=ddp"),
+        # Dropout from ONNX Runtime's own generator.
+        "ddp-ort-alone": ("backend=ort", "trainer=ddp", "backend.torch_kernels=false"),
+        "fsdp": ("backend=eager", "trainer=fsdp"),
+        **{f"zero{stage}": ("backend=eager", "trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in range(4)},
+        **{f"zero{stage}-ort": ("backend=ort", "trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in (2, 3)},
+    }
+)
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,20 @@ import textwrap
 
 import pytest
 
+from tests.support.ort import runnable
+
 SMALL = ("model=gpt2_nano", "model.params.n_layer=2", "data.seq_len=32", "train.batch_size=2", "tracking=none")
 SHORT = ("backend=eager", "train.steps=4", "train.checkpoint_every=4", "train.log_every=1")
-KINDS = {
-    "ddp": ("trainer=ddp",),
-    "ort": ("trainer=ddp", "backend=ort"),
-    "zero3": ("trainer=deepspeed", "trainer.zero_stage=3"),
-    "zero3-ort": ("trainer=deepspeed", "trainer.zero_stage=3", "backend=ort"),
-    "fsdp-bf16": ("trainer=fsdp", "train.precision=bf16"),
-    "zero2-bf16": ("trainer=deepspeed", "trainer.zero_stage=2", "train.precision=bf16"),
-}
+KINDS = runnable(
+    {
+        "ddp": ("trainer=ddp",),
+        "ort": ("trainer=ddp", "backend=ort"),
+        "zero3": ("trainer=deepspeed", "trainer.zero_stage=3"),
+        "zero3-ort": ("trainer=deepspeed", "trainer.zero_stage=3", "backend=ort"),
+        "fsdp-bf16": ("trainer=fsdp", "train.precision=bf16"),
+        "zero2-bf16": ("trainer=deepspeed", "trainer.zero_stage=2", "train.precision=bf16"),
+    }
+)
 
 # What follows runs without ortlaunch, which is made impossible to import.
 READER = """
@@ -128,6 +132,7 @@ def test_weights_of_another_shape_are_refused(launch, train, folder):
     assert f"the weights at the run's end are in {result.run_dir / 'weights'}" in nothing.stderr
 
 
+@pytest.mark.ort
 def test_a_model_of_ones_own_is_plain_safetensors(train, folder):
     from safetensors.torch import load_file
 

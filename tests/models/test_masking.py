@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -74,6 +75,7 @@ def test_keys_are_the_transformers_classs() -> None:
     assert model.state_dict().keys() == transformers.BertForMaskedLM(model.config).state_dict().keys()
 
 
+@pytest.mark.ort
 def test_exported_choice_equals_eager() -> None:
     import onnxruntime
 

@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from ortlaunch.serve import accounts, tokens
 from ortlaunch.serve.access import Caller, Role, still_allowed
 from ortlaunch.serve.database import reading, writing
-from ortlaunch.serve.limits import FOR_NAME, FROM_ADDRESS, TooManyRequests
+from ortlaunch.serve.limits import FOR_NAME, FROM_ADDRESS, Bucket, TooManyRequests
 from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import Job, JobState
@@ -102,6 +102,39 @@ def test_one_address_and_one_name_are_bounded_in_all(inside: InProcess) -> None:
     assert FOR_NAME > FROM_ADDRESS, "one address could lock a name out"
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("2001:db8:1:2::1", "2001:db8:1:2:ffff::9%eth0", True),
+        ("2001:db8:1:2::1", "2001:db8:1:3::1", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("unknown", "10.0.0.1", False),
+    ],
+)
+def test_attempts_are_counted_by_network(inside: InProcess, one: str, other: str, is_same: bool) -> None:
+    inside.service.limits.address = Bucket(1, 1000.0)
+    with pytest.raises(Problem, match="wrong"):
+        accounts.login(inside.service, "ada", "wrong", one)
+    with pytest.raises(TooManyRequests if is_same else Problem):
+        accounts.login(inside.service, "bob", "wrong", other)
+
+
+def test_attempts_to_log_in_do_not_fill_the_audit(inside: InProcess) -> None:
+    service = inside.service
+    with writing(service.engine) as session:
+        for action, days in (("login.failed", 31), ("login.failed", 29), ("login", 31)):
+            at = time.time() - 86400 * days
+            session.add(AuditEntry(at=at, user_id=None, user="", action=action, target=f"{days}", detail=""))
+    for _ in range(2):
+        with pytest.raises(Problem, match="wrong"):
+            accounts.login(service, "x" * 1000, "wrong", "here")
+    with reading(service.engine) as session:
+        found = [(entry.action, entry.target) for entry in session.scalars(select(AuditEntry).order_by(AuditEntry.id))]
+    failed = ("login.failed", "x" * 64)
+    assert found == [("login.failed", "29"), ("login", "31"), failed, failed]
+
+
 def test_a_link_works_whoever_else_asks_from_the_address(inside: InProcess) -> None:
     link = accounts.first_link(inside.service)
     assert link is not None
@@ -153,6 +186,46 @@ def test_what_a_user_who_is_disabled_has_waiting_does_not_start(inside: InProces
     assert found == [("ada", JobState.WAITING, ""), ended, ("bob", JobState.RUNNING, "")]
 
 
+@pytest.mark.parametrize(
+    ("role", "unix_user", "reason"),
+    [
+        (Role.viewer, None, "its user has a lower role now: submit it again"),
+        (None, "other", "its user has another Unix user now: submit it again"),
+        (Role.author, None, ""),
+        (None, "unix", ""),
+    ],
+)
+def test_waiting_jobs_end_that_their_user_could_not_submit_now(
+    inside: InProcess, role: Role | None, unix_user: str | None, reason: str
+) -> None:
+    admin, bob = inside.person("ada", Role.admin), inside.person("bob", Role.runner, "unix")
+    checked = {"slots": 1, "name": "x", "experiment": "e", "launcher": "local", "steps": 1, "run_dir": "", "words": []}
+    with writing(inside.service.engine) as session:
+        key = store.new_run_key(session)
+        job = store.add_job(session, (bob.user_id, bob.name), "unix", key, {}, checked)
+    accounts.change_user(inside.service, admin, bob.user_id, role, unix_user, None)
+    with reading(inside.service.engine) as session:
+        found = session.get_one(Job, job.id)
+    assert (found.state, found.reason) == (JobState.CANCELLED if reason else JobState.WAITING, reason)
+
+
+@pytest.mark.parametrize("changes", [{"disabled": True}, {"password": "another"}])
+def test_who_is_locked_out_while_a_password_is_compared_is_not_logged_in(
+    inside: InProcess, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside.person("bob", Role.runner)
+    compared = accounts._matches
+
+    def matches(stored: str, password: str) -> bool:
+        with writing(inside.service.engine) as session:
+            session.execute(update(User).values(**changes))
+        return compared(stored, password)
+
+    monkeypatch.setattr(accounts, "_matches", matches)
+    with pytest.raises(Problem, match="wrong"):
+        accounts.login(inside.service, "bob", PASSWORD, "here")
+
+
 @pytest.mark.parametrize(("role", "disabled"), [(Role.viewer, None), (None, True)])
 def test_the_last_administrator_stays(inside: InProcess, role: Role | None, disabled: bool | None) -> None:
     admin = inside.person("ada", Role.admin)
@@ -198,6 +271,13 @@ def test_a_token_gives_the_lower_one_of_two_roles(inside: InProcess) -> None:
     accounts.change_user(inside.service, inside.person("ada", Role.admin), runner.user_id, Role.viewer, None, None)
     client = inside.client({"Authorization": f"Bearer {secret}"})
     assert client.get("/api/session").json()["role"] == "viewer"
+
+
+def test_a_token_makes_no_token_that_would_outlive_it(inside: InProcess) -> None:
+    body = {"name": "mine", "role": "viewer", "days": 365}
+    refused = inside.client().post("/api/tokens", headers=inside.token("bob", Role.runner), json=body)
+    assert (refused.status_code, "log in" in refused.text) == (403, True)
+    assert inside.client().post("/api/tokens", headers=inside.browser("bob", Role.runner), json=body).status_code == 201
 
 
 def test_a_token_ends_by_its_time_and_by_being_revoked(inside: InProcess) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +19,8 @@ import pytest
 
 from ortlaunch.run.identity import Process
 from ortlaunch.run.run import Run
-from ortlaunch.serve.act import key_of
-from ortlaunch.serve.actor import Actor, Refused, Unavailable, own_user
+from ortlaunch.serve.act import _LATE_SECONDS, ACTIONS, key_of
+from ortlaunch.serve.actor import Actor, Refused, Unavailable, _environment, own_user
 from ortlaunch.serve.requests import quoted
 from tests.support.nightly import first_in_ci
 from tests.support.users import needs_root
@@ -50,7 +55,7 @@ def test_a_check_composes_and_shows_what_would_be_started(actor: Actor, tmp_path
 @pytest.mark.parametrize(
     ("words", "key", "said"),
     [
-        (["train.precision=fp16", "device=cpu"], "train.precision", "does not run with backend=ort on the CPU"),
+        (["train.tf32=true", "device=cpu"], "train.tf32", "is a format of NVIDIA GPUs"),
         (["launcher.nodes=2", "launcher.master_addr=x"], "launcher.nodes", "choose launcher=slurm"),
         (["data=text"], "data.path", "is not set"),
     ],
@@ -83,10 +88,79 @@ def test_a_child_gets_no_secrets_of_the_service(actor: Actor, monkeypatch: pytes
             call(actor, "check", words=[*WORDS, f"name=${{oc.env:{name}}}"], run_key=KEY)
 
 
+def test_only_what_asks_the_tracking_server_gets_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2")
+    have = {action for action in ACTIONS if "MLFLOW_TRACKING_PASSWORD" in _environment(action)}
+    assert have == {"start", "compare"}
+
+
 def test_a_child_that_takes_too_long_is_ended(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ortlaunch.serve.actor._SECONDS", 0.05)
     with pytest.raises(Unavailable, match=r"check: no answer within 0\.05 s"):
         call(actor, "check", words=WORDS, run_key=KEY)
+
+
+def test_what_takes_minutes_keeps_neither_the_queue_nor_a_check_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, actor, inside = threading.Event(), Actor(Path("/nowhere")), threading.Semaphore(0)
+
+    def answer(_actor: Actor, _user: str, action: str, _request: Any) -> dict[str, Any]:
+        if action in ("export_weights", "cancel"):
+            inside.release()
+            assert gate.wait(20)
+        return {"action": action}
+
+    monkeypatch.setattr(Actor, "_call", answer)
+    monkeypatch.setattr("ortlaunch.serve.actor._TURN_SECONDS", 0.2)
+    with ThreadPoolExecutor(6) as pool:
+        try:
+            waiting = [pool.submit(call, actor, action) for action in ["export_weights", "cancel"] * 3]
+            assert all(inside.acquire(timeout=10) for _ in waiting)
+            for action in ("start", "outcome", "check", "fields"):
+                assert call(actor, action) == {"action": action}
+            with pytest.raises(Unavailable, match="compare: 3 requests for the Unix user"):
+                call(actor, "compare")
+        finally:
+            gate.set()
+
+
+def _says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Lets a script stand in for the children."""
+    program = tmp_path / "child"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+
+@pytest.mark.parametrize("stream", ["", " >&2"])
+def test_an_answer_without_end_is_not_collected(
+    actor: Actor, tmp_path: Path, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _says(tmp_path, monkeypatch, f"head -c 30000000 /dev/zero{stream}")
+    monkeypatch.setattr("ortlaunch.serve.actor._LARGEST_ANSWER", 1_000_000)
+    with pytest.raises(Unavailable, match="check: the answer has more than 1,000,000 bytes"):
+        call(actor, "check")
+
+
+def test_a_child_that_says_much_before_it_reads_is_understood(
+    actor: Actor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _says(tmp_path, monkeypatch, "head -c 300000 /dev/zero >&2; wc -c >&2; echo '{\"said\": 1}'")
+    assert call(actor, "check", text="x" * 300_000) == {"said": 1}
+
+
+def test_a_child_that_reads_nothing_and_fails_says_why(
+    actor: Actor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _says(tmp_path, monkeypatch, "exec 0<&-; echo no such user >&2; exit 1")
+    with pytest.raises(Unavailable, match="check: no such user"):
+        call(actor, "check", text="x" * 300_000)
+
+
+def test_a_child_that_nobody_can_kill_ends_itself() -> None:
+    hangs = "import time, ortlaunch.serve.act as act; act._answer = lambda *_: time.sleep(30); act.main()"
+    request = json.dumps({"folder": "/", "seconds": 0.1 - _LATE_SECONDS})
+    done = subprocess.run([sys.executable, "-c", hangs, "check"], input=request, text=True, timeout=20, check=False)
+    assert done.returncode == -signal.SIGALRM
 
 
 def starting(actor: Actor, **changes: Any) -> dict[str, Any]:
@@ -137,14 +211,14 @@ def _wait(holds: Any) -> None:
 
 def test_a_command_that_refuses_is_told_apart_from_one_that_was_killed(actor: Actor) -> None:
     request = starting(actor, token="refused")
-    request["words"] = [*request["words"], "train.precision=fp16", "backend=ort"]
+    request["words"] = [*request["words"], "train.tf32=true"]
     process = Process.stored(call(actor, "start", **request)["process"])
     assert process is not None
     _wait(lambda: not process.lives)
     (actor.root / ".starts" / "other.1.json").write_text("{}")
     jobs = [{"id": "q1", **request}, {"id": "q2", **request, "token": "other"}]
     found = call(actor, "outcome", jobs=jobs)["jobs"]
-    assert found["q1"]["refusal"].startswith("train.precision=fp16 does not run with backend=ort")
+    assert found["q1"]["refusal"].startswith("train.tf32=true is a format of NVIDIA GPUs")
     assert (found["q2"]["refusal"], found["q2"]["began"]) == ("", False)
 
 

@@ -59,14 +59,6 @@ def test_a_cookie_does_not_count_beside_a_token(inside: InProcess) -> None:
     assert inside.client().get("/api/session", headers=headers).status_code == 401
 
 
-def test_a_form_carries_the_token_in_a_field(inside: InProcess) -> None:
-    headers = inside.browser("ada", Role.admin)
-    token = headers.pop("X-CSRF-Token")
-    for field, status in ((token, 422), ("wrong", 403)):
-        # The route wants JSON, so that the right field leads to 422 and not further.
-        assert inside.client().post("/api/tokens", headers=headers, data={"csrf": field}).status_code == status
-
-
 def test_nobody_logs_in_from_another_site(inside: InProcess) -> None:
     answer = inside.client({"Origin": "https://evil.example"}).post("/api/session", json={"name": "x", "password": "y"})
     assert answer.status_code == 403

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ortlaunch.serve import submitting
+from ortlaunch.serve import accounts, submitting, tokens
 from ortlaunch.serve.access import Role
 from ortlaunch.serve.audit import entries
 from ortlaunch.serve.database import reading, writing
@@ -82,6 +82,7 @@ def test_the_same_key_means_the_same_run(desk: Desk) -> None:
 
 def test_of_many_requests_at_once_with_one_key_one_makes_a_run(desk: Desk) -> None:
     service, rob = desk.inside.service, replace(desk.inside.person("rob", Role.runner), unix_user="root")
+    rob = replace(rob, token_id=tokens.tokens_of(service, rob)[0][0].id)
     with ThreadPoolExecutor(8) as pool:
         # Below the routes: each request of the client within this process has an event loop of its own.
         words = service, rob, None, STEPS["keys"], None, "k"
@@ -124,6 +125,13 @@ def test_a_run_that_needs_more_slots_than_there_are_is_refused(desk: Desk) -> No
     desk.actor.slots = 4
     answer = desk.ask("rob", "POST", "/api/runs", STEPS)
     assert answer.json()["problems"][0]["message"] == "the run needs 4 slots, and this machine has 1"
+
+
+def test_a_run_waits_for_no_answer_of_ours_where_the_gpus_cannot_be_told(desk: Desk) -> None:
+    slots = desk.inside.service.queue.slots
+    slots._names, slots.trouble, slots._looked = None, "nvidia-smi fails with exit code 255", float("inf")
+    answer = desk.ask("rob", "POST", "/api/runs", STEPS)
+    assert (answer.status_code, "nvidia-smi fails" in answer.text) == (503, True)
 
 
 def test_a_waiting_job_is_taken_from_the_queue_by_its_owner_alone(desk: Desk) -> None:
@@ -179,10 +187,73 @@ def test_a_run_goes_on_as_another_job_of_the_same_run(desk: Desk, tmp_path: Path
     assert desk.ask("rob", "POST", f"/api/runs/{run}/delete").status_code == 409
 
 
+def test_a_repeated_request_lets_a_run_go_on_once(desk: Desk, tmp_path: Path) -> None:
+    run, repeated = _begun(desk, tmp_path), {"Idempotency-Key": "k"}
+    answers = [desk.ask("rob", "POST", f"/api/runs/{run}/resume", STEPS, **repeated) for _ in range(2)]
+    assert [(one.status_code, one.json()["job"]) for one in answers] == [(201, "q2")] * 2
+    other = desk.ask("rob", "POST", f"/api/runs/{run}/resume", {"keys": {"train.steps": 6}}, **repeated)
+    assert (other.status_code, "another request was sent" in other.text) == (422, True)
+    desk.set("q2", state=JobState.ENDED)
+    assert desk.ask("rob", "POST", f"/api/runs/{run}/resume", STEPS, **repeated).json()["job"] == "q2"
+    assert desk.ask("rob", "POST", f"/api/runs/{run}/resume", STEPS).json()["job"] == "q3"
+
+
 def test_a_run_with_code_of_its_own_goes_on_by_an_author_alone(desk: Desk, tmp_path: Path) -> None:
     run, desk.actor.own_code = _begun(desk, tmp_path), True
     assert "needs the role author" in desk.ask("rob", "POST", f"/api/runs/{run}/resume").text
     assert desk.ask("ada", "POST", f"/api/runs/{run}/resume").status_code == 201
+
+
+def _changed_during(desk: Desk, monkeypatch: pytest.MonkeyPatch, action: str, **changes: Any) -> None:
+    """An administrator changes the user rob while a child checks a request of rob's."""
+    answers, admin = getattr(desk.actor, action), desk.inside.person("ada", Role.admin)
+    values = {"role": None, "unix_user": None, "disabled": None} | changes
+    rob = desk.inside.person("rob", Role.runner).user_id
+
+    def check(request: dict[str, Any]) -> dict[str, Any]:
+        accounts.change_user(desk.inside.service, admin, rob, **values)
+        return answers(request)
+
+    monkeypatch.setattr(desk.actor, action, check)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"), [({"disabled": True}, 401), ({"role": Role.viewer}, 403), ({"unix_user": "other"}, 409)]
+)
+def test_who_is_changed_while_a_request_is_checked_gets_no_job(
+    desk: Desk, tmp_path: Path, changes: dict[str, Any], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _begun(desk, tmp_path)
+    rob = desk.inside.person("rob", Role.runner).user_id
+    same = {"role": Role.runner, "unix_user": "root", "disabled": False}
+    for action, path in (("_check", "/api/runs"), ("_check_resume", f"/api/runs/{run}/resume")):
+        _changed_during(desk, monkeypatch, action, **changes)
+        answer = desk.ask("rob", "POST", path, STEPS)
+        assert answer.status_code == status, answer.text
+        accounts.change_user(desk.inside.service, desk.inside.person("ada", Role.admin), rob, **same)
+    assert [job.state for job in desk.jobs()] == [JobState.ENDED]
+
+
+def test_a_token_that_is_revoked_while_a_request_is_checked_makes_no_job(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, service, rob = desk.actor._check, desk.inside.service, desk.inside.person("rob", Role.runner)
+
+    def check(request: dict[str, Any]) -> dict[str, Any]:
+        tokens.revoke_token(service, rob, tokens.tokens_of(service, rob)[0][0].id)
+        return answers(request)
+
+    monkeypatch.setattr(desk.actor, "_check", check)
+    assert desk.ask("rob", "POST", "/api/runs", STEPS).status_code == 401
+    assert desk.jobs() == []
+
+
+def test_a_run_that_an_administrator_continues_is_its_owners(desk: Desk, tmp_path: Path) -> None:
+    run = _begun(desk, tmp_path)
+    desk.set("q1", owner="otto", user_id=0)
+    assert desk.ask("ada", "POST", f"/api/runs/{run}/resume").status_code == 201
+    made = desk.jobs()[1]
+    assert (made.owner, made.user_id) == ("otto", desk.inside.person("otto", Role.runner).user_id)
 
 
 def test_a_run_is_deleted_by_its_owner_or_an_administrator(desk: Desk, tmp_path: Path) -> None:

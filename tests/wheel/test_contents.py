@@ -33,7 +33,7 @@ def test_the_wheel_describes_itself(wheel: Path) -> None:
     assert wheel.name == f"ortlaunch-{ortlaunch.__version__}-py3-none-any.whl"
     assert {"Typing :: Typed", "Programming Language :: Python :: 3.11"} <= set(metadata.get_all("Classifier"))
     assert {"cpu", "cuda", "digits", "hf", "server"} <= set(metadata.get_all("Provides-Extra"))
-    assert metadata["Requires-Python"] == "<3.12,>=3.11"
+    assert metadata["Requires-Python"] == "<3.14,>=3.11"
 
 
 def test_the_version_stands_in_one_place_and_in_the_changelog() -> None:

@@ -18,7 +18,7 @@ from typing import ClassVar
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE
 from ortlaunch.config.schema import Config
-from ortlaunch.launch.folder import journal_start, write_run_folder
+from ortlaunch.launch.folder import journal_start, say_backend, write_run_folder
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
@@ -87,6 +87,7 @@ class BatchLauncher(QueueLauncher):
             self.give_up([plan.run_dir], config)
             raise
         write_job(plan.run_dir, self.name, ticket)
+        say_backend(plan)
         nodes = config.launcher.nodes
         print(
             f"ortlaunch: {plan.name} is in the queue as job {ticket.job_id}: {nodes} node(s), {plan.world_size} workers"
@@ -141,6 +142,7 @@ class BatchLauncher(QueueLauncher):
             ("nodes", f"{config.launcher.nodes}, each with {workers}"),
             *self.request(config),
             *places,
+            *([] if plan.backend_reason is None else [("note", plan.backend_reason)]),
             ("to submit", "the same command without launcher.dry_run=true"),
         ]
         print("ortlaunch: a dry run: nothing was written or submitted", file=sys.stderr)
@@ -195,6 +197,7 @@ class BatchLauncher(QueueLauncher):
             at_once: text with the number of runs that may go on at once; empty without such a limit.
         """
         config = sweep.runs[0].config
+        say_backend(sweep.runs[0].plan)
         print(f"ortlaunch: {queued}: {len(sweep.runs)} runs of {config.launcher.nodes} node(s){at_once}")
         print(f"sweep:      {sweep.folder}")
         print(f"runs:       ortlaunch jobs --sweep {short}")

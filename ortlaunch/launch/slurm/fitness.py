@@ -17,8 +17,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ortlaunch.config.backends import why_no_ort
 from ortlaunch.config.load import load_config
-from ortlaunch.config.schema import Config, Device, SlurmConfig
+from ortlaunch.config.schema import Config, Device, OrtConfig, SlurmConfig
 from ortlaunch.launch.slurm.plan import workers_per_node
 from ortlaunch.launch.slurm.programs import hostnames
 from ortlaunch.run.run import Run
@@ -67,6 +68,7 @@ def examine(run_dir: Path) -> list[str]:
     return [
         *_other_folder(run_dir),
         *(_other_versions(recorded["packages"]) if same_system else []),
+        *_missing_backend(config),
         *_missing_gpus(config),
         *_full_disk(run_dir),
         *_unreachable(os.environ["ORTLAUNCH_HEAD"], cfg.nodes),
@@ -135,6 +137,12 @@ def _other_versions(recorded: dict[str, str]) -> list[str]:
         if here != there:
             lines.append(f"{package} {here} is installed here, and {there} where the run was submitted")
     return lines
+
+
+def _missing_backend(config: Config) -> list[str]:
+    """Checks what the submitting machine could not, if the nodes have a Python or a container of their own."""
+    why = why_no_ort("backend=ort") if isinstance(config.backend, OrtConfig) else None
+    return [] if why is None else [why]
 
 
 def _missing_gpus(config: Config) -> list[str]:

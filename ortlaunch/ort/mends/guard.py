@@ -61,8 +61,8 @@ def _guarded(original: Any, is_training: bool) -> Any:
             if _FAILED not in str(error):
                 raise
             raise TrainingError(
-                f"ONNX Runtime cannot compute this batch: {cause(error)}. If other batches work, its graph holds a size "
-                "that depends on a batch's values: use backend=eager or backend=compile"
+                f"ONNX Runtime cannot compute this batch: {cause(error)}. If other batches work, its graph holds a "
+                "size that depends on a batch's values: use backend=eager or backend=compile"
             ) from error
         guard.settle()
         return outputs

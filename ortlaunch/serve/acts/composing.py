@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import in_words, read_bytes
 from ortlaunch.base.secrets import without_secrets_in_words
-from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.hydra_tree import compose, compose_with_reason
 from ortlaunch.compose.overrides import parsed
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device
@@ -89,10 +89,12 @@ def whole_words(request: dict[str, Any]) -> list[str]:
 
 def planned(words: list[str], run_key: str) -> tuple[Config, LaunchPlan]:
     """Returns the checked configuration of a new run and its plan, in the folder that belongs to its key."""
-    config = prepared(to_config(compose(words)))
+    tree, reason = compose_with_reason(words)
+    config = prepared(to_config(tree))
     key, name = RunKey.parsed(run_key), config.name or default_name(config)
     folder = Path(config.run_root) / folder_name(config.experiment) / key.folder(folder_name(name))
-    return config, plan_in(config, folder.absolute(), key.run_id, name)
+    plan = plan_in(config, folder.absolute(), key.run_id, name)
+    return config, dataclasses.replace(plan, backend_reason=reason)
 
 
 def slots_of(config: Config) -> int:

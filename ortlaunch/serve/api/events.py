@@ -17,7 +17,7 @@ router = APIRouter()
 def events(
     service: Annotated[Service, Depends(service_of)],
     caller: Annotated[Caller, Depends(needs(Role.viewer))],
-    topics: Annotated[str, Query(max_length=4096)],
+    topics: Annotated[str, Query(max_length=8192)],
     last: Annotated[str, Query(max_length=8192)] = "",
     last_event_id: Annotated[str, Header(max_length=8192)] = "",
 ) -> Response:

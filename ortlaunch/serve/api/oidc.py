@@ -10,6 +10,7 @@ from fastapi.responses import RedirectResponse
 from ortlaunch.serve import accounts
 from ortlaunch.serve.answers import not_found
 from ortlaunch.serve.api.session import address_of, set_cookie
+from ortlaunch.serve.limits import network_of
 from ortlaunch.serve.oidc import CALLBACK, Provider
 from ortlaunch.serve.service import service_of
 
@@ -21,7 +22,7 @@ _Text = Annotated[str, Query(max_length=4096)]
 @router.get("/oidc")
 def begin(request: Request) -> RedirectResponse:
     """Sends the browser to the provider."""
-    service_of(request).limits.address.take(f"oidc {address_of(request)}")
+    service_of(request).limits.address.take(f"oidc {network_of(address_of(request))}")
     url, browser = _provider(request).begin(_callback(request))
     answer = RedirectResponse(url, 303)
     # Lax: the browser comes back from another site.

@@ -24,6 +24,7 @@ from ortlaunch.serve.index.finding import found_run
 from ortlaunch.serve.index.listing import MOST_ROWS
 from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import Service, service_of
+from ortlaunch.serve.waiting import in_thread
 
 router = APIRouter()
 Shared = Annotated[Service, Depends(service_of)]
@@ -122,8 +123,20 @@ def run_file(service: Shared, caller: Viewer, id: str, name: str) -> StreamingRe
 
 
 @router.get("/api/compare")
-def compare(service: Shared, caller: Viewer, ids: Annotated[str, Query(max_length=2048)]) -> dict[str, Any]:
+async def compare(service: Shared, caller: Viewer, ids: Annotated[str, Query(max_length=2048)]) -> dict[str, Any]:
     """The comparison of some runs, as `ortlaunch compare` makes it. `ids` has commas between the runs."""
+    return await in_thread(caller, compared, service, ids, is_long=True)
+
+
+def compared(service: Service, ids: str) -> dict[str, Any]:
+    """Returns the comparison of some runs. It waits for a child.
+
+    Raises:
+        Problem: these are too few or too many runs.
+        HTTPException: there is no such run.
+        Refused: the runs cannot be compared.
+        Unavailable: there is no answer.
+    """
     asked = list(dict.fromkeys(one for one in ids.split(",") if one))
     if not 2 <= len(asked) <= _MOST_COMPARED:
         raise Problem(f"name 2 to {_MOST_COMPARED} runs", "ids")

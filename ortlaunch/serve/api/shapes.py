@@ -102,7 +102,7 @@ class MlflowShape(TypedDict):
     store: str
     """The tracking URI, without credentials."""
     url: str | None
-    """The address of a tracking server; None for a file."""
+    """The run's page on a tracking server; None for a file."""
 
 
 class FileShape(TypedDict):

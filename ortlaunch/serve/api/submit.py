@@ -1,16 +1,12 @@
 """`/api/fields`, `/api/ready-jobs`, and what changes runs below `/api/runs`.
 
-Most of these wait for a child. They wait in threads of their own, a few at once, so that looking at runs never waits
-behind submissions.
+Most of these wait for a child; see `ortlaunch.serve.waiting`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from anyio import CapacityLimiter, to_thread
-from anyio.lowlevel import RunVar
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
@@ -20,17 +16,15 @@ from ortlaunch.serve.fields import CHOICES, catalogue, jobs_to_choose
 from ortlaunch.serve.queue.tables import Job
 from ortlaunch.serve.requests import MOST_MINUTES
 from ortlaunch.serve.service import Service, service_of
+from ortlaunch.serve.waiting import in_thread
 
 router = APIRouter(tags=["runs"])
 Viewer = Annotated[Caller, Depends(needs(Role.viewer))]
 Runner = Annotated[Caller, Depends(needs(Role.runner))]
 RunId = Annotated[str, Path(min_length=2, max_length=64, description="the run's key, its short id, or the queue's id")]
 Minutes = Annotated[float | None, Field(gt=0, le=MOST_MINUTES, description="the run is stopped after this time")]
+RepeatKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200)]
 Keys = dict[str, StrictBool | StrictInt | StrictFloat | StrictStr | None]
-_AT_ONCE = 6
-_children: RunVar[CapacityLimiter] = RunVar("children")
-"""The threads that wait for children. A limiter belongs to one event loop."""
-_T = TypeVar("_T")
 
 
 class Wanted(BaseModel):
@@ -119,13 +113,13 @@ async def fields(
     """The keys of a run as typed fields. Further parameters are group choices, such as `model=gpt2`."""
     groups = {key for key, several in catalogue().items() if several[0].group == CHOICES}
     choices = {key: value for key, value in request.query_params.items() if key in groups}
-    return await _in_thread(submitting.fields_for, service_of(request), caller, job or None, choices)
+    return await in_thread(caller, submitting.fields_for, service_of(request), caller, job or None, choices)
 
 
 @router.post("/api/runs/check")
 async def check(request: Request, body: Wanted, caller: Runner) -> Checked:
     """Checks a request by all rules, and shows what would be started. Writes nothing."""
-    found = await _in_thread(submitting.check, service_of(request), caller, body.job, body.keys, body.minutes)
+    found = await in_thread(caller, submitting.check, service_of(request), caller, body.job, body.keys, body.minutes)
     return Checked(**found)
 
 
@@ -134,53 +128,46 @@ async def submit(
     request: Request,
     body: Wanted,
     caller: Runner,
-    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=200)] = None,
+    idempotency_key: RepeatKey = None,
 ) -> Queued:
     """Puts a run into the queue. The same Idempotency-Key always means the same run."""
     service = service_of(request)
     words = service, caller, body.job, body.keys, body.minutes, idempotency_key
-    return _queued(service, (await _in_thread(submitting.submit, *words)).job)
+    return _queued(service, (await in_thread(caller, submitting.submit, *words)).job)
 
 
 @router.get("/api/runs/{run_id}/keys")
 async def keys(request: Request, run_id: RunId, caller: Viewer) -> dict[str, Any]:
     """The request by which a run was submitted, for doing it again with changes."""
-    return await _in_thread(submitting.keys_of, service_of(request), caller, run_id)
+    return await in_thread(caller, submitting.keys_of, service_of(request), caller, run_id)
 
 
 @router.post("/api/runs/{run_id}/cancel", status_code=202)
 async def cancel(request: Request, run_id: RunId, caller: Runner) -> Stopped:
     """Takes a run from the queue, or asks it to stop with a checkpoint."""
-    return Stopped(**await _in_thread(submitting.stop, service_of(request), caller, run_id))
+    return Stopped(**await in_thread(caller, submitting.stop, service_of(request), caller, run_id))
 
 
 @router.post("/api/runs/{run_id}/resume", status_code=201)
-async def resume(request: Request, run_id: RunId, caller: Runner, body: Changes | None = None) -> Queued:
+async def resume(
+    request: Request, run_id: RunId, caller: Runner, body: Changes | None = None, idempotency_key: RepeatKey = None
+) -> Queued:
     """Puts a run that is over into the queue again, to go on from its newest checkpoint."""
     service, changes = service_of(request), body or Changes()
-    words = service, caller, run_id, changes.keys, changes.minutes
-    return _queued(service, (await _in_thread(submitting.resume, *words)).job)
+    words = service, caller, run_id, changes.keys, changes.minutes, idempotency_key
+    return _queued(service, (await in_thread(caller, submitting.resume, *words)).job)
 
 
 @router.post("/api/runs/{run_id}/delete")
 async def delete(request: Request, run_id: RunId, caller: Runner) -> Place:
     """Moves a run that is over into the bin of its run root."""
-    return Place(**await _in_thread(submitting.delete, service_of(request), caller, run_id))
+    return Place(**await in_thread(caller, submitting.delete, service_of(request), caller, run_id))
 
 
 @router.post("/api/runs/{run_id}/export")
 async def export(request: Request, run_id: RunId, caller: Runner) -> Exported:
     """Writes the weights of the newest checkpoint into the run folder, in plain names."""
-    return Exported(**await _in_thread(submitting.export, service_of(request), caller, run_id))
-
-
-async def _in_thread(function: Callable[..., _T], *words: Any) -> _T:
-    try:
-        limiter = _children.get()
-    except LookupError:
-        limiter = CapacityLimiter(_AT_ONCE)
-        _children.set(limiter)
-    return await to_thread.run_sync(function, *words, limiter=limiter)
+    return Exported(**await in_thread(caller, submitting.export, service_of(request), caller, run_id, is_long=True))
 
 
 def _queued(service: Service, job: Job) -> Queued:

@@ -12,6 +12,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import hidden
 from ortlaunch.base.text import public_text
 from ortlaunch.base.yaml_files import fault_of
+from ortlaunch.config.default_options import default_options
 from ortlaunch.config.paths import conf_dir
 from ortlaunch.config.schema import GROUPS, Config, ModelConfig
 from ortlaunch.run.journal import flatten
@@ -65,7 +66,7 @@ def changes(settings: dict[str, Any]) -> list[Change]:
         group, _, last = key.partition(".")
         if key in _OF_THE_RUN:
             continue
-        default = _first_choices().get(group) if last == "name" and group in choices else defaults.get(key)
+        default = default_options().get(group) if last == "name" and group in choices else defaults.get(key)
         if value != default:
             found.append({"key": _shown(key), "value": _shown(value), "default": _optional(default)})
     return sorted(found, key=lambda change: not change["key"].endswith(".name"))
@@ -80,14 +81,6 @@ def differences(settings: dict[str, Any], other: dict[str, Any]) -> list[Differe
         for key in keys
         if ours.get(key) != theirs.get(key) and key not in _OF_THE_RUN
     ]
-
-
-@cache
-def _first_choices() -> dict[str, str]:
-    """The option of each group that a run has if nobody chooses another."""
-    listed = OmegaConf.to_container(OmegaConf.load(conf_dir() / "config.yaml"))
-    entries = listed.get("defaults", []) if isinstance(listed, dict) else []
-    return {str(key): str(value) for entry in entries if isinstance(entry, dict) for key, value in entry.items()}
 
 
 @cache

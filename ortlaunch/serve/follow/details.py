@@ -7,6 +7,7 @@ import math
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import redacted
@@ -135,12 +136,27 @@ def _of_settings(run: Run, problems: list[str]) -> tuple[list[Change], MlflowSha
         run_id = _json(run, run.relay_file.name).get("mlflow_run_id")
         if not isinstance(run_id, str):
             return changes(settings), None
-        store = public_text(redacted(uri)) if isinstance(uri, str) else ""
-        url = store if store.startswith(("http://", "https://")) else None
-        return changes(settings), {"run_id": public_text(run_id)[:64], "store": store, "url": url}
+        return changes(settings), _mlflow(public_text(run_id)[:64], uri if isinstance(uri, str) else "")
     except RequestError as error:
         problems.append(public_text(str(error)))
         return [], None
+
+
+def _mlflow(run_id: str, uri: str) -> MlflowShape:
+    return {"run_id": run_id, "store": public_text(redacted(uri)), "url": _mlflow_page(run_id, uri)}
+
+
+def _mlflow_page(run_id: str, uri: str) -> str | None:
+    """The page of a run on a tracking server, without the credentials of its URI: browsers ask for their own."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return None
+    host = parts.netloc.rpartition("@")[2]
+    if parts.scheme not in ("http", "https") or not host:
+        return None
+    base = public_text(f"{parts.scheme}://{host}{parts.path.rstrip('/')}")
+    return f"{base}/#/runs/{quote(run_id, safe='', errors='replace')}"
 
 
 def _failures(run: Run, record: Record | None) -> list[FailureShape]:

@@ -15,10 +15,14 @@ from ortlaunch.serve.follow.beneath import files_beneath, open_beneath
 
 PAGE_BYTES = 64 * 1024
 MOST_BYTES = 256 * 1024
-_LEAST_PIECE = 4096
-"""Bytes of a line that is shown in pieces. In smaller ones a secret would not be recognized."""
 """The largest part of a log in one answer."""
+BEFORE_BYTES = 16 * 1024
+"""So much of what is before a part is read with it. A private key is shorter."""
+_LEAST_PIECE = 4096
+"""Bytes of a line of which the beginning is shown. In smaller ones a secret would not be recognized."""
 _LONGEST_LINE = 4000
+_MARGIN = 512
+"""Characters that are not shown before the place where a line is cut: a secret that is cut is not recognized."""
 _MOST_MATCHES = 200
 _SEARCHED_BYTES = 64 << 20
 """A search ends after so many bytes, and says where to go on."""
@@ -27,6 +31,11 @@ _RANK = re.compile(r"rank-(\d+)\.log")
 _NAME = re.compile(r"[A-Za-z0-9][\w-]{0,63}", re.ASCII)
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 """What colours a text or moves a terminal's cursor."""
+_LINE_END = re.compile(rb"[\r\n]")
+_KEY_EDGE = re.compile(r"-----(BEGIN|END)[A-Z0-9 ]* PRIVATE KEY(?: BLOCK)?-----")
+_KEY_BEGIN = "-----BEGIN PRIVATE KEY-----"
+_CUT = "\ufffe"
+"""Ends a line that was cut, while secrets are looked for. It is no character."""
 
 
 def log_file(run: Run, rank: str) -> Path | None:
@@ -49,13 +58,81 @@ def logs_of(run: Run) -> tuple[list[int], list[str]]:
     return ranks, [name for name in others if _NAME.fullmatch(name)]
 
 
-def clean(data: bytes) -> str:
-    """Returns whole lines of a log as text: without secrets, control characters, and what progress bars overwrote."""
-    text = _ESCAPES.sub("", data.decode("utf-8", "replace"))
+def clean(data: bytes, before: bytes = b"", *, is_cut: bool = False) -> str:
+    """Returns a part of a log as text: without secrets, control characters, and what progress bars overwrote.
+
+    What is before a secret tells that it is one. A part that begins inside a line is therefore shown from the next line
+    on, and the line before it, or the beginning of a private key, counts too.
+
+    Args:
+        data: the part.
+        before: the bytes before it, `BEFORE_BYTES` at most.
+        is_cut: whether its last line goes on behind it.
+    """
+    begin = _first_line(before, data)
+    if begin == len(data):
+        return ""
+    *whole, last = _plain(data[begin:]).split("\n")
+    if is_cut:
+        earlier, is_replaced, _ = last.rpartition("\r")
+        last = earlier if is_replaced else last + _CUT
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in (*whole, last)]
     # Lines are cut before secrets are looked for: what is dropped is not shown, and a long line would take long.
-    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-    cut = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines]
-    return "\n".join(log_line(line) for line in without_secrets("\n".join(cut)).split("\n"))
+    text = "\n".join(line if len(line) <= _LONGEST_LINE + _MARGIN else _cut(line) for line in lines)
+    context = _context(before + data[:begin])
+    # A secret that goes over the end of the context takes lines of the part along.
+    shown = without_secrets(text) if context is None else without_secrets(f"{context}\n{text}").partition("\n")[2]
+    return "\n".join(log_line(_shortened(line)) for line in shown.split("\n"))
+
+
+def read_after(log: BinaryIO, start: int, limit: int) -> tuple[bytes, bytes]:
+    """Reads a part of a log.
+
+    Args:
+        log: the file.
+        start: the byte to begin at.
+        limit: bytes at most.
+
+    Returns:
+        What is before it, `BEFORE_BYTES` at most, and the part.
+    """
+    before = min(start, BEFORE_BYTES)
+    log.seek(start - before)
+    data = log.read(before + limit)
+    return data[:before], data[before:]
+
+
+def _plain(data: bytes) -> str:
+    return _ESCAPES.sub("", data.decode("utf-8", "replace"))
+
+
+def _cut(line: str) -> str:
+    return line[: _LONGEST_LINE + _MARGIN] + _CUT
+
+
+def _shortened(line: str) -> str:
+    """A line as it is shown; of one that was cut, not what is directly before the cut."""
+    if not line.endswith(_CUT):
+        return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
+    return f"{line[: min(_LONGEST_LINE, max(0, len(line) - 1 - _MARGIN))]}…"
+
+
+def _first_line(before: bytes, data: bytes) -> int:
+    """Where the first whole line of a part begins, or the text after a carriage return, which replaces its line."""
+    if before[-1:] in b"\r\n":
+        return 0
+    found = _LINE_END.search(data)
+    return len(data) if found is None else found.end()
+
+
+def _context(before: bytes) -> str | None:
+    """The line that decides about what follows; None at the beginning of a log."""
+    text = _plain(before)
+    edges = _KEY_EDGE.findall(text)
+    if edges and edges[-1] == "BEGIN":
+        return _KEY_BEGIN
+    lines = text.rsplit("\n", 2)
+    return lines[-2][-_MARGIN:] if len(lines) > 1 else None
 
 
 def part(run: Run, file: Path, rank: str, offset: int | None, limit: int) -> LogPart:
@@ -76,8 +153,7 @@ def part(run: Run, file: Path, rank: str, offset: int | None, limit: int) -> Log
         size = os.fstat(log.fileno()).st_size
         wanted = size - limit if offset is None else size + offset if offset < 0 else offset
         start = _line_start(log, max(0, min(wanted, size)), limit)
-        log.seek(start)
-        data = log.read(limit)
+        before, data = read_after(log, start, limit)
     whole = whole_lines(data, is_full=len(data) == limit >= _LEAST_PIECE)
     rest = data[len(whole) :] if start + len(data) >= size else b""
     return {
@@ -85,8 +161,8 @@ def part(run: Run, file: Path, rank: str, offset: int | None, limit: int) -> Log
         "offset": start,
         "next": start + len(whole),
         "size": size,
-        "text": clean(whole),
-        "rest": clean(rest),
+        "text": clean(whole, before, is_cut=not whole.endswith(b"\n")),
+        "rest": clean(rest, (before + whole)[-BEFORE_BYTES:]),
         "matches": None,
         "more": start + len(data) < size,
     }
@@ -105,7 +181,7 @@ def search(run: Run, file: Path, rank: str, offset: int, word: str) -> LogPart:
         run: the run.
         file: the log, relative to the run folder.
         rank: its name in the API.
-        offset: the byte where a line begins.
+        offset: the byte where a line begins; the rest of a line is not searched.
         word: what is looked for. It is no expression: one could take for ever.
 
     Raises:
@@ -118,12 +194,11 @@ def search(run: Run, file: Path, rank: str, offset: int, word: str) -> LogPart:
         at = max(0, min(offset, size))
         last = at + _SEARCHED_BYTES
         while at < last and len(found) < _MOST_MATCHES:
-            log.seek(at)
-            data = log.read(_BLOCK)
+            before, data = read_after(log, at, _BLOCK)
             block = whole_lines(data, is_full=len(data) == _BLOCK) or data
             if not block:
                 break
-            at += _matches(block, at, expression, word.casefold(), found)
+            at += _matches(before, block, at, expression, word.casefold(), found)
     return {
         "rank": rank,
         "offset": offset,
@@ -136,15 +211,17 @@ def search(run: Run, file: Path, rank: str, offset: int, word: str) -> LogPart:
     }
 
 
-def _matches(block: bytes, at: int, expression: re.Pattern[bytes], word: str, found: list[Match]) -> int:
+def _matches(before: bytes, block: bytes, at: int, expression: re.Pattern[bytes], word: str, found: list[Match]) -> int:
     """Adds the lines of a block that match; returns how many bytes were searched."""
-    position = 0
+    position = _first_line(before, block)
     while (match := expression.search(block, position)) is not None:
-        begin = block.rfind(b"\n", 0, match.start()) + 1
+        begin = max(position, block.rfind(b"\n", position, match.start()) + 1)
         end = block.find(b"\n", match.end())
         end = len(block) if end < 0 else end
+        near = block[max(0, begin - BEFORE_BYTES) : begin]
+        line = clean(block[begin:end], (before + near)[-BEFORE_BYTES:], is_cut=end == len(block) == _BLOCK)
         # A search that found what is hidden would tell a secret letter by letter.
-        if word in (line := clean(block[begin:end])).casefold():
+        if word in line.casefold():
             found.append({"offset": at + begin, "line": line})
         position = end + 1
         if len(found) >= _MOST_MATCHES or position >= len(block):

@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from ortlaunch.base.user import name_of
 from ortlaunch.run.folders import has_runs_name
 
 _WHOLE_SECONDS = 10.0
@@ -64,7 +64,7 @@ def experiments_below(root: Path) -> Iterator[tuple[str, int]]:
     """
     for entry, stamp in _folders(str(root)):
         yield entry.path, stamp.changed
-        if entry.name == unix_name(stamp.user):
+        if entry.name == name_of(stamp.user):
             yield from ((inner.path, found.changed) for inner, found in _folders(entry.path))
 
 
@@ -100,14 +100,3 @@ def _is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-@cache
-def unix_name(user: int) -> str:
-    """Returns the name of a Unix user, or the number of one without a name."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)

@@ -12,23 +12,26 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import Engine, delete, insert, select
+from sqlalchemy import Engine, Row, delete, insert, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from ortlaunch.follow.state import State
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.index import deliveries
 from ortlaunch.serve.index.folders import Folders, Stamp
 from ortlaunch.serve.index.reading import Reading, fingerprint, read_folders
 from ortlaunch.serve.index.tables import IndexedRun
-from ortlaunch.serve.queue.tables import Job
+from ortlaunch.serve.queue.tables import Job, JobState
 
 _LOG = logging.getLogger(__name__)
 _PASS_SECONDS = 1.0
 _SHARE = 0.1
-"""The most of its time that the thread works, so that many runs make it slower and nothing else."""
+"""The most of one core that the thread takes, so that many runs make it slower and nothing else."""
+_LONGEST_PAUSE = 10.0
+"""However much work a pass was, the next one comes after so long."""
 _JUDGE_SECONDS = 5.0
 """A run in whose folder nothing changes is read this often: its process may have died."""
 _UNKNOWN_SECONDS = 60.0
@@ -68,7 +71,6 @@ class Index:
         """The folders that could not be taken: how each looked then, and when that was."""
         self._listeners: list[Callable[[Change], None]] = []
         self._stopping = threading.Event()
-        self._wanted = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.passes = 0
@@ -90,17 +92,12 @@ class Index:
     def stop(self) -> None:
         """Ends the thread."""
         self._stopping.set()
-        self._wanted.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
 
     def listen(self, listener: Callable[[Change], None]) -> None:
         """Calls a function after each pass, in the index's thread."""
         self._listeners.append(listener)
-
-    def look_soon(self) -> None:
-        """Makes the next pass come at once, after something was started or stopped."""
-        self._wanted.set()
 
     def rebuild(self) -> int:
         """Makes the index anew from the run folders; returns how many runs it has. Webhooks are not told again."""
@@ -133,15 +130,15 @@ class Index:
 
     def _work(self) -> None:
         while not self._stopping.is_set():
-            began = time.monotonic()
+            # A pass that waits, for a scheduler or a file server, takes nothing from anybody.
+            began = time.thread_time()
             try:
                 self.refresh()
             except Exception:
                 # A full disk or a locked database passes.
                 _LOG.exception("the index of the runs could not be brought up to date")
-            worked = time.monotonic() - began
-            self._wanted.wait(max(_PASS_SECONDS, worked / _SHARE) if self.passes > 1 else _PASS_SECONDS)
-            self._wanted.clear()
+            worked = time.thread_time() - began
+            self._stopping.wait(_pause(worked) if self.passes > 1 else _PASS_SECONDS)
 
     def _take_known(self) -> None:
         with reading(self._engine) as session:
@@ -234,12 +231,17 @@ class Index:
         return tuple(keys)
 
 
+def _pause(worked: float) -> float:
+    """Seconds until the next pass, after one that took so many seconds of a core."""
+    return min(_LONGEST_PAUSE, max(_PASS_SECONDS, worked / _SHARE))
+
+
 def _write(session: Session, found: list[Reading]) -> set[str]:
     """Writes rows; returns the places of those that are not what they were."""
     places = [one.place for one in found]
     jobs = _jobs_of(session, found)
     for one in found:
-        one.values["job"], one.values["owner"] = jobs.get(one.place, (None, one.values["unix_user"]))
+        _join(one.values, jobs.get(one.place))
     query = select(*IndexedRun.__table__.columns).where(IndexedRun.place.in_(places))
     before = {row["place"]: dict(row) for row in session.execute(query).mappings()}
     changed = [one for one in found if before.get(one.place) != one.values]
@@ -249,11 +251,31 @@ def _write(session: Session, found: list[Reading]) -> set[str]:
     return {one.place for one in changed}
 
 
-def _jobs_of(session: Session, found: list[Reading]) -> dict[str, tuple[str, str]]:
-    """The latest job of each run that has begun, and its owner. One that still waits to go on is not the run's yet."""
+def _join(values: dict[str, Any], job: Row[*tuple[Any, ...]] | None) -> None:
+    """Adds to a run what the queue knows of it."""
+    values["job"], values["owner"] = (None, values["unix_user"]) if job is None else (job.id, job.owner)
+    # A run whose launcher is gone with its container or machine never says that it has ended. The queue has found out.
+    if values["state"] == State.UNKNOWN.value and job is not None and _saw_the_end(job, values["updated"]):
+        values |= {
+            "state": job.outcome,
+            "reason": job.reason,
+            "ended": job.ended,
+            "is_over": True,
+            "seconds_left": None,
+        }
+
+
+def _saw_the_end(job: Row[*tuple[Any, ...]], updated: float) -> bool:
+    """Whether a job is over, and its run was not continued after it, for example from a command line elsewhere."""
+    return bool(job.state == JobState.ENDED and job.outcome and job.ended >= updated)
+
+
+def _jobs_of(session: Session, found: list[Reading]) -> dict[str, Row[*tuple[Any, ...]]]:
+    """The latest job of each run that has begun. One that still waits to go on is not the run's yet."""
     ids = [one.values["run_id"] for one in found]
-    query = select(Job.run_dir, Job.id, Job.owner).where(Job.run_id.in_(ids), Job.started.is_not(None))
-    return {place: (job, owner) for place, job, owner in session.execute(query.order_by(Job.number))}
+    columns = (Job.run_dir, Job.id, Job.owner, Job.state, Job.outcome, Job.reason, Job.ended)
+    query = select(*columns).where(Job.run_id.in_(ids), Job.started.is_not(None)).order_by(Job.number)
+    return {job.run_dir: job for job in session.execute(query)}
 
 
 def _when(folder: tuple[str, Stamp]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import read_json
 from ortlaunch.base.text import public_text
+from ortlaunch.base.user import name_of
 from ortlaunch.follow.rows import Row, Survey
 from ortlaunch.launch.jobs import of_user
 from ortlaunch.run.events import is_count
@@ -19,7 +20,7 @@ from ortlaunch.run.folders import folder_at
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.record import Record, read_record
 from ortlaunch.run.run import Run
-from ortlaunch.serve.index.folders import Stamp, unix_name
+from ortlaunch.serve.index.folders import Stamp
 
 _LONGEST_NAME, _LONGEST_REASON = 200, 2000
 _LARGEST_STEP = 2**62
@@ -56,7 +57,7 @@ def read_folders(places: Iterable[tuple[str, Stamp]]) -> list[Reading]:
 
 def _judged(user: int, own: list[tuple[Record, Stamp]]) -> Iterator[Reading]:
     """Yields the rows of one owner's runs, by what schedulers say of that owner's jobs."""
-    with of_user(unix_name(user)):
+    with of_user(name_of(user)):
         rows = Survey([record.folder for record, _ in own]).rows_of([record for record, _ in own])
     for (record, stamp), row in zip(own, rows, strict=True):
         yield Reading(record.folder.place, _values(record, row, stamp))
@@ -90,7 +91,7 @@ def _values(record: Record, row: Row, stamp: Stamp) -> dict[str, Any]:
         "run_id": record.folder.run_id[:64],
         "name": public_text(row.name)[:_LONGEST_NAME],
         "experiment": public_text(row.experiment)[:_LONGEST_NAME],
-        "unix_user": unix_name(stamp.user),
+        "unix_user": name_of(stamp.user),
         "state": row.state.value,
         "reason": public_text(row.reason)[:_LONGEST_REASON],
         "is_over": row.is_over,

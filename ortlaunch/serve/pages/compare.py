@@ -9,13 +9,14 @@ from fastapi.responses import HTMLResponse
 
 from ortlaunch.serve.access import Caller, Role, needs
 from ortlaunch.serve.actor import Refused, Unavailable
-from ortlaunch.serve.api.runs import compare as compared
+from ortlaunch.serve.api.runs import compared
 from ortlaunch.serve.database import reading
 from ortlaunch.serve.index.finding import find
 from ortlaunch.serve.index.listing import rows_of
 from ortlaunch.serve.pages.render import render
 from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import service_of
+from ortlaunch.serve.waiting import in_thread
 
 router = APIRouter(include_in_schema=False)
 Viewer = Annotated[Caller, Depends(needs(Role.viewer))]
@@ -36,12 +37,16 @@ def compare(request: Request, caller: Viewer, ids: Ids = "") -> HTMLResponse:
 
 
 @router.get("/compare/tables")
-def tables(request: Request, caller: Viewer, ids: Ids = "") -> HTMLResponse:
+async def tables(request: Request, caller: Viewer, ids: Ids = "") -> HTMLResponse:
     """The tables of figures and differences."""
+    return await in_thread(caller, _tables, request, caller, ids, is_long=True)
+
+
+def _tables(request: Request, caller: Caller, ids: str) -> HTMLResponse:
     comparison, refusal = None, ""
     # The curves come from the run folders; the tables need MLflow, which may have no such run or not answer.
     try:
-        comparison = compared(service_of(request), caller, ",".join(_asked(ids)))
+        comparison = compared(service_of(request), ",".join(_asked(ids)))
     except (Problem, Refused, Unavailable) as error:
         refusal = str(error)
     return render(request, "compare_tables.html", caller, comparison=comparison, refusal=refusal)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -134,8 +133,3 @@ def size(count: float) -> str:
 def state_class(state: str) -> str:
     """The classes of a state's badge."""
     return "state state-" + "".join(char for char in state if "a" <= char <= "z")
-
-
-def is_past(seconds: float) -> bool:
-    """Whether a time has gone by."""
-    return seconds <= time.time()

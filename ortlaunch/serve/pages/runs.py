@@ -12,6 +12,7 @@ from ortlaunch.serve import follow
 from ortlaunch.serve.access import Caller, Role, may_change, needs
 from ortlaunch.serve.api.shapes import Detail
 from ortlaunch.serve.follow.asked import NEWEST_FIRST, RunQuery
+from ortlaunch.serve.index.finding import find
 from ortlaunch.serve.pages.render import is_part, render
 from ortlaunch.serve.service import service_of
 
@@ -65,21 +66,20 @@ def panel(request: Request, caller: Viewer, run: str) -> HTMLResponse:
 
 
 def _run(request: Request, caller: Caller, run: str, template: str) -> HTMLResponse:
-    detail = follow.run_detail(service_of(request), caller, run)
-    return render(request, template, caller, detail=detail, row=detail["row"], acts=acts_of(caller, detail))
+    service = service_of(request)
+    detail = follow.run_detail(service, caller, run)
+    # The row of a run from a command line has the Unix user, who may have another name here.
+    acts = acts_of(detail) if may_change(caller, find(service, run).owner) else []
+    return render(request, template, caller, detail=detail, row=detail["row"], acts=acts)
 
 
-def acts_of(caller: Caller, detail: Detail) -> list[str]:
-    """Returns what the page offers somebody to do with a run. The API decides by itself what they may.
+def acts_of(detail: Detail) -> list[str]:
+    """Returns what the page offers to those who may change a run. The API decides by itself what they may.
 
     Args:
-        caller: who looks.
         detail: the run.
     """
-    row = detail["row"]
-    if not may_change(caller, row["owner"]):
-        return []
-    state = row["state"]
+    state = detail["row"]["state"]
     acts = [] if state in _ENDED or state == "stopping" else ["cancel"]
     if state in _ENDED and state not in AWAITED and state != "finished":
         acts.append("resume")

@@ -9,9 +9,10 @@ from fastapi.responses import HTMLResponse
 
 from ortlaunch.serve import submitting
 from ortlaunch.serve.access import Caller, Role, needs
-from ortlaunch.serve.fields import CHOICES, PARAMS, catalogue, jobs_to_choose
+from ortlaunch.serve.fields import CHOICES, PARAMS, is_choice, jobs_to_choose
 from ortlaunch.serve.pages.render import render
 from ortlaunch.serve.service import service_of
+from ortlaunch.serve.waiting import in_thread
 
 router = APIRouter(include_in_schema=False)
 _Text = Annotated[str, Query(max_length=200)]
@@ -21,10 +22,14 @@ _TYPES = {bool: "flag", int: "integer", float: "number"}
 
 
 @router.get("/submit")
-def submit(
+async def submit(
     request: Request, caller: Annotated[Caller, Depends(needs(Role.runner))], job: _Text = "", again: _Text = ""
 ) -> HTMLResponse:
     """The fields of a ready job, of chosen groups, or of a run that is made again."""
+    return await in_thread(caller, _form, request, caller, job, again)
+
+
+def _form(request: Request, caller: Caller, job: str, again: str) -> HTMLResponse:
     service = service_of(request)
     keys: dict[str, Any] = {}
     left_out: list[str] = []
@@ -33,7 +38,7 @@ def submit(
         made = submitting.keys_of(service, caller, again)
         job, keys, left_out, minutes = made["job"] or "", made["keys"], made["left_out"], made["minutes"]
     asked = {name: value for name, value in request.query_params.items() if name not in ("job", "again")}
-    choices = {key: value for key, value in keys.items() if _is_choice(key)} | asked
+    choices = {key: value for key, value in keys.items() if is_choice(key)} | asked
     keys = {key: value for key, value in keys.items() if key not in choices}
     found = submitting.fields_for(service, caller, job or None, choices)
     fields = [*found["fields"], *_further(keys, found["fields"])]
@@ -57,10 +62,6 @@ def submit(
         "jobs": jobs_to_choose(),
     }
     return render(request, "submit.html", caller, **values)
-
-
-def _is_choice(key: str) -> bool:
-    return any(field.group == CHOICES for field in catalogue().get(key, ()))
 
 
 def _further(keys: dict[str, Any], fields: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+_log = logging.getLogger(__name__)
 _SECONDS = 20.0
 _FRESH_SECONDS = 5.0
 _GPU = "gpu"
+_T = TypeVar("_T")
+_WITHOUT_GPU = (6, 9, 12)
+"""Exit codes of nvidia-smi: it finds no device, the driver is not loaded, or its library is not there."""
+
+
+class NoAnswer(Exception):
+    """The GPUs cannot be told: nvidia-smi is there and fails."""
 
 
 @dataclass
@@ -21,27 +31,54 @@ class Slots:
 
     limit: int | None = None
     """How many slots there are; None: all GPUs, or one group of workers on a machine without GPUs."""
+    trouble: str = ""
+    """Why the slots, or those that other processes use, cannot be told now; empty if they can."""
     _names: tuple[str, ...] | None = None
-    _foreign: frozenset[str] = frozenset()
-    _looked: float = 0.0
+    _foreign: frozenset[str] | None = None
+    _looked: float = float("-inf")
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def names(self) -> tuple[str, ...]:
-        """Returns the names of all slots, such as ``gpu0``; they do not change while the service runs."""
+        """Returns the names of all slots, such as ``gpu0``; they do not change while the service runs.
+
+        There are none as long as they cannot be told: a run on the CPU would be no answer to a GPU that is not found.
+        """
         with self._lock:
-            if self._names is None:
-                self._names = self._found()
-            return self._names
+            if self._names is None and self._is_due():
+                self._names = self._asked(self._found)
+            return self._names or ()
 
     def foreign(self) -> frozenset[str]:
-        """Returns the slots on which some process computes. Those of our own runs are among them."""
+        """Returns the slots on which some process computes. Those of our own runs are among them.
+
+        If they cannot be told, these are the former ones; all slots, if there was no answer yet.
+        """
         names = self.names()
         if not names or not names[0].startswith(_GPU):
             return frozenset()
         with self._lock:
-            if time.monotonic() - self._looked > _FRESH_SECONDS:
-                self._foreign, self._looked = _used_gpus() & frozenset(names), time.monotonic()
-            return self._foreign
+            is_first = self._foreign is None and not self.trouble
+            if (is_first or self._is_due()) and (used := self._asked(_used_gpus)) is not None:
+                self._foreign = used & frozenset(names)
+            return frozenset(names) if self._foreign is None else self._foreign
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._looked > _FRESH_SECONDS
+
+    def _asked(self, question: Callable[[], _T]) -> _T | None:
+        """Returns an answer of nvidia-smi; None if it gives none. A failure is written into the log once."""
+        try:
+            answer = question()
+        except NoAnswer as error:
+            if str(error) != self.trouble:
+                _log.warning("%s", error)
+            self.trouble = str(error)
+            return None
+        else:
+            self.trouble = ""
+            return answer
+        finally:
+            self._looked = time.monotonic()
 
     def _found(self) -> tuple[str, ...]:
         gpus = tuple(f"{_GPU}{index}" for index in _gpus())
@@ -58,27 +95,48 @@ def gpus_of(names: Iterable[str]) -> list[int] | None:
 
 def _gpus() -> list[int]:
     """The numbers of the GPUs that the service may give away."""
-    present = [int(row[0]) for row in _query("gpu", "index") if row[0].isdecimal()]
+    present = _uuids()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return present
-    allowed = {int(word) for word in visible.split(",") if word.strip().isdecimal()}
-    return [index for index in present if index in allowed]
+        return list(present)
+    allowed = [word.strip() for word in visible.split(",") if word.strip()]
+    return [index for index, uuid in present.items() if any(_means(word, index, uuid) for word in allowed)]
+
+
+def _means(word: str, index: int, uuid: str) -> bool:
+    """Whether a word of CUDA_VISIBLE_DEVICES means a GPU: its number, or the beginning of its UUID."""
+    return int(word) == index if word.isdecimal() else word.startswith("GPU-") and uuid.startswith(word)
+
+
+def _uuids() -> dict[int, str]:
+    """The UUIDs of the GPUs by their numbers."""
+    rows = _query("gpu", "index,uuid")
+    return {int(row[0]): row[1] for row in rows if len(row) == 2 and row[0].isdecimal()}
 
 
 def _used_gpus() -> frozenset[str]:
-    index_of = {row[1]: row[0] for row in _query("gpu", "index,uuid") if len(row) == 2}
     used = {row[0] for row in _query("compute-apps", "gpu_uuid,pid") if row}
-    return frozenset(f"{_GPU}{index}" for uuid, index in index_of.items() if uuid in used)
+    return frozenset(f"{_GPU}{index}" for index, uuid in _uuids().items() if uuid in used)
 
 
 def _query(what: str, columns: str) -> list[list[str]]:
-    """Asks nvidia-smi; no rows where it is not there or does not answer."""
+    """Asks nvidia-smi; no rows where it is not there, or finds no GPU.
+
+    Raises:
+        NoAnswer: it fails otherwise, or takes too long.
+    """
     if shutil.which("nvidia-smi") is None:
         return []
     words = ["nvidia-smi", f"--query-{what}={columns}", "--format=csv,noheader"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
+        raise NoAnswer(f"nvidia-smi gives no answer within {_SECONDS:g} s") from None
+    except OSError as error:
+        raise NoAnswer(f"nvidia-smi cannot be started: {error.strerror}") from None
+    if done.returncode in _WITHOUT_GPU:
         return []
+    if done.returncode:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        raise NoAnswer(f"nvidia-smi fails with exit code {done.returncode}{f': {said[-1]}' if said else ''}")
     return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]

@@ -15,7 +15,8 @@ export class Stream {
 
   follow(topics) {
     const same = topics.size === this.topics.size && [...topics].every((topic) => this.topics.has(topic));
-    if (same) return;
+    // A stream that was ended for good begins again when somebody has logged in and asks for the same.
+    if (same && this.source) return;
     this.topics = topics;
     clearTimeout(this.timer);
     // A page asks for its topics in one go; tabs that open together share one opening.
@@ -31,9 +32,7 @@ export class Stream {
   open() {
     this.close();
     if (!this.topics.size) { this.last = ""; return; }
-    const query = new URLSearchParams({ topics: [...this.topics].sort().join(",") });
-    if (this.last) query.set("last", this.last);
-    const source = new EventSource(`/api/events?${query}`);
+    const source = new EventSource(`/api/events?topics=${listed(this.topics, this.last)}`);
     this.source = source;
     source.addEventListener("open", () => this.line(true));
     source.addEventListener("error", () => this.again());
@@ -75,4 +74,13 @@ const topicOf = (kind, data) => {
   if (kind === "run") return `run:${data.id}`;
   if (kind === "log") return `log:${data.id}:${data.rank}`;
   return kind;
+};
+
+// Each topic once, at the position that the stream has reached, or else where its page begins. Proxies take addresses of
+// 8 KiB, so what an address may hold as it is stays as it is.
+const listed = (topics, last) => {
+  const reached = new Map(last.split(",").map((one) => one.split("@")));
+  const begin = new Map([...topics].map((one) => one.split("@")));
+  const words = [...begin].map(([name, at]) => [name, reached.get(name) ?? at].filter((part) => part !== undefined).join("@"));
+  return encodeURIComponent(words.sort().join(",")).replace(/%(2C|3A|40)/g, decodeURIComponent);
 };

@@ -14,9 +14,6 @@ self.addEventListener("connect", (event) => {
     if (data.lock) {
       // The tab holds this lock as long as it lives; it is ours when the tab is gone, however it went.
       self.navigator.locks.request(data.lock, () => { tabs.delete(port); refresh(); });
-    } else if (data.leave) {
-      tabs.delete(port);
-      refresh();
     } else {
       tabs.set(port, data.topics);
       refresh();

@@ -47,13 +47,11 @@ const shared = () => {
 
 const own = () => {
   const stream = new Stream((_, message) => take(message));
+  // A tab that is opened in the background names its topics when it is shown.
   const send = () => {
     if (document.hidden) stream.close();
     else stream.follow(new Set(topics()));
   };
-  document.addEventListener("visibilitychange", () => {
-    if (document.hidden) stream.close();
-    else stream.open();
-  });
+  document.addEventListener("visibilitychange", send);
   return { send };
 };

@@ -13,14 +13,21 @@ from tests.benchmarks.others.work import CLIP, LEARNING_RATE, LOG_EVERY, WEIGHT_
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
     asked = Request()
+    on_cuda = asked.device.type == "cuda"
+    if on_cuda:
+        torch.cuda.set_device(asked.device)
+    dist.init_process_group("nccl" if on_cuda else "gloo")
     model = DistributedDataParallel(asked.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    loader = DataLoader(asked.data, asked.batch_size, sampler=DistributedSampler(asked.data), drop_last=True)
+    loader = DataLoader(
+        asked.data, asked.batch_size, sampler=DistributedSampler(asked.data), drop_last=True, pin_memory=on_cuda
+    )
     model.train()
     for step, batch in enumerate(loader, 1):
-        loss = model(**batch).loss
+        batch = {name: tensor.to(asked.device, non_blocking=True) for name, tensor in batch.items()}
+        with torch.autocast(asked.device.type, asked.half, enabled=asked.half is not None):
+            loss = model(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()

@@ -43,16 +43,25 @@ class Request:
         self.batch_size: int = asked["batch_size"]
         """Of each worker."""
         self.folder = Path(asked["folder"])
-        self.model = GPT2LMHeadModel(GPT2Config(**asked["model"]))
+        on_cuda = asked.get("device") == "cuda"
+        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_cuda else torch.device("cpu")
+        self.half = torch.bfloat16 if asked.get("precision") == "bf16" else None
+        """The type of autocast; None for fp32."""
+        self.model = GPT2LMHeadModel(GPT2Config(**asked["model"])).to(self.device)
         self.data = Blocks(Path(asked["data"]), asked["seq_len"])
         self._started: float = asked["started"]
         self._ends: list[float] = []
+        self._marks: list[torch.cuda.Event] = []
         self._first = 0.0
 
     def step_done(self) -> None:
         """An optimizer step has ended."""
         self._first = self._first or time.time()
         self._ends.append(time.perf_counter())
+        if self.device.type == "cuda":
+            # The host runs ahead of the device, and its clock says nothing of a step.
+            self._marks.append(torch.cuda.Event(enable_timing=True))
+            self._marks[-1].record()
 
     def report(self) -> None:
         """The first worker writes what was measured."""
@@ -60,6 +69,11 @@ class Request:
             return
         steps = [after - before for before, after in zip(self._ends, self._ends[1:], strict=False)]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+        if self._marks:
+            torch.cuda.synchronize()
+            pairs = zip(self._marks, self._marks[1:], strict=False)
+            steps = [before.elapsed_time(after) / 1000 for before, after in pairs]
+            peak = torch.cuda.max_memory_allocated() / 1024**3
         found = {"first_step": self._first - self._started, "steps": steps, "peak_gib": peak}
         (self.folder / "measured.json").write_text(json.dumps(found))
         sys.stdout.flush()

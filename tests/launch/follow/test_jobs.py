@@ -22,6 +22,7 @@ from ortlaunch.follow.rows import Survey
 from ortlaunch.follow.status import look, status
 from ortlaunch.follow.table import duration_text, render
 from ortlaunch.run.folders import scan
+from ortlaunch.run.identity import machine
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.record import read_record
 from ortlaunch.run.run import Run
@@ -62,6 +63,22 @@ def test_states_of_local_runs(make_run, alive, capsys) -> None:
     assert rows["starting"]["reason"] == "starting"
     assert (rows["stopped"]["step"], rows["stopped"]["reason"]) == (42, "at step 42")
     assert [name for name, row in rows.items() if not row["is_over"]] == ["remote", "stopping", "starting", "running"]
+
+
+def test_a_run_that_was_lost_by_a_restart_of_its_machine_is_killed(make_run, alive, capsys) -> None:
+    boot, namespace = machine().split()
+    places = {"restarted": f"another-boot {namespace}", "another container": f"{boot} pid:[1]", "older": " "}
+    for name, place in places.items():
+        run_dir = make_run(name, end=None, launcher={**alive, "machine": place})
+        os.utime(run_dir / "journal.jsonl", (1e9, 1e9))
+    make_run("a moment ago", end=None, launcher={**alive, "machine": places["restarted"]})
+    rows = {row["name"]: (row["state"], row["is_over"]) for row in listed(capsys)}
+    assert rows == {
+        "restarted": ("killed", True),
+        "another container": ("unknown", False),
+        "older": ("unknown", False),
+        "a moment ago": ("running", False),
+    }
 
 
 def test_a_run_that_is_being_submitted_is_queued(make_run, capsys) -> None:

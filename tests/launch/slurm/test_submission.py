@@ -28,9 +28,10 @@ def config(*overrides):
 
 def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
     # No SLURM on this PATH.
-    done = ortlaunch(tmp_path, "launcher=slurm", "launcher.nodes=3", "launcher.dry_run=true", PATH="/usr/bin/nowhere")
+    words = ("backend=eager", "launcher=slurm", "launcher.nodes=3", "launcher.dry_run=true")
+    done = ortlaunch(tmp_path, *words, PATH="/usr/bin/nowhere")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=gpt2_nano-ort-ddp\n")
+    assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=gpt2_nano-eager-ddp\n")
     assert "#SBATCH --nodes=3\n" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -41,7 +42,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
         (
             ["launcher.nodes=2", "launcher.partition=debug", "launcher.time=30"],
             {
-                "job": "gpt2_nano-ort-ddp",
+                "job": "gpt2_nano-eager-ddp",
                 "nodes": "2, each with 2 workers on cpu",
                 "time": "30 minutes",
                 "partition": "debug",
@@ -68,7 +69,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
     ],
 )
 def test_a_dry_run_says_below_the_script_what_it_asks_for(tmp_path, words, said):
-    done = ortlaunch(tmp_path, "launcher=slurm", "launcher.dry_run=true", *words)
+    done = ortlaunch(tmp_path, "launcher=slurm", "backend=eager", "launcher.dry_run=true", *words)
     assert done.returncode == 0, done.stderr
     first, *lines = done.stderr.splitlines()
     assert first == "ortlaunch: a dry run: nothing was written or submitted"
@@ -308,6 +309,7 @@ def test_a_password_travels_in_the_environment_alone():
     assert "secret" not in request_for(make_plan(made), made).script()
 
 
+@pytest.mark.ort
 def test_the_check_looks_on_this_machine(tmp_path):
     """What it asks for of the nodes does not matter there; what this machine lacks is one line."""
     words = ("launcher=slurm", "launcher.gpus_per_node=4", "device=cuda", "model=mlp")

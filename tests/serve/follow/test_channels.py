@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from starlette.types import Message
 
 from ortlaunch.serve import channels
 from ortlaunch.serve.access import Caller, Role
@@ -122,6 +123,28 @@ def test_a_channel_that_ends_while_a_row_is_asked_for_is_not_followed(tail: Fake
         assert old.followers == 0
         streams._end_all()
         task.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_reads_nothing_leaves_its_place_when_it_may_not_listen_any_more(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ortlaunch.serve.streams._ASK_SECONDS", 0.01)
+
+    async def receive() -> Message:
+        return await asyncio.get_running_loop().create_future()
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.get_running_loop().create_future()
+
+    async def main() -> None:
+        # There is no user with this number, as if it had been removed.
+        answer = service.streams.open(client().caller, "list", "")
+        with anyio.fail_after(5):
+            await answer({}, receive, send)
+        assert service.streams.counts == (0, 0)
 
     asyncio.run(main())
 

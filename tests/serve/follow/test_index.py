@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, select
 from starlette.testclient import TestClient
 
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
-from ortlaunch.serve.database import writing
+from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.index import rebuild
 from ortlaunch.serve.index.folders import stamp_of
 from ortlaunch.serve.index.listing import shortened
 from ortlaunch.serve.index.reading import read_folders
+from ortlaunch.serve.index.tables import Delivery, Webhook
 from ortlaunch.serve.queue.tables import Job
 from ortlaunch.serve.service import Service
 from tests.launch.follow.conftest import Maker
@@ -156,6 +159,30 @@ def test_jobs_of_the_queue_are_rows(service: Service, viewer: TestClient, make_r
     assert viewer.get("/api/runs/q5").json()["row"]["id"] == run["id"]
     assert viewer.get("/api/runs/20300101-000000-0000aa").json()["row"]["job"] == "q2"
     assert viewer.get("/api/runs/q2/config").status_code == 404
+
+
+def test_a_run_that_was_lost_with_its_machine_ends_as_the_queue_has_found_out(
+    service: Service, viewer: TestClient, make_run: Maker
+) -> None:
+    elsewhere = {"pid": 1, "host": "another-host", "start_ticks": 1}
+    lost, continued = (make_run(name, end=None, launcher=elsewhere) for name in ("lost", "continued"))
+    for run_dir in (lost, continued):
+        os.utime(run_dir / "journal.jsonl", (1e9, 1e9))
+    with writing(service.engine) as session:
+        session.add(Webhook(url="http://127.0.0.1:1/", secret="", made_by="ada", made=1.0))
+    service.runs.refresh()
+    assert [row["state"] for row in rows(viewer)] == ["unknown", "unknown"]
+    facts = {"state": "ended", "outcome": "killed", "reason": "no sign of life", "started": 1.0}
+    add_job(service, 1, lost, **facts, ended=time.time() + 1)
+    # From a command line this one went on after its job had ended.
+    add_job(service, 2, continued, **facts, ended=2.0)
+    service.runs._read_at.clear()
+    service.runs.refresh()
+    found = {row["name"]: (row["state"], row["reason"]) for row in rows(viewer)}
+    assert found["lost"] == ("killed", "no sign of life")
+    assert found["continued"][0] == "unknown"
+    with reading(service.engine) as session:
+        assert [message.place for message in session.scalars(select(Delivery))] == [str(lost)]
 
 
 def test_hostile_names_are_texts_and_a_page_stays_small(service: Service, viewer: TestClient, make_run: Maker) -> None:
@@ -303,3 +330,36 @@ def test_texts_are_cut_by_their_bytes() -> None:
         cut = shortened(text, 160)
         assert cut.endswith("…")
         assert len(json.dumps(cut, ensure_ascii=False).encode()) - 2 <= 163
+
+
+class Pauses(threading.Event):
+    """Says when to stop; a thread that waits for it goes on at once, until it has waited so often."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+        self.seen: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.seen.append(round(timeout, 3))
+        if len(self.seen) == self.most:
+            self.set()
+        return self.is_set()
+
+
+def test_a_slow_pass_stops_the_index_for_ten_seconds_at_most(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The clocks before and after each pass. The second waits 40 s for a scheduler, the fourth computes for a minute.
+    worked = iter([0.0, 5.0, 5.0, 5.05, 5.05, 5.35, 5.35, 65.35])
+    passed = iter([0.0, 5.0, 5.0, 45.0, 45.0, 45.3, 45.3, 105.3])
+    index, pauses = service.runs, Pauses(4)
+    monkeypatch.setattr(index, "_stopping", pauses)
+
+    def look() -> None:
+        index.passes += 1
+
+    monkeypatch.setattr(index, "refresh", look)
+    clocks = SimpleNamespace(thread_time=lambda: next(worked), monotonic=lambda: next(passed))
+    monkeypatch.setattr("ortlaunch.serve.index.indexer.time", clocks)
+    index._work()
+    assert pauses.seen == [1.0, 1.0, 3.0, 10.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from ortlaunch.run.run import Run
+from ortlaunch.serve.access import Role
 from ortlaunch.serve.follow.curves import MOST_POINTS, Thinned
 from ortlaunch.serve.follow.logs import MOST_BYTES, clean
 from ortlaunch.serve.service import Service
 from tests.launch.follow.conftest import Maker
+from tests.support.service import InProcess
 
 SECRET = "ghp_" + "A1b2C3d4E5f6G7h8I9j0K1l2M3n4O5p6Q7r8"
 
@@ -264,3 +267,39 @@ def test_no_file_outside_of_what_may_be_fetched(
     (run_dir / "journal.jsonl").unlink()
     (run_dir / "journal.jsonl").symlink_to(outside)
     assert viewer.get("/api/runs/00aa00/metrics").status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("uri", "url"),
+    [
+        ("https://mlflow.example.org/team/", "https://mlflow.example.org/team/#/runs/a%2F%3Cb%3E"),
+        ("http://anna:word12word@[::1]:5000", "http://[::1]:5000/#/runs/a%2F%3Cb%3E"),
+        ("sqlite:////tmp/mlflow.db", None),
+        ("https://[", None),
+        ("https:///runs", None),
+    ],
+)
+def test_the_link_to_mlflow_leads_to_the_run(viewer: TestClient, run_dir: Path, uri: str, url: str | None) -> None:
+    (run_dir / "relay.json").write_text(json.dumps({"mlflow_run_id": "a/<b>"}))
+    config = (run_dir / "config.yaml").read_text()
+    (run_dir / "config.yaml").write_text(config.replace("name: none", f"name: mlflow\n  uri: {json.dumps(uri)}"))
+    assert get(viewer, "")["mlflow"]["url"] == url
+    page = viewer.get("/runs/00aa00").text
+    assert "a/&lt;b&gt;" in page and "word12word" not in page
+    assert (f'href="{url}"' in page) is (url is not None)
+
+
+def test_the_page_offers_what_the_api_would_do(
+    served: InProcess, make_run: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unix_user = make_run("by hand", run_id="00aa00", end="KILLED").owner()
+    served.service.runs.refresh()
+    monkeypatch.setattr("ortlaunch.serve.actor.Actor.call", lambda *_: {"place": ""})
+    owner = served.client(served.token("anna.b", Role.runner, unix_user))
+    # A user of the service who is named like the Unix user is another one.
+    namesake = served.client(served.token(unix_user, Role.runner, "nobody"))
+    for client, offered in ((namesake, []), (owner, ["resume", "delete"])):
+        panel = client.get("/runs/00aa00/panel")
+        assert re.findall(r'data-act="(\w+)"', panel.text) == offered
+        status = client.post("/api/runs/00aa00/delete").status_code
+        assert (status != 403) is bool(offered), status

@@ -14,7 +14,7 @@ from ortlaunch.run.run import Run
 from ortlaunch.serve.access import Role
 from ortlaunch.serve.channels import ListChannel
 from ortlaunch.serve.database import writing
-from ortlaunch.serve.streams import MOST_STREAMS, parsed_topics
+from ortlaunch.serve.streams import MOST_STREAMS, MOST_TOPICS, parsed_topics
 from ortlaunch.serve.tables import Token
 from tests.launch.follow.conftest import Maker
 from tests.serve.follow.live import Stream, listening, opened
@@ -217,10 +217,18 @@ def test_topics_that_cannot_be_read_are_refused(served: InProcess, token: dict, 
     served.service.runs.refresh()
     viewer = served.client(token)
     refused = {"": 422, "nothing": 422, "log:00aa00": 422, "log:00aa00:../x": 422, "run:123456": 404}
-    refused |= {",".join(f"run:{number:06d}" for number in range(40)): 422}
+    refused |= {",".join(f"run:{number:06d}" for number in range(MOST_TOPICS + 1)): 422}
     assert {topics: viewer.get("/api/events", params={"topics": topics}).status_code for topics in refused} == refused
     assert served.client().get("/api/events", params={"topics": "list"}).status_code == 401
     assert parsed_topics("list@a.1,run:x@5,junk", is_strict=False) == {"list": "a.1", "run:x": "5"}
+
+
+def test_a_topic_that_is_gone_silences_no_other(port: int, token: dict, log: Path) -> None:
+    log.write_text("a line\n")
+    gone = [f"run:{number:06x}@5" for number in range(16, 16 + 40)]
+    stream = opened(port, token, ",".join([*gone, "log:123456:0", "log:00aa00:0@0", "log:00aa00:-", "list"]))
+    assert text_of(stream, "a line\n") == "a line\n"
+    stream.close()
 
 
 def test_changes_that_nobody_was_told_make_browsers_load_again() -> None:

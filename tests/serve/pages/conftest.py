@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -52,6 +53,13 @@ class Site:
         used = self.server.ask("POST", "/api/link", {"link": link, "password": PASSWORD}, {"Cookie": ""})
         assert used.status == 200, used.body
         self.names.append(name)
+
+    def streams(self) -> int:
+        """How many event streams are open."""
+        figures = self.server.ask("GET", "/metrics").body.decode()
+        found = re.search(r"^ortlaunch_streams (\d+)", figures, re.MULTILINE)
+        assert found is not None, figures
+        return int(found[1])
 
     def log(self, *lines: str, rank: int = 0) -> None:
         """What a worker of the running run says."""

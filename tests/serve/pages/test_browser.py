@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 
@@ -53,6 +52,18 @@ def ready(page: Page) -> Page:
     """A run's page whose log is there."""
     page.wait_for_selector('.log[data-ready="yes"]')
     return page
+
+
+def show(page: Page, is_seen: bool) -> None:
+    """What a browser does when somebody turns to a tab, or to another one."""
+    page.evaluate("(seen) => { isHidden = !seen; document.dispatchEvent(new Event('visibilitychange')); }", is_seen)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_somebody_logs_in_with_the_keyboard_alone_and_comes_to_the_page_that_was_asked_for(
@@ -159,8 +170,7 @@ def test_eight_tabs_share_one_stream(ada: Person, site: Site) -> None:
     site.measure(9, 2.0)
     for tab in tabs:
         expect(tab.locator("#panel [data-cell=step]")).to_have_text(f"9 / {STEPS}")
-    figures = site.server.ask("GET", "/metrics").body.decode()
-    assert re.search(r"^ortlaunch_streams 1(\.0)?$", figures, re.MULTILINE), figures
+    assert site.streams() == 1
 
 
 def test_two_people_see_what_their_roles_allow(
@@ -199,6 +209,60 @@ def test_a_token_is_shown_once_and_revoked(ada: Person, site: Site) -> None:
     assert site.server.ask("GET", "/api/runs", headers=header).status == 401
 
 
+def test_a_tab_without_a_shared_worker_listens_while_it_is_seen(ada: Person, site: Site) -> None:
+    ada.context.add_init_script("""
+      delete window.SharedWorker;
+      window.isHidden = true;
+      Object.defineProperty(document, "hidden", { get: () => window.isHidden });
+    """)
+    page = ready(ada.tab(run_path(site.running)))
+    begin = len(page.evaluate(LINES))
+    assert site.streams() == 0
+    site.log("from before it was seen")
+    show(page, True)
+    expect(page.locator(".log div").last).to_have_text("from before it was seen")
+    assert site.streams() == 1
+    site.log("while it is seen")
+    expect(page.locator(".log div").last).to_have_text("while it is seen")
+    show(page, False)
+    until(lambda: site.streams() == 0)
+    site.log("while it is hidden")
+    show(page, True)
+    site.log("when it is seen again")
+    expect(page.locator(".log div").last).to_have_text("when it is seen again")
+    wanted = ["from before it was seen", "while it is seen", "while it is hidden", "when it is seen again"]
+    assert page.evaluate(LINES)[begin:] == wanted
+
+
+def test_a_stream_asks_for_each_topic_once_and_begins_again_after_a_login(ada: Person) -> None:
+    page = ada.tab("/tokens")
+    asked = page.evaluate("""async () => {
+      const made = [];
+      window.EventSource = class extends EventTarget {
+        constructor(url) { super(); this.url = url; made.push(this); }
+        close() {}
+      };
+      const { Stream } = await import("/static/one-stream.js");
+      const stream = new Stream(() => {});
+      const event = (kind, data, lastEventId = "") => made.at(-1).dispatchEvent(
+        new MessageEvent(kind, { data: JSON.stringify(data), lastEventId }));
+      const opening = async (topics) => {
+        const before = made.length;
+        stream.follow(new Set(topics));
+        for (let waited = 0; made.length === before && waited < 20; waited += 1)
+          await new Promise((resolve) => setTimeout(resolve, 10));
+      };
+      await opening(["run:00aa00@5", "log:00aa00:0", "list"]);
+      event("log", { id: "00aa00", rank: 0 }, "log:00aa00:0@9,list@a.1");
+      event("bye", { reason: "you are logged out" });
+      await opening(["run:00aa00@5", "log:00aa00:0", "list"]);
+      await opening(["run:00aa00@5", "log:00aa00:0", "list"]);
+      return made.map((one) => one.url);
+    }""")
+    at_first = "/api/events?topics=list,log:00aa00:0,run:00aa00@5"
+    assert asked == [at_first, "/api/events?topics=list@a.1,log:00aa00:0@9,run:00aa00@5"]
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), pytest.param(1280, "light", marks=pytest.mark.nightly)])
 def test_no_page_is_wider_than_the_screen(
     person: People, site: Site, consoles_are_empty: list[Person], width: int, scheme: str
@@ -207,11 +271,11 @@ def test_no_page_is_wider_than_the_screen(
     consoles_are_empty.append(one)
     one.is_logged_in(site.server.cookie)
     ended = run_path(site.ended)
+    page = one.tab("/")
     for path in ("/", ended, "/submit", "/queue", "/users", "/tokens", "/audit", f"/compare?ids={ended[6:]},000002"):
-        page = one.tab(path)
-        page.wait_for_load_state("networkidle") if path == "/submit" else page.wait_for_timeout(100)
+        page.goto(site.server.url + path)
+        page.wait_for_selector('[data-ready="yes"]') if path == "/submit" else page.wait_for_timeout(100)
         assert page.evaluate(WIDER) <= 0, path
-        page.close()
 
 
 def test_scripts_write_figures_as_the_server_does(ada: Person) -> None:

@@ -20,6 +20,7 @@ def ada(person: Callable[..., Person], site: Site) -> Person:
     return ada
 
 
+@pytest.mark.ort
 def test_a_run_is_checked_sent_once_taken_back_and_made_again(ada: Person, site: Site) -> None:
     page = ada.tab("/submit")
     page.get_by_label("Ready job").select_option("gpt2_ort")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
+from ortlaunch.run.identity import start_ticks
 from ortlaunch.serve.database import open_database, reading, writing
 from ortlaunch.serve.dispatcher import Queue, _is_too_long
 from ortlaunch.serve.queue import store
@@ -264,8 +267,7 @@ def test_a_gpu_that_somebody_else_uses_is_withheld(
     program = tmp_path / "bin" / "nvidia-smi"
     program.parent.mkdir()
     program.write_text(
-        "#!/bin/sh\ncase $1 in *compute-apps*) echo GPU-b, 4242;; *uuid*) echo 0, GPU-a; echo 1, GPU-b;;"
-        " *) echo 0; echo 1;; esac\n"
+        "#!/bin/sh\ncase $1 in *compute-apps*) echo GPU-b, 4242;; *uuid*) echo 0, GPU-a; echo 1, GPU-b;; esac\n"
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
@@ -279,6 +281,36 @@ def test_a_gpu_that_somebody_else_uses_is_withheld(
     queue.stop()
     assert queue.slots.foreign() == {"gpu1"}
     assert actor.actions("start")[0]["gpus"] == [0]
+
+
+class SlowActor(FakeActor):
+    """An actor whose children for the Unix user ``slow`` give no answer, and no stop gets one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        if unix_user == "slow" or action == "cancel":
+            assert self.gate.wait(20)
+        return super().call(unix_user, action, request)
+
+
+def test_a_unix_user_whose_home_hangs_and_stops_that_take_long_keep_no_run_waiting(engine: Engine) -> None:
+    actor = SlowActor()
+    queue = Queue(engine, actor, Slots(1))  # type: ignore[arg-type]
+    for number in range(1, 9):
+        add(engine, number, checked={"slots": 0}, unix_user="slow")
+    for number in range(11, 19):
+        changes = {"state": JobState.RUNNING, "stop_asked": 1.0, "pid": os.getpid(), "ticks": start_ticks(os.getpid())}
+        add(engine, number, checked={"slots": 0}, **changes)
+    last = add(engine, 20, "bob")
+    queue.start()
+    try:
+        until(engine, last, lambda job: job.state == JobState.RUNNING)
+    finally:
+        actor.gate.set()
+        queue.stop()
 
 
 def test_a_run_that_is_ending_is_waited_for(

@@ -1,0 +1,95 @@
+"""The slots of a machine, as a program that stands in for nvidia-smi tells them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.serve.queue import slots
+from ortlaunch.serve.queue.slots import Slots
+
+GPUS = "case $1 in *gpu=*) echo 0, GPU-aa11; echo 1, GPU-bb22; echo 2, GPU-bb33;; *) echo GPU-bb22, 4242;; esac"
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "bin" / "nvidia-smi"
+    path.parent.mkdir()
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(path.parent), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(slots, "_FRESH_SECONDS", -1.0)
+    return path
+
+
+def says(program: Path, script: str) -> None:
+    program.write_text(f"#!/bin/sh\n{script}\n")
+
+
+def test_a_failure_is_not_taken_for_a_machine_without_gpus(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Slots()
+    says(program, "echo Unable to determine the device handle >&2; exit 255")
+    assert found.names() == ()
+    assert found.trouble == "nvidia-smi fails with exit code 255: Unable to determine the device handle"
+    says(program, "exec sleep 20")
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "_SECONDS", 0.05)
+        assert found.names() == ()
+    assert found.trouble == "nvidia-smi gives no answer within 0.05 s"
+    says(program, GPUS)
+    assert found.names() == ("gpu0", "gpu1", "gpu2")
+    assert found.trouble == ""
+
+
+def test_what_was_used_counts_until_there_is_another_answer(program: Path) -> None:
+    says(program, GPUS.replace("echo GPU-bb22", "exit 255; echo GPU-bb22"))
+    found = Slots()
+    assert found.foreign() == {"gpu0", "gpu1", "gpu2"}, "nobody knows"
+    says(program, GPUS)
+    assert found.foreign() == {"gpu1"}
+    says(program, "exit 255")
+    assert found.foreign() == {"gpu1"}
+    says(program, GPUS.replace("bb22, 4", "bb33, 4"))
+    assert found.foreign() == {"gpu2"}
+
+
+@pytest.mark.parametrize("code", [6, 9, 12])
+def test_a_machine_without_gpus_has_slots_on_the_cpu(program: Path, code: int) -> None:
+    says(program, f"exit {code}")
+    assert Slots(2).names() == ("cpu0", "cpu1")
+    assert Slots().trouble == ""
+
+
+def test_the_first_answer_is_waited_for_by_nobody(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_FRESH_SECONDS", 5.0)
+    says(program, GPUS)
+    assert Slots().foreign() == {"gpu1"}
+
+
+def test_a_failing_program_is_not_asked_each_time(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_FRESH_SECONDS", 5.0)
+    says(program, f"echo >> {program}.calls; exit 255")
+    found = Slots()
+    for _ in range(5):
+        assert found.names() == ()
+    assert Path(f"{program}.calls").read_text() == "\n"
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("1", ("gpu1",)),
+        ("GPU-aa11,GPU-bb3", ("gpu0", "gpu2")),
+        ("2, 0", ("gpu0", "gpu2")),
+        ("", ("cpu0",)),
+        ("-1", ("cpu0",)),
+    ],
+)
+def test_the_gpus_that_the_service_may_give_away(
+    program: Path, visible: str, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says(program, GPUS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert Slots().names() == names

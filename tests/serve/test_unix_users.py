@@ -1,0 +1,28 @@
+"""For whom the service acts, without a child."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.serve.actor import Actor, Refused, own_user
+
+
+def test_a_list_that_others_may_write_is_refused_with_the_reason(tmp_path: Path) -> None:
+    listed = tmp_path / "unix_users"
+    listed.write_text("nobody\n")
+    listed.chmod(0o666)
+    with pytest.raises(Refused, match="can be written by every user"):
+        Actor(tmp_path / "runs", listed).may_act_for("nobody")
+    listed.chmod(0o600)
+    assert Actor(tmp_path / "runs", listed).may_act_for("nobody")
+
+
+def test_an_account_without_a_name_goes_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless() -> str:
+        raise KeyError
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    assert own_user() == str(os.getuid())

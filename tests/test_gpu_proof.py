@@ -1,0 +1,202 @@
+"""The proof for GPU machines without a GPU: its report, its time, and the packages that its bundle brings."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ortlaunch.cli import dispatch
+from ortlaunch.config import devices
+from ortlaunch.launch.local import launcher, rules
+from tests.gpu.needed import needed, read_machine, read_pins, read_roots, requirements_in
+from tests.gpu.proof.budget import Budget, OutOfTime
+from tests.gpu.proof.numbers import SMALL, TRAINERS, furthest
+from tests.gpu.proof.proof import Check, Failed, NotPossible, Proof, judged
+from tests.gpu.proof.report import LONGEST, Outcome, Report, Row, Table
+from tests.gpu.proof.speed import speed_words
+from tests.gpu.proof.survival import KEPT, SLOW
+from tests.gpu.proof.watching import PROFILED, WATCHED
+from tests.gpu.prove import Section, prove
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def proof(tmp_path: Path) -> Proof:
+    return Proof("cpu", 2, 1, tmp_path, Budget(60, Clock()))
+
+
+def test_the_report_has_a_table_for_each_theme_and_its_counts() -> None:
+    rows = [Row("a | b", "one\nline", "x" * 1000, Outcome.ok), Row("c", "d", "no GPU", Outcome.not_possible)]
+    report = Report("Proof", {"machine": "2 cores"}, [Table("First", rows, 12.3), Table("Second")])
+    page = report.markdown().splitlines()
+    assert page[:4] == [
+        *("# Proof", "", "- machine: 2 cores"),
+        "- rows: 1 ok, 0 failed, 1 not possible here, 0 skipped for lack of time",
+    ]
+    assert page[5:9] == ["## First (12 s)", "", "| what | expected | seen | |", "| --- | --- | --- | --- |"]
+    assert page[9].startswith("| a \\| b | one line | xx") and page[9].endswith("x | ok |")
+    assert len(page[9]) < LONGEST + 50
+    assert page[10] == "| c | d | no GPU | not possible here |"
+    assert "## Second (not over)" in page
+
+
+@pytest.mark.parametrize(("outcome", "code"), [(one, int(one is Outcome.failed)) for one in Outcome])
+def test_only_a_failed_row_makes_exit_code_1(outcome: Outcome, code: int) -> None:
+    assert Report("Proof", {}, [Table("First", [Row("a", "b", "c", outcome)])]).exit_code == code
+
+
+def test_a_section_has_its_own_time_and_never_more_than_is_left() -> None:
+    clock = Clock()
+    budget = Budget(100, clock)
+    with budget.section(30):
+        assert budget.take(50) == 30
+        assert budget.take(10) == 10
+        clock.now = 28
+        with pytest.raises(OutOfTime, match="2 s were left, and it takes more than 5 s"):
+            budget.take(50, least=5)
+    assert budget.left == 72
+    clock.now = 90
+    with budget.section(30):
+        assert budget.left == 10
+    clock.now = 200
+    with pytest.raises(OutOfTime):
+        budget.take(1)
+
+
+def raising(error: Exception) -> Callable[[], str]:
+    def look() -> str:
+        raise error
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "seen"),
+    [
+        (NotPossible("no GPU"), Outcome.not_possible, "no GPU"),
+        (OutOfTime("0 s"), Outcome.skipped, "0 s"),
+        (Failed("other"), Outcome.failed, "other"),
+        (KeyError("loss"), Outcome.failed, "KeyError: 'loss'"),
+    ],
+)
+def test_each_check_becomes_a_row(error: Exception, outcome: Outcome, seen: str) -> None:
+    assert judged(Check("a", "b", raising(error))) == Row("a", "b", seen, outcome)
+
+
+def test_a_section_that_fails_does_not_end_the_others(proof: Proof) -> None:
+    def left(proof: Proof) -> Iterator[Row]:
+        yield from proof.judge([Check("left", "", lambda: f"{proof.budget.left:.0f} s")])
+
+    def broken(proof: Proof) -> Iterator[Row]:
+        yield from left(proof)
+        raise OSError("disk")
+
+    report, seen = Report("Proof", {}), []
+    sections = {"one": Section("One", 1, broken), "two": Section("Two", 1, left), "three": Section("Three", 2, left)}
+    prove(sections, proof, report, lambda: seen.append(report.summary))
+    first, *others = report.tables
+    # Of a minute each may take half more than its part, and the last one all that is left.
+    assert first.rows == [
+        Row("left", "", "22 s", Outcome.ok),
+        Row("the section itself", "comes to its end", "OSError: disk", Outcome.failed),
+    ]
+    assert [table.rows for table in others] == [[Row("left", "", f"{seconds} s", Outcome.ok)] for seconds in (30, 60)]
+    assert report.exit_code == 1
+    assert len(seen) == 6
+
+
+def test_a_command_that_hangs_is_ended_with_what_it_started(proof: Proof, tmp_path: Path) -> None:
+    program = (
+        "import os, time; print(os.posix_spawnp('sleep', ['sleep', '60'], os.environ), flush=True); time.sleep(60)"
+    )
+    began = time.monotonic()
+    with pytest.raises(Failed, match=r"no end after 2 s") as caught:
+        proof.command(["-I", "-S", "-c", program], tmp_path, most=1.5)
+    assert time.monotonic() - began < 10
+    child = int(str(caught.value).split()[-1])
+    while is_running(child):
+        assert time.monotonic() - began < 10
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_losses_are_compared_step_by_step() -> None:
+    assert furthest({1: 2.0, 2: 1.0}, {1: 2.0, 2: 1.0}) == "the same 2 losses to the bit"
+    assert furthest({1: 2.0, 2: 1.0001}, {1: 2.0, 2: 1.0}) == "furthest 1.0e-04 at step 2"
+    for mine in ({1: 2.0, 2: 1.1}, {1: 2.0}, {1: 2.0, 2: float("nan")}):
+        with pytest.raises(Failed):
+            furthest(mine, {1: 2.0, 2: 1.0})
+
+
+def installed(wanted: dict[str, str]) -> dict[str, list[str]]:
+    return {name: importlib.metadata.requires(name) or [] for name in wanted}
+
+
+def test_the_bundle_and_a_machine_have_all_that_ortlaunch_needs() -> None:
+    machine = read_machine()
+    found = needed(read_roots(), machine, read_pins(), installed)
+    assert found.conflicts == []
+    assert {"deepspeed", "hydra-core", "omegaconf", "antlr4-python3-runtime", "mlflow"} <= found.wheels.keys()
+    assert not found.wheels.keys() & machine.keys()
+    assert found.wheels["deepspeed"] == read_pins()["deepspeed"]
+
+
+def test_what_does_not_fit_together_is_named() -> None:
+    def of(wanted: dict[str, str]) -> dict[str, list[str]]:
+        return {name: ["torch>=2.6", "numpy<2; extra == 'old'", "lost"] for name in wanted}
+
+    found = needed(
+        ["Deep_Speed>=0.19", "absent; python_version < '3.12'"], {"torch": "2.5"}, {"deep-speed": "0.19.8"}, of
+    )
+    assert found.wheels == {"deep-speed": "0.19.8"}
+    assert found.conflicts == [
+        "deep-speed needs torch>=2.6, and there is torch 2.5",
+        "deep-speed needs lost, which constraints.txt does not pin",
+    ]
+
+
+def test_requirements_are_read_from_metadata() -> None:
+    text = "Name: a\nRequires-Dist: b>=1 ; extra == 'x'\nRequires-Dist: c\n\nRequires-Dist: not a header\n"
+    assert requirements_in(text) == ["b>=1 ; extra == 'x'", "c"]
+
+
+REQUESTS = {
+    "fp16": (*SMALL, *TRAINERS["DeepSpeed ZeRO 2"], "train.precision=fp16"),
+    "profile": PROFILED,
+    "syncs": (*WATCHED, *TRAINERS["FSDP2"]),
+    "kill": (*KEPT, SLOW),
+    "speed": (*speed_words("cuda", Path("text.txt")), "backend=compile"),
+}
+
+
+def test_its_runs_on_cuda_are_requests_that_ortlaunch_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A key that is renamed would otherwise show on a GPU machine alone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_bytes(bytes(10_000))
+    for module in (devices, launcher, rules):
+        monkeypatch.setattr(module, "visible_gpus", lambda: 1)
+    for words in REQUESTS.values():
+        common = ("device=cuda", "launcher.workers_per_node=1", "launcher.dry_run=true")
+        assert dispatch([*common, *words]) == 0, capsys.readouterr().err
