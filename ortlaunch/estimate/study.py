@@ -13,7 +13,6 @@ from torch._subclasses import fake_tensor
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, EagerConfig
 from ortlaunch.estimate.band import MIB, Band, bands_of, times, verdict, worst
-from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.pretend import join_nobody
 from ortlaunch.estimate.request import Request
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
@@ -65,7 +64,6 @@ class Study:
         self._note = ""
         self._is_fake = True
         self._base = 0
-        self._after_steps: dict[str, Use] = {}
 
     def report(self) -> dict[str, Any]:
         """The estimate of the run, as plain values.
@@ -75,7 +73,6 @@ class Study:
         """
         config = self._config
         asked = self._asked()
-        self._after_steps = {name: use for name, use in asked.phases.items() if name in ("checkpoint", "end")}
         total = self._machine(asked)
         word = verdict(total, self._request.limit)
         found = {
@@ -125,13 +122,11 @@ class Study:
                 f"{_shortened(error)}"
             ) from error
 
-    def _traced(self, config: Config, *, whole: bool = True) -> Trace:
+    def _traced(self, config: Config) -> Trace:
         shapes = shapes_of(self._batch, config.train.batch_size)
         # What ONNX Runtime holds is a factor on this; see `phase_band`.
         config = replace(config, backend=EagerConfig())
-        found = trace(config, self._workers, shapes, is_fake=self._is_fake, whole=whole)
-        # What comes after the steps does not depend on their micro-batch.
-        return found if whole else replace(found, phases=self._after_steps | found.phases)
+        return trace(config, self._workers, shapes, is_fake=self._is_fake)
 
     def _process_base(self) -> int:
         """Bytes of a worker without tensors. This process has imported, opened and built the same."""
@@ -198,7 +193,7 @@ class Study:
         if self._config.train.activation_checkpointing:
             return None
         try:
-            other = self._traced(_checkpointed(self._config), whole=False)
+            other = self._traced(_checkpointed(self._config))
         except RequestError:
             return None
         return max(0, asked.phases["step"].process - other.phases["step"].process)
@@ -239,7 +234,7 @@ class Study:
 
     def _with_batch(self, config: Config, batch_size: int) -> Band:
         train = replace(config.train, batch_size=batch_size)
-        return self._machine(self._traced(replace(config, train=train), whole=False))
+        return self._machine(self._traced(replace(config, train=train)))
 
     def _changes(self, largest: int | None) -> Iterator[str]:
         """Changes that make the run fit and keep the samples of a step, the smallest first; each was traced."""

@@ -64,7 +64,7 @@ def shapes_of(batch: Batch, batch_size: int) -> Shapes:
     return {name: ((batch_size, *tensor.shape[1:]), tensor.dtype) for name, tensor in batch.items()}
 
 
-def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = True, whole: bool = True) -> Trace:
+def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = True) -> Trace:
     """Traces a run as its first worker.
 
     Args:
@@ -72,7 +72,6 @@ def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = T
         workers: this worker's place, as if there were others.
         shapes: of a micro-batch.
         is_fake: whether tensors have no content. Otherwise the phases are really run.
-        whole: whether to trace what comes after the steps, too.
 
     Raises:
         RequestError: the model or the trainer refuses the request, as it would in a run.
@@ -85,7 +84,7 @@ def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = T
     mode = FakeTensorMode(allow_non_fake_inputs=True) if is_fake else contextlib.nullcontext()
     try:
         with replacements(), mode, ledger, ledger.seeing_resizes():
-            return _Run(config, workers, shapes, ledger, is_fake=is_fake).trace(whole=whole)
+            return _Run(config, workers, shapes, ledger, is_fake=is_fake).trace()
     finally:
         gc.collect()
 
@@ -101,17 +100,16 @@ class _Run:
         self._batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
         self._phases: dict[str, Use] = {}
 
-    def trace(self, *, whole: bool) -> Trace:
+    def trace(self) -> Trace:
         model = build_seeded(self._config)
         self._ended("build")
         engine = self._start(model)
         self._step(engine)
         parts = self._measured_step(engine)
         self._ended("step")
-        if whole:
-            self._evaluation(engine)
-            self._checkpoint(engine)
-            self._end(engine)
+        self._evaluation(engine)
+        self._checkpoint(engine)
+        self._end(engine)
         return Trace(parts, self._phases)
 
     def _start(self, model: torch.nn.Module) -> Engine:

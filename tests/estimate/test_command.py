@@ -55,7 +55,7 @@ def test_a_model_that_branches_on_its_data_is_probed(tmp_path: Path) -> None:
     words = ("model=factory", "model.target=nets:Net", "data=digits", "trainer=single", *WORDS[1:], "--memory=100MiB")
     report = estimated(tmp_path, *words, code=1)
     assert report["method"] == "a probe: one real step"
-    assert "cannot be traced on fake tensors" in report["note"]
+    assert "cannot be traced on tensors without content" in report["note"]
     assert report["workers"][0]["parts"]["parameters_bytes"] == 4 * 650
     assert report["verdict"] == "does not fit"
 
