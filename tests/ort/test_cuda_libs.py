@@ -105,7 +105,10 @@ def test_a_toolkit_on_the_loaders_path_will_do(copied_site) -> None:
 
 @pytest.mark.parametrize("driver", [True, False])
 def test_they_are_loaded_before_onnxruntime_is_imported(copied_site, driver: bool) -> None:
-    (copied_site.path / "onnxruntime" / "training" / "ortmodule").mkdir(parents=True)
+    ortmodule = copied_site.path / "onnxruntime" / "training" / "ortmodule"
+    ortmodule.mkdir(parents=True)
+    # By it the training part is found.
+    (ortmodule / "__init__.py").touch()
     (copied_site.path / "onnxruntime" / "__init__.py").write_text(
         "import ctypes, os\n"
         "try:\n"
