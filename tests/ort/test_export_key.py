@@ -13,12 +13,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ortlaunch.ort.cache import key as export_key
 from ortlaunch.ort.cache.files import NotCacheableError
+from ortlaunch.ort.cache.values import Describe
 from tests.ort.drawn_program import CLASS, HEAD, WAYS, Drawn, importable
 from tests.ort.ways_of_reading import Fragment
 from tests.ort.ways_refused import REFUSED, UNKNOWN
@@ -101,3 +103,18 @@ def test_the_order_of_modules_and_parameters_is_part_of_the_key() -> None:
     one = torch.nn.ModuleDict({"a": torch.nn.ReLU(), "b": torch.nn.Linear(2, 2)})
     other = torch.nn.ModuleDict({"b": torch.nn.Linear(2, 2), "a": torch.nn.ReLU()})
     assert export_key.model_facts(one) != export_key.model_facts(other)
+
+
+class Unreadable:
+    """As a stand-in of a package that tells at each read that something is missing."""
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        raise ValueError("install me first")
+
+
+def test_a_value_that_cannot_be_read_is_refused_or_left_out() -> None:
+    with pytest.raises(NotCacheableError, match="the model.part cannot be read: ValueError"):
+        Describe(None).value("the model.part", Unreadable())
+    described = Describe(None, must_be_complete=False).value("the model.part", [1, Unreadable()])
+    assert ["not described", "Unreadable"] in described[1]

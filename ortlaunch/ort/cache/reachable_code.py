@@ -197,7 +197,14 @@ class ReachableCode:
 
     def _outline(self, where: str, value: Any) -> Any:
         """Describes a value of an installed package, where only what a program has set is not yet in the key."""
-        return outline(where, value, self)
+        try:
+            return outline(where, value, self)
+        except NotCacheableError as error:
+            self._describe.refuse(str(error))
+        except Exception as error:
+            # Objects of packages may raise anything when an attribute is read, such as pydantic's stand-ins.
+            self._describe.refuse(f"{where} cannot be read: {type(error).__name__}")
+        return "not described"
 
     def describe(self, where: str, value: Any) -> Any:
         """Describes a value that the user's program made."""

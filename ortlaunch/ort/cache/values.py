@@ -77,10 +77,11 @@ class Describe:
         """
         try:
             return self._described(where, value)
-        except NotCacheableError:
-            if self._must_be_complete:
-                raise
-            return ["not described", type(value).__qualname__]
+        except NotCacheableError as error:
+            self.refuse(str(error))
+        except Exception as error:
+            self.refuse(f"{where} cannot be read: {type(error).__name__}")
+        return ["not described", type(value).__qualname__]
 
     def refuse(self, reason: str) -> None:
         """Raises NotCacheableError if the description must be complete; else the caller leaves something out."""
