@@ -11,7 +11,7 @@ ORT_PARITY := tests/ort tests/drawn
 RUNS_WITHOUT_ORT := $(addprefix tests/integration/test_,default_backend.py engines.py resume.py weights.py stop.py profile.py)
 # Whole runs side by side: starting up is one core wide and most of a short run. Their threads must not spin for each other.
 AT_ONCE := $(shell cores=$$(nproc); echo $$((cores > 3 ? 3 : 2)))
-# Tests without workers wait for small processes a third of the time.
+# Tests without workers wait for files and small processes a third of the time.
 ONE_MORE := $(shell echo $$(($$(nproc) + 1)))
 # In CI also what took longest.
 SLOWEST := $(if $(CI),--durations=30 --durations-min=1)
@@ -43,7 +43,7 @@ test-quick: $(INSTALLED)
 
 ## test-ort: models under ONNX Runtime compared with PyTorch: operators, families, the export cache, some drawn models
 test-ort: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal $(SLOWEST) $(ORT_PARITY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(ONE_MORE) --dist=worksteal $(SLOWEST) $(ORT_PARITY)
 
 ## test-faults: ten of each kind of fault, at moments drawn with fixed seeds; prints how many the runs survived
 test-faults: $(INSTALLED)

@@ -23,6 +23,7 @@ from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.workers import Workers, join
 from ortlaunch.trainer.wrapping import wrap
+from tests.support.torchrun import leave
 
 BAD_RANK = 1
 
@@ -38,7 +39,7 @@ def main() -> None:
         results[name] = probe(config, workers)
     assert workers is not None
     torch.save(results, f"{sys.argv[1]}.{workers.rank}")
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def probe(config: Config, workers: Workers) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
@@ -21,6 +20,7 @@ from ortlaunch.models.task import make_task
 from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.workers import Workers, join
 from ortlaunch.trainer.wrapping import wrap
+from tests.support.torchrun import leave
 
 STEPS = 30
 
@@ -37,7 +37,7 @@ def main() -> None:
     assert workers is not None
     if workers.is_first:
         torch.save(results, sys.argv[1])
-    dist.destroy_process_group()
+    leave()
 
 
 def losses(config: Config, workers: Workers) -> list[float]:

@@ -20,6 +20,7 @@ from ortlaunch.ort import session
 from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.workers import Workers, join
 from ortlaunch.trainer.wrapping import wrap
+from tests.support.torchrun import leave
 
 VARIANTS = {
     "eager": ("backend=eager",),
@@ -41,7 +42,7 @@ def main() -> None:
     assert workers is not None
     if workers.is_first:
         torch.save(results, sys.argv[1])
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def one_backward(config: Config, workers: Workers) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch.multiprocessing as mp
 
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.stop import StopRequests
+from tests.support.torchrun import leave
 
 STEPS = 4000
 
@@ -33,7 +34,7 @@ def worker(rank: int, folder: str, how: str) -> None:
             break
     stop.close()
     (Path(folder) / f"rank-{rank}").write_text(str(step))
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.mark.parametrize("how", ["signal", "file", "nothing"])

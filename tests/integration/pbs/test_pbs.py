@@ -116,6 +116,7 @@ def test_a_run_from_the_queue_to_its_end(cluster: Cluster) -> None:
     assert "--- job 1.pbs" in cluster.ortlaunch("logs", "first", "--log", "job")
 
 
+@pytest.mark.nightly
 def test_a_run_is_cancelled_with_a_checkpoint_and_resumed(cluster: Cluster) -> None:
     run_dir = cluster.submit("name=long", "train.steps=1000000", "tracking=none")
     cluster.wait(run_dir, step=5)
