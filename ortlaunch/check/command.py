@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.processes import die_with_parent
 from ortlaunch.check.render import render
 from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.backends import require_ort
 from ortlaunch.config.bounds import check_numbers
-from ortlaunch.config.load import save_config, to_config
+from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, LocalConfig, OrtConfig
 from ortlaunch.launch.local.launcher import node_part
 from ortlaunch.launch.planning import make_plan
+from ortlaunch.launch.report_process import report_of
 from ortlaunch.tracking import trackers
 
 if TYPE_CHECKING:
@@ -97,29 +93,14 @@ def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
     """
     config = prepared(config)
     variables = node_part(make_plan(config), config).start.environment | trackers.worker_environment(config)
-    with tempfile.TemporaryDirectory(prefix="ortlaunch-check-") as name:
-        folder = Path(name)
-        save_config(config, folder / "config.yaml")
-        log = folder / "check.log"
-        status = Console(stderr=True, quiet=quiet).status("looking at export, parity, randomness and cost ...")
-        with status, log.open("wb") as output:
-            code = subprocess.run(
-                [sys.executable, "-m", "ortlaunch.check.process", name, *([] if with_cost else ["--no-cost"])],
-                env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                preexec_fn=die_with_parent,
-                check=False,
-            ).returncode
-        refused, report = folder / "refused.txt", folder / "report.json"
-        if refused.is_file():
-            raise RequestError(refused.read_text())
-        if code == 0 and report.is_file():
-            found: dict[str, Any] = json.loads(report.read_text())
-            return found
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    raise RequestError("the check itself ended early: " + "\n".join(lines[-15:] or [f"exit code {code}"]))
+    return report_of(
+        "check",
+        config,
+        variables,
+        status="looking at export, parity, randomness and cost ...",
+        quiet=quiet,
+        words=[] if with_cost else ["--no-cost"],
+    )
 
 
 def _here(config: Config) -> Config:

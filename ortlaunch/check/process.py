@@ -27,6 +27,7 @@ from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config, Fallback, OrtConfig
 from ortlaunch.config.trainers import trainer_of
+from ortlaunch.launch.report_process import REFUSED, REPORT
 from ortlaunch.models.task import make_task
 from ortlaunch.ort.find_blocks import find_blocks
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
@@ -141,9 +142,9 @@ def main() -> None:
         config, threads = load_config(folder / "config.yaml"), int(os.environ["OMP_NUM_THREADS"])
         report = check(config, folder, threads, with_cost="--no-cost" not in sys.argv[2:])
     except RequestError as error:
-        (folder / "refused.txt").write_text(str(error))
+        (folder / REFUSED).write_text(str(error))
     else:
-        (folder / "report.json").write_text(json.dumps(to_json(report), indent=2))
+        (folder / REPORT).write_text(json.dumps(to_json(report), indent=2))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

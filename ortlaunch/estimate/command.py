@@ -6,27 +6,22 @@ This module does not import torch.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
-from ortlaunch.base.processes import die_with_parent
 from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device
-from ortlaunch.config.load import save_config, to_config
+from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import CompileConfig, Config, Device
 from ortlaunch.estimate.limit import limit_of, parsed
 from ortlaunch.estimate.render import render
-from ortlaunch.estimate.request import REFUSED, REPORT, Request
+from ortlaunch.estimate.request import Request
 from ortlaunch.launch.planning import make_plan
+from ortlaunch.launch.report_process import report_of
 from ortlaunch.tracking import trackers
 
 if TYPE_CHECKING:
@@ -109,29 +104,14 @@ def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) ->
         )
     plan = make_plan(config)
     limit, source = (memory, "--memory") if memory is not None else limit_of(config)
-    with tempfile.TemporaryDirectory(prefix="ortlaunch-estimate-") as name:
-        folder = Path(name)
-        save_config(config, folder / "config.yaml")
-        Request(plan.workers, plan.nodes, limit, source, quick).write(folder)
-        log = folder / "estimate.log"
-        with Console(stderr=True, quiet=quiet).status("tracing the run ..."), log.open("wb") as output:
-            code = subprocess.run(
-                [sys.executable, "-m", "ortlaunch.estimate.process", name],
-                env={**os.environ, **trackers.worker_environment(config)},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                preexec_fn=die_with_parent,
-                check=False,
-            ).returncode
-        refused, report = folder / REFUSED, folder / REPORT
-        if refused.is_file():
-            raise RequestError(refused.read_text())
-        if code == 0 and report.is_file():
-            found: dict[str, Any] = json.loads(report.read_text())
-            return found
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    raise RequestError("the estimate itself ended early: " + "\n".join(lines[-15:] or [f"exit code {code}"]))
+    return report_of(
+        "estimate",
+        config,
+        trackers.worker_environment(config),
+        status="tracing the run ...",
+        quiet=quiet,
+        add_files=Request(plan.workers, plan.nodes, limit, source, quick).write,
+    )
 
 
 def _options(arguments: list[str]) -> tuple[dict[str, str], list[str]]:

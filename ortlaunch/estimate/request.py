@@ -1,4 +1,4 @@
-"""What the launcher asks the tracing process for, and what it gets."""
+"""What the launcher asks the tracing process for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-REQUEST, REPORT, REFUSED = "request.json", "report.json", "refused.txt"
+REQUEST = "request.json"
 
 
 @dataclass(frozen=True)
