@@ -47,7 +47,6 @@ def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], sta
     """
     with closed_to_others():
         _write(plan, config, arguments, start)
-    note_root(plan.run_dir.parents[1])
 
 
 def _write(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
