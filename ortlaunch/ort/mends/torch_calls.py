@@ -84,6 +84,17 @@ def exported(g: Any, *arguments: Any, **_outputs: Any) -> Any:
         raise errors.UnsupportedOperatorError(f"{g.original_node.kind()} ({error})", OPSET, None) from error
 
 
+def is_call(operator: str) -> bool:
+    """Whether an operator of the graph is a node of this module, or its gradient."""
+    return operator.startswith(("ortlaunch::call_", "ortlaunch::value_"))
+
+
+def called(spelled: Sequence[int]) -> str:
+    """Returns the operator of torch that a node calls, from the integers that spell the call."""
+    name: str = json.loads(bytes(spelled))[0]
+    return name
+
+
 @dataclass(frozen=True)
 class _Differentiable:
     """Exports an operator as it is exported without us where no gradient is needed, or where that has one."""
