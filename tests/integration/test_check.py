@@ -56,6 +56,16 @@ class Exotic(Net):
         return torch.fft.hfft(hidden, hidden.shape[-1])
 
 
+class Counting(Net):
+    def __init__(self, limit):
+        super().__init__()
+        self.limit = limit
+
+    def between(self, hidden, x):
+        count = int((x > 0.3).sum())
+        return torch.tanh(hidden) if count > self.limit else hidden
+
+
 class OneSample(Net):
     def between(self, hidden, x):
         return hidden + nn.functional.cross_entropy(hidden[0], torch.tensor(3))
@@ -305,3 +315,19 @@ def test_a_process_that_a_defect_ends_names_the_operator(
     assert f"was ended by {signal} in the operator {operator} (nets.py:" in text
     assert f"`{line}`): " in text
     assert advice in text
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("trainer", ["ddp", "deepspeed"])
+def test_a_number_that_differs_in_each_batch_stops_the_step_in_which_it_decides(launch, folder, trainer) -> None:
+    keys = ("data=digits", f"trainer={trainer}", "launcher.workers_per_node=2", "tracking=none", "device=cpu", "seed=1")
+    keys += ("train.steps=8", "train.batch_size=32", "train.log_every=1", "train.eval_every=4", "backend=ort")
+    # With this seed the first worker's batches have 725 bright pixels in the seventh step, and 720 or so before.
+    result = launch(folder, *factory("Counting"), *keys, "+model.params.limit=724")
+    assert result.returncode == 2, result.report
+    assert "`count = int((x > 0.3).sum())` at nets.py" in result.report
+    assert "reads 725 in this step" in result.report
+    assert "step 6/8" in result.report
+    assert "step 7/8" not in result.report
+    harmless = launch(folder, *factory("Counting"), *keys, "+model.params.limit=1000000")
+    assert harmless.returncode == 0, harmless.report
