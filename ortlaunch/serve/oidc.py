@@ -122,7 +122,7 @@ class Provider:
             exp={"essential": True},
             iat={"essential": True},
             nonce={"essential": True, "value": nonce},
-            azp={"essential": isinstance(found.claims.get("aud"), list), "value": self.client_id},
+            azp={"essential": _has_several(found.claims.get("aud")), "value": self.client_id},
         )
         rules.validate(found.claims)
         return dict(found.claims)
@@ -155,3 +155,8 @@ class Provider:
             redirect_uri=callback,
             code_challenge_method="S256",
         )
+
+
+def _has_several(audience: Any) -> bool:
+    """Whether a token is for other clients too, so that it must say which one it was given to. A list may have one."""
+    return isinstance(audience, list) and len(audience) > 1
