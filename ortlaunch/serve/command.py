@@ -126,8 +126,8 @@ def _check_certificate(certificate: Path, key: Path) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
         raise RequestError(
-            f"serve: the certificate {certificate} and the key {key} cannot be used: {str(reason).lower()} (both must be "
-            "in the PEM format, the key that of the certificate, and without a passphrase)"
+            f"serve: the certificate {certificate} and the key {key} cannot be used: {str(reason).lower()} (both "
+            "must be in the PEM format, the key that of the certificate, and without a passphrase)"
         ) from None
 
 
