@@ -16,7 +16,8 @@ from tests.support.service import start
 
 pytestmark = pytest.mark.nightly
 KEYS = {"model": "mlp", "backend": "eager", "trainer": "single", "tracking": "none"}
-PATIENT = 120_000
+STEP = "document.querySelector('#panel [data-cell=step]').textContent"
+PATIENT = 60_000
 """Milliseconds for what a real run does."""
 
 
@@ -94,10 +95,11 @@ def test_a_run_is_queued_stopped_exported_resumed_repeated_and_deleted(chromium:
     expect(page.locator(".slots")).to_contain_text("busy: first")
 
     page.goto(first)
-    page.wait_for_function("() => parseInt(document.querySelector('#panel [data-cell=step]').textContent) > 100")
+    page.wait_for_function(f"() => parseInt({STEP}) > 100")
     press(page, "Stop", "Stop the run")
     expect(state(page)).to_have_text("stopped")
     expect(page.locator("#panel [data-cell=reason]")).to_contain_text("at step ")
+    stopped_at = int(page.evaluate(f"() => parseInt({STEP})"))
     press(page, "Export weights", "Export weights")
     expect(page.locator("#said")).to_contain_text("The weights are in weights-step-")
     page.locator("#place summary").click()
@@ -127,6 +129,8 @@ def test_a_run_is_queued_stopped_exported_resumed_repeated_and_deleted(chromium:
     # It loads what it had: at no moment it looks as if it could be resumed again.
     expect(state(page)).to_have_text(re.compile("waiting|starting|running"))
     expect(state(page)).to_have_text("running")
+    # Workers that still load have nothing to save, and would be ended without a checkpoint.
+    page.wait_for_function(f"() => parseInt({STEP}) > {stopped_at}")
     press(page, "Stop", "Stop the run")
     expect(state(page)).to_have_text("stopped")
     page.goto(again)
@@ -149,6 +153,7 @@ def test_who_is_locked_out_is_out_everywhere(chromium: Browser, lab: Site) -> No
     form = users.locator("#new-user")
     form.get_by_label("Name").fill("bob")
     form.get_by_role("button").click()
+    expect(users.locator("#link .secret")).to_contain_text("/link/")
     link = users.locator("#link .secret").inner_text()
     bob = Person(chromium.new_context(), lab)
     page = bob.tab(link.removeprefix(lab.server.url))
@@ -159,6 +164,7 @@ def test_who_is_locked_out_is_out_everywhere(chromium: Browser, lab: Site) -> No
     page.goto(f"{lab.server.url}/tokens")
     page.get_by_label("What for").fill("a program")
     page.get_by_role("button", name="Make a token").click()
+    expect(page.locator("#token .secret")).to_contain_text("ort_")
     header = {"Authorization": f"Bearer {page.locator('#token .secret').inner_text()}"}
     assert lab.server.ask("GET", "/api/runs", headers=header).status == 200
     users.reload()
