@@ -51,8 +51,7 @@ def runs(request: Request, caller: Viewer, query: Annotated[RunQuery, Query()]) 
     if is_part(request):
         return render(request, "runs_table.html", caller, **values)
     more = {"asked": query.filters, "sort": sort, "sorts": SORTS, "facets": follow.facets(service, caller)}
-    more["most_compared"] = MOST_COMPARED
-    return render(request, "runs.html", caller, **values, **more)
+    return render(request, "runs.html", caller, **values, **more, most_compared=MOST_COMPARED)
 
 
 @router.get("/runs/{run}")
