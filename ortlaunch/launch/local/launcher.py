@@ -12,6 +12,7 @@ from ortlaunch.config.schema import Config, LocalConfig
 from ortlaunch.launch.launcher import Launcher
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.rules import LOCAL_RULES
+from ortlaunch.launch.memory import check
 from ortlaunch.launch.plan import LaunchPlan, NodePart, Start, new_run
 from ortlaunch.launch.torchrun import torchrun, worker_environment, workers_per_node
 from ortlaunch.run.key import RunKey
@@ -53,10 +54,12 @@ class LocalLauncher(Launcher):
         part = node_part(plan, config)
         if keys.dry_run:
             print(part.description())
+            check.say_known(plan, config)
             return DONE
         from ortlaunch.launch.local.run import run
 
-        return run(part, config, arguments)
+        with check.watched(plan, config) as memory:
+            return run(part, config, arguments, memory)
 
     def resumed(self, config: Config, run_dir: Path) -> Config:
         """Returns the configuration with ``launcher.run`` set, by which several machines identify the run."""

@@ -20,6 +20,7 @@ from ortlaunch.base.exit_codes import DONE
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.folder import journal_start, say_backend, write_run_folder
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
+from ortlaunch.launch.memory.check import before_queue, say_known
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
 from ortlaunch.launch.queue.submission import Ticket, announce, check_alike, say_announced, write_job
@@ -76,7 +77,9 @@ class BatchLauncher(QueueLauncher):
         script = self.script(plan, config)
         if config.launcher.dry_run:
             self.show(script, plan, config, [("run folder", str(plan.run_dir))])
+            say_known(plan, config)
             return DONE
+        before_queue([(plan, config)])
         self.ask(script, config)
         self.prepare(PlannedRun(plan, config, arguments))
         path = self.write_script(plan.run_dir, script)
@@ -106,6 +109,7 @@ class BatchLauncher(QueueLauncher):
             places = [("runs", str(len(sweep.runs))), ("sweep", str(sweep.folder))]
             self.show("\n".join(scripts), named, first.config, places)
             return DONE
+        before_queue([(one.plan, one.config) for one in sweep.runs])
         for script, one in zip(scripts, sweep.runs, strict=True):
             self.ask(script, one.config)
         made = sweep.create()
