@@ -99,8 +99,6 @@ def learn(config: Config, key: str, estimated: int, measured: int) -> None:
         estimated: the likely peak of its first worker without the end of the run, in bytes.
         measured: the largest peak of its workers up to there, in bytes.
     """
-    if not 1 / _FARTHEST <= measured / estimated <= _FARTHEST:
-        return
     points = _points(read_own(_file(config), _LARGEST))
     _, before = points.pop(key, (estimated, 0))
     points[key] = (estimated, max(before, measured))
