@@ -20,7 +20,6 @@ from ortlaunch.tracking.relay import RelayResult
 from ortlaunch.verbs import bench
 from tests.support.cli import ortlaunch
 
-
 REFUSED = -1
 
 

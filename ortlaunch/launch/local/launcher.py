@@ -12,7 +12,6 @@ from ortlaunch.config.schema import Config, LocalConfig
 from ortlaunch.launch.launcher import Launcher
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.rules import LOCAL_RULES
-from ortlaunch.launch.memory import check
 from ortlaunch.launch.plan import LaunchPlan, NodePart, Start, new_run
 from ortlaunch.launch.torchrun import torchrun, worker_environment, workers_per_node
 from ortlaunch.run.key import RunKey
@@ -51,6 +50,8 @@ class LocalLauncher(Launcher):
         if keys.dry_run and keys.nodes > 1:
             print(machines.dry_run(keys, plan.run, Path(config.run_root), arguments))
             return DONE
+        from ortlaunch.launch.memory import check
+
         part = node_part(plan, config)
         if keys.dry_run:
             print(part.description())

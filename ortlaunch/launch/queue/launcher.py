@@ -20,7 +20,6 @@ from ortlaunch.base.exit_codes import DONE
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.folder import journal_start, say_backend, write_run_folder
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
-from ortlaunch.launch.memory.check import before_queue, say_known
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
 from ortlaunch.launch.queue.submission import Ticket, announce, check_alike, say_announced, write_job
@@ -74,6 +73,8 @@ class BatchLauncher(QueueLauncher):
 
     def submit(self, plan: LaunchPlan, config: Config, arguments: list[str]) -> int:
         """Submits a run, or shows its script for a dry run."""
+        from ortlaunch.launch.memory.check import before_queue, say_known
+
         script = self.script(plan, config)
         if config.launcher.dry_run:
             self.show(script, plan, config, [("run folder", str(plan.run_dir))])
@@ -101,6 +102,8 @@ class BatchLauncher(QueueLauncher):
 
     def submit_many(self, sweep: SweepPlan) -> int:
         """Submits each run of a sweep as a separate job."""
+        from ortlaunch.launch.memory.check import before_queue
+
         check_alike([one.config for one in sweep.runs])
         first = sweep.runs[0]
         scripts = [self.script(one.plan, one.config) for one in sweep.runs]

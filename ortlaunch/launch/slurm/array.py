@@ -12,7 +12,6 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE
 from ortlaunch.config.schema import Config, SlurmConfig
 from ortlaunch.launch.launcher import SweepPlan
-from ortlaunch.launch.memory.check import before_queue
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.submission import Ticket, announce, check_alike, write_job
 from ortlaunch.launch.slurm.plan import request_for
@@ -53,6 +52,8 @@ def _tasks_text(sweep: SweepPlan) -> str:
 
 def _submit(launcher: BatchLauncher, sweep: SweepPlan, config: Config, script: str) -> None:
     """Writes the folders of the sweep and of its runs, and submits the array."""
+    from ortlaunch.launch.memory.check import before_queue
+
     before_queue([(one.plan, one.config) for one in sweep.runs])
     launcher.ask(script, config)
     made = sweep.create()
