@@ -12,7 +12,7 @@ from ortlaunch.config.schema import Config
 from ortlaunch.launch.memory.band import MIB
 from ortlaunch.launch.memory.question import PLAIN_DATA
 
-_PROCESS = 1200 * MIB
+PROCESS = 1200 * MIB
 """More than any worker holds beside its tensors."""
 _COPIES = 12
 """Copies of the weights in fp32: gradients, moments, buckets, those of a checkpoint and of the end, and holes."""
@@ -46,7 +46,7 @@ def bound(config: Config, workers: int) -> int | None:
         return None  # Another parameter, or a value that the model itself refuses.
     tensors = _FP32 * (_COPIES * parameters + _ACTIVATIONS * config.train.batch_size * kept)
     held_out = 16 * config.train.eval_samples * int(getattr(config.data, "seq_len", _PIXELS))
-    return workers * (_PROCESS + (_OF_ORT if config.backend.name == "ort" else 1) * tensors + held_out)
+    return workers * (PROCESS + (_OF_ORT if config.backend.name == "ort" else 1) * tensors + held_out)
 
 
 def _transformer(width: str, layers: str, heads: str, wide: str | None, others: tuple[str, ...]) -> Callable[..., Any]:
