@@ -10,6 +10,7 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.memory.plain import PROCESS, bound
+from tests.support.nightly import first_in_ci
 
 GIB = 2**30
 PLAIN = ("backend=eager", "device=cpu", "trainer=single")
@@ -57,7 +58,7 @@ CASES = (
 
 @pytest.mark.parametrize(
     "words",
-    [CASES[0], CASES[1], *(pytest.param(case, marks=pytest.mark.nightly) for case in CASES[2:])],
+    first_in_ci(CASES, 1),
     ids=lambda words: " ".join(words),
 )
 def test_a_trace_stays_below_the_bound(words: tuple[str, ...]) -> None:
