@@ -60,7 +60,7 @@ class ReportProcess:
             OSError: the folder or the process cannot be made.
         """
         self._verb = verb
-        self._place = tempfile.TemporaryDirectory(prefix=f"ortlaunch-{verb}-")
+        self._place = tempfile.TemporaryDirectory(prefix=f"ortlaunch-{verb}-", ignore_cleanup_errors=True)
         folder = self._folder = Path(self._place.name)
         try:
             save_config(config, folder / "config.yaml")

@@ -118,7 +118,8 @@ def watched_in_job(config: Config, workers: int) -> Iterator[Watch]:
         config: the run's configuration.
         workers: workers on the node.
     """
-    question = _question(config, workers, *(limit_of(config) if limit_of(config)[0] else (available(), HERE)))
+    limit, source = limit_of(config)
+    question = _question(config, workers, *((available(), HERE) if limit is None else (limit, source)))
     estimate = None if question is None else cache.load(question.key)
     is_known = question is None or estimate is not None
     line = _judged(question, estimate)[0] if question is not None and estimate is not None else ""
@@ -185,7 +186,7 @@ def _checked(question: Question | None) -> tuple[bool, str]:
     estimate = cache.load(question.key)
     if estimate is None:
         if not is_strict or _is_plain(question):
-            return _is_plain(question), ""
+            return False, ""
         try:
             estimate = _waited_for(question)
         except (RequestError, KeyError, TypeError, ValueError) as error:
@@ -257,8 +258,9 @@ def _request(question: Question) -> Request:
 
 def _started(question: Question | None) -> ReportProcess | None:
     """Starts to estimate a run in the background; None if there is nothing to start."""
-    if question is None or question.config.model.name == "hf":
-        return None  # That would read the model's own weights into memory once more.
+    # A model of Hugging Face would be read into memory with its weights once more.
+    if question is None or question.config.model.name == "hf" or _is_plain(question):
+        return None
     config, write = question.config, _request(question).write
     try:
         return ReportProcess(

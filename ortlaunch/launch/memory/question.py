@@ -9,7 +9,9 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ class Question:
     limit_source: str
     """Where the limit is from, in words."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Names what the estimate depends on: model, data, sizes, trainer, packages. The limit is no part of it."""
         return key_of(self.config, self.workers, self.nodes)
@@ -106,16 +108,17 @@ def _own_code(config: Config) -> list[Any] | None:
     targets = [*model.imports, *([] if model.target is None else [model.target])]
     if not targets and config.data.name in PLAIN_DATA:
         return None
-    here = Path.cwd()
     found: set[tuple[str, int, int]] = set()
-    for target in targets:
-        spec = PathFinder.find_spec(target.partition(":")[0].partition(".")[0], [str(here), *sys.path])
-        places = (
-            [] if spec is None else [*(spec.submodule_search_locations or []), *([spec.origin] if spec.origin else [])]
-        )
-        for place in places:
-            found |= set(_marks(Path(place)))
-    return [str(here), *sorted(found)]
+    here = "."
+    # A folder that is gone or a module that cannot be found is left to what checks the model.
+    with suppress(OSError, ImportError, ValueError):
+        here = str(Path.cwd())
+        for target in targets:
+            spec = PathFinder.find_spec(target.partition(":")[0].partition(".")[0], [here, *sys.path])
+            if spec is not None:
+                places = [*(spec.submodule_search_locations or []), *([spec.origin] if spec.origin else [])]
+                found |= {mark for place in places for mark in _marks(Path(place))}
+    return [here, *sorted(found)]
 
 
 def _marks(place: Path) -> Iterator[tuple[str, int, int]]:
