@@ -1,4 +1,4 @@
-"""What the memory check and a pinned threshold of the allocator cost: ``make bench-memory-check``.
+"""What the memory check before a run costs: ``make bench-memory-check``.
 
 Whole runs take turns, so that a machine whose speed drifts slows all variants. Printed are the medians of each
 variant, and their ratio to the first one: the time and the processor time of a whole command with all its processes,
@@ -7,10 +7,9 @@ and the time of a step.
 - ``off``: ``train.memory_check=off``;
 - ``plain``: the check as it is by default, for models that fit plainly;
 - ``estimated``: with nothing in the cache, and a parameter (``n_inner``) by which the bound does not know the size, so
-  that each run is estimated beside it;
-- ``pinned``: ``off`` with ``MALLOC_MMAP_THRESHOLD_=65536``, ``trimmed``: with both thresholds at 32 MiB.
+  that each run is estimated beside it.
 
-``ORTLAUNCH_CHECK_ROUNDS`` (3), ``ORTLAUNCH_CHECK_VARIANTS`` (off,plain,estimated,pinned,trimmed) and
+``ORTLAUNCH_CHECK_ROUNDS`` (3), ``ORTLAUNCH_CHECK_VARIANTS`` (off,plain,estimated) and
 ``ORTLAUNCH_CHECK_MODELS`` (mlp,gpt2_nano) choose what is run.
 """
 
@@ -26,11 +25,6 @@ import tempfile
 import time
 from collections import defaultdict
 
-_LARGE = str(32 * 2**20)
-VARIABLES = {
-    "pinned": {"MALLOC_MMAP_THRESHOLD_": "65536"},
-    "trimmed": {"MALLOC_MMAP_THRESHOLD_": _LARGE, "MALLOC_TRIM_THRESHOLD_": _LARGE},
-}
 RUN = (
     *("backend=eager", "trainer=single", "device=cpu", "tracking=none"),
     *("train.log_every=5", "train.checkpoint_every=null", "train.save_weights=false"),
@@ -41,7 +35,7 @@ STEPS = {"mlp": 400, "gpt2_nano": 60}
 def main() -> None:
     """Runs all variants in turns and prints the table."""
     rounds = int(os.environ.get("ORTLAUNCH_CHECK_ROUNDS", "3"))
-    variants = os.environ.get("ORTLAUNCH_CHECK_VARIANTS", "off,plain,estimated,pinned,trimmed").split(",")
+    variants = os.environ.get("ORTLAUNCH_CHECK_VARIANTS", "off,plain,estimated").split(",")
     for model in os.environ.get("ORTLAUNCH_CHECK_MODELS", "mlp,gpt2_nano").split(","):
         found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
         for turn in range(rounds):
@@ -76,7 +70,7 @@ def _run(model: str, variant: str) -> tuple[float, ...]:
     with tempfile.TemporaryDirectory() as folder:
         if variant == "plain" and model == "gpt2_nano":
             words.pop()
-        variables = {**os.environ, "ORTLAUNCH_CACHE": f"{folder}/cache", **VARIABLES.get(variant, {})}
+        variables = {**os.environ, "ORTLAUNCH_CACHE": f"{folder}/cache"}
         began, used = time.perf_counter(), _processor_seconds()
         said = subprocess.run(
             [sys.executable, "-m", "ortlaunch", *words],
