@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.own_code import last_frames, users_place
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config
@@ -44,6 +45,7 @@ class ReportProcess:
         *,
         words: Sequence[str] = (),
         add_files: Callable[[Path], None] | None = None,
+        ended: Callable[[Path, int, str], dict[str, Any] | None] | None = None,
         is_background: bool = False,
     ) -> None:
         """Starts the process.
@@ -54,12 +56,15 @@ class ReportProcess:
             variables: what is added to the environment.
             words: further arguments of the process.
             add_files: writes further files to the folder.
+            ended: makes the report where a signal has ended the process: of the folder, the signal and the log; None
+                where it cannot.
             is_background: the process has the lowest priority and little memory, and dies first if memory is short.
 
         Raises:
             OSError: the folder or the process cannot be made.
         """
         self._verb = verb
+        self._ended = ended
         self._place = tempfile.TemporaryDirectory(prefix=f"ortlaunch-{verb}-", ignore_cleanup_errors=True)
         folder = self._folder = Path(self._place.name)
         try:
@@ -106,9 +111,17 @@ class ReportProcess:
             if code == 0 and report.is_file():
                 found: dict[str, Any] = json.loads(report.read_text())
                 return found
-            lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+            text = self._log.read_text(errors="replace")
         except (OSError, ValueError) as error:
-            lines = [str(error)]
+            raise RequestError(f"the report of {self._verb} cannot be read: {error}") from error
+        made = self._ended(self._folder, -code, text) if self._ended is not None and code < 0 else None
+        if made is not None:
+            return made
+        frames, text = last_frames(text, -code)
+        lines = [line for line in text.splitlines() if line.strip()]
+        if code < 0:
+            place = users_place(frames)
+            lines.append(f"ended by {signal.Signals(-code).name}" + (f" at {place}" if place else ""))
         raise RequestError(
             f"the {self._verb} itself ended early: " + "\n".join(lines[-_LAST_LINES:] or [f"exit code {code}"])
         )
@@ -130,6 +143,7 @@ def report_of(
     quiet: bool,
     words: Sequence[str] = (),
     add_files: Callable[[Path], None] | None = None,
+    ended: Callable[[Path, int, str], dict[str, Any] | None] | None = None,
 ) -> dict[str, Any]:
     """Runs a `ReportProcess` to its end and returns its report.
 
@@ -141,11 +155,13 @@ def report_of(
         quiet: whether to show nothing.
         words: further arguments of the process.
         add_files: writes further files to the folder.
+        ended: makes the report where a signal has ended the process: of the folder, the signal and the log; None
+            where it cannot.
 
     Raises:
         RequestError: the process refused the request, or ended early.
     """
-    process = ReportProcess(verb, config, variables, words=words, add_files=add_files)
+    process = ReportProcess(verb, config, variables, words=words, add_files=add_files, ended=ended)
     try:
         with Console(stderr=True, quiet=quiet).status(status):
             process.wait()
