@@ -175,6 +175,9 @@ def _yield_to_others() -> None:
     die_with_parent(signal.SIGKILL)
     os.nice(_LOWEST_PRIORITY)
     with contextlib.suppress(OSError):
+        # Where the kernel groups processes by session, the priority counts only within this process's own session.
+        Path("/proc/self/autogroup").write_text(str(_LOWEST_PRIORITY))
+    with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_DATA, (_BACKGROUND_BYTES, _BACKGROUND_BYTES))
