@@ -83,6 +83,9 @@ def begin(known: Mapping[str, Rate], refused: Mapping[str, str], steps: int) -> 
     if not totals:
         return Choice("eager", "no backend has been measured for it on this machine", is_final=False)
     best = _shortest(totals)
+    if "eager" not in totals and (known[best].start_seconds or 0.0) > totals[best] / 2:
+        why = f"{best} would start for longer than it trains, and eager has not been measured on this machine"
+        return Choice("eager", why, is_final=False)
     is_final = len(totals) == len(fit)
     measured = f"{in_words(totals)} for {steps:,} steps by earlier runs on this machine"
     return Choice(best, f"{measured}{without}", is_final=is_final)

@@ -36,6 +36,12 @@ def test_the_best_of_some_rates_is_begun_with_and_not_decided() -> None:
     assert (choice.backend, choice.is_final) == ("ort", False)
 
 
+def test_a_run_that_would_start_for_longer_than_it_trains_begins_with_eager() -> None:
+    known = {"ort": ALL["ort"]}
+    assert [begin(known, {}, steps).backend for steps in (159, 161)] == ["eager", "ort"]
+    assert not begin(known, {}, 159).is_final
+
+
 def test_what_cannot_run_is_left_out_with_its_reason() -> None:
     choice = begin({name: ALL[name] for name in ("eager", "compile")}, NO_ORT, 10_000)
     assert (choice.backend, choice.is_final) == ("compile", True)
