@@ -86,7 +86,12 @@ def work(run_dir: Path) -> None:
         selection.watch_start()
     from ortlaunch.trainer.imports import import_stack
 
-    import_stack(trainer_of(config.trainer), config.backend.name)
+    try:
+        import_stack(trainer_of(config.trainer), config.backend.name)
+    except Exception as error:
+        if selection is not None:
+            selection.give_up(error)
+        raise
     times.lap("startup/import_seconds")
 
     from ortlaunch.trainer.workers import join

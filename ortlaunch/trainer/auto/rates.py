@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,6 +34,8 @@ _KEPT = 1000
 _BUSY_PERCENT = 10.0
 """With this share of the machine's cores in use by others, a rate does not replace one of an idle machine."""
 _LONGEST_SECONDS = 1e6
+_KEYS = ("step_seconds", "start_seconds", "tried_seconds", "unfit", "busy_percent", "time")
+_LARGEST_NUMBER = 1e12
 
 
 class Rates:
@@ -96,7 +97,8 @@ class Rates:
         found = content.get("backends") if isinstance(content, dict) else None
         if not isinstance(found, dict):
             return {}
-        return {name: found[name] for name in BACKENDS if isinstance(found.get(name), dict)}
+        # What is damaged or old is not carried into the next file either.
+        return {name: _plain(found[name]) for name in BACKENDS if _rate(found.get(name)) is not None}
 
 
 def _folder() -> Path:
@@ -125,8 +127,13 @@ def _rate(entry: Any) -> Rate | None:
     return None if rate.step_seconds == 0 else rate
 
 
+def _plain(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key in _KEYS and (_is_number(value) or type(value) is str)}
+
+
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    # JSON has integers that no float can hold; a comparison takes them, and is false for NaN.
+    return type(value) in (int, float) and abs(value) < _LARGEST_NUMBER
 
 
 def _is_time(value: Any) -> bool:

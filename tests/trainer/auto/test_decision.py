@@ -65,6 +65,13 @@ def test_a_run_that_is_too_short_tries_nothing() -> None:
     assert plan.reason == "100 s of training are too short to pay for a trial of another backend"
 
 
+def test_a_trial_needs_the_time_of_a_start() -> None:
+    def tries(steps: int) -> bool:
+        return bool(plan_trials("eager", Rate(0.1, 5.0), spent=6.0, steps=steps, known={}, refused={}).backends)
+
+    assert [tries(steps) for steps in (7_300, 7_400)] == [False, True]
+
+
 def test_a_long_run_tries_what_is_not_known() -> None:
     plan = plan_trials("eager", Rate(0.1, 5.0), spent=6.0, steps=20_000, known={"compile": ALL["compile"]}, refused={})
     assert (plan.backends, plan.reason) == (("ort",), "")

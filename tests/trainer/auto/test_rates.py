@@ -76,9 +76,11 @@ def test_old_rates_are_forgotten_and_unsure_ones_after_a_day() -> None:
         {"tried_seconds": -5},
         {"time": None},
         {"time": "now"},
+        {"time": 10**400},
+        {"step_seconds": 10**400},
         {"unfit": ["x"]},
     ],
-    ids=repr,
+    ids=lambda changes: f"{changes}"[:40],
 )
 def test_an_entry_that_is_no_rate_counts_as_missing(changes: dict[str, object]) -> None:
     rates = written({"backends": {"ort": entry(**changes), "eager": entry()}})
@@ -103,6 +105,14 @@ def test_a_damaged_file_counts_as_missing_and_is_written_anew(content: str) -> N
     assert rates.read() == {}
     rates.note("eager", Rate(0.1, 5.0))
     assert rates.read() == {"eager": Rate(0.1, 5.0)}
+
+
+def test_a_damaged_entry_does_not_keep_others_from_being_noted() -> None:
+    damaged = entry(step_seconds=float("nan"))
+    rates = written({"backends": {"ort": damaged, "compile": entry(busy_percent=float("nan"), more=float("inf"))}})
+    rates.note("eager", Rate(0.1, 5.0))
+    assert rates.read() == {"eager": Rate(0.1, 5.0), "compile": Rate(0.1, 5.0)}
+    assert set(json.loads(rates.path.read_text())["backends"]) == {"eager", "compile"}
 
 
 def test_damaged_bytes_never_raise() -> None:
