@@ -113,7 +113,7 @@ class Selection:
         """
         if not self._may_give_up or self._started.is_set():
             return
-        reason = _in_one_line(error)
+        reason = in_one_line(error)
         print(f"backend=auto goes on without {self.backend}: {reason}", flush=True)
         failed = _Failed(self.backend, reason, isinstance(error, RequestError))
         self.store.set(self._key_of_failure(life()), json.dumps(dataclasses.asdict(failed)))
@@ -233,6 +233,7 @@ def _parsed(content: Mapping[str, Any] | None) -> Choice | None:
     return Choice(str(content["backend"]), reason, is_final)
 
 
-def _in_one_line(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
+    """The first sentence of an error's first line; what to do about it is done already."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return lines[0].partition(". ")[0] if lines else type(error).__name__

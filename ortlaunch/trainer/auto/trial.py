@@ -21,6 +21,7 @@ from ortlaunch.base.files import replace_text
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run.run import Run
+from ortlaunch.trainer.auto.selection import in_one_line
 from ortlaunch.trainer.auto.trials import STARTED, result_file
 
 WARM_UP = 2
@@ -122,7 +123,7 @@ def main() -> None:
     try:
         replace_text(result, json.dumps(measure(run_dir, backend)))
     except RequestError as error:
-        replace_text(result, json.dumps({"unfit": str(error)}))
+        replace_text(result, json.dumps({"unfit": in_one_line(error)}))
     except Exception:
         print(without_secrets(traceback.format_exc()), end="", file=sys.stderr)
         code = 1

@@ -89,7 +89,7 @@ def test_a_backend_that_fails_at_the_start_is_given_up_and_noted_once_another_ha
         first.rates.note(name, Rate(step, 1.0))
     worker = chosen()
     assert worker.backend == "ort"
-    worker.give_up(RequestError("a branch is frozen\nmore"))
+    worker.give_up(RequestError("a branch is frozen. Use backend=eager\nmore"))
     assert lives == [worker.environment]
     failed = json.loads(worker.store.get("failed/0"))
     assert failed == {"backend": "ort", "reason": "a branch is frozen", "is_refusal": True}
