@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 from ortlaunch.base import output
+from ortlaunch.base.own_code import report_deaths
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run import failure
@@ -30,6 +31,7 @@ def main() -> None:
     failure.forget(run_dir, rank)
     _hold_lock(run_dir)
     output.redirect(Run(run_dir).rank_log(rank), to_terminal=rank == 0)
+    report_deaths()
     if os.environ.get("ORTLAUNCH_ATTEMPT", "0") != "0":
         from ortlaunch.run.attempt import header
 
