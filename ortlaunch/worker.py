@@ -13,18 +13,13 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base import output
 from ortlaunch.base.own_code import report_deaths
 from ortlaunch.base.processes import die_with_parent
-from ortlaunch.base.programs import add_to_path
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run import failure
 from ortlaunch.run.run import Run
-
-if TYPE_CHECKING:
-    from ortlaunch.config.trainers.base import Trainer
 
 
 def main() -> None:
@@ -70,10 +65,12 @@ def _hold_lock(run_dir: Path) -> None:
 
 def work(run_dir: Path) -> None:
     """Builds, wraps and trains the model that the run folder's configuration describes."""
+    environment = dict(os.environ)
     # Heavy imports come after the output is redirected, and are timed.
     from ortlaunch.config.devices import resolve_device
     from ortlaunch.config.hidden import check_whole
     from ortlaunch.config.load import load_config, to_dict
+    from ortlaunch.config.schema import AutoConfig
     from ortlaunch.config.trainers import trainer_of
 
     # If torchrun has restarted this worker, its start-up time counts from now and not from the launch.
@@ -82,7 +79,21 @@ def work(run_dir: Path) -> None:
     config = load_config(Run(run_dir).config_file)
     check_whole({**to_dict(config), "tracking": {}, "trackers": {}})
     times = _Stopwatch()
-    _import_stack(trainer_of(config.trainer), config.backend.name)
+    selection = None
+    if isinstance(config.backend, AutoConfig):
+        from ortlaunch.trainer.auto.selection import Selection, with_backend
+
+        selection = Selection(config, run_dir, environment)
+        config = with_backend(config, selection.backend)
+        selection.watch_start()
+    from ortlaunch.trainer.imports import import_stack
+
+    try:
+        import_stack(trainer_of(config.trainer), config.backend.name)
+    except Exception as error:
+        if selection is not None:
+            selection.give_up(error)
+        raise
     times.lap("startup/import_seconds")
 
     from ortlaunch.trainer.workers import join
@@ -97,7 +108,7 @@ def work(run_dir: Path) -> None:
 
     from ortlaunch.trainer.run import train_run
 
-    train_run(config, run_dir, workers, times.laps, started)
+    train_run(config, run_dir, workers, times.laps, started, selection)
 
 
 class _Stopwatch:
@@ -111,19 +122,6 @@ class _Stopwatch:
         now = time.perf_counter()
         self.laps[name] = now - self._last
         self._last = now
-
-
-def _import_stack(trainer: Trainer[Any], backend: str) -> None:
-    import torch  # noqa: F401
-
-    if trainer.packages:
-        add_to_path()  # DeepSpeed compiles its own optimizers when they are first used.
-    trainer.import_packages()
-    if backend == "ort":
-        from ortlaunch.ort import session
-
-        session.import_ortmodule()
-    output.quiet_library_logs()
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def compared(
         groups,
         differences(groups),
         warnings(groups),
-        notes or [],
+        [*(notes or []), *_backend_reasons(rows)],
         why,
         compare_url(uri, rows),
     )
@@ -93,3 +93,12 @@ def server_url(uri: str) -> str:
     """Returns the server's URL for a browser, without credentials; the browser asks for them itself."""
     parts = urlsplit(uri)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+
+
+def _backend_reasons(rows: list[RunRow]) -> list[str]:
+    """Why runs have their backends whose configuration names none; runs with the same reason share a line."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if (reason := row.tags.get("ortlaunch.backend_reason")) is not None:
+            names.setdefault(f"backend={row.backend}, {reason}", []).append(row.name)
+    return [f"{', '.join(dict.fromkeys(of))}: {reason}" for reason, of in names.items()]

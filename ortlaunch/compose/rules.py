@@ -19,6 +19,7 @@ from ortlaunch.config.hidden import leaves
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.precisions import Cell, cell_name
 from ortlaunch.config.schema import (
+    AutoConfig,
     Config,
     Device,
     OrtConfig,
@@ -125,7 +126,9 @@ def _ort_blocks(config: Config) -> None:
 
 def _precision(config: Config) -> None:
     trainer = cell_name(config.trainer)
-    cell = Cell(config.backend.name, trainer, config.train.precision, resolve_device(config.device))
+    # What runs in eager has at least that choice.
+    backend = "eager" if isinstance(config.backend, AutoConfig) else config.backend.name
+    cell = Cell(backend, trainer, config.train.precision, resolve_device(config.device))
     if cell.refusal is not None:
         raise RequestError(cell.refusal)
 

@@ -228,6 +228,16 @@ class Run:
     # What is asked of it, and what it leaves.
 
     @property
+    def backend_file(self) -> Path:
+        """The backend that a run with backend=auto has chosen."""
+        return self.path / "backend.json"
+
+    @property
+    def trials(self) -> Path:
+        """The folder of the trials of backends that a run with backend=auto makes."""
+        return self.path / "backend-trials"
+
+    @property
     def stop_file(self) -> Path:
         """The request to stop. When this file exists, workers finish their step, write a checkpoint and end."""
         return self.path / "STOP"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ortlaunch.run import checkpoints as store
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run, Stopped
-from ortlaunch.trainer.build import Parts
+from ortlaunch.trainer.auto.finished import note_rate
 from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.train import Trained
 from ortlaunch.trainer.weights import save_weights
@@ -28,20 +28,21 @@ def _write_results(context: RunContext, trained: Trained) -> None:
     if journal is not None and context.config.profile is not None and profile.is_dir():
         journal.artifact(profile)
     if trained.stopped_at is None:
-        _write_done(context, trained.parts)
+        _write_done(context, trained)
     elif journal is not None:
         _write_stopped(context.run, journal, trained.stopped_at)
 
 
-def _write_done(context: RunContext, parts: Parts) -> None:
-    """Leaves the weights, and a file that tells `ortlaunch resume` that all steps are done."""
-    train = context.config.train
+def _write_done(context: RunContext, trained: Trained) -> None:
+    """Leaves the weights, the backend's rate, and a file that tells `ortlaunch resume` that all steps are done."""
+    train, parts = context.config.train, trained.parts
     if train.save_weights:
         # All workers take part, and the first one gets the weights.
         weights = parts.engine.weights()
         if context.workers.is_first:
             save_weights(weights, parts.model, context.run.weights)
     if context.workers.is_first:
+        note_rate(context, trained)
         context.run.note_done(train.steps)
 
 

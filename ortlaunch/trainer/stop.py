@@ -59,6 +59,11 @@ class StopRequests:
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         threading.Thread(target=self._end_in_time, args=(reader,), daemon=True).start()
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether this worker knows of a request; the others may not know of it yet."""
+        return self._asked or (self._is_first and self._file.exists())
+
     def agreed(self) -> bool:
         """Whether all workers stop here; all of them call it at the end of every step."""
         self._steps += 1
@@ -84,9 +89,8 @@ class StopRequests:
         pace = (now - self._last) / self._steps
         self._last, self._steps = now, 0
         steps = min(_MOST_STEPS, max(1.0, _SECONDS / max(pace, 1e-6)))
-        asked = self._asked or (self._is_first and self._file.exists())
         # The maximum of each: one request is enough, and the earliest next exchange counts.
-        self._numbers = torch.tensor([float(asked), -float(int(steps))])
+        self._numbers = torch.tensor([float(self.is_asked), -float(int(steps))])
         self._exchange = dist.all_reduce(self._numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def _note(self, _number: int, _frame: Any) -> None:

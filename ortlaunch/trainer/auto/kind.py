@@ -1,0 +1,111 @@
+"""What a rate depends on: the facts that make two runs be of one kind, and the backends that cannot run a kind."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+from importlib.machinery import PathFinder
+from typing import Any
+
+import torch
+
+import ortlaunch
+from ortlaunch.base.reading import read_bytes
+from ortlaunch.config.backends import why_no_ort
+from ortlaunch.config.devices import resolve_device
+from ortlaunch.config.load import to_dict
+from ortlaunch.config.precisions import Cell, cell_name
+from ortlaunch.config.schema import BackendConfig, CompileConfig, Config, EagerConfig, OrtConfig
+from ortlaunch.trainer.auto.decision import BACKENDS
+from ortlaunch.trainer.system_info import device_name
+
+_PLAIN: dict[str, type[BackendConfig]] = {"eager": EagerConfig, "compile": CompileConfig, "ort": OrtConfig}
+_OF_TRAIN = (
+    *("batch_size", "grad_accumulation", "precision", "clip_grad_norm", "activation_checkpointing"),
+    *("deterministic", "tf32", "gc_every"),
+)
+"""The keys of the training node that a step's time depends on."""
+_ELSEWHERE = ("path", "tokenizer", "timeout_seconds")
+"""Keys that say where data is, or how long to wait for others."""
+_PACKAGES = ("torch", "onnxruntime-training", "onnxruntime-training-cpu", "deepspeed", "transformers")
+
+
+def facts(config: Config, *, world_size: int, threads: int) -> dict[str, Any]:
+    """What the rates of a run depend on, as plain values.
+
+    Args:
+        config: the run's configuration.
+        world_size: workers on all machines.
+        threads: threads of each worker.
+    """
+    plain = to_dict(config)
+    device = resolve_device(config.device)
+    return {
+        "model": config.model.target or config.model.name,
+        "params": plain["model"]["params"],
+        "sources": _sources(config),
+        "data": {key: value for key, value in plain["data"].items() if key not in _ELSEWHERE},
+        "train": {key: plain["train"][key] for key in _OF_TRAIN},
+        "trainer": {key: value for key, value in plain["trainer"].items() if key not in _ELSEWHERE},
+        "optimizer": config.optimizer.name,
+        "workers": [world_size, config.launcher.nodes, threads],
+        "machine": [device.value, device_name(torch.device(device.value)), len(os.sched_getaffinity(0))],
+        "versions": [platform.python_version(), ortlaunch.__version__, *_versions()],
+    }
+
+
+def plain_backend(name: str) -> BackendConfig:
+    """The configuration of a backend with its default keys."""
+    return _PLAIN[name]()
+
+
+def is_plain(backend: BackendConfig) -> bool:
+    """Whether a configured backend has its default keys, so that its rate is that of ``backend=auto``."""
+    return backend.name in _PLAIN and backend == plain_backend(backend.name)
+
+
+def refused(config: Config) -> dict[str, str]:
+    """The backends that cannot run a configuration by the rules or for want of a package, with the reason."""
+    device, trainer = resolve_device(config.device), cell_name(config.trainer)
+    found = {}
+    for name in BACKENDS:
+        refusal = Cell(name, trainer, config.train.precision, device).refusal
+        if refusal is not None:
+            found[name] = refusal.partition(":")[0].partition(". ")[0]
+    if "ort" not in found and (why := why_no_ort("it")) is not None:
+        found["ort"] = why
+    return found
+
+
+def _sources(config: Config) -> list[str]:
+    """Digests of the user's modules that the configuration names. Other code that they import is not followed."""
+    modules = [*config.model.imports]
+    if config.model.target is not None:
+        modules.append(config.model.target.partition(":")[0])
+    return [_digest(name) for name in modules]
+
+
+def _digest(module: str) -> str:
+    spec, path = None, None
+    try:
+        for part in module.split("."):
+            spec = PathFinder.find_spec(part, path)
+            path = list(spec.submodule_search_locations or ()) if spec is not None else []
+        return hashlib.sha256(read_bytes(spec.origin)).hexdigest() if spec is not None and spec.origin else ""
+    except (OSError, ValueError, ImportError):
+        return ""
+
+
+@functools.cache
+def _versions() -> tuple[str, ...]:
+    return tuple(filter(None, map(_version, _PACKAGES)))
+
+
+def _version(package: str) -> str:
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,147 @@
+"""The choice of a run's backend over its starts: what is recorded, kept, damaged or given up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.run.run import Run
+from ortlaunch.trainer.auto import kind, selection
+from ortlaunch.trainer.auto.decision import Choice, Rate
+from ortlaunch.trainer.auto.selection import Selection
+
+
+@pytest.fixture
+def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Starts a run's only worker as far as its choice, with torchrun's own store."""
+    monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path / "cache"))
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("ORTLAUNCH_LIFE", raising=False)
+    config = to_config(compose(["model=mlp", "backend=auto", "device=cpu", "train.steps=1000"]))
+
+    def start() -> Selection:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+        return Selection(config, tmp_path, dict(os.environ))
+
+    return start
+
+
+def test_what_is_settled_is_kept_by_every_later_start(chosen, tmp_path, capsys):
+    first = chosen()
+    assert (first.backend, first.is_decided) == ("eager", False)
+    first.settle(Choice("compile", "measured", is_final=True), None)
+    first.rates.note("eager", Rate(1e-6, 0.1))
+    again = chosen()
+    assert (again.backend, again.is_decided) == ("compile", True)
+    assert "backend=auto keeps compile, which this run has begun with" in capsys.readouterr().out
+
+
+def test_what_has_written_a_checkpoint_is_kept(chosen, tmp_path, monkeypatch):
+    first = chosen()
+    assert not first.is_decided
+    monkeypatch.setattr(Run, "newest_checkpoint", lambda _run: "step-2")
+    assert chosen().choice == Choice("eager", first.choice.reason, is_final=True)
+
+
+def test_without_a_checkpoint_an_undecided_run_chooses_anew(chosen):
+    first = chosen()
+    for name, step in {"eager": 0.1, "compile": 0.01, "ort": 0.1}.items():
+        first.rates.note(name, Rate(step, 1.0))
+    assert chosen().backend == "compile"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"backend": "cuda"}', '{"backend": "ort", "reason": 3, "is_final": 1}'])
+def test_a_damaged_record_counts_as_none(chosen, tmp_path, content):
+    Run(tmp_path).backend_file.write_text(content)
+    assert chosen().backend == "eager"
+
+
+def test_a_run_that_has_chosen_ort_does_not_go_on_where_it_is_missing(chosen, tmp_path, monkeypatch):
+    record = {"backend": "ort", "reason": "measured", "is_final": True}
+    Run(tmp_path).backend_file.write_text(json.dumps(record))
+
+    def missing(what: str, otherwise: str) -> None:
+        raise RequestError(f"{what} needs onnxruntime-training{otherwise}")
+
+    monkeypatch.setattr(selection, "require_ort", missing)
+    with pytest.raises(RequestError, match=r"which this run has chosen \(backend=auto\) and keeps"):
+        chosen()
+
+
+def test_a_backend_that_fails_at_the_start_is_given_up_and_noted_once_another_has_started(
+    chosen, tmp_path, monkeypatch
+):
+    lives = []
+    monkeypatch.setattr(selection, "begin_again", lives.append)
+    first = chosen()
+    for name, step in {"eager": 0.1, "compile": 0.1, "ort": 0.01}.items():
+        first.rates.note(name, Rate(step, 1.0))
+    worker = chosen()
+    assert worker.backend == "ort"
+    worker.give_up(RequestError("a branch is frozen. Use backend=eager\nmore"))
+    assert lives == [worker.environment]
+    failed = json.loads(worker.store.get("failed/0"))
+    assert failed == {"backend": "ort", "reason": "a branch is frozen", "is_refusal": True}
+    # The next life, in which the store still has it.
+    monkeypatch.setenv("ORTLAUNCH_LIFE", "1")
+    monkeypatch.setattr(selection, "store_of_attempt", lambda *_arguments: worker.store)
+    other = chosen()
+    assert other.backend == "eager"
+    assert other.choice.reason.endswith("; without ort: it failed: a branch is frozen")
+    assert not other.rates.read()["ort"].unfit
+    other.first_step_done(None)
+    assert other.rates.read()["ort"].unfit == "a branch is frozen"
+
+
+def test_after_the_first_step_a_failure_is_the_runs(chosen, monkeypatch):
+    monkeypatch.setattr(selection, "begin_again", lambda _environment: pytest.fail("it begins again"))
+    first = chosen()
+    first.rates.note("ort", Rate(0.01, 1.0))
+    worker = chosen()
+    assert worker.backend == "ort"
+    worker.first_step_done(None)
+    worker.give_up(ValueError("later"))
+
+
+def test_what_cannot_run_by_the_rules_is_no_candidate(monkeypatch):
+    plain = to_config(compose(["model=mlp", "backend=auto", "device=cpu"]))
+    sharded = to_config(compose(["model=mlp", "backend=auto", "device=cpu", "trainer=fsdp"]))
+    monkeypatch.setattr(kind, "why_no_ort", lambda _what: None)
+    assert kind.refused(plain) == {}
+    assert kind.refused(sharded) == {"ort": "backend=ort does not go with trainer=fsdp"}
+    monkeypatch.setattr(kind, "why_no_ort", lambda what: f"{what} needs onnxruntime-training, which is not installed")
+    assert kind.refused(plain)["ort"] == "it needs onnxruntime-training, which is not installed"
+
+
+def test_runs_of_one_kind_differ_in_nothing_that_a_step_depends_on(tmp_path, monkeypatch):
+    def facts(*words: str, world_size: int = 2) -> str:
+        config = to_config(compose(["model=mlp", "device=cpu", *words]))
+        return json.dumps(kind.facts(config, world_size=world_size, threads=1), sort_keys=True)
+
+    same = facts("backend=eager")
+    for words in (["backend=ort"], ["train.steps=7"], ["seed=3"], ["name=x"], ["optimizer.lr=0.1"]):
+        assert facts(*words) == same
+    for words in (["train.batch_size=5"], ["trainer=single"], ["model.params.hidden_dim=7"], ["optimizer=sgd"]):
+        assert facts(*words) != same
+    assert facts("backend=eager", world_size=3) != same
+
+
+def test_the_code_of_a_users_model_is_a_part_of_its_kind(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = to_config(compose(["model=mlp", "device=cpu"]))
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, target="own_nets:Net"))
+    (tmp_path / "own_nets.py").write_text("Net = 1\n")
+    before = kind.facts(config, world_size=1, threads=1)
+    (tmp_path / "own_nets.py").write_text("Net = 2\n")
+    assert kind.facts(config, world_size=1, threads=1) != before
