@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import Any
 
@@ -10,8 +9,6 @@ from ortlaunch.tune.cell import Cell, Outcome
 from ortlaunch.tune.schedule import Finding, interval_of
 from ortlaunch.tune.space import Space
 
-_LAST = 9
-"""Trials that make an interval: rounds, and the one after them."""
 _BUSY = 0.1
 """Share of the cores in other hands from which on a trial counts as disturbed."""
 
@@ -71,7 +68,7 @@ def _row(cell: Cell, outcomes: list[Outcome], finding: Finding, work: float) -> 
         "cell": dict(cell.values),
         "trials": len(outcomes),
         "score": scores[-1] if scores else 0.0,
-        "interval": interval_of([math.log(score) for score in scores[-_LAST:]]),
+        "interval": interval_of(finding.rounds.get(cell, [])),
         "rate": last.rate,
         "start_seconds": max((one.start for one in good), default=0.0),
         "peak_bytes": max(one.peak_bytes for one in outcomes),

@@ -97,6 +97,8 @@ class Finding:
     """Of the winner's score, from its rounds and the last trial; None for less than three values."""
     asked_score: float = 0.0
     """The score of the configuration as asked, measured beside the winner; 0 if it did not train."""
+    rounds: dict[Cell, list[float]] = field(default_factory=dict)
+    """The logarithms of a cell's scores in the rounds, and in the trial after them."""
     spent: float = 0.0
     """Seconds of all trials together."""
 
@@ -116,7 +118,7 @@ class Schedule:
         self._seen: dict[Cell, Outcome] = {}
         self._scores: dict[Cell, float] = {}
         """The score of each tried cell by its latest trial; 0 for one that failed."""
-        self._open = list(plan.cells)
+        self._open = dict.fromkeys(plan.cells)
         self._chance = random.Random(plan.seed)
         self._expectation: Expectation | None = None
         self._longest = 0.0
@@ -133,14 +135,13 @@ class Schedule:
         rounds = self._rounds(finalists)
         self._decide(rounds)
         self._measure_again(rounds)
-        self._finding.pruned |= {cell: why for cell in self._open if (why := self._left(cell))}
+        self._finding.pruned |= {cell: self._left(cell) for cell in self._prune(list(self._open))}
         return self._finding
 
     # Short trials.
 
     def _search(self) -> None:
         plan = self._plan
-        self._prune()
         if self._permitted(plan.asked):
             # Nothing is known about the speed yet: the fewest steps show what a step takes.
             first = self._try(plan.asked, "probe", 0, 0.0)
@@ -152,29 +153,43 @@ class Schedule:
 
     def _permitted(self, cell: Cell) -> bool:
         """Whether the estimate lets a cell be tried, which is not open from now on."""
-        if cell in self._open:
-            self._open.remove(cell)
+        self._open.pop(cell, None)
         reason = self._plan.estimated(cell, self._seen)
         if reason is not None:
             self._finding.pruned[cell] = reason
             self._say(f"not tried: {cell}: {reason}")
         return reason is None
 
-    def _prune(self) -> None:
-        """Leaves out the open cells that the outcomes so far make needless."""
+    def _prune(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Leaves out those of some open cells that the outcomes so far make needless, and returns the others."""
         remaining = []
-        for cell in self._open:
+        for cell in cells:
             reason = self._plan.pruner.reason(cell, self._seen)
             if reason is None:
                 remaining.append(cell)
             else:
                 self._finding.pruned[cell] = reason
-        self._open = remaining
+                del self._open[cell]
+        return remaining
+
+    def _ready(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Those of some open cells that may be tried now."""
+        return [cell for cell in self._prune(cells) if not self._plan.pruner.waits(cell, self._seen)]
+
+    def _weighed(self) -> list[Cell]:
+        """The cells to choose the next one from: all open ones, or some of many, with those next to the best."""
+        everything = list(self._open)
+        if len(everything) > _MOST_WEIGHED:
+            best = self._best_first()[:1]
+            near = [cell for cell in everything if best and _axes_apart(cell, best[0]) == 1]
+            some = self._ready(list(dict.fromkeys([*near, *self._chance.sample(everything, _MOST_WEIGHED)])))
+            if some:
+                return some
+        return self._ready(list(self._open))
 
     def _next(self) -> Cell | None:
         """The open cell to try next; None if none is left, or none is expected to be better."""
-        self._prune()
-        ready = [cell for cell in self._open if not self._plan.pruner.waits(cell, self._seen)]
+        ready = self._weighed()
         if not ready:
             return None
         good = [score for score in self._scores.values() if score > 0]
@@ -183,10 +198,6 @@ class Schedule:
             return self._unlike(ready)
         if self._expectation is None:
             self._expectation = Expectation(list(self._plan.cells))
-        first = max(self._scores, key=lambda cell: self._scores[cell])
-        if len(ready) > _MOST_WEIGHED:
-            near = [cell for cell in ready if _axes_apart(cell, first) == 1]
-            ready = list(dict.fromkeys([*near, *self._chance.sample(ready, _MOST_WEIGHED)]))
         gain = self._expectation.gain(self._scores, ready)
         best = int(gain.argmax())
         if gain[best] >= _NO_BETTER:
@@ -196,6 +207,7 @@ class Schedule:
         self._idle += 1
         if self._idle > max(_LEAST_IDLE, _IDLE * len(self._plan.cells)):
             return None
+        first = self._best_first()[0]
         beside = [index for index, cell in enumerate(ready) if _axes_apart(cell, first) == 1]
         return ready[max(beside, key=lambda index: gain[index])] if beside and self._idle % 2 else self._unlike(ready)
 
@@ -313,8 +325,10 @@ class Schedule:
             return
         last = self._try(found.winner, "again", 0, plan.long_seconds)
         found.score = last.score(plan.work) if last.ok else 0.0
-        values = [*logs.get(found.winner, []), *([math.log(found.score)] if found.score else [])]
-        found.interval = interval_of(values)
+        found.rounds = logs
+        if found.score:
+            logs.setdefault(found.winner, []).append(math.log(found.score))
+        found.interval = interval_of(logs.get(found.winner, []))
         if plan.asked == found.winner:
             found.asked_score = found.score
         elif self._scores.get(plan.asked):

@@ -31,7 +31,7 @@ _LEAST_STEPS, _MOST_STEPS = 6, 20_000
 """Steps that count for the speed. Six are few; a model of seconds a step has no time for more."""
 _WINDOWS = 12
 _LEAST_WINDOWS = 3
-_ENOUGH = 1.5
+_ENOUGH = 2.5
 """A trial that has measured this many times as long as was wanted is ended: it is slower than was expected."""
 _NO_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "MemoryError")
 _STEP, _NOW = "throughput/step_seconds", "throughput/samples_per_second"

@@ -54,6 +54,11 @@ class Machine:
             for left in self.axes[one]
             for right in self.axes[other]
         }
+        # To compute activations twice is never faster; only the share below speaks of it.
+        for pair in list(self._joint):
+            if "checkpointing" in dict(pair):
+                self._joint[pair] = 0.0
+        self._effects |= {("checkpointing", value): 0.0 for value in self.axes.get("checkpointing", [])}
         self._broken = {
             (backend, trainer)
             for backend in self.axes.get("backend", [])
