@@ -127,7 +127,7 @@ bench-estimate: $(INSTALLED)
 ## bench-tune: ortlaunch tune on made machines of 10,000 cells beside random search, then on a small model beside its grid
 bench-tune: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_tune made
-	$(BIN)/python -m tests.benchmarks.bench_tune real model=mlp device=cpu backend=eager trainer=single,ddp \
+	$(BIN)/python -m tests.benchmarks.bench_tune real model=mlp device=cpu backend=eager trainer=ddp,single \
 		train.steps=5000 --hold=checkpointing
 
 ## bench-checkpoint: how long training stands still for a checkpoint, asynchronous over synchronous

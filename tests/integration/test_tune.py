@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.nightly
 def test_a_real_tuning_of_a_small_model_ends_with_a_job_and_is_found_again(launch, tmp_path):
-    words = ("model=mlp", "device=cpu", "backend=eager", "trainer=single,ddp", "--hold=micro-batch,checkpointing")
+    words = ("model=mlp", "device=cpu", "backend=eager", "trainer=ddp,single", "--hold=micro-batch,checkpointing")
     more = ("train.steps=1000", "--minutes", "2", "--format", "json")
     first = launch(tmp_path, "tune", *words, *more)
     assert first.returncode == 0, first.report
