@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortlaunch.base import output
+from ortlaunch.base.own_code import report_deaths
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.base.programs import add_to_path
 from ortlaunch.base.secrets import without_secrets
@@ -35,6 +36,7 @@ def main() -> None:
     failure.forget(run_dir, rank)
     _hold_lock(run_dir)
     output.redirect(Run(run_dir).rank_log(rank), to_terminal=rank == 0)
+    report_deaths()
     if os.environ.get("ORTLAUNCH_ATTEMPT", "0") != "0":
         from ortlaunch.run.attempt import header
 

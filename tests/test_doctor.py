@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.config import backends
 from ortlaunch.config.tracking_uri import sqlite_uri
 from ortlaunch.doctor import command, machine, stack, tracking
 from ortlaunch.doctor.fix import fix
@@ -303,3 +304,14 @@ def test_fix_is_followed_by_a_new_report(capfd, monkeypatch) -> None:
     monkeypatch.setattr(command, "fix", lambda lines: len(lines))
     assert command.main(["--fix"]) == 0
     assert "mend: echo building" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("names", [(), ("onnxruntime",), ("onnxruntime", "onnxruntime-gpu")])
+def test_where_onnxruntime_training_has_no_wheels_none_is_advised(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(backends, "NEWEST_PYTHON", (3, 0))
+    monkeypatch.setattr(stack, "_version", lambda package: "1.23" if package in names else None)
+    (line,) = stack.packages()
+    assert line.level is Level.ok
+    assert line.mend is None

@@ -11,10 +11,8 @@ import torch
 from ortlaunch.check.report import Operator
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort.verify.nested import named_tensors
-from ortlaunch.ort.verify.reference import TORCH_FOLDER, SourceLine
-from ortlaunch.ort.verify.trace import location, statement_at
+from ortlaunch.ort.verify.trace import location, place_in_stack, statement_at
 
-_FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): ")
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '([^']*)'")
 _ROOT = "_original_module"
 
@@ -81,17 +79,9 @@ def _is_exported(kind: str, opset: int) -> bool:
 def _operator(node: Any) -> Operator:
     names = [part.partition("::")[2] for part in node.scopeName().split("/")]
     module = ".".join(name for name in names if name not in ("", _ROOT))
-    place = _place(node.sourceRange())
+    place = place_in_stack(node.sourceRange())
     return (
         Operator(node.kind(), module, location(place), statement_at(*place))
         if place
         else Operator(node.kind(), module, "", "")
     )
-
-
-def _place(stack: str) -> SourceLine | None:
-    """Returns the innermost line of the model's own source in a node's stack, or the innermost line of all."""
-    frames = [match for match in map(_FRAME.match, stack.splitlines()) if match]
-    own = [frame for frame in frames if not frame["file"].startswith(TORCH_FOLDER)]
-    chosen = next(iter(own or frames), None)
-    return (chosen["file"], int(chosen["line"])) if chosen else None

@@ -1,6 +1,7 @@
 """The checking process of ``ortlaunch check``: ``python -m ortlaunch.check.process FOLDER [--no-cost]``.
 
 It reads ``FOLDER/config.yaml``. It writes ``FOLDER/report.json``, or ``FOLDER/refused.txt`` if the request is wrong.
+``FOLDER/begun.json`` is the report before anything is computed, for the case that a signal ends the process.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from pathlib import Path
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.own_code import report_deaths
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.check.cost import check_cost
 from ortlaunch.check.export import Setting, check_export
 from ortlaunch.check.parity import STEPS, check_parity
 from ortlaunch.check.randomness import check_randomness
-from ortlaunch.check.report import Cost, Export, Parity, Randomness, Report, Structure, to_json
+from ortlaunch.check.report import BEGUN, Cost, Export, Parity, Randomness, Report, Structure, to_json
 from ortlaunch.check.structure import check_calls, check_structure
 from ortlaunch.check.verdict import verdict
 from ortlaunch.config.devices import resolve_device
@@ -56,6 +58,7 @@ def check(config: Config, folder: Path, threads: int, *, with_cost: bool) -> Rep
     worker = single_worker(resolve_device(config.device), threads)
     model = construct_seeded(config)
     structure = check_structure(model)
+    (folder / BEGUN).write_text(json.dumps(to_json(_report(config, worker, structure))))
     # This comes before ORTModule gets the model. A run under ZeRO 3 without such blocks would be refused.
     blocks = _zero3_blocks(config, model) if structure.status != "failed" else None
     parts: tuple[Export | None, Parity | None, Randomness | None] = (None, None, None)
@@ -69,19 +72,23 @@ def check(config: Config, folder: Path, threads: int, *, with_cost: bool) -> Rep
         line += f"; here as a whole, and under ZeRO 3 {blocks}, which the run checks when it starts"
     if not with_cost:
         cost = Cost("skipped")
+    report = _report(config, worker, structure)
+    report.fit, report.verdict, report.cost = fit, line, cost
+    report.export, report.parity, report.randomness = parts
+    return report
+
+
+def _report(config: Config, worker: Workers, structure: Structure) -> Report:
+    """A report of what is known before anything is computed."""
     return Report(
-        fit,
-        line,
+        False,
+        "",
         model=config.model.target or config.model.name,
         data=config.data.name,
         device=_device_name(worker),
         precision=config.train.precision.value,
         versions=_versions(),
         structure=structure,
-        export=parts[0],
-        parity=parts[1],
-        randomness=parts[2],
-        cost=cost,
     )
 
 
@@ -137,6 +144,7 @@ def _versions() -> dict[str, str]:
 def main() -> None:
     """Checks the configuration in the folder."""
     die_with_parent()
+    report_deaths()
     folder = Path(sys.argv[1])
     try:
         config, threads = load_config(folder / "config.yaml"), int(os.environ["OMP_NUM_THREADS"])

@@ -14,6 +14,9 @@ from ortlaunch.ort.verify.comparison import TensorComparison
 SCHEMA = 2
 """Incremented when a key changes its name or meaning."""
 
+BEGUN = "begun.json"
+"""File of the checking process with the report as it was before anything was computed."""
+
 Status = Literal["ok", "warning", "failed", "skipped"]
 
 
@@ -169,6 +172,20 @@ class Cost:
     """Steps after which ONNX Runtime has saved more time against eager than its export took; null if it never does."""
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a signal has ended the process that checked the model; what is not known is empty."""
+
+    signal: str
+    during: str
+    """PyTorch, the export or ONNX Runtime."""
+    operator: str
+    module: str
+    """Path of the module that contains the operator."""
+    location: str
+    statement: str
+
+
 @dataclass
 class Report:
     """The complete report."""
@@ -185,6 +202,8 @@ class Report:
     parity: Parity | None = None
     randomness: Randomness | None = None
     cost: Cost | None = None
+    ended: Ended | None = None
+    """Null unless a signal has ended the check itself."""
     schema: int = SCHEMA
 
 

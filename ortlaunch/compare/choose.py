@@ -90,7 +90,9 @@ def choose(client: MlflowClient, selection: Selection) -> Chosen:
     if selection.baseline is None:
         base, why = _default_baseline(client, ids, selection, rows, others=more and selection.last is None)
     else:
-        base, why = row_of(_baseline(client, ids, selection.baseline)), ""
+        # Runs of an earlier bench often have the same names.
+        named = [row for row in rows if row.name == selection.baseline]
+        base, why = named[0] if len(named) == 1 else row_of(_baseline(client, ids, selection.baseline)), ""
     is_older = base.run_id not in [row.run_id for row in rows]
     if more:
         notes.append(f"the last {last} runs{' and the baseline' if is_older else ''} only: more by --last N")

@@ -60,14 +60,15 @@ def packages() -> Iterator[Line]:
     training = [name for name in _TRAINING if name in installed]
     wanted = "cuda" if cuda_libs.driver_error() is None else "cpu"
     install = f"pip install 'ortlaunch[{wanted}]'"
-    if len(installed) > 1:
+    if not training and not backends.has_wheels():
+        # Nothing here uses an onnxruntime without the training part, and there is none with it.
+        yield Line("onnxruntime", Level.ok, f"{names or 'not installed'}; {backends.why_default()}")
+    elif len(installed) > 1:
         # All of these packages share the folder "onnxruntime", so a later one overwrites files of an earlier one.
         remove = f"pip uninstall -y {' '.join(installed)}"
         yield Line(
             "onnxruntime", Level.error, f"{names} are both installed and overwrite each other", _then(remove, install)
         )
-    elif not training and not backends.has_wheels():
-        yield Line("onnxruntime", Level.ok, f"{names or 'not installed'}; {backends.why_default()}")
     elif installed and not training:
         remove = f"pip uninstall -y {' '.join(installed)}"
         yield Line("onnxruntime", Level.error, f"{names} has no training part", _then(remove, install))

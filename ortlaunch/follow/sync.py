@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import why_foreign
 from ortlaunch.base.text import say
 from ortlaunch.launch.table import queue_named
+from ortlaunch.run import claim
 from ortlaunch.run.liveness import Alive, liveness
 from ortlaunch.run.record import scheduler_of
 from ortlaunch.run.roots import RUN_ROOT
@@ -154,12 +157,35 @@ def end_if_dead(run_dir: Path) -> str:
         if not free or _may_live(run):
             return "still running, or killed a moment ago: sync again for its end"
         try:
-            with run.journal() as journal:
-                journal.end("KILLED", at=state.last)
-            note_end(run_dir, "KILLED")
+            with _claimed(run):
+                if run.state().ended is None:
+                    with run.journal() as journal:
+                        journal.end("KILLED", at=state.last)
+                    note_end(run_dir, "KILLED")
+        except RequestError:
+            return "is being launched again"
         except OSError as error:
             return f"was killed, which cannot be journalled: {error}"
         return "was killed"
+
+
+@contextmanager
+def _claimed(run: Run) -> Iterator[None]:
+    """Keeps others from launching a run whose last job or launcher is gone. Nobody launches a sweep's folder again.
+
+    Raises:
+        RequestError: another process holds the run.
+        OSError: the claim cannot be written.
+    """
+    if runs_of(run.path) is not None:
+        yield
+        return
+    over = (run.job() or {}).get("job_id")
+    held = claim.take(run, job_is_over=lambda job: job == over)
+    try:
+        yield
+    finally:
+        held.release()
 
 
 def _may_live(run: Run) -> bool:

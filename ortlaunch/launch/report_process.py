@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.own_code import last_frames, users_place
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config
@@ -36,6 +38,7 @@ def report_of(
     quiet: bool,
     words: Sequence[str] = (),
     add_files: Callable[[Path], None] | None = None,
+    ended: Callable[[Path, int, str], dict[str, Any] | None] | None = None,
 ) -> dict[str, Any]:
     """Runs ``python -m ortlaunch.VERB.process FOLDER`` and returns its report.
 
@@ -47,6 +50,8 @@ def report_of(
         quiet: whether to show nothing.
         words: further arguments of the process.
         add_files: writes further files to the folder.
+        ended: makes the report where a signal has ended the process: of the folder, the signal and the log; None
+            where it cannot.
 
     Raises:
         RequestError: the process refused the request, or ended early.
@@ -73,5 +78,13 @@ def report_of(
         if code == 0 and report.is_file():
             found: dict[str, Any] = json.loads(report.read_text())
             return found
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        text = log.read_text(errors="replace")
+        made = ended(folder, -code, text) if ended is not None and code < 0 else None
+        if made is not None:
+            return made
+        frames, text = last_frames(text, -code)
+        lines = [line for line in text.splitlines() if line.strip()]
+        if code < 0:
+            place = users_place(frames)
+            lines.append(f"ended by {signal.Signals(-code).name}" + (f" at {place}" if place else ""))
     raise RequestError(f"the {verb} itself ended early: " + "\n".join(lines[-_LAST_LINES:] or [f"exit code {code}"]))

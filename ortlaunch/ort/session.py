@@ -42,8 +42,9 @@ def import_ortmodule() -> Any:
     for name in extension.needed():
         if name != extension.KERNELS:
             extension.load(name)
-    # ORTModule imports DeepSpeed where it is installed, and DeepSpeed's autotuner MLflow: 1.3 s of a worker's start.
-    with hidden("mlflow"):
+    # ORTModule imports DeepSpeed where it is installed (1 s of a worker's start), and DeepSpeed's autotuner MLflow
+    # (1.3 s). A trainer that works through DeepSpeed has imported it before.
+    with hidden("mlflow"), hidden("deepspeed"):
         from onnxruntime.training import ortmodule
 
     # These are set because ORTModule's own folder has no libraries; ours are already loaded.

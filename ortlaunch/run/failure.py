@@ -10,15 +10,15 @@ import json
 import re
 import signal
 import socket
-import sysconfig
 import time
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.own_code import is_users, last_frames, users_place
 from ortlaunch.base.reading import notice, read_json, read_tail
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run.attempt import last_attempt
@@ -30,6 +30,7 @@ _LOG_BYTES = 4 << 20
 _READ_LINES = 200
 """Lines in which secrets are looked for before the last `_TAIL_LINES` are taken: a private key has up to 60."""
 _ENDED = "the worker was ended by"
+_ENDED_BY = re.compile(rf"{_ENDED} (\w+)")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,17 @@ class Failure:
     """The request was wrong (exit code 2) rather than the training (exit code 1)."""
     time: float
     """Seconds since the epoch."""
+
+    @property
+    def ended_by(self) -> str:
+        """The name of the signal that ended the worker; empty if it ended in another way."""
+        found = _ENDED_BY.match(self.message)
+        return found[1] if found else ""
+
+    def explained(self, cause: str) -> Failure:
+        """The same failure with where the signal has met the worker, such as "in MaxPoolGrad", in its first line."""
+        rest = self.message.partition(";")[2]
+        return replace(self, message=f"{_ENDED} {self.ended_by} {cause};{rest}")
 
     @property
     def gist(self) -> str:
@@ -77,18 +89,11 @@ def _end_of(error: BaseException) -> str:
     # Secrets are removed before the text is cut, because a part of one may not look like one.
     lines = without_secrets("".join(traceback.format_exception(error))).strip().splitlines()
     shown = "\n".join(lines[-_TAIL_LINES:])
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
     place = f'  File "{own[-1].filename}", line {own[-1].lineno}, in {own[-1].name}' if own else ""
     if not own or place in shown:
         return shown
     return f"{place}\n    {own[-1].line}\n  …\n{shown}"
-
-
-def _is_users(file: str) -> bool:
-    path = Path(file)
-    others = (Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1])
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    return path.is_file() and not installed and not any(path.is_relative_to(folder) for folder in others)
 
 
 def forget(run_dir: Path, rank: int) -> None:
@@ -168,6 +173,9 @@ def _killed_message(run_dir: Path, rank: int, number: int) -> str:
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     hint = " (out of memory?)" if number == signal.SIGKILL else ""
     log = Run(run_dir).rank_log(rank)
-    lines = read_tail(log, _LOG_BYTES).strip().splitlines()[-_READ_LINES:] if log.is_file() else []
-    tail = without_secrets("\n".join(lines)).splitlines()[-_TAIL_LINES:]
-    return "\n".join([f"{_ENDED} {name}{hint}; the last lines of its log:", *tail])
+    # Of the stack, which is mostly libraries, the user's own line is told.
+    frames, text = last_frames(read_tail(log, _LOG_BYTES) if log.is_file() else "", number)
+    tail = without_secrets("\n".join(text.strip().splitlines()[-_READ_LINES:])).splitlines()[-_TAIL_LINES:]
+    place = users_place(frames)
+    at = f" at {place}" if place else ""
+    return "\n".join([f"{_ENDED} {name}{hint}{at}; the last lines of its log:", *tail])

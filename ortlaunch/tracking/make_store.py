@@ -8,18 +8,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import re
 import shutil
 import sqlite3
 import sys
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
-
-import psutil
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.tracking_uri import sqlite_uri
-from ortlaunch.tracking.sqlite_store import State, lock_of, look, remove
+from ortlaunch.tracking import store_template
+from ortlaunch.tracking.sqlite_store import State, lock_of, look, newest, other_name, publish, remove, remove_leftovers
 from ortlaunch.tracking.store import connect, quiet_mlflow
 
 _NOT_COPIED = ("alembic_version",)
@@ -38,7 +36,7 @@ def main(arguments: list[str]) -> int:
     path: Path = options.file.absolute()
     try:
         with lock_of(path):
-            _remove_leftovers(path)
+            remove_leftovers(path)
             if options.repair:
                 print(repair(path))
             elif look(path).state is State.ABSENT:
@@ -51,10 +49,12 @@ def main(arguments: list[str]) -> int:
 
 def make(path: Path) -> None:
     """Makes the store under another name and gives it its own name when it is complete."""
-    new = _other_name(path, "new")
+    new = other_name(path, "new")
     try:
         _migrate(new)
-        _publish(new, path)
+        if (revision := newest()) is not None:
+            store_template.keep(new, revision)
+        publish(new, path)
     finally:
         remove(new)
 
@@ -68,7 +68,7 @@ def repair(path: Path) -> str:
     found = look(path)
     if not found.needs_repair:
         return f"{path} needs no repair"
-    new = _other_name(path, "new")
+    new = other_name(path, "new")
     try:
         if found.state is State.OUTDATED:
             _copy(path, new)
@@ -138,23 +138,6 @@ def _columns(database: sqlite3.Connection, schema: str, table: str) -> list[str]
     return [row[1] for row in database.execute(f'pragma {schema}.table_info("{table}")')]
 
 
-def _publish(new: Path, path: Path) -> None:
-    """Gives a complete store its name, unless another process has been faster."""
-    try:
-        os.link(new, path)
-    except FileExistsError:
-        if path.stat().st_size == 0:
-            os.replace(new, path)
-    except OSError:
-        # The file system has no hard links. The lock keeps others away.
-        if not path.exists():
-            os.replace(new, path)
-
-
-def _other_name(path: Path, word: str) -> Path:
-    return path.with_name(f".{path.name}.{word}-{os.uname().nodename}-{os.getpid()}")
-
-
 def _kept(path: Path) -> Path:
     """Gives the old file a second name, so that its own name never stands for nothing; returns it."""
     names = (path.with_name(f"{path.name}.old-{number}") for number in itertools.count(1))
@@ -164,16 +147,6 @@ def _kept(path: Path) -> Path:
     except OSError:  # The file system has no hard links.
         shutil.copy2(path, name)
     return name
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Removes the files of makers on this machine that were killed."""
-    beginning = f".{path.name}.new-{os.uname().nodename}-"
-    for file in path.parent.iterdir():
-        maker = re.match(r"\d+", file.name.removeprefix(beginning)) if file.name.startswith(beginning) else None
-        if maker is not None and not psutil.pid_exists(int(maker[0])):
-            with suppress(OSError):
-                file.unlink()
 
 
 if __name__ == "__main__":

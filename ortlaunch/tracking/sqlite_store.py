@@ -2,8 +2,8 @@
 
 MLflow makes a store by some 60 migrations. They take seconds and are no transactions: a process that ends in between
 leaves a file that no later process can use. A store is therefore made under another name, by a process that no Ctrl-C
-reaches (see `ortlaunch.tracking.make_store`), and gets its own name when it is complete. This module imports nothing
-heavy.
+reaches (see `ortlaunch.tracking.make_store`), and gets its own name when it is complete. The next one is a copy (see
+`ortlaunch.tracking.store_template`). This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
+import psutil
+
 import ortlaunch
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.locks import exclusive
 from ortlaunch.config.tracking_uri import sqlite_uri
+from ortlaunch.tracking import store_template
 
 WAIT_SECONDS = 120.0
 """How long one process waits for another one that makes the store. On a busy machine it takes up to 40 seconds."""
@@ -127,6 +130,12 @@ def migrations() -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(revisions), frozenset(revisions - earlier)
 
 
+def newest() -> str | None:
+    """The installed MLflow's newest revision of a store; None if it cannot be read."""
+    _, heads = migrations()
+    return next(iter(heads)) if len(heads) == 1 else None
+
+
 def check(path: Path) -> None:
     """Refuses a store that MLflow cannot use, before MLflow tries to migrate it in this process.
 
@@ -151,8 +160,28 @@ def ensure(path: Path) -> None:
     """
     if look(path).state is State.ABSENT:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _make(path)
+        if not _copied(path):
+            _make(path)
     check(path)
+
+
+def _copied(path: Path) -> bool:
+    """Makes the store as a copy of the template; returns False if there is none that fits the installed MLflow."""
+    revision = newest()
+    if revision is None:
+        return False
+    with lock_of(path):
+        if look(path).state is not State.ABSENT:
+            return True
+        remove_leftovers(path)
+        new = other_name(path, "new")
+        try:
+            if not store_template.copy_to(new, revision):
+                return False
+            publish(new, path)
+        finally:
+            remove(new)
+    return True
 
 
 def _make(path: Path) -> None:
@@ -190,3 +219,31 @@ def remove(path: Path) -> None:
     for suffix in ("", "-journal", "-wal", "-shm"):
         with suppress(FileNotFoundError):
             path.with_name(path.name + suffix).unlink()
+
+
+def publish(new: Path, path: Path) -> None:
+    """Gives a complete store its name, unless another process has been faster."""
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        if path.stat().st_size == 0:
+            os.replace(new, path)
+    except OSError:
+        # The file system has no hard links. The lock keeps others away.
+        if not path.exists():
+            os.replace(new, path)
+
+
+def other_name(path: Path, word: str) -> Path:
+    """The hidden name beside a store under which this process makes its file."""
+    return path.with_name(f".{path.name}.{word}-{os.uname().nodename}-{os.getpid()}")
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes the files of makers on this machine that were killed."""
+    beginning = f".{path.name}.new-{os.uname().nodename}-"
+    for file in path.parent.iterdir():
+        maker = re.match(r"\d+", file.name.removeprefix(beginning)) if file.name.startswith(beginning) else None
+        if maker is not None and not psutil.pid_exists(int(maker[0])):
+            with suppress(OSError):
+                file.unlink()

@@ -65,6 +65,17 @@ class BackendRun:
         """
         return False
 
+    def check_evaluated(self, batch: Batch, loss: torch.Tensor) -> None:
+        """Compares a batch's evaluation with PyTorch's where a value that the graph has frozen differs.
+
+        Args:
+            batch: on the model's device; the engine is evaluating.
+            loss: what the backend has computed.
+
+        Raises:
+            RequestError: PyTorch's loss is another one.
+        """
+
     @property
     def is_active(self) -> bool:
         """Whether ONNX Runtime really ran this worker's last training step."""
@@ -174,6 +185,25 @@ class OrtRun(BackendRun):
         error = "" if self._blocks else self._gradient_error(batch)
         if error is not None:
             raise RequestError(decision.change(value) + (f". With this batch, {error}" if error else ""))
+        for decision, value in unverified:
+            decision.verified.append(value)
+
+    def check_evaluated(self, batch: Batch, loss: torch.Tensor) -> None:
+        from ortlaunch.ort.mends import decisions
+        from ortlaunch.ort.verify.start import evaluation_error
+
+        unverified = decisions.take_unverified_in_evaluation()
+        if not unverified or self._task is None:
+            return
+        decision, value = unverified[0]
+        # With a graph for each block, there is no whole model to compare.
+        error = (
+            ""
+            if self._blocks
+            else evaluation_error(self._engine.inner, self._task, self._engine.precision_context, batch, loss)
+        )
+        if error is not None:
+            raise RequestError(f"in the evaluation, {decision.change(value)}" + (f". {error}" if error else ""))
         for decision, value in unverified:
             decision.verified.append(value)
 

@@ -7,6 +7,7 @@ import time
 import torch
 
 from ortlaunch.models.task import Batch
+from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.recorder import Recorder
 from ortlaunch.trainer.workers import Workers
@@ -15,7 +16,15 @@ from ortlaunch.trainer.workers import Workers
 class Evaluation:
     """Evaluates a model on the same batches each time."""
 
-    def __init__(self, batches: list[Batch], every: int, last_step: int, workers: Workers, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        batches: list[Batch],
+        every: int,
+        last_step: int,
+        workers: Workers,
+        recorder: Recorder,
+        backend: BackendRun,
+    ) -> None:
         """
         Args:
             batches: this worker's, on the CPU; all workers have the same number of batches of the same size.
@@ -23,12 +32,14 @@ class Evaluation:
             last_step: the run's last step, after which there is always an evaluation.
             workers: this worker's place.
             recorder: journals the result.
+            backend: compares what it computes with PyTorch where it has to.
         """
         self._batches = batches
         self._every = every
         self._last_step = last_step
         self._workers = workers
         self._recorder = recorder
+        self._backend = backend
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation follows `step`."""
@@ -40,7 +51,10 @@ class Evaluation:
         total = torch.zeros((), device=self._workers.device)
         with engine.evaluating():
             for batch in self._batches:
-                total += engine.evaluate({name: tensor.to(self._workers.device) for name, tensor in batch.items()})
+                here = {name: tensor.to(self._workers.device) for name, tensor in batch.items()}
+                loss = engine.evaluate(here)
+                self._backend.check_evaluated(here, loss)
+                total += loss
         losses = self._workers.gather([float(total) / len(self._batches)])
         mean = float(losses.mean())
         self._recorder.evaluated(step, {"eval/loss": mean, "eval/seconds": time.perf_counter() - began})

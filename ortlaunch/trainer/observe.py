@@ -55,7 +55,7 @@ def _evaluation(context: RunContext, parts: Parts, recorder: Recorder) -> Evalua
     if train.eval_every is None:
         return None
     held_out = parts.loader.held_out(train.eval_samples)
-    return Evaluation(held_out, train.eval_every, train.steps, context.workers, recorder)
+    return Evaluation(held_out, train.eval_every, train.steps, context.workers, recorder, parts.backend)
 
 
 def _journal_start(journal: Journal, start: Start, run: Run, attempt: int, fingerprint: str) -> None:

@@ -23,7 +23,7 @@ from ortlaunch.compose.sweep_folder import discard, sweep_folder
 from ortlaunch.compose.sweeps import swept_keys, swept_name
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, MlflowConfig
-from ortlaunch.config.tracking_uri import compare_command
+from ortlaunch.config.tracking_uri import compare_command, resolve_tracking
 from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.table import launcher_of
@@ -93,6 +93,8 @@ def main(arguments: list[str]) -> int:
         if not grid.cells or grid.cells[0].config.launcher.dry_run:
             print(_listed(grid, repeat) if grid.cells else "", end="")
             return DONE
+        if options.baseline is not None:
+            _check_baseline(grid, repeat, options.baseline)
         return _Bench(grid, repeat, ["bench", *arguments]).run(options)
     finally:
         discard(sweep_folder())
@@ -172,6 +174,29 @@ def _check(grid: Grid) -> None:
             )
 
 
+def _check_baseline(grid: Grid, repeat: int, asked: str) -> None:
+    """Refuses a baseline that is neither a run of this bench nor one that MLflow has, before anything runs.
+
+    Raises:
+        RequestError: the message lists the runs of the first round.
+    """
+    from ortlaunch.compare.command import check_baseline
+
+    if any(asked == _run_name(cell, repeat, turn) for cell in grid.cells for turn in range(repeat)):
+        return
+    tracking = mlflow_of(grid.cells[0].config)
+    assert tracking is not None
+    try:
+        check_baseline(asked, resolve_tracking(tracking, Path.cwd()).uri)
+    except RequestError as error:
+        names = ", ".join(_run_name(cell, repeat, 0) for cell in grid.cells)
+        raise RequestError(f"--baseline {asked}: {error}. The first round of this bench: {names}") from error
+
+
+def _run_name(cell: Cell, repeat: int, turn: int) -> str:
+    return cell.name if repeat == 1 else f"{cell.name}-seed={cell.config.seed + turn}"
+
+
 def _listed(grid: Grid, repeat: int) -> str:
     lines = [f"{len(grid.cells) * repeat} runs would be started, one after the other:"]
     for turn in range(repeat):
@@ -241,8 +266,7 @@ class _Bench:
 
     def _run(self, cell: Cell, turn: int) -> int:
         seed = cell.config.seed + turn
-        name = cell.name if self._repeat == 1 else f"{cell.name}-seed={seed}"
-        config = dataclasses.replace(cell.config, seed=seed, name=name)
+        config = dataclasses.replace(cell.config, seed=seed, name=_run_name(cell, self._repeat, turn))
         plan = dataclasses.replace(
             make_plan(config, cell.backend_reason), sweep=SweepTask(self._grid.folder, len(self._runs))
         )

@@ -126,6 +126,29 @@ def test_a_baseline_may_be_of_another_experiment(store: MlflowConfig, make: Make
         collect(store.uri, Selection(experiment=experiment, baseline="nobody"))
 
 
+def test_of_two_runs_with_the_baselines_name_the_selected_one_is_meant(
+    store: MlflowConfig, make: Make, experiment: str, client: Any
+) -> None:
+    """A bench that is repeated makes runs of the same names."""
+    make("cell", 2.0)
+    ids = [client.get_experiment_by_name(experiment).experiment_id]
+    (earlier,) = (run.info.run_id for run in client.search_runs(ids))
+    make("cell", 4.0)
+    make("other", 1.0)
+    later, other = (
+        next(
+            run.info.run_id
+            for run in client.search_runs(ids)
+            if run.info.run_name == name and run.info.run_id != earlier
+        )
+        for name in ("cell", "other")
+    )
+    comparison = collect(store.uri, Selection(experiment=experiment, runs=[later, other], baseline="cell"))
+    assert comparison.baseline_id == later and {row.run_id for row in comparison.rows} == {later, other}
+    with pytest.raises(RequestError, match="'cell' means 2 runs"):
+        collect(store.uri, Selection(experiment=experiment, runs=[other], baseline="cell"))
+
+
 def baseline_of(store: MlflowConfig, **selection: Any) -> tuple[str, str]:
     comparison = collect(store.uri, Selection(**selection))
     return next(row.name for row in comparison.rows if row.run_id == comparison.baseline_id), comparison.why

@@ -159,7 +159,9 @@ def _train(
             engine.step()
         if isinstance(backend, OrtConfig) and not session.is_active(engine.inner):
             raise AssertionError("ONNX Runtime did not run the model")
-        course.state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        # Not its state_dict, which leaves out buffers that are not persistent.
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        course.state = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         run.close()
         return course
     finally:

@@ -72,8 +72,9 @@ def test_full_disk_for_the_whole_run_folder(base, trial, tmp_path):
 
 
 @pytest.mark.parametrize("second", [5, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(15) if n != 5)])
-def test_ctrl_c_twice_in_the_first_seconds(base, tmp_path, second):
+def test_ctrl_c_twice_in_the_first_seconds(base, tmp_path, monkeypatch, second):
     """In a new folder, where MLflow makes its store: whatever was cut off, the next command can use the folder."""
+    monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path / "cache"))  # MLflow makes the store, not a template's copy.
     running = Started(tmp_path, (*WORDS, "tracking=mlflow"))
     try:
         time.sleep(second + 0.5)

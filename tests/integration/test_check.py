@@ -14,6 +14,9 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.cli import dispatch
 
 NETS = """
+import os
+import signal
+
 import torch
 from torch import nn
 
@@ -53,6 +56,32 @@ class Exotic(Net):
         return torch.fft.hfft(hidden, hidden.shape[-1])
 
 
+class Counting(Net):
+    def __init__(self, limit):
+        super().__init__()
+        self.limit = limit
+
+    def between(self, hidden, x):
+        count = int((x > 0.3).sum())
+        return torch.tanh(hidden) if count > self.limit else hidden
+
+
+class OneSample(Net):
+    def between(self, hidden, x):
+        return hidden + nn.functional.cross_entropy(hidden[0], torch.tensor(3))
+
+
+class Deadly(Net):
+    def between(self, hidden, x):
+        return deadly(hidden)
+
+
+@torch.library.custom_op("nets::deadly", mutates_args=())
+def deadly(x: torch.Tensor) -> torch.Tensor:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return x.clone()
+
+
 class Hidden(Net):
     def __init__(self):
         super().__init__()
@@ -64,7 +93,7 @@ RUN = ("data=digits", "trainer=single", "train.steps=2", "tracking=none", "devic
 CHECK = ("data=digits", "device=cpu", "--no-cost", "--format", "json")
 
 KEYS = {
-    "": "fit verdict model data device precision versions structure export parity randomness cost schema",
+    "": "fit verdict model data device precision versions structure export parity randomness cost ended schema",
     "structure": "status problems parameters buffers unregistered inputs outputs",
     "export": "status succeeded seconds error unsupported_operators tracer_warnings probes comparable refused",
     "export.tracer_warnings.0": "location statement message effect",
@@ -235,3 +264,70 @@ def test_a_run_is_refused_at_its_start_unless_the_finding_is_allowed(train, fold
     # What was found, not what might have been.
     assert allowed.tags["ortlaunch.allowed"] == allow
     assert 1 in allowed.losses
+
+
+UNMENDED = """
+from ortlaunch.ort.mends import losses
+
+
+def as_onnxruntime_has_it(g, *arguments):
+    from onnxruntime.training.ortmodule._custom_op_symbolic_registry import CustomOpSymbolicRegistry
+
+    return CustomOpSymbolicRegistry._SYMBOLICS["::cross_entropy_loss"](g, *arguments)
+
+
+losses.cross_entropy = as_onnxruntime_has_it
+"""
+"""Makes a model that aborts in onnxruntime."""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("verb", ["check", "run"])
+@pytest.mark.parametrize(
+    ("net", "signal", "operator", "line", "advice"),
+    [
+        (
+            "OneSample",
+            "SIGABRT",
+            "com.microsoft::SoftmaxCrossEntropyLossInternal of ONNX Runtime's graph",
+            "return hidden + nn.functional.cross_entropy(hidden[0], torch.tensor(3))",
+            "use backend=eager or backend=compile",
+        ),
+        ("Deadly", "SIGSEGV", "nets::deadly of PyTorch", "return deadly(hidden)", "PyTorch alone ends in it too"),
+    ],
+    ids=["ort", "torch"],
+)
+def test_a_process_that_a_defect_ends_names_the_operator(
+    launch, folder, verb, net, signal, operator, line, advice
+) -> None:
+    (folder / "nets.py").write_text(NETS + (UNMENDED if net == "OneSample" else ""))
+    if verb == "check":
+        result = launch(folder, "check", *factory(net), *CHECK)
+        report = json.loads(result.stdout)
+        assert set(report) == set(KEYS[""].split())
+        assert report["ended"]["signal"] == signal
+        assert report["ended"]["statement"] == line
+        text = report["verdict"]
+    else:
+        result = launch(folder, *factory(net), *RUN, "backend=ort")
+        text = result.report
+    assert result.returncode == 1, result.report
+    assert f"was ended by {signal} in the operator {operator} (nets.py:" in text
+    assert f"`{line}`): " in text
+    assert advice in text
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("trainer", ["ddp", "deepspeed"])
+def test_a_number_that_differs_in_each_batch_stops_the_step_in_which_it_decides(launch, folder, trainer) -> None:
+    keys = ("data=digits", f"trainer={trainer}", "launcher.workers_per_node=2", "tracking=none", "device=cpu", "seed=1")
+    keys += ("train.steps=8", "train.batch_size=32", "train.log_every=1", "train.eval_every=4", "backend=ort")
+    # With this seed the first worker's batches have 725 bright pixels in the seventh step, and 720 or so before.
+    result = launch(folder, *factory("Counting"), *keys, "+model.params.limit=724")
+    assert result.returncode == 2, result.report
+    assert "`count = int((x > 0.3).sum())` at nets.py" in result.report
+    assert "reads 725 in this step" in result.report
+    assert "step 6/8" in result.report
+    assert "step 7/8" not in result.report
+    harmless = launch(folder, *factory("Counting"), *keys, "+model.params.limit=1000000")
+    assert harmless.returncode == 0, harmless.report

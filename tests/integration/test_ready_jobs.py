@@ -38,6 +38,8 @@ JOBS = {name: to_config(compose([f"+jobs={name}"])) for name in ready_jobs()}
 SWEEPS = [name for name, path in ready_jobs().items() if "MULTIRUN" in path.read_text()]
 SUBMITTED = [name for name, config in JOBS.items() if config.launcher.name == "slurm"]
 TRAINED = [name for name in JOBS if name not in SWEEPS + SUBMITTED]
+NIGHTLY = ("gpt2_zero0_ort", "gpt2_zero1_ort")
+"""CI trains the other stages."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def runs(table_of, tmp_path_factory: pytest.TempPathFactory):
     return table_of(tmp_path_factory.mktemp("ready"), {name: small(name) for name in TRAINED})
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in NIGHTLY)) for n in TRAINED])
 def test_each_trains(runs, name: str) -> None:
     result = runs[name]
     if JOBS[name].backend.name == "compile" and torch.__version__.startswith("2.6."):

@@ -64,7 +64,12 @@ def figures(result):
     return {step: (loss, result.series("train/grad_norm")[step]) for step, loss in result.losses.items()}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Each of these differs from one that CI runs by a stage, or by one worker.
+NIGHTLY = ("ddp-3-workers", "ddp-ort-alone", "zero0", "zero1")
+CASES = [pytest.param(kind, marks=[pytest.mark.nightly] * (kind in NIGHTLY)) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", CASES)
 def test_half_and_half_is_the_whole(train, folder, straight, kind):
     whole, workers = straight(kind), WORKERS.get(kind, 2)
     middle = whole.run_dir / "checkpoints" / "step-00000004"

@@ -120,6 +120,20 @@ def test_a_baseline_that_is_named_stays(started: Any) -> None:
     assert compared.baseline == "mine"
 
 
+@pytest.mark.parametrize(("asked", "repeat"), [("b", 1), ("c-seed=8", 2)])
+def test_a_run_of_this_bench_may_be_the_baseline(grid: bench.Grid, asked: str, repeat: int) -> None:
+    bench._check_baseline(grid, repeat, asked)
+
+
+@pytest.mark.parametrize(("asked", "repeat"), [("nosuch", 1), ("b", 2), ("c-seed=9", 2)])
+def test_a_baseline_that_there_is_not_is_refused_before_anything_runs(
+    grid: bench.Grid, asked: str, repeat: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match=f"^--baseline {asked}: .*The first round of this bench: a"):
+        bench._check_baseline(grid, repeat, asked)
+
+
 @pytest.mark.parametrize(
     ("words", "repeat"), [(["model=mlp"], 3), (["repeat=5"], 5), (["repeat=2", "-m", "--multirun"], 2)]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from pathlib import Path
@@ -80,6 +81,40 @@ def test_a_killed_worker_comes_before_those_that_miss_it(tmp_path: Path) -> None
     assert "SIGKILL" in found.message
     assert "memory" in found.message
     assert "the last words" in found.message
+
+
+def killed_by_segv(tmp_path: Path, log: str) -> failure.Failure:
+    report = tmp_path / "torchrun.log"
+    report.write_text(TORCHRUN_REPORT.format(code=-11))
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-1.log").write_text(log)
+    found = failure.first(tmp_path, report)
+    assert found is not None
+    return found
+
+
+def stack(*frames: str) -> str:
+    lines = ["", "Current thread 0x1 [python] (most recent call first):", *frames, "", "Extension modules: numpy"]
+    return "\n".join(["Fatal Python error: Segmentation fault", *lines, ""])
+
+
+def test_of_the_stack_of_a_worker_that_a_defect_ended_the_users_line_is_told(tmp_path: Path) -> None:
+    frames = [
+        f'  File "{torch_file}", line 7 in linear' for torch_file in (json.__file__, "/nowhere/site-packages/x.py")
+    ]
+    frames += [f'  File "{__file__}", line 21 in forward', f'  File "{__file__}", line 9 in outer']
+    found = killed_by_segv(tmp_path, f"the last words\n{stack(*frames)}")
+    assert found.gist == f"the worker was ended by SIGSEGV at {__file__}:21"
+    assert found.ended_by == "SIGSEGV"
+    assert found.message.splitlines()[1:] == ["the last words"]
+    explained = found.explained("in the operator onnx::Conv: use backend=eager")
+    assert explained.gist == "the worker was ended by SIGSEGV in the operator onnx::Conv: use backend=eager"
+    assert explained.message.splitlines()[1:] == ["the last words"]
+
+
+def test_a_report_of_another_signal_is_no_report_of_this_one(tmp_path: Path) -> None:
+    other = stack(f'  File "{__file__}", line 21 in forward').replace("Segmentation fault", "Aborted")
+    assert killed_by_segv(tmp_path, f"{other}restarted\n").gist == "the worker was ended by SIGSEGV"
 
 
 def test_a_killed_worker_is_found_also_where_torchrun_names_another_as_the_root_cause(tmp_path: Path) -> None:

@@ -314,6 +314,34 @@ def test_a_number_that_differs_and_decides_nothing_yet_is_compared_when_it_is_ne
         backend.recheck(9, batch, last=False)
 
 
+@pytest.mark.usefixtures("enforced")
+def test_a_decision_that_changes_in_an_evaluation_is_compared_with_pytorch() -> None:
+    model = Bounded()
+    wrapped = wrapped_model(model)
+    first = summing(8, 10, 13)
+    task = make_task(model, first[0])
+    backend = run_of(wrapped, OrtConfig(export_cache=False))
+    backend.check(task, first)
+    wrapped.eval()
+    compared = []
+
+    def evaluated(batch: Batch) -> torch.Tensor:
+        with torch.no_grad():
+            loss = task.loss(wrapped, batch)
+        compared.append(len(decisions._unverified_in_evaluation))
+        backend.check_evaluated(batch, loss)
+        return loss
+
+    for batch in summing(9, 12, 10, 11):
+        with torch.no_grad():
+            torch.testing.assert_close(evaluated(batch), task.loss(model, batch))
+    # The graph's own number, a new one, and two between these.
+    assert compared == [0, 1, 0, 0]
+    (batch,) = summing(33)
+    with pytest.raises(RequestError, match=r"in the evaluation, .* reads 2.75 .* traced with 0.75.*The loss of this"):
+        evaluated(batch)
+
+
 class ByCount(Net):
     def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return hidden * 2 if torch.count_nonzero(labels == 3) > 0 else hidden

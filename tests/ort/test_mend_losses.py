@@ -63,3 +63,10 @@ def test_masks_are_joined(assert_parity: Any, join: Callable[..., torch.Tensor])
         return torch.where(join(x > 0, x < 14), x, torch.zeros_like(x))
 
     assert_parity(Net(masked), {"x": values()}, tolerance=1e-6)
+
+
+def test_the_cross_entropy_of_one_sample_without_a_batch(assert_parity: Any) -> None:
+    def of_one(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(x[0] / 100, target[0])
+
+    assert_parity(Net(of_one), {"x": values(), "target": torch.tensor([3, 1])}, tolerance=1e-6)

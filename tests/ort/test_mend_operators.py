@@ -100,6 +100,8 @@ def images(rng: random.Random) -> dict[str, Case]:
             f"adaptive_avg{rank}": Case(_pool(f"adaptive_avg_pool{rank}d", size), [shape]),
             f"reflect{rank}": Case(partial(functional.pad, pad=pads, mode="reflect"), [shape]),
             f"replicate{rank}": Case(partial(functional.pad, pad=pads, mode="replicate"), [shape]),
+            f"max{rank}": Case(_pool(f"max_pool{rank}d", 3, padding=1, ceil_mode=rng.random() < 0.5), [shape]),
+            f"max_indices{rank}": Case(_max_and_index(f"max_pool{rank}d"), [shape]),
         }
         if rank != 2:
             options = {
@@ -114,6 +116,14 @@ def images(rng: random.Random) -> dict[str, Case]:
 
 def _pool(name: str, size: Any, **options: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: getattr(functional, name)(x, size, **options)
+
+
+def _max_and_index(name: str) -> Callable[[Tensor], Tensor]:
+    def pooled(x: Tensor) -> Tensor:
+        values, index = getattr(functional, name)(x, 2, return_indices=True)
+        return values * (index % 3)
+
+    return pooled
 
 
 def powers(rng: random.Random) -> dict[str, Case]:

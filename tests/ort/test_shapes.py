@@ -63,3 +63,23 @@ def test_gradients_are_eagers_at_every_batch_size_and_length(make: Callable[[], 
             error = (ort.get_parameter(name).grad - parameter.grad).abs().max() / parameter.grad.abs().max()
             assert error < 1e-5, name
     assert session.is_active(ort)
+
+
+def test_a_failed_inference_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnx import TensorProto, helper
+
+    session.import_ortmodule()
+    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+    from ortlaunch.ort.kernels import shapes
+
+    shapes.register()
+    monkeypatch.chdir(tmp_path)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
+    y = helper.make_empty_tensor_value_info("y")
+    node = helper.make_node("Unknown", ["x"], ["y"], domain="nobody")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("nobody", 1)]
+    model = helper.make_model(helper.make_graph([node], "graph", [x], [y]), opset_imports=opsets)
+    with pytest.raises(Exception, match="Incomplete symbolic shape inference"):
+        SymbolicShapeInference.infer_shapes(model)
+    assert not list(tmp_path.iterdir())

@@ -49,8 +49,9 @@ def test_the_newest_revision_is_mlflows_own() -> None:
     assert heads == {_get_latest_schema_revision()} and len(known) > 50
 
 
-def test_no_signal_to_a_run_cuts_off_the_making_of_its_store(tmp_path: Path) -> None:
+def test_no_signal_to_a_run_cuts_off_the_making_of_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two Ctrl-C and a kill of the whole process group, while MLflow migrates."""
+    monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path / "cache"))  # No template.
     path = tmp_path / "mlruns.db"
     code = "import sys; from pathlib import Path; from ortlaunch.tracking import sqlite_store\n"
     code += "sqlite_store.ensure(Path(sys.argv[1]))"
@@ -160,7 +161,7 @@ def test_a_store_gets_its_name_only_if_no_other_has_it(tmp_path: Path, content: 
     new.write_text("mine")
     if content != "absent":
         path.write_text("" if content == "empty" else "theirs")
-    make_store._publish(new, path)
+    sqlite_store.publish(new, path)
     assert path.read_text() == ("theirs" if content == "taken" else "mine")
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import yaml
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.follow.sync import end_if_dead, sync_main
-from ortlaunch.run.identity import is_alive, start_ticks
+from ortlaunch.run import claim
+from ortlaunch.run.identity import Process, is_alive, start_ticks
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from ortlaunch.run.sweep import create
@@ -157,6 +159,27 @@ def test_workers_that_outlive_their_launcher(store: MlflowConfig, new_run: NewRu
         assert sync_main([str(run_dir)]) == 0
     run = client(store.uri).get_run(json.loads((run_dir / "relay.json").read_text())["mlflow_run_id"])
     assert run.info.status == ("RUNNING" if held else "KILLED")
+
+
+def test_a_run_that_another_process_is_about_to_launch_again_has_not_ended(new_run: NewRun) -> None:
+    """It holds the run, but its launcher is not noted yet."""
+    run_dir, journal = new_run("resumed")
+    journal.metrics(1, {"a": 1})
+    age(run_dir, 3600)
+    run = Run(run_dir)
+    run.claims.mkdir()
+    resuming = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        found = {"host": socket.gethostname(), "pid": resuming.pid, "start_ticks": start_ticks(resuming.pid)}
+        (run.claims / "1").write_text(json.dumps(asdict(Process.this()) | found))
+        assert end_if_dead(run_dir) == "is being launched again"
+        assert run.state().ended is None
+    finally:
+        resuming.kill()
+        resuming.wait(10)
+    assert end_if_dead(run_dir) == "was killed"
+    owner = claim.owner(run)
+    assert owner is not None and owner.is_gone(), "the next resume may take it at once"
 
 
 def test_a_queued_sweep_lives_as_long_as_one_of_its_runs(new_run: NewRun, tmp_path: Path) -> None:

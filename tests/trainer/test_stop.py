@@ -16,7 +16,7 @@ from ortlaunch.run.run import Run
 from ortlaunch.trainer.stop import StopRequests
 from tests.support.torchrun import leave
 
-STEPS = 4000
+STEPS = 2000
 
 
 def worker(rank: int, folder: str, how: str) -> None:

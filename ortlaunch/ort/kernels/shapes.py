@@ -6,7 +6,8 @@ gradients of all later nodes would be summed over the batch, as if they had been
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,15 @@ def register() -> None:
         for operator, shapes in _SHAPES.items():
             self.aten_op_dispatcher_[operator] = lambda node, shapes=shapes: _set_shapes(self, node, shapes)
 
+    infer = SymbolicShapeInference.infer_shapes
+
+    def infer_shapes(*args: Any, **kwargs: Any) -> Any:
+        """Infers without the file that onnxruntime leaves in the current folder where it fails."""
+        from onnxruntime.tools import symbolic_shape_infer
+
+        with _without_saving(symbolic_shape_infer):
+            return infer(*args, **kwargs)
+
     values = SymbolicShapeInference._get_int_or_float_values
 
     def finite(self: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
@@ -36,8 +46,33 @@ def register() -> None:
         except (OverflowError, ValueError):
             return [None] * len(node.input)
 
+    SymbolicShapeInference.infer_shapes = staticmethod(infer_shapes)
     SymbolicShapeInference._get_int_or_float_values = finite
     SymbolicShapeInference._ortlaunch_init = SymbolicShapeInference.__init__ = init
+
+
+@contextlib.contextmanager
+def _without_saving(module: Any) -> Iterator[None]:
+    """Makes a module's own ``onnx.save_model`` do nothing."""
+    original = module.onnx
+    module.onnx = _Onnx(original)
+    try:
+        yield
+    finally:
+        module.onnx = original
+
+
+class _Onnx:
+    """The package onnx, which saves no models."""
+
+    def __init__(self, package: Any) -> None:
+        self._package = package
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._package, name)
+
+    def save_model(self, *_args: Any, **_options: Any) -> None:
+        """Saves nothing."""
 
 
 def add(operator: str, shapes: Callable[..., list[list[Any]]]) -> None:

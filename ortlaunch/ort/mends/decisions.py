@@ -7,6 +7,9 @@ operators without an export is not watched; the check at the start compares what
 A number may differ from batch to batch and decide nothing, for example one that is only logged. The check at the start
 sees that: the numbers differ and the outputs agree with PyTorch's. A later number can still decide something (`if
 length > 50`), so the gradients of its batch are compared with PyTorch's unless an earlier comparison stands for it.
+
+The graph for evaluation is not checked at the start. There each change counts as such a number, and the loss of its
+batch is compared with PyTorch's.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ _MOST_WHOLE = 32
 _enforced = False
 _unverified: list[tuple[Decision, Tensor]] = []
 """Numbers of the last micro-batch for which no comparison stands."""
+_unverified_in_evaluation: list[tuple[Decision, Tensor]] = []
+"""The same of the last batches that were evaluated."""
 
 
 @dataclass
@@ -65,8 +70,12 @@ class Decision:
         A number between two that were compared is on the same side of every bound as one of them and the other. Whole
         numbers are compared one by one, until there were many.
         """
+        return self.as_bool or self.stands_for_number(value)
+
+    def stands_for_number(self, value: Tensor) -> bool:
+        """As `stands_for`, for what was read as a number."""
         known = [self.frozen, *self.verified]
-        if self.as_bool or any(torch.equal(value, one) for one in known):
+        if any(torch.equal(value, one) for one in known):
             return True
         if any(value.shape != one.shape for one in known):
             return False
@@ -95,6 +104,8 @@ class Decisions:
     """The decisions of a graph, whose values follow its other outputs in this order."""
 
     all: list[Decision] = field(default_factory=list)
+    evaluates: bool = False
+    """The graph is one for evaluation."""
     _copied: list[Tensor] = field(default_factory=list)
     """Values of the step before, on their way from a GPU."""
 
@@ -105,6 +116,9 @@ class Decisions:
             RequestError: one differs, after `enforce`.
         """
         if not self.all:
+            return
+        if self.evaluates:
+            self._compare_in_evaluation(values)
             return
         if values[0].is_cuda:
             # The copies were made a step ago, so nothing waits here.
@@ -122,11 +136,26 @@ class Decisions:
             elif not decision.stands_for(value):
                 _unverified.append((decision, value.clone()))
 
+    def _compare_in_evaluation(self, values: Sequence[Tensor]) -> None:
+        for decision, read in zip(self.all, values, strict=False):
+            value = read.detach().double().cpu()
+            # A truth has no values between those that were compared.
+            known = decision.as_bool and bool(decision.verified)
+            if _enforced and decision.differs(value) and not known and not decision.stands_for_number(value):
+                _unverified_in_evaluation.append((decision, value.clone()))
+
 
 def enforce() -> None:
     """Makes each change of a decision stop this process's training from now on."""
     global _enforced
     _enforced = True
+
+
+def take_unverified_in_evaluation() -> list[tuple[Decision, Tensor]]:
+    """Returns the decisions that differ in the batches evaluated since the last call, with the values."""
+    taken = list(_unverified_in_evaluation)
+    _unverified_in_evaluation.clear()
+    return taken
 
 
 def take_unverified() -> list[tuple[Decision, Tensor]]:
@@ -167,11 +196,15 @@ class Reads:
         for index, value in self._untraced.items():
             self.tensors[index] = _output(value)
 
-    def decisions(self) -> Decisions:
-        """Returns what the trace has frozen; call it after the trace."""
+    def decisions(self, *, evaluates: bool) -> Decisions:
+        """Returns what the trace has frozen; call it after the trace.
+
+        Args:
+            evaluates: whether the graph is one for evaluation.
+        """
         frozen = [tensor.detach().cpu().clone() for tensor in self.tensors]
         facts = zip(self.places, self.as_bool, frozen, self.is_whole, strict=True)
-        return Decisions([Decision(*one) for one in facts])
+        return Decisions([Decision(*one) for one in facts], evaluates)
 
 
 @contextlib.contextmanager

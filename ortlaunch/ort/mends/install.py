@@ -32,17 +32,18 @@ from ortlaunch.ort.mends import (
 
 @dataclass
 class _Export:
-    """A graph for training that is being made."""
+    """A graph that is being made."""
 
     flags: list[bool]
     """The modes of the model's modules."""
+    trains: bool
     reads: decisions.Reads = field(default_factory=decisions.Reads)
     """Where the trace has read tensors' values."""
     watches: bool = True
     """Whether the graph is to return what was read."""
 
 
-_exports_training: ContextVar[_Export | None] = ContextVar("_exports_training", default=None)
+_exports: ContextVar[_Export | None] = ContextVar("_exports", default=None)
 
 
 def install() -> None:
@@ -66,9 +67,9 @@ def install() -> None:
 
     def forward(self: Any, *args: Any) -> list[Tensor]:
         """Runs the model's forward, which ORTModule calls to find the outputs and then to trace the model."""
-        current = _exports_training.get()
-        is_training = current is not None
-        if current is not None:
+        current = _exports.get()
+        is_training = current is not None and current.trains
+        if current is not None and current.trains:
             # The exporter has set all modules to train mode, including those in eval mode.
             modes.set_modes(self._original_module, current.flags)
         tracked = gradients.tracked() if is_training else contextlib.nullcontext()
@@ -93,22 +94,21 @@ def install() -> None:
         model = flattened_module._original_module
         watched = buffers.watched(model) if is_training else contextlib.nullcontext()
         with modes.kept(model) as flags, watched, functions.watched():
-            current = _Export(flags) if is_training else None
-            token = _exports_training.set(current)
+            current = _Export(flags, is_training)
+            token = _exports.set(current)
             arguments = {"flattened_module": flattened_module, "model_info_for_export": model_info_for_export, **rest}
             try:
                 graph, schema = original_export(**arguments)
             except Exception:
-                if current is None or not current.reads.tensors:
+                if not current.reads.tensors:
                     raise
                 # What was read may come from operators that cannot be exported, and that the outputs do not need.
                 current.watches = False
                 graph, schema = original_export(**arguments)
             finally:
-                _exports_training.reset(token)
+                _exports.reset(token)
         # The schema is that of a forward before the trace, which does not know on what the trace depends.
-        if current is not None:
-            schema.decisions = current.reads.decisions()
+        schema.decisions = current.reads.decisions(evaluates=not is_training)
         return graph, schema
 
     _FlattenedModule.forward = _FlattenedModule._ortlaunch_forward = forward

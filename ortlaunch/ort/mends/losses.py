@@ -1,4 +1,4 @@
-"""The forms of cross entropy that ORTModule 1.19.2 refuses or has no gradient for; PyTorch computes them."""
+"""The forms of cross entropy that ORTModule 1.19.2 refuses, has no gradient for or dies of; PyTorch computes them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ def register() -> None:
 def cross_entropy(
     g: Any, logits: Any, target: Any, weight: Any, reduction: Any, ignore_index: Any, label_smoothing: Any
 ) -> Any:
-    """Exports the cross entropy; that of smoothed labels or of class probabilities as a call of PyTorch."""
+    """Exports the cross entropy; that of smoothed labels, of class probabilities or of one sample as a call of PyTorch.
+
+    For a sample without a dimension of the batch, onnxruntime's kernel ends the process.
+    """
     from onnxruntime.training.ortmodule._custom_op_symbolic_registry import CustomOpSymbolicRegistry
     from torch.onnx import symbolic_helper
 
     arguments = (logits, target, weight, reduction, ignore_index, label_smoothing)
     is_smooth = symbolic_helper._maybe_get_const(label_smoothing, "f") != 0.0
-    if is_smooth or target.type().scalarType() != "Long":
+    is_one = symbolic_helper._get_tensor_rank(target) == 0
+    if is_smooth or is_one or target.type().scalarType() != "Long":
         return torch_calls.exported(g, *arguments)
     original = CustomOpSymbolicRegistry._SYMBOLICS["::cross_entropy_loss"]
     return original(g, *arguments)

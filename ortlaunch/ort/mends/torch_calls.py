@@ -33,8 +33,12 @@ _COMPLEX = ("aten::fft_", "aten::stft", "aten::istft", "aten::polar", "aten::com
 _WITHOUT_GRADIENT = {
     **dict.fromkeys(("aten::atan2", "aten::fmod", "aten::remainder", "aten::tensordot", "aten::outer")),
     "aten::einsum": "onnx::Einsum",
+    # The gradient of MaxPool writes out of bounds where a size of its input varies.
+    **dict.fromkeys(("aten::max_pool1d", "aten::max_pool3d")),
+    **dict.fromkeys(f"aten::max_pool{rank}d_with_indices" for rank in (1, 2, 3)),
 }
-"""Operators whose export has no gradient in onnxruntime 1.19.2, or has none if it is the node that is named."""
+"""Operators whose export has no gradient in onnxruntime 1.19.2, or a wrong one, or has none if it is the node that is
+named."""
 _CONSTANTS = {"int": "i", "float": "f", "bool": "b", "str": "s", "List[int]": "is", "List[float]": "fs"}
 """The exporter's letter for each type of a constant argument."""
 
@@ -80,6 +84,17 @@ def exported(g: Any, *arguments: Any, **_outputs: Any) -> Any:
         raise errors.UnsupportedOperatorError(f"{g.original_node.kind()} ({error})", OPSET, None) from error
 
 
+def is_call(operator: str) -> bool:
+    """Whether an operator of the graph is a node of this module, or its gradient."""
+    return operator.startswith(("ortlaunch::call_", "ortlaunch::value_"))
+
+
+def called(spelled: Sequence[int]) -> str:
+    """Returns the operator of torch that a node calls, from the integers that spell the call."""
+    name: str = json.loads(bytes(spelled))[0]
+    return name
+
+
 @dataclass(frozen=True)
 class _Differentiable:
     """Exports an operator as it is exported without us where no gradient is needed, or where that has one."""
@@ -89,7 +104,8 @@ class _Differentiable:
     """Kind of the node that has no gradient; None if the export never has one."""
 
     def __call__(self, g: Any, *arguments: Any, **rest: Any) -> Any:
-        (output,) = g.original_node.outputs()
+        # The first one is the only one with a gradient; the others are indices.
+        output = next(g.original_node.outputs())
         if not is_floating(output) or not output.requires_grad():
             return self.original(g, *arguments, **rest)
         if self.without_gradient is not None:

@@ -19,7 +19,8 @@ from ortlaunch.config.options import TRAPS
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
 from ortlaunch.ort.refusal import cause
-from ortlaunch.ort.verify.examination import Examination
+from ortlaunch.ort.verify.examination import WIDER, Examination
+from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.pair import Context
 from ortlaunch.ort.verify.state import ModelState, copied, same_random_numbers
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
@@ -117,3 +118,19 @@ def gradient_error(wrapped: torch.nn.Module, task: Task, precision: Context, bat
             return f"ONNX Runtime cannot compute the model's gradients ({cause(error)})"
         finally:
             state.restore()
+
+
+def evaluation_error(
+    wrapped: torch.nn.Module, task: Task, precision: Context, batch: Batch, loss: torch.Tensor
+) -> str | None:
+    """Says what is wrong with the loss of a batch that was evaluated; None where nothing is. As `gradient_error`.
+
+    Args:
+        loss: what ONNX Runtime has computed; the model is in evaluation mode.
+    """
+    with same_random_numbers(), torch.no_grad(), precision():
+        expected = task.loss(session.plain_model(wrapped), copied(batch))
+    gap = widest({"loss": loss}, {"loss": expected})
+    if not gap.exceeds(WIDER * gap.tolerance):
+        return None
+    return f"The loss of this batch is {float(loss):.6g}, and {float(expected):.6g} in PyTorch"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import linecache
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from typing import TextIO
 
 import torch
 
-from ortlaunch.ort.verify.reference import OUR_FOLDER, SourceLine, asking_place
+from ortlaunch.ort.verify.reference import OUR_FOLDER, TORCH_FOLDER, SourceLine, asking_place
+
+_FRAME = re.compile(r"^(?P<file>.+)\((?P<line>\d+)\): ")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,14 @@ def trace_warnings() -> Iterator[list[TraceWarning]]:
                 kinds.setdefault((place, str(message).strip().partition(". ")[0]))
             warnings.warn_explicit(message, category, *place)
         found.extend(TraceWarning(place, text) for place, text in kinds)
+
+
+def place_in_stack(stack: str) -> SourceLine | None:
+    """Returns the innermost line of the model's own source in an exported node's stack, or the innermost of all."""
+    frames = [match for match in map(_FRAME.match, stack.splitlines()) if match]
+    own = [frame for frame in frames if not frame["file"].startswith((TORCH_FOLDER, OUR_FOLDER))]
+    chosen = next(iter(own or frames), None)
+    return (chosen["file"], int(chosen["line"])) if chosen else None
 
 
 def location(place: SourceLine) -> str:

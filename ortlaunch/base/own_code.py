@@ -1,0 +1,59 @@
+"""Tells the user's own code from the libraries' and this package's in tracebacks."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import sysconfig
+from pathlib import Path
+
+_FATAL = "Fatal Python error: "
+_NAMES = {
+    signal.SIGSEGV: "Segmentation fault",
+    signal.SIGABRT: "Aborted",
+    signal.SIGFPE: "Floating-point exception",
+    signal.SIGBUS: "Bus error",
+    signal.SIGILL: "Illegal instruction",
+}
+"""What `faulthandler` calls the signals that it reports."""
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+
+
+def report_deaths() -> None:
+    """Has a signal that ends native code leave the Python stack on standard error, where `last_frames` reads it."""
+    # A descriptor of its own, because libraries redirect standard error for a while.
+    faulthandler.enable(os.dup(2))
+
+
+def is_users(file: str) -> bool:
+    """Whether a source file is the user's own."""
+    path = Path(file)
+    others = (Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1])
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return path.is_file() and not installed and not any(path.is_relative_to(folder) for folder in others)
+
+
+def last_frames(log: str, number: int) -> tuple[list[tuple[str, int, str]], str]:
+    """Returns what ran when a signal ended a process, by `faulthandler`'s report in its log.
+
+    Args:
+        log: what the process has written.
+        number: the signal.
+
+    Returns:
+        File, line and function of each call, the innermost first, empty where there is no report; and the log before
+        the report.
+    """
+    before, begin, report = log.rpartition(f"{_FATAL}{_NAMES.get(number, 'none')}\n")  # type: ignore[call-overload]
+    if not begin:
+        return [], log
+    thread = report.partition("(most recent call first):\n")[2].partition("\n\n")[0]
+    found = map(_FRAME.match, thread.splitlines())
+    return [(frame["file"], int(frame["line"]), frame["name"]) for frame in found if frame], before
+
+
+def users_place(frames: list[tuple[str, int, str]]) -> str:
+    """Returns the innermost line of the user's own code as ``file:line``; empty where there is none."""
+    return next((f"{file}:{line}" for file, line, _ in frames if is_users(file)), "")
