@@ -41,7 +41,6 @@ class TuneFolder:
     """One tuning's folder."""
 
     sweep: Sweep
-    is_new: bool
 
     @property
     def path(self) -> Path:
@@ -109,7 +108,7 @@ def find(config: Config, key: str) -> TuneFolder | None:
     for file in sorted(_experiment(config).glob(f"multirun-*/{KEY}"), reverse=True):
         content = read_json(file)
         if content is not None and content.get("key") == key and (sweep := opened(file.parent)) is not None:
-            return TuneFolder(sweep, is_new=False)
+            return TuneFolder(sweep)
     return None
 
 
@@ -134,7 +133,7 @@ def make(config: Config, key: str, arguments: list[str], cell: Cell) -> TuneFold
     sweep = create_sweep(path, f"tune-{config.name or config.model.name}", config, arguments)
     replace_text(path / KEY, json.dumps({"key": key, "asked": str(cell)}) + "\n")
     Run(path).note_launcher()
-    return TuneFolder(sweep, is_new=True)
+    return TuneFolder(sweep)
 
 
 def _experiment(config: Config) -> Path:
