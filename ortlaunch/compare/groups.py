@@ -15,7 +15,13 @@ from ortlaunch.config.schema import key_facts
 _SAME_WORK = frozenset(
     [
         *("seed", "name", "experiment", "run_root"),
-        *("train.resume", "train.keep_checkpoints", "train.save_weights", "trainer.timeout_seconds"),
+        *(
+            "train.resume",
+            "train.keep_checkpoints",
+            "train.save_weights",
+            "train.memory_check",
+            "trainer.timeout_seconds",
+        ),
     ]
 )
 """Parameters that do not change what a training step does."""

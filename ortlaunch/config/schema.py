@@ -80,6 +80,14 @@ class OrtLogLevel(Enum):
     fatal = "fatal"
 
 
+class MemoryCheck(Enum):
+    """What becomes of a run that does not fit into the memory."""
+
+    warn = "warn"
+    error = "error"
+    off = "off"
+
+
 @dataclass
 class TrainConfig:
     """The training loop."""
@@ -124,6 +132,9 @@ class TrainConfig:
     path resumes from that checkpoint, or from the newest one in that run folder."""
     save_weights: bool = True
     """Write the trained weights to weights/ in the run folder at the end."""
+    memory_check: MemoryCheck = MemoryCheck.warn
+    """What becomes of a run on the CPU that does not fit into the memory of its machine by `ortlaunch estimate`: `warn`
+    prints a line and never waits, `error` waits for the estimate and refuses the run, and `off` does not check."""
 
 
 @dataclass

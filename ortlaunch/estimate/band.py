@@ -6,23 +6,9 @@ The constants were fitted to measured runs; docs/estimate.md has the table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Band:
-    """Bytes of one process."""
-
-    low: int
-    middle: int
-    high: int
-
-    def to_json(self) -> dict[str, int]:
-        """The figures under the names of the report."""
-        return {"low_bytes": self.low, "peak_bytes": self.middle, "high_bytes": self.high}
+from ortlaunch.launch.memory.band import MIB, Band
 
 
 def phase_band(backend: str, base: int, use: Mapping[str, int]) -> Band:
@@ -56,23 +42,6 @@ def worst(bands: Mapping[str, Band]) -> tuple[str, Band]:
     return name, Band(
         max(one.low for one in everything), max(one.middle for one in everything), max(one.high for one in everything)
     )
-
-
-def verdict(total: Band, limit: int | None) -> str:
-    """``fits``, ``tight`` or ``does not fit``; ``unknown`` without a limit.
-
-    A run fits if even its high figure is below the limit, and does not fit if even its low one is above.
-    """
-    if limit is None:
-        return "unknown"
-    if total.high <= limit:
-        return "fits"
-    return "does not fit" if total.low > limit else "tight"
-
-
-def times(band: Band, count: int) -> Band:
-    """The memory of several equal processes."""
-    return Band(band.low * count, band.middle * count, band.high * count)
 
 
 def bands_of(backend: str, base: int, phases: Mapping[str, Any]) -> dict[str, Band]:

@@ -17,9 +17,10 @@ from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import CompileConfig, Config, Device
-from ortlaunch.estimate.limit import limit_of, parsed
 from ortlaunch.estimate.render import render
-from ortlaunch.estimate.request import Request
+from ortlaunch.launch.memory.limit import limit_of, parsed
+from ortlaunch.launch.memory.question import key_of
+from ortlaunch.launch.memory.request import Request
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.report_process import report_of
 from ortlaunch.tracking import trackers
@@ -103,6 +104,7 @@ def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) ->
             "estimates the same run without it"
         )
     plan = make_plan(config)
+    key = key_of(config, plan.workers, plan.nodes)
     limit, source = (memory, "--memory") if memory is not None else limit_of(config)
     return report_of(
         "estimate",
@@ -110,7 +112,7 @@ def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) ->
         trackers.worker_environment(config),
         status="tracing the run ...",
         quiet=quiet,
-        add_files=Request(plan.workers, plan.nodes, limit, source, quick).write,
+        add_files=Request(plan.workers, plan.nodes, limit, source, quick, key).write,
     )
 
 

@@ -20,7 +20,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.config.load import load_config
 from ortlaunch.config.trainers import trainer_of
-from ortlaunch.estimate.request import Request
+from ortlaunch.launch.memory.request import Request
 from ortlaunch.launch.report_process import REFUSED, REPORT
 
 

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ortlaunch.launch.memory.band import size
+
 _STYLE = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red", "unknown": "bold"}
 _PARTS = {
     "base_bytes": "process without tensors",
@@ -38,11 +40,6 @@ def render(report: dict[str, Any], console: Console) -> None:
     console.print(Text(report["verdict"], _STYLE[report["verdict"]]))
 
 
-def size(count: int) -> str:
-    """Bytes as text in MiB or GiB."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
 def _parts(worker: dict[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("a worker holds")
@@ -70,6 +67,9 @@ def _conclusions(report: dict[str, Any]) -> list[str]:
         f"{size(machine['high_bytes'])}, likely {size(machine['peak_bytes'])}; "
         + (f"limit {size(limit)} ({machine['limit_source']})" if limit is not None else machine["limit_source"])
     ]
+    if runs := report["calibrated_by_runs"]:
+        how = "" if report["calibration_narrows"] else ", too few to make the band narrower"
+        lines.append(f"calibrated by {runs} configuration{'s' if runs > 1 else ''} that ran on this machine{how}")
     if report["checkpointing_saves_bytes"] is not None:
         lines.append(
             f"train.activation_checkpointing=true would save {size(max(0, report['checkpointing_saves_bytes']))} of a "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,13 @@ from torch._subclasses import fake_tensor
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, EagerConfig
-from ortlaunch.estimate.band import MIB, Band, bands_of, times, verdict, worst
+from ortlaunch.estimate.band import bands_of, worst
 from ortlaunch.estimate.pretend import join_nobody
-from ortlaunch.estimate.request import Request
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
+from ortlaunch.launch.memory.band import MIB, Band, times, verdict
+from ortlaunch.launch.memory.cache import Change, Estimate, store, to_json
+from ortlaunch.launch.memory.calibration import Calibration
+from ortlaunch.launch.memory.request import Request
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.prepare import open_loader
 
@@ -38,6 +41,7 @@ _SIGNS = ("data is not allocated", "data pointer", "FakeTensor", "() is not supp
 _NOTE_OF_ORT = (
     "ONNX Runtime's memory is not traced: the figures are factors on what eager PyTorch holds, with a wide band"
 )
+_NO_CHANGE = "none of a smaller micro-batch and activation checkpointing is enough"
 _TRIALS = 4
 """Most traces in the search for a micro-batch."""
 
@@ -64,6 +68,10 @@ class Study:
         self._note = ""
         self._is_fake = True
         self._base = 0
+        self._calibration = Calibration.of(config)
+        self._plain_bands: dict[tuple[bool, int], Band] = {}
+        """What was traced, uncorrected, by whether activations are checkpointed and by the micro-batch."""
+        self._found_changes: list[Change] = []
 
     def report(self) -> dict[str, Any]:
         """The estimate of the run, as plain values.
@@ -73,7 +81,9 @@ class Study:
         """
         config = self._config
         asked = self._asked()
-        total = self._machine(asked)
+        plain = self._plain_machine(asked)
+        correction = self._calibration.near(self._plain_worker(asked))
+        total = correction.apply(plain)
         word = verdict(total, self._request.limit)
         found = {
             "model": config.model.target or config.model.name,
@@ -91,8 +101,14 @@ class Study:
                 "limit_source": self._request.limit_source,
             },
             "verdict": word,
+            "calibrated_by_runs": correction.runs,
+            "calibration_narrows": correction.narrows,
         }
-        return {**found, **self._neighbours(asked, total, word)}
+        neighbours = self._neighbours(asked, total, word)
+        estimate = Estimate(plain, self._plain_worker(asked), tuple(self._found_changes))
+        if self._request.key and self._is_fake:
+            store(self._request.key, estimate)
+        return {**found, **neighbours, "uncalibrated": to_json(estimate)}
 
     def _asked(self) -> Trace:
         """The trace of the run as it is asked for; a probe if its model needs tensors with content.
@@ -113,6 +129,8 @@ class Study:
             self._base = self._process_base()
         self._is_fake = False
         self._note = f"the model cannot be traced on tensors without content ({reason})"
+        if not self._request.may_probe:
+            raise RequestError(self._note)
         _limit_memory(self._request.limit)
         try:
             return self._traced(self._config)
@@ -145,8 +163,13 @@ class Study:
         phases = {name: use for name, use in found.to_json()["phases"].items() if is_first or name != "end"}
         return bands_of(self._config.backend.name, self._base, phases)
 
+    def _plain_worker(self, found: Trace) -> int:
+        """The likely peak of the first worker up to the end of the run, which its own measurement leaves out."""
+        return worst(self._bands(found, is_first=False))[1].middle
+
     def _worker(self, rank: int, found: Trace) -> dict[str, Any]:
-        bands = self._bands(found, is_first=rank == 0)
+        correct = self._calibration.near(self._plain_worker(found)).apply
+        bands = {name: correct(band) for name, band in self._bands(found, is_first=rank == 0).items()}
         phase, whole = worst(bands)
         use = found.phases[phase]
         parts = found.to_json()["parts"]
@@ -168,6 +191,10 @@ class Study:
 
     def _machine(self, found: Trace) -> Band:
         """The memory of all workers of a machine together."""
+        return self._calibration.near(self._plain_worker(found)).apply(self._plain_machine(found))
+
+    def _plain_machine(self, found: Trace) -> Band:
+        """The same without what earlier runs have measured."""
         first = worst(self._bands(found, is_first=True))[1]
         others = times(worst(self._bands(found, is_first=False))[1], self._request.workers - 1)
         return Band(first.low + others.low, first.middle + others.middle, first.high + others.high)
@@ -176,12 +203,12 @@ class Study:
         """What checkpointing would save, the largest micro-batch, and the change that makes the run fit."""
         if not self._is_fake or self._request.quick:
             return {"checkpointing_saves_bytes": None, "largest_batch_size": None, "change": None}
+        is_needed = word in ("tight", "does not fit")
+        if self._request.change_only:
+            change = self._nearest_change(lambda: self._largest(self._config, total)) if is_needed else None
+            return {"checkpointing_saves_bytes": None, "largest_batch_size": None, "change": change}
         largest = self._largest(self._config, total)
-        change = None
-        if word in ("tight", "does not fit"):
-            change = next(
-                self._changes(largest), "none of a smaller micro-batch and activation checkpointing is enough"
-            )
+        change = self._nearest_change(lambda: largest) if is_needed else None
         return {
             "checkpointing_saves_bytes": self._checkpointing(asked),
             "largest_batch_size": largest,
@@ -234,10 +261,32 @@ class Study:
 
     def _with_batch(self, config: Config, batch_size: int) -> Band:
         train = replace(config.train, batch_size=batch_size)
-        return self._machine(self._traced(replace(config, train=train)))
+        found = self._traced(replace(config, train=train))
+        self._plain_bands[train.activation_checkpointing, batch_size] = self._plain_machine(found)
+        return self._machine(found)
 
-    def _changes(self, largest: int | None) -> Iterator[str]:
-        """Changes that make the run fit and keep the samples of a step, the smallest first; each was traced."""
+    def _nearest_change(self, largest: Callable[[], int | None]) -> str:
+        """The smallest change that makes the run fit, in words.
+
+        Args:
+            largest: finds the largest micro-batch that fits without another change.
+        """
+        found = next(self._changes(largest), None)
+        if found is None:
+            return _NO_CHANGE
+        words, is_checkpointed, size = found
+        traced = [one for checkpointed, one in self._plain_bands if checkpointed == is_checkpointed and one >= size]
+        if traced:
+            # A smaller micro-batch needs no more than a larger one that was traced.
+            self._found_changes.append(Change(words, self._plain_bands[is_checkpointed, min(traced)]))
+        return words
+
+    def _changes(self, largest: Callable[[], int | None]) -> Iterator[tuple[str, bool, int]]:
+        """Changes that make the run fit and keep the samples of a step, the smallest first; each was traced.
+
+        Yields:
+            The change in words, whether activations are checkpointed then, and the micro-batch.
+        """
         train = self._config.train
         limit = self._request.limit
         assert limit is not None
@@ -245,20 +294,22 @@ class Study:
         if not train.activation_checkpointing:
             try:
                 if self._high(checkpointed, train.batch_size) <= limit:
-                    yield "train.activation_checkpointing=true"
+                    yield "train.activation_checkpointing=true", True, train.batch_size
             except RequestError:
                 checkpointed = self._config
-        for size in _divisors(train.batch_size, largest or 0):
+        for size in _divisors(train.batch_size, largest() or 0):
             factor = train.batch_size // size
-            yield f"train.batch_size={size} train.grad_accumulation={train.grad_accumulation * factor}"
+            words = f"train.batch_size={size} train.grad_accumulation={train.grad_accumulation * factor}"
+            yield words, train.activation_checkpointing, size
         if checkpointed is not self._config and not train.activation_checkpointing:
             begun = self._with_batch(checkpointed, train.batch_size)
             for size in _divisors(train.batch_size, self._largest(checkpointed, begun) or 0):
                 factor = train.batch_size // size
-                yield (
+                words = (
                     f"train.activation_checkpointing=true train.batch_size={size} "
                     f"train.grad_accumulation={train.grad_accumulation * factor}"
                 )
+                yield words, True, size
 
 
 def _checkpointed(config: Config) -> Config:

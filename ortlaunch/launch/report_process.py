@@ -5,8 +5,10 @@ The verb's own process imports no torch. The other one reads ``config.yaml`` in 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -27,6 +29,109 @@ REPORT, REFUSED = "report.json", "refused.txt"
 """Files that the process leaves in the folder: its report, or why it has refused the request."""
 
 _LAST_LINES = 15
+_LOWEST_PRIORITY = 19
+_BACKGROUND_BYTES = 4 * 2**30
+"""Address space that a process in the background may fill. It reserves more than it uses."""
+
+
+class ReportProcess:
+    """``python -m ortlaunch.VERB.process FOLDER``, which runs until `close`."""
+
+    def __init__(
+        self,
+        verb: str,
+        config: Config,
+        variables: Mapping[str, str],
+        *,
+        words: Sequence[str] = (),
+        add_files: Callable[[Path], None] | None = None,
+        ended: Callable[[Path, int, str], dict[str, Any] | None] | None = None,
+        is_background: bool = False,
+    ) -> None:
+        """Starts the process.
+
+        Args:
+            verb: the verb, whose package has the process.
+            config: the configuration that the process reads.
+            variables: what is added to the environment.
+            words: further arguments of the process.
+            add_files: writes further files to the folder.
+            ended: makes the report where a signal has ended the process: of the folder, the signal and the log; None
+                where it cannot.
+            is_background: the process has the lowest priority and little memory, and dies first if memory is short.
+
+        Raises:
+            OSError: the folder or the process cannot be made.
+        """
+        self._verb = verb
+        self._ended = ended
+        self._place = tempfile.TemporaryDirectory(prefix=f"ortlaunch-{verb}-", ignore_cleanup_errors=True)
+        folder = self._folder = Path(self._place.name)
+        try:
+            save_config(config, folder / "config.yaml")
+            if add_files is not None:
+                add_files(folder)
+            with self._log.open("wb") as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", f"ortlaunch.{verb}.process", self._place.name, *words],
+                    env={**os.environ, **variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    preexec_fn=_yield_to_others if is_background else die_with_parent,
+                    start_new_session=is_background,
+                )
+        except BaseException:
+            self._place.cleanup()
+            raise
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / f"{self._verb}.log"
+
+    def poll(self) -> int | None:
+        """Returns the exit code of the process; None while it runs."""
+        return self._process.poll()
+
+    def wait(self) -> None:
+        """Waits for the end of the process."""
+        self._process.wait()
+
+    def report(self) -> dict[str, Any]:
+        """The report of the process, which has ended.
+
+        Raises:
+            RequestError: the process refused the request, or ended early.
+        """
+        code = self._process.returncode
+        try:
+            refused, report = self._folder / REFUSED, self._folder / REPORT
+            if refused.is_file():
+                raise RequestError(refused.read_text())
+            if code == 0 and report.is_file():
+                found: dict[str, Any] = json.loads(report.read_text())
+                return found
+            text = self._log.read_text(errors="replace")
+        except (OSError, ValueError) as error:
+            raise RequestError(f"the report of {self._verb} cannot be read: {error}") from error
+        made = self._ended(self._folder, -code, text) if self._ended is not None and code < 0 else None
+        if made is not None:
+            return made
+        frames, text = last_frames(text, -code)
+        lines = [line for line in text.splitlines() if line.strip()]
+        if code < 0:
+            place = users_place(frames)
+            lines.append(f"ended by {signal.Signals(-code).name}" + (f" at {place}" if place else ""))
+        raise RequestError(
+            f"the {self._verb} itself ended early: " + "\n".join(lines[-_LAST_LINES:] or [f"exit code {code}"])
+        )
+
+    def close(self) -> None:
+        """Ends the process, if it is still there, and removes its folder."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._place.cleanup()
 
 
 def report_of(
@@ -40,7 +145,7 @@ def report_of(
     add_files: Callable[[Path], None] | None = None,
     ended: Callable[[Path, int, str], dict[str, Any] | None] | None = None,
 ) -> dict[str, Any]:
-    """Runs ``python -m ortlaunch.VERB.process FOLDER`` and returns its report.
+    """Runs a `ReportProcess` to its end and returns its report.
 
     Args:
         verb: the verb, whose package has the process.
@@ -56,35 +161,23 @@ def report_of(
     Raises:
         RequestError: the process refused the request, or ended early.
     """
-    with tempfile.TemporaryDirectory(prefix=f"ortlaunch-{verb}-") as name:
-        folder = Path(name)
-        save_config(config, folder / "config.yaml")
-        if add_files is not None:
-            add_files(folder)
-        log = folder / f"{verb}.log"
-        with Console(stderr=True, quiet=quiet).status(status), log.open("wb") as output:
-            code = subprocess.run(
-                [sys.executable, "-m", f"ortlaunch.{verb}.process", name, *words],
-                env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                preexec_fn=die_with_parent,
-                check=False,
-            ).returncode
-        refused, report = folder / REFUSED, folder / REPORT
-        if refused.is_file():
-            raise RequestError(refused.read_text())
-        if code == 0 and report.is_file():
-            found: dict[str, Any] = json.loads(report.read_text())
-            return found
-        text = log.read_text(errors="replace")
-        made = ended(folder, -code, text) if ended is not None and code < 0 else None
-        if made is not None:
-            return made
-        frames, text = last_frames(text, -code)
-        lines = [line for line in text.splitlines() if line.strip()]
-        if code < 0:
-            place = users_place(frames)
-            lines.append(f"ended by {signal.Signals(-code).name}" + (f" at {place}" if place else ""))
-    raise RequestError(f"the {verb} itself ended early: " + "\n".join(lines[-_LAST_LINES:] or [f"exit code {code}"]))
+    process = ReportProcess(verb, config, variables, words=words, add_files=add_files, ended=ended)
+    try:
+        with Console(stderr=True, quiet=quiet).status(status):
+            process.wait()
+        return process.report()
+    finally:
+        process.close()
+
+
+def _yield_to_others() -> None:
+    """Makes this process one that disturbs no other."""
+    die_with_parent(signal.SIGKILL)
+    os.nice(_LOWEST_PRIORITY)
+    with contextlib.suppress(OSError):
+        # Where the kernel groups processes by session, the priority counts only within this process's own session.
+        Path("/proc/self/autogroup").write_text(str(_LOWEST_PRIORITY))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (_BACKGROUND_BYTES, _BACKGROUND_BYTES))

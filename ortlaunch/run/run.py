@@ -257,6 +257,10 @@ class Run:
         """Folder of the trained weights."""
         return self.path / "weights"
 
+    def weights_of(self, checkpoint: str) -> Path:
+        """Folder of the weights that were exported from a checkpoint."""
+        return self.path / f"weights-{checkpoint}"
+
     @property
     def onnx(self) -> Path:
         """Folder of the exported graphs."""

@@ -17,12 +17,12 @@ from ortlaunch.serve.answers import not_found
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.limits import TooManyRequests, network_of
-from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import JobState
 from ortlaunch.serve.secret import digest, new_secret
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tables import AuditEntry, Link, LoginSession, Token, User
+from ortlaunch.serve.unfit import unfit
 
 SESSION_SECONDS = 12 * 3600.0
 LINK_SECONDS = 24 * 3600.0
@@ -54,7 +54,7 @@ def login(service: Service, name: str, password: str, address: str) -> str:
 
     Raises:
         TooManyRequests: too many attempts were made; see `ortlaunch.serve.limits`.
-        Problem: name or password is wrong; it does not say which.
+        Unfit: name or password is wrong; it does not say which.
     """
     known = name.strip().lower()
     network, counted = network_of(address), known[:_LONGEST_NAME]
@@ -73,7 +73,7 @@ def login(service: Service, name: str, password: str, address: str) -> str:
                 user.password = _hashed(password)
             return _begin_session(session, user, address)
         _note_failure(service, session, known, {"address": address})
-    raise Problem("name or password is wrong")
+    raise unfit("name or password is wrong")
 
 
 def login_known(service: Service, name: str, address: str) -> str:
@@ -85,18 +85,18 @@ def login_known(service: Service, name: str, address: str) -> str:
         address: where the request comes from.
 
     Raises:
-        Problem: no administrator has added this user, or the user is disabled.
+        Unfit: no administrator has added this user, or the user is disabled.
     """
     known = name.strip().lower()
     if not name.isascii():
         # Other letters may become ASCII ones when they are made small.
-        raise Problem(f"{known!a} is no user of this service: ask an administrator")
+        raise unfit(f"{known!a} is no user of this service: ask an administrator")
     with writing(service.engine) as session:
         user = session.scalar(select(User).where(User.name == known, User.disabled.is_(False)))
         if user is not None:
             return _begin_session(session, user, address)
         _note_failure(service, session, known, {"address": address, "by": "provider"})
-    raise Problem(f"{known} is no user of this service: ask an administrator")
+    raise unfit(f"{known} is no user of this service: ask an administrator")
 
 
 def logout(service: Service, caller: Caller) -> None:
@@ -135,17 +135,17 @@ def use_link(service: Service, secret: str, name: str, password: str, address: s
         address: where the request comes from.
 
     Raises:
-        Problem: the link was used, is too old, or name or password will not do.
+        Unfit: the link was used, is too old, or name or password will not do.
     """
     # Before the costly hash. Its 256 bits need no limit, and one would let others keep an administrator out.
     if not link_is_for(service, secret)[0]:
-        raise Problem(_OLD_LINK)
+        raise unfit(_OLD_LINK)
     check_password(password)
     hashed = _hashed(password)
     with writing(service.engine) as session:
         link = _link(session, secret)
         if link is None:
-            raise Problem(_OLD_LINK)
+            raise unfit(_OLD_LINK)
         if link.user_id is None:
             user = _add(session, name, Role.admin, user_name())
         else:
@@ -165,7 +165,7 @@ def add_user(service: Service, caller: Caller, name: str, role: Role, unix_user:
     """Adds a user, and returns the user and the secret of a link by which the person chooses a password.
 
     Raises:
-        Problem: the name will not do or is taken.
+        Unfit: the name will not do or is taken.
     """
     with writing(service.engine) as session:
         user = _add(session, name, role, unix_user)
@@ -198,11 +198,11 @@ def change_user(
 ) -> User:
     """Changes a user; None leaves a field as it is, and an empty `unix_user` takes it away.
 
-    The waiting jobs of a user who is disabled, gets a lower role or another Unix user end: they were checked for what
-    the user was before. Runs that have begun go on.
+    Jobs that wait or are being started end when their user is disabled, gets a lower role or another Unix user: they
+    were checked for what the user was before. Runs that have begun go on.
 
     Raises:
-        Problem: no administrator would be left.
+        Unfit: no administrator would be left.
     """
     with writing(service.engine) as session:
         user = _existing(session, user_id)
@@ -213,14 +213,14 @@ def change_user(
             user.unix_user = _unix_name(unix_user)
         session.flush()
         if not _administrators(session):
-            raise Problem("the service needs an administrator who can log in", "disabled" if disabled else "role")
+            raise unfit("the service needs an administrator who can log in", "disabled" if disabled else "role")
         if user.disabled:
             session.execute(delete(LoginSession).where(LoginSession.user_id == user.id))
-            _end_waiting_jobs(session, user.id, "its user was locked out")
+            _end_jobs(session, user.id, "its user was locked out")
         elif Role[user.role] < before:
-            _end_waiting_jobs(session, user.id, "its user has a lower role now: submit it again")
+            _end_jobs(session, user.id, "its user has a lower role now: submit it again")
         elif user.unix_user != before_unix and not service.settings.shared_account:
-            _end_waiting_jobs(session, user.id, "its user has another Unix user now: submit it again")
+            _end_jobs(session, user.id, "its user has another Unix user now: submit it again")
         changes = {"role": user.role, "unix_user": user.unix_user, "disabled": user.disabled}
         record(session, caller, "user.change", user.name, changes)
     if service.queue is not None:
@@ -238,12 +238,12 @@ def check_password(password: str) -> None:
     """Refuses a password that is too short, or longer than anyone means.
 
     Raises:
-        Problem: it will not do.
+        Unfit: it will not do.
     """
     if len(password) < SHORTEST_PASSWORD:
-        raise Problem(f"a password has {SHORTEST_PASSWORD} characters at least", "password")
+        raise unfit(f"a password has {SHORTEST_PASSWORD} characters at least", "password")
     if len(password) > _LONGEST_PASSWORD:
-        raise Problem(f"a password has {_LONGEST_PASSWORD} characters at most", "password")
+        raise unfit(f"a password has {_LONGEST_PASSWORD} characters at most", "password")
 
 
 def remove_expired(session: Session) -> None:
@@ -268,28 +268,33 @@ def _note_failure(service: Service, session: Session, name: str, detail: dict[st
 def _add(session: Session, name: str, role: Role, unix_user: str | None) -> User:
     known = name.strip().lower()
     if not _NAME.fullmatch(known):
-        raise Problem(
+        raise unfit(
             "a name has letters, digits, '.', '_' and '-' (64 at most), and begins with one of the first two", "name"
         )
     if session.scalar(select(User.id).where(User.name == known)) is not None:
-        raise Problem(f"there is a user {known}", "name")
+        raise unfit(f"there is a user {known}", "name")
     user = User(name=known, role=role.name, unix_user=_unix_name(unix_user or ""), disabled=False, created=time.time())
     session.add(user)
     session.flush()
     return user
 
 
-def _end_waiting_jobs(session: Session, user_id: int, reason: str) -> None:
-    for job in store.in_states(session, JobState.WAITING):
-        if job.user_id == user_id:
+def _end_jobs(session: Session, user_id: int, reason: str) -> None:
+    for job in store.in_states(session, JobState.WAITING, JobState.STARTING):
+        if job.user_id != user_id:
+            continue
+        if job.state == JobState.WAITING:
             store.note_end(session, job, JobState.CANCELLED, reason=reason)
+        else:
+            # A child may be starting it at this moment. The queue ends it, before its run begins or after.
+            job.stop_asked, job.reason = job.stop_asked or time.time(), reason
 
 
 def _unix_name(text: str) -> str | None:
     name = text.strip()
     # A service that runs as root itself, as in a container, may start its own runs.
     if name and name != user_name() and (name == "root" or not _UNIX_NAME.fullmatch(name)):
-        raise Problem("this is no name of a Unix user who may start runs", "unix_user")
+        raise unfit("this is no name of a Unix user who may start runs", "unix_user")
     return name or None
 
 

@@ -80,13 +80,16 @@ class Actor:
     """The list of the Unix users whom the service may act for by sudo (`ortlaunch.serve.unix_users`). None: nobody."""
     _turns: dict[tuple[str, str], threading.BoundedSemaphore] = field(default_factory=dict, repr=False, compare=False)
 
-    def call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    def call(
+        self, unix_user: str, action: str, request: Mapping[str, Any], beside: str | None = None
+    ) -> dict[str, Any]:
         """Runs one action in a child and returns its answer. It blocks: call it outside the event loop.
 
         Args:
             unix_user: the user whom the run belongs to.
             action: one of `ortlaunch.serve.act.ACTIONS`, whose functions say what they take and return.
             request: what the action takes, as JSON.
+            beside: the Unix user in whose working folder it acts; None for its own one.
 
         Raises:
             Refused: the action refuses the request.
@@ -97,11 +100,11 @@ class Actor:
         if not turns.acquire(timeout=_TURN_SECONDS):
             raise Unavailable(f"{action}: {AT_ONCE} requests for the Unix user {unix_user} are at work: try again")
         try:
-            return self._call(unix_user, action, request)
+            return self._call(unix_user, action, request, beside or unix_user)
         finally:
             turns.release()
 
-    def _call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _call(self, unix_user: str, action: str, request: Mapping[str, Any], beside: str) -> dict[str, Any]:
         words = [*self._as_user(unix_user), sys.executable, "-P", "-m", "ortlaunch.serve.act", action]
         seconds = _SECONDS_OF.get(action, _SECONDS)
         child = subprocess.Popen(
@@ -115,7 +118,8 @@ class Actor:
         )
         root = self.folder_of(unix_user)
         # A relative place in the configuration, such as that of MLflow's database, begins at the working folder.
-        folder = root.parent if unix_user == own_user() else root
+        place = self.folder_of(beside)
+        folder = place.parent if beside == own_user() else place
         document = json.dumps({**request, "root": str(root), "folder": str(folder), "seconds": seconds})
         try:
             answer, said = exchange(child, document.encode(), seconds, _LARGEST_ANSWER)

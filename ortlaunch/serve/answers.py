@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from ortlaunch.base.text import public_text
 from ortlaunch.serve.actor import Refused, Unavailable
 from ortlaunch.serve.limits import TooManyRequests
-from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.unfit import Unfit
 
 _MOST_PROBLEMS = 50
@@ -52,12 +51,6 @@ async def malformed(_request: Request, error: Exception) -> Response:
     return problems(found)
 
 
-async def unfit(_request: Request, error: Exception) -> Response:
-    """The answer to a `Problem`."""
-    assert isinstance(error, Problem)
-    return problems([(error.key, str(error))])
-
-
 async def too_many(_request: Request, error: Exception) -> Response:
     """The answer when a limit was reached."""
     assert isinstance(error, TooManyRequests)
@@ -74,8 +67,8 @@ def not_found(what: str) -> HTTPException:
     return HTTPException(404, what)
 
 
-async def unfit_request(_request: Request, error: Exception) -> Response:
-    """The answer to a submission that is refused, with everything that is wrong with it."""
+async def unfit(_request: Request, error: Exception) -> Response:
+    """The answer to a request that cannot be done, with everything that is wrong with it."""
     assert isinstance(error, Unfit)
     return problems([(one.key, one.message) for one in error.problems])
 

@@ -30,7 +30,6 @@ from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.metrics import CountRequests
 from ortlaunch.serve.oidc import Provider
 from ortlaunch.serve.pages.errors import for_browsers
-from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.settings import OIDC_SECRET, Settings
 from ortlaunch.serve.unfit import Unfit
@@ -48,9 +47,8 @@ STATIC = Path(__file__).parent / "static"
 _ANSWERS = {
     HTTPException: refused,
     RequestValidationError: malformed,
-    Problem: unfit,
+    Unfit: unfit,
     TooManyRequests: too_many,
-    Unfit: answers.unfit_request,
     Refused: answers.refused_by_child,
     Unavailable: answers.unavailable,
 }

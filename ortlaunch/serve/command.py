@@ -7,6 +7,7 @@ import importlib.util
 import ipaddress
 import os
 import socket
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -98,6 +99,8 @@ def check(settings: Settings) -> None:
     for file in (settings.tls_certificate, settings.tls_key):
         if file is not None and not file.is_file():
             raise RequestError(f"serve: {file}: there is no such file")
+    if settings.tls_certificate is not None and settings.tls_key is not None:
+        _check_certificate(settings.tls_certificate, settings.tls_key)
     if settings.public_url is not None:
         _check_url(settings.public_url)
     if settings.trusted_proxy is not None:
@@ -114,6 +117,18 @@ def check(settings: Settings) -> None:
     for root in settings.further_roots:
         if not root.is_dir():
             raise RequestError(f"serve: --root {root}: there is no such folder")
+
+
+def _check_certificate(certificate: Path, key: Path) -> None:
+    try:
+        # Without a password for the key, the terminal would be asked for one.
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+        raise RequestError(
+            f"serve: the certificate {certificate} and the key {key} cannot be used: {str(reason).lower()} (both "
+            "must be in the PEM format, the key that of the certificate, and without a passphrase)"
+        ) from None
 
 
 def _check_url(url: str) -> None:

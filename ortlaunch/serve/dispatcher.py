@@ -42,6 +42,7 @@ _MOST_ATTEMPTS = 3
 _MOST_ASKED = 50
 """So many runs are looked at by one child, whose time is bounded."""
 
+_NOT_BEGUN = "stopped before it began"
 _UNREADABLE = "unknown"
 """The state of a run that cannot be read now."""
 
@@ -223,11 +224,15 @@ class Queue:
             "launcher": job.launcher,
             "run_key": job.run_key,
             "gpus": gpus_of(job.taken),
+            "stopped": job.stop_asked is not None,
         }
         try:
             answer = self.actor.call(job.unix_user, "start", request)
         except Refused as error:
             self._end(job_id, JobState.REFUSED, reason=error.message)
+            return
+        if answer.get("withdrawn"):
+            self._end(job_id, JobState.CANCELLED, reason=job.reason or _NOT_BEGUN)
             return
         process = Process.stored(answer["process"])
         with writing(self.engine) as session:
@@ -264,7 +269,7 @@ class Queue:
         elif found["refusal"]:
             self._end(job.id, JobState.REFUSED, reason=found["refusal"])
         elif job.stop_asked is not None:
-            self._end(job.id, JobState.CANCELLED, reason="stopped before it began")
+            self._end(job.id, JobState.CANCELLED, reason=_NOT_BEGUN)
         elif job.pid is None:
             # A scheduler has the job: only its run folder is away for a moment.
             return

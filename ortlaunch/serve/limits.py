@@ -19,6 +19,8 @@ FOR_NAME = 60
 """Attempts a minute for one name, from any addresses: more than one address may make, which could lock somebody out."""
 TOKEN_REQUESTS = 10
 """Requests a second with one token."""
+MOST_COMPARED = 20
+"""Runs of one comparison."""
 _MOST_KEYS = 10_000
 
 

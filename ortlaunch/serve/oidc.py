@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ortlaunch.base.text import library_error
-from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.secret import digest, new_secret
+from ortlaunch.serve.unfit import Unfit, unfit
 
 CALLBACK = "/oidc/callback"
 _ALGORITHMS = ("RS256", "PS256", "ES256", "EdDSA")
@@ -59,7 +59,7 @@ class Provider:
             The address at the provider to send the browser to, and what its cookie must hold when it comes back.
 
         Raises:
-            Problem: the provider cannot be asked.
+            Unfit: the provider cannot be asked.
         """
         browser = new_secret()
         begun = Begun(new_secret(), new_secret(), digest(browser), time.monotonic() + _LOGIN_SECONDS)
@@ -83,30 +83,30 @@ class Provider:
             browser: what the cookie of this browser holds.
 
         Raises:
-            Problem: the login was not begun by this browser, or the provider does not vouch for anybody.
+            Unfit: the login was not begun by this browser, or the provider does not vouch for anybody.
         """
         with self._lock:
             begun = self._begun.pop(state, None)
         if begun is None or begun.until < time.monotonic() or not hmac.compare_digest(begun.browser, digest(browser)):
-            raise Problem("this login was not begun in this browser, or too long ago: begin again")
+            raise unfit("this login was not begun in this browser, or too long ago: begin again")
         try:
             with self._session(callback) as session:
                 answer = session.fetch_token(
                     self._known("token_endpoint"), code=code, code_verifier=begun.verifier, timeout=_SECONDS
                 )
             claims = self._claims(str(answer["id_token"]), begun.nonce)
-        except Problem:
+        except Unfit:
             raise
         # What a provider answers may break the library in many ways, and none of them logs anybody in.
         except Exception as error:
-            raise Problem(f"the provider does not vouch for this login: {library_error(error)}") from None
+            raise unfit(f"the provider does not vouch for this login: {library_error(error)}") from None
         name = claims.get(self.claim)
         if (
             not isinstance(name, str)
             or not name
             or (self.claim == "email" and claims.get("email_verified") is not True)
         ):
-            raise Problem(f"the provider gives no {self.claim} that can be relied on")
+            raise unfit(f"the provider gives no {self.claim} that can be relied on")
         return name
 
     def _claims(self, token: str, nonce: str) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Provider:
             exp={"essential": True},
             iat={"essential": True},
             nonce={"essential": True, "value": nonce},
-            azp={"essential": isinstance(found.claims.get("aud"), list), "value": self.client_id},
+            azp={"essential": _has_several(found.claims.get("aud")), "value": self.client_id},
         )
         rules.validate(found.claims)
         return dict(found.claims)
@@ -132,9 +132,9 @@ class Provider:
         try:
             described = self._json(f"{self.issuer.rstrip('/')}/.well-known/openid-configuration")
         except Exception as error:
-            raise Problem(f"the provider cannot be asked: {library_error(error)}") from None
+            raise unfit(f"the provider cannot be asked: {library_error(error)}") from None
         if described.get("issuer") != self.issuer or not isinstance(described.get(name), str):
-            raise Problem(f"{self.issuer} does not describe itself as this provider")
+            raise unfit(f"{self.issuer} does not describe itself as this provider")
         return str(described[name])
 
     def _json(self, url: str) -> dict[str, Any]:
@@ -155,3 +155,8 @@ class Provider:
             redirect_uri=callback,
             code_challenge_method="S256",
         )
+
+
+def _has_several(audience: Any) -> bool:
+    """Whether a token is for other clients too, so that it must say which one it was given to. A list may have one."""
+    return isinstance(audience, list) and len(audience) > 1

@@ -14,7 +14,7 @@ from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import Job, JobState
 from ortlaunch.serve.service import Service
-from ortlaunch.serve.unfit import Problem, Unfit
+from ortlaunch.serve.unfit import unfit
 
 
 def queue_state(service: Service, _caller: Caller) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def drain(service: Service, caller: Caller, slots: Iterable[str] | None) -> None
     known = set(service.queue.slots.names())
     chosen = None if slots is None else set(slots)
     if chosen is not None and (unknown := chosen - known):
-        raise Unfit([Problem("slots", f"{min(unknown)}: there is no such slot ({', '.join(sorted(known))})")])
+        raise unfit(f"{min(unknown)}: there is no such slot ({', '.join(sorted(known))})", "slots")
     with writing(service.engine) as session:
         store.set_drained(session, chosen)
         record(session, caller, "queue.drain", ", ".join(sorted(chosen)) if chosen is not None else "all slots")
@@ -103,7 +103,8 @@ def _slots(slate: store.Slate, holding: list[Job], set_by_admins: store.Switches
             note = "a process that is not of this queue uses it"
         elif is_held:
             note = "an administrator has taken it out"
-        found.append({"name": name, "state": state, "run": job.run_key if job is not None else None, "note": note})
+        run = {"run": job.run_key, "run_name": job.name} if job is not None else {"run": None, "run_name": None}
+        found.append({"name": name, "state": state, **run, "note": note})
     return found
 
 

@@ -17,7 +17,7 @@ from ortlaunch.config.bounds import is_usable
 from ortlaunch.config.meant import meant_key
 from ortlaunch.serve.access import Role
 from ortlaunch.serve.fields import CHOICES, OPEN_MODELS, PARAMS, Field, catalogue, is_choice, jobs_to_choose, may_choose
-from ortlaunch.serve.unfit import Problem, Unfit
+from ortlaunch.serve.unfit import Problem, Unfit, unfit
 
 Scalar = str | int | float | bool | None
 MOST_MINUTES = 366 * 24 * 60
@@ -63,7 +63,7 @@ def judge(job: str | None, keys: Mapping[str, Any], role: Role, minutes: float |
     if minutes is not None and not 0 < minutes <= MOST_MINUTES:
         problems.append(Problem("minutes", f"must be greater than 0 and at most {MOST_MINUTES}"))
     if len(keys) > _MOST_KEYS:
-        raise Unfit([Problem(None, f"{len(keys)} keys: at most {_MOST_KEYS} are taken")])
+        raise unfit(f"{len(keys)} keys: at most {_MOST_KEYS} are taken")
     chosen: list[str] = []
     single: list[str] = []
     for key, value in keys.items():
@@ -73,7 +73,7 @@ def judge(job: str | None, keys: Mapping[str, Any], role: Role, minutes: float |
         elif found:
             (chosen if is_choice(key) else single).append(found)
     if problems:
-        raise Unfit(problems)
+        raise Unfit(*problems)
     return Submission(job, dict(keys), minutes, [*([f"+jobs={job}"] if job else []), *chosen, *single])
 
 

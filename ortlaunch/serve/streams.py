@@ -23,10 +23,10 @@ from ortlaunch.serve.index.finding import find
 from ortlaunch.serve.index.indexer import Change
 from ortlaunch.serve.index.listing import rows_of
 from ortlaunch.serve.limits import TooManyRequests
-from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tails import JournalTail, LogTail, Tail
+from ortlaunch.serve.unfit import Unfit, unfit
 
 _LOG = logging.getLogger(__name__)
 MOST_TOPICS = 128
@@ -93,12 +93,12 @@ class Streams:
             last: the id of the last event that the browser got; its positions come before those of `topics`.
 
         Raises:
-            Problem: there are too many topics, or one cannot be read, or all are of logs that do not exist.
+            Unfit: there are too many topics, or one cannot be read, or all are of logs that do not exist.
             HTTPException: all topics are of runs that do not exist.
         """
         wanted = parsed_topics(topics)
         if not 1 <= len(wanted) <= MOST_TOPICS:
-            raise Problem(f"a stream has 1 to {MOST_TOPICS} topics", "topics")
+            raise unfit(f"a stream has 1 to {MOST_TOPICS} topics", "topics")
         known = parsed_topics(last, is_strict=False)
         positions = {topic: known.get(topic) or position for topic, position in wanted.items()}
         tails = self._tails(wanted)
@@ -188,7 +188,7 @@ class Streams:
                 continue
             try:
                 found[topic] = self._tail(topic)
-            except (HTTPException, Problem) as error:
+            except (HTTPException, Unfit) as error:
                 refusals.append(error)
         if len(refusals) == len(wanted):
             raise refusals[0]
@@ -203,7 +203,7 @@ class Streams:
             return f"run {found.place}", JournalTail(run, run.journal_file.relative_to(run.path), {"id": found.id})
         file = log_file(run, rest[0])
         if file is None:
-            raise Problem(f"{rest[0]} is no name of a log", "topics")
+            raise unfit(f"{rest[0]} is no name of a log", "topics")
         return f"log:{rest[0]} {found.place}", LogTail(run, file, {"id": found.id, "rank": rest[0]})
 
     def _take_change(self, change: Change) -> None:
@@ -255,7 +255,7 @@ def parsed_topics(text: str, *, is_strict: bool = True) -> dict[str, str | None]
         is_strict: whether what cannot be read is refused, or left out.
 
     Raises:
-        Problem: something cannot be read.
+        Unfit: something cannot be read.
     """
     found: dict[str, str | None] = {}
     for word in filter(None, text[:8192].split(",")):
@@ -263,5 +263,5 @@ def parsed_topics(text: str, *, is_strict: bool = True) -> dict[str, str | None]
         if match is not None:
             found[match["topic"]] = match["position"]
         elif is_strict:
-            raise Problem("topics are list, run:ID and log:ID:RANK, each with @POSITION if it has one", "topics")
+            raise unfit("topics are list, run:ID and log:ID:RANK, each with @POSITION if it has one", "topics")
     return found

@@ -24,7 +24,7 @@ from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState
 from ortlaunch.serve.requests import Submission, judge
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tables import User
-from ortlaunch.serve.unfit import Problem, Unfit
+from ortlaunch.serve.unfit import unfit
 
 _MOST_OPEN = 1000
 """Jobs of one user that are not over."""
@@ -48,10 +48,10 @@ def unix_user_of(service: Service, caller: Caller) -> str:
         Unfit: nobody has said it, or the service may not act for that user.
     """
     if caller.unix_user is None:
-        raise Unfit([Problem(None, "your account has no Unix user to start runs as: an administrator sets it")])
+        raise unfit("your account has no Unix user to start runs as: an administrator sets it")
     if not service.actor.may_act_for(caller.unix_user):
         message = f"the service may not start runs as the Unix user {caller.unix_user}: its administrator allows it"
-        raise Unfit([Problem(None, message)])
+        raise unfit(message)
     return caller.unix_user
 
 
@@ -121,7 +121,7 @@ def submit(
     wanted = judge(job, keys, caller.role, minutes)
     unix_user, digest = unix_user_of(service, caller), store.digest_of(wanted.as_dict())
     if idempotency_key is not None and not 1 <= len(idempotency_key) <= _LONGEST_KEY:
-        raise Unfit([Problem(None, f"Idempotency-Key: must have 1 to {_LONGEST_KEY} characters")])
+        raise unfit(f"Idempotency-Key: must have 1 to {_LONGEST_KEY} characters")
     with reading(service.engine) as session:
         known = _known(session, caller, idempotency_key, digest)
         run_key = store.new_run_key(session)
@@ -334,7 +334,7 @@ def _require_own_limit(wanted: Submission, checked: Mapping[str, Any]) -> None:
     """Refuses a time limit for a scheduler's job: the queue would also count the time that it waits there."""
     if wanted.minutes is not None and checked["slots"] == 0:
         message = "minutes is for runs on this machine's slots: a scheduler's job has launcher.time"
-        raise Unfit([Problem("minutes", message)])
+        raise unfit(message, "minutes")
 
 
 def _require_sound(service: Service, checked: Mapping[str, Any], below: Path) -> None:
@@ -346,12 +346,12 @@ def _require_sound(service: Service, checked: Mapping[str, Any], below: Path) ->
     total = len(service.queue.slots.names())
     is_sound = type(slots) is int and slots >= 0 and place.is_relative_to(below) and ".." not in place.parts
     if not is_sound or not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise Unfit([Problem(None, "the check gave an answer that is none")])
+        raise unfit("the check gave an answer that is none")
     if slots > total and (trouble := service.queue.slots.trouble):
         raise HTTPException(503, f"the GPUs of this machine cannot be told: {trouble}", {"Retry-After": "10"})
     if slots > total:
         key = "launcher.workers_per_node"
-        raise Unfit([Problem(key, f"the run needs {slots} slots, and this machine has {total}")])
+        raise unfit(f"the run needs {slots} slots, and this machine has {total}", key)
 
 
 def _asked(service: Service, unix_user: str, action: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -360,7 +360,7 @@ def _asked(service: Service, unix_user: str, action: str, request: dict[str, Any
         found: dict[str, Any] = service.actor.call(unix_user, action, request)
     except Refused as error:
         key = error.key if error.key in catalogue() else None
-        raise Unfit([Problem(key, error.message)]) from error
+        raise unfit(error.message, key) from error
     return found
 
 
@@ -369,7 +369,7 @@ def _known(session: Any, caller: Caller, key: str | None, digest: str) -> Job | 
         return None
     request, job = found
     if request.digest != digest:
-        raise Unfit([Problem(None, "Idempotency-Key: another request was sent with this key before")])
+        raise unfit("Idempotency-Key: another request was sent with this key before")
     return job
 
 

@@ -11,10 +11,10 @@ from ortlaunch.serve.access import Caller, Role
 from ortlaunch.serve.answers import not_found
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
-from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.secret import digest, new_secret
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tables import Token, User
+from ortlaunch.serve.unfit import unfit
 
 MOST_DAYS = 365
 _MOST_TOKENS = 50
@@ -34,17 +34,17 @@ def make_token(service: Service, caller: Caller, name: str, role: Role, days: in
 
     Raises:
         HTTPException: 403 for a caller who has shown a token: one that is stolen would outlive its end.
-        Problem: the role is above the caller's, or the caller has too many tokens.
+        Unfit: the role is above the caller's, or the caller has too many tokens.
     """
     if caller.token_id is not None:
         raise HTTPException(403, "a token makes no other token: log in on the page to make one")
     if role > caller.role:
-        raise Problem(f"your role is {caller.role.name}: a token cannot have more", "role")
+        raise unfit(f"your role is {caller.role.name}: a token cannot have more", "role")
     secret, now = _PREFIX + new_secret(), time.time()
     with writing(service.engine) as session:
         mine = (Token.user_id == caller.user_id, Token.revoked.is_(None), Token.expires > now)
         if (session.scalar(select(func.count()).select_from(Token).where(*mine)) or 0) >= _MOST_TOKENS:
-            raise Problem(f"you have {_MOST_TOKENS} tokens: revoke one first")
+            raise unfit(f"you have {_MOST_TOKENS} tokens: revoke one first")
         token = Token(
             user_id=caller.user_id,
             name=name,

@@ -27,7 +27,7 @@ from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, LocalConfig
-from ortlaunch.estimate.limit import available, parsed
+from ortlaunch.launch.memory.limit import available, parsed
 from ortlaunch.tracking import trackers
 from ortlaunch.tune import folder as folders
 from ortlaunch.tune.cell import Cell

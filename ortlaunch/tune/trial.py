@@ -13,7 +13,7 @@ from typing import Any
 
 from ortlaunch.base.reading import read_text
 from ortlaunch.config.load import save_config
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import Config, MemoryCheck
 from ortlaunch.launch.planning import default_name
 from ortlaunch.run.events import Event, Measured, WorkerFailed
 from ortlaunch.run.journal import iterate
@@ -85,6 +85,8 @@ class Trials:
             checkpoint_every=None,
             save_weights=False,
             resume="never",
+            # Its estimate would run beside the steps that are measured, and the limit of a trial is watched anyway.
+            memory_check=MemoryCheck.off,
         )
         launcher = replace(config.launcher, max_restarts=0)
         return replace(config, train=train, launcher=launcher, profile=None, name=_name(config, cell))

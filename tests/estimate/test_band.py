@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.estimate.band import Band, phase_band, times, verdict, worst
-from ortlaunch.estimate.limit import available, parsed
+from ortlaunch.estimate.band import phase_band, worst
 from ortlaunch.estimate.study import _next_size
+from ortlaunch.launch.memory.band import Band, times, verdict
+from ortlaunch.launch.memory.limit import parsed
 
 GIB = 2**30
 
@@ -52,12 +51,3 @@ def test_sizes_are_read_as_slurm_reads_them(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="not a size of memory; write 80GiB"):
         parsed(text, "--memory")
-
-
-def test_a_control_group_limits_what_is_free(tmp_path: Path) -> None:
-    assert available(tmp_path) > 2**20
-    (tmp_path / "memory.max").write_text(f"{2**20}\n")
-    (tmp_path / "memory.current").write_text("24\n")
-    assert available(tmp_path) == 2**20 - 24
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available(tmp_path) > 2**20

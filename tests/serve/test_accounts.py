@@ -13,10 +13,10 @@ from ortlaunch.serve import accounts, tokens
 from ortlaunch.serve.access import Caller, Role, still_allowed
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.limits import FOR_NAME, FROM_ADDRESS, Bucket, TooManyRequests
-from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import Job, JobState
 from ortlaunch.serve.tables import AuditEntry, Link, Token, User
+from ortlaunch.serve.unfit import Unfit
 from tests.support.service import PASSWORD, InProcess, in_process
 
 
@@ -29,11 +29,11 @@ def test_the_first_link_makes_an_administrator_once(inside: InProcess) -> None:
     service = inside.service
     older, secret = accounts.first_link(service), accounts.first_link(service)
     assert older and secret
-    with pytest.raises(Problem, match="used or is too old"):
+    with pytest.raises(Unfit, match="used or is too old"):
         accounts.use_link(service, older, "ada", PASSWORD, "here")
     assert accounts.link_is_for(service, secret) == (True, None)
     accounts.use_link(service, secret, "Ada", PASSWORD, "here")
-    with pytest.raises(Problem, match="used or is too old"):
+    with pytest.raises(Unfit, match="used or is too old"):
         accounts.use_link(service, secret, "eve", PASSWORD, "here")
     assert accounts.first_link(service) is None
     assert [(user.name, user.role) for user in accounts.users(service)] == [("ada", "admin")]
@@ -45,7 +45,7 @@ def test_a_link_ends_after_its_time(inside: InProcess) -> None:
         session.execute(update(Link).values(expires=time.time() - 1))
     assert secret is not None
     assert accounts.link_is_for(inside.service, secret) == (False, None)
-    with pytest.raises(Problem, match="too old"):
+    with pytest.raises(Unfit, match="too old"):
         accounts.use_link(inside.service, secret, "ada", PASSWORD, "here")
 
 
@@ -65,7 +65,7 @@ def test_a_password_is_stored_as_argon2id_and_a_secret_as_a_digest(inside: InPro
 @pytest.mark.parametrize("name", ["ada", "nobody"])
 def test_a_wrong_login_does_not_tell_who_exists(inside: InProcess, name: str) -> None:
     inside.person("ada", Role.viewer)
-    with pytest.raises(Problem, match=r"^name or password is wrong$"):
+    with pytest.raises(Unfit, match=r"^name or password is wrong$"):
         accounts.login(inside.service, name, "wrong", "here")
 
 
@@ -73,14 +73,14 @@ def test_a_wrong_login_does_not_tell_who_exists(inside: InProcess, name: str) ->
 def test_a_password_has_bounds(inside: InProcess, password: str, words: str) -> None:
     secret = accounts.first_link(inside.service)
     assert secret is not None
-    with pytest.raises(Problem, match=words):
+    with pytest.raises(Unfit, match=words):
         accounts.use_link(inside.service, secret, "ada", password, "here")
     assert accounts.link_is_for(inside.service, secret)[0], "the link is still there for a better one"
 
 
 def test_five_logins_a_minute_for_a_name_from_an_address(inside: InProcess) -> None:
     def attempt(name: str, address: str) -> None:
-        with pytest.raises(Problem):
+        with pytest.raises(Unfit):
             accounts.login(inside.service, name, "wrong", address)
 
     for _ in range(5):
@@ -114,9 +114,9 @@ def test_one_address_and_one_name_are_bounded_in_all(inside: InProcess) -> None:
 )
 def test_attempts_are_counted_by_network(inside: InProcess, one: str, other: str, is_same: bool) -> None:
     inside.service.limits.address = Bucket(1, 1000.0)
-    with pytest.raises(Problem, match="wrong"):
+    with pytest.raises(Unfit, match="wrong"):
         accounts.login(inside.service, "ada", "wrong", one)
-    with pytest.raises(TooManyRequests if is_same else Problem):
+    with pytest.raises(TooManyRequests if is_same else Unfit):
         accounts.login(inside.service, "bob", "wrong", other)
 
 
@@ -127,7 +127,7 @@ def test_attempts_to_log_in_do_not_fill_the_audit(inside: InProcess) -> None:
             at = time.time() - 86400 * days
             session.add(AuditEntry(at=at, user_id=None, user="", action=action, target=f"{days}", detail=""))
     for _ in range(2):
-        with pytest.raises(Problem, match="wrong"):
+        with pytest.raises(Unfit, match="wrong"):
             accounts.login(service, "x" * 1000, "wrong", "here")
     with reading(service.engine) as session:
         found = [(entry.action, entry.target) for entry in session.scalars(select(AuditEntry).order_by(AuditEntry.id))]
@@ -139,7 +139,7 @@ def test_a_link_works_whoever_else_asks_from_the_address(inside: InProcess) -> N
     link = accounts.first_link(inside.service)
     assert link is not None
     for _ in range(100):
-        with pytest.raises(Problem, match="used or is too old"):
+        with pytest.raises(Unfit, match="used or is too old"):
             accounts.use_link(inside.service, "0" * 43, "eve", PASSWORD, "here")
     assert accounts.use_link(inside.service, link, "first", PASSWORD, "here")
 
@@ -155,7 +155,7 @@ def test_a_new_password_ends_the_tokens_of_whoever_knew_the_old_one(inside: InPr
 
 def test_a_provider_cannot_give_a_name_that_becomes_another(inside: InProcess) -> None:
     inside.person("kim", Role.admin)
-    with pytest.raises(Problem, match="is no user"):
+    with pytest.raises(Unfit, match="is no user"):
         accounts.login_known(inside.service, "\u212aim", "here")
 
 
@@ -167,8 +167,21 @@ def test_a_user_who_is_disabled_is_out_at_once(inside: InProcess) -> None:
     accounts.change_user(inside.service, admin, inside.person("bob", Role.runner).user_id, None, None, True)
     assert client.get("/api/session", headers=bob).status_code == 401
     assert client.get("/api/session", headers=token).status_code == 401
-    with pytest.raises(Problem, match="wrong"):
+    with pytest.raises(Unfit, match="wrong"):
         accounts.login(inside.service, "bob", PASSWORD, "here")
+
+
+def test_what_is_being_started_for_a_user_who_is_disabled_is_stopped(inside: InProcess) -> None:
+    admin, bob = inside.person("ada", Role.admin), inside.person("bob", Role.runner)
+    checked = {"slots": 1, "name": "x", "experiment": "e", "launcher": "local", "steps": 1, "run_dir": "", "words": []}
+    with writing(inside.service.engine) as session:
+        for owner in (admin, bob):
+            key = store.new_run_key(session)
+            store.add_job(session, (owner.user_id, owner.name), "unix", key, {}, checked).state = JobState.STARTING
+    accounts.change_user(inside.service, admin, bob.user_id, None, None, True)
+    with reading(inside.service.engine) as session:
+        found = {job.owner: (job.stop_asked is not None, job.reason) for job in session.scalars(select(Job))}
+    assert found == {"ada": (False, ""), "bob": (True, "its user was locked out")}
 
 
 def test_what_a_user_who_is_disabled_has_waiting_does_not_start(inside: InProcess) -> None:
@@ -222,7 +235,7 @@ def test_who_is_locked_out_while_a_password_is_compared_is_not_logged_in(
         return compared(stored, password)
 
     monkeypatch.setattr(accounts, "_matches", matches)
-    with pytest.raises(Problem, match="wrong"):
+    with pytest.raises(Unfit, match="wrong"):
         accounts.login(inside.service, "bob", PASSWORD, "here")
 
 
@@ -230,7 +243,7 @@ def test_who_is_locked_out_while_a_password_is_compared_is_not_logged_in(
 def test_the_last_administrator_stays(inside: InProcess, role: Role | None, disabled: bool | None) -> None:
     admin = inside.person("ada", Role.admin)
     inside.person("bob", Role.runner)
-    with pytest.raises(Problem, match="needs an administrator"):
+    with pytest.raises(Unfit, match="needs an administrator"):
         accounts.change_user(inside.service, admin, admin.user_id, role, None, disabled)
     assert inside.client().get("/api/users", headers=inside.token("ada", Role.admin)).status_code == 200
 
@@ -245,9 +258,9 @@ def test_another_password_ends_the_sessions_of_the_old_one(inside: InProcess) ->
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "x" * 65, "<b>", "-x", "ö"])
 def test_names_are_plain(inside: InProcess, name: str) -> None:
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(Unfit) as refused:
         accounts.add_user(inside.service, inside.person("ada", Role.admin), name, Role.viewer, None)
-    assert refused.value.key == "name"
+    assert refused.value.problems[0].key == "name"
 
 
 @pytest.mark.parametrize("unix_user", ["root", "a b", "-u", "x;y", "../x"])
@@ -255,14 +268,14 @@ def test_a_unix_user_is_a_name_and_never_root(
     inside: InProcess, unix_user: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accounts, "user_name", lambda: "service")
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(Unfit) as refused:
         accounts.add_user(inside.service, inside.person("ada", Role.admin), "bob", Role.viewer, unix_user)
-    assert refused.value.key == "unix_user"
+    assert refused.value.problems[0].key == "unix_user"
 
 
 def test_a_token_gives_the_lower_one_of_two_roles(inside: InProcess) -> None:
     runner = inside.person("bob", Role.runner)
-    with pytest.raises(Problem, match="cannot have more"):
+    with pytest.raises(Unfit, match="cannot have more"):
         tokens.make_token(inside.service, runner, "mine", Role.author, 1)
     _, secret = tokens.make_token(inside.service, runner, "mine", Role.viewer, 1)
     client = inside.client({"Authorization": f"Bearer {secret}"})

@@ -103,7 +103,7 @@ def test_a_child_that_takes_too_long_is_ended(actor: Actor, monkeypatch: pytest.
 def test_what_takes_minutes_keeps_neither_the_queue_nor_a_check_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, actor, inside = threading.Event(), Actor(Path("/nowhere")), threading.Semaphore(0)
 
-    def answer(_actor: Actor, _user: str, action: str, _request: Any) -> dict[str, Any]:
+    def answer(_actor: Actor, _user: str, action: str, _request: Any, _beside: str) -> dict[str, Any]:
         if action in ("export_weights", "cancel"):
             inside.release()
             assert gate.wait(20)
@@ -167,6 +167,14 @@ def starting(actor: Actor, **changes: Any) -> dict[str, Any]:
     checked = call(actor, "check", words=WORDS, run_key=KEY)
     request = {"token": "t", "attempt": 1, "resumes": False, "begun_before": 0, "gpus": None, "run_key": KEY}
     return {**request, "words": checked["words"], "launcher": "local", "run_dir": checked["run_dir"], **changes}
+
+
+def test_what_is_stopped_before_it_began_never_begins(actor: Actor, tmp_path: Path) -> None:
+    request = starting(actor)
+    assert call(actor, "start", **request, stopped=True) == {"withdrawn": True}
+    # A request that was sent before, and comes late, finds that somebody has taken the record.
+    assert not call(actor, "start", **request)["lives"]
+    assert not Path(request["run_dir"]).exists()
 
 
 def test_a_run_starts_once_is_stopped_goes_on_exports_and_is_deleted(actor: Actor, tmp_path: Path) -> None:

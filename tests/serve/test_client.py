@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +15,8 @@ from typing import Any, ClassVar
 import pytest
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.run.identity import start_ticks
+from ortlaunch.run.journal import Journal
 from ortlaunch.serve.client.command import keys_of
 from ortlaunch.serve.client.connection import Connection
 from tests.launch.follow.conftest import Maker
@@ -64,6 +69,27 @@ def test_a_log_comes_whole_and_without_control_characters(ask: Any) -> None:
     assert "\x1b" not in lines[-1]
     assert ask("logs", "aaaaa1", "-f").stdout.splitlines() == lines, "it is over, so that following ends"
     assert ask("logs", "aaaaa1", "-n", "2").stdout.splitlines() == lines[-2:]
+
+
+def test_the_log_of_a_run_that_has_only_begun_is_waited_for(ask: Any, server: Server) -> None:
+    alive = {"pid": os.getpid(), "host": socket.gethostname(), "start_ticks": start_ticks(os.getpid())}
+    run = Maker(server.output.parent / "runs")("third", run_id="aaaaa3", step=None, end=None, launcher=alive)
+    deadline = time.monotonic() + 20
+    while ask("status", "aaaaa3").returncode:
+        assert time.monotonic() < deadline
+
+    def go_on() -> None:
+        (run / "logs" / "rank-0.log").write_text("hello\n")
+        with Journal(run / "journal.jsonl") as journal:
+            journal.end("FINISHED")
+
+    later = threading.Timer(2, go_on)
+    later.start()
+    followed = ask("logs", "aaaaa3", "-f")
+    later.join()
+    assert (followed.returncode, followed.stdout) == (0, "hello\n")
+    assert followed.stderr == "ortlaunch: the run is running and has no such log yet: waiting for it\n"
+    assert ask("logs", "aaaaa3", "--rank", "7", "-f").returncode == 2, "it is over, and no such log will come"
 
 
 def test_what_the_service_refuses_is_one_message(ask: Any) -> None:

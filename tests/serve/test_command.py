@@ -15,6 +15,7 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.serve import database
 from ortlaunch.serve.database import open_database
+from tests.support.certificates import new_key, self_signed
 from tests.support.cli import answer, ortlaunch
 from tests.support.service import PASSWORD, Server, cookie_of, start
 
@@ -54,6 +55,24 @@ def test_what_would_be_open_or_cannot_work_is_refused(
     assert result.returncode == 2
     assert words in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("case", ["another key", "a passphrase", "no certificate"])
+def test_a_certificate_that_cannot_be_used_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], case: str
+) -> None:
+    certificate, key = self_signed(tmp_path)
+    if case == "another key":
+        key.write_bytes(new_key())
+    elif case == "a passphrase":
+        key.write_bytes(new_key(b"secret"))
+    else:
+        certificate.write_text("no certificate\n")
+    result = answer(tmp_path, capfd, "serve", f"--tls-certificate={certificate}", f"--tls-key={key}")
+    assert result.returncode == 2
+    assert f"the certificate {certificate} and the key {key} cannot be used: " in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_restart_after_a_crash_keeps_who_is_logged_in(server: Server, tmp_path: Path) -> None:

@@ -134,7 +134,11 @@ def login(inside: InProcess, fake: Fake, **changes: str) -> Any:
     return client.get("/oidc/callback", params=query, follow_redirects=False)
 
 
-def test_a_user_whom_the_provider_vouches_for_is_logged_in(inside: InProcess, fake: Fake) -> None:
+@pytest.mark.parametrize("claims", [{}, {"aud": ["ortlaunch"]}, {"aud": ["ortlaunch", "other"], "azp": "ortlaunch"}])
+def test_a_user_whom_the_provider_vouches_for_is_logged_in(
+    inside: InProcess, fake: Fake, claims: dict[str, Any]
+) -> None:
+    fake.claims = claims
     ended = login(inside, fake)
     assert ended.status_code == 303, ended.text
     assert ended.headers["location"] == "/"
@@ -192,6 +196,13 @@ def test_a_login_that_another_browser_began_is_refused(
     ended = login(inside, fake, **changes)
     assert ended.status_code == 422
     assert words in ended.text
+
+
+@pytest.mark.parametrize(("error", "shown"), [("access_denied", "access_denied"), ("Call 0800", "it gave no reason")])
+def test_what_the_provider_refuses_is_said(inside: InProcess, error: str, shown: str) -> None:
+    ended = inside.client().get("/oidc/callback", params={"error": error, "error_description": "Call 0800"})
+    assert ended.status_code == 422
+    assert ended.json()["problems"] == [{"key": None, "message": f"the provider did not log you in: {shown}"}]
 
 
 def test_an_address_counts_only_where_it_was_verified(inside: InProcess, fake: Fake) -> None:

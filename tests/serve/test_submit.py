@@ -274,7 +274,8 @@ def test_the_queue_shows_slots_positions_and_reasons(desk: Desk) -> None:
     desk.set("q1", state=JobState.RUNNING, started=1.0, taken=["cpu0"])
     desk.inside.service.queue._decide()
     found = desk.ask("vera", "GET", "/api/queue").json()
-    assert found["slots"][0] | {"run": None} == {"name": "cpu0", "state": "busy", "run": None, "note": ""}
+    run = desk.jobs()[0].run_key
+    assert found["slots"] == [{"name": "cpu0", "state": "busy", "run": run, "run_name": "n", "note": ""}]
     assert [(one["job"], one["position"], one["reason"]) for one in found["waiting"]] == [
         ("q2", 1, "next: it needs 1 slot, 0 free")
     ]

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -146,13 +147,21 @@ def cookie_of(answer: Answer) -> str:
     return found[1]
 
 
-def start(folder: Path, *arguments: str, wait: float = 60.0, **variables: str) -> Server:
-    """Starts `ortlaunch serve` in a folder, on a free port, and waits until it answers."""
+def start(folder: Path, *arguments: str, wait: float = 60.0, port: int = 0, **variables: str) -> Server:
+    """Starts `ortlaunch serve` in a folder, on a free port, and waits until it answers.
+
+    Args:
+        folder: where it runs.
+        *arguments: its options.
+        wait: seconds.
+        port: the port, where the address that it prints is not the one that it listens on.
+        **variables: of its environment.
+    """
     output = folder / "serve.out"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
     with open(output, "w") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ortlaunch", "serve", "--port=0", *arguments],
+            [sys.executable, "-m", "ortlaunch", "serve", f"--port={port}", *arguments],
             cwd=folder,
             env=environment,
             stdout=stream,
@@ -161,18 +170,21 @@ def start(folder: Path, *arguments: str, wait: float = 60.0, **variables: str) -
         )
     deadline = time.monotonic() + wait
     while time.monotonic() < deadline:
-        port = re.search(r"ortlaunch serve: https?://[^:\s]+:(\d+) ", output.read_text())
-        if port is not None and _answers(int(port[1])):
+        said = re.search(r"ortlaunch serve: (https?)://[^:\s]+:(\d+) ", output.read_text())
+        at = port or (int(said[2]) if said is not None else 0)
+        if said is not None and _answers(at, has_tls=not port and said[1] == "https"):
             link = re.search(r"/link/([\w-]+)\n", output.read_text())
-            return Server(process, int(port[1]), link[1] if link else None, output)
+            return Server(process, at, link[1] if link else None, output)
         assert process.poll() is None, output.read_text()
         time.sleep(0.05)
     process.kill()
     raise AssertionError(f"the service did not start: {output.read_text()}")
 
 
-def _answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+def _answers(port: int, *, has_tls: bool) -> bool:
+    kind = http.client.HTTPSConnection if has_tls else http.client.HTTPConnection
+    more = {"context": ssl._create_unverified_context()} if has_tls else {}
+    connection = kind("127.0.0.1", port, timeout=5, **more)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200

@@ -94,6 +94,7 @@ def test_a_trial_is_the_run_with_fewer_steps_and_without_what_only_long_runs_nee
     # 600 samples/s and 12 samples a step: 100 steps in 2 s, after three that do not count.
     assert config.train.steps == 103
     assert (config.train.eval_every, config.train.checkpoint_every, config.train.save_weights) == (None, None, False)
+    assert config.train.memory_check.value == "off"
     assert config.train.batch_size == found.configured(found.cell).train.batch_size
     assert steps_for(Effort("probe", 0, 0.0, None, 60.0), 12) == 6
     assert steps_for(Effort("short", 0, 2.0, 1e9, 60.0), 12) == 20_000

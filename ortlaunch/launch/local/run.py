@@ -26,6 +26,7 @@ from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.display import Display
 from ortlaunch.launch.local.stop_flag import StopFlag
 from ortlaunch.launch.local.workers import WorkerGroup
+from ortlaunch.launch.memory.check import Watch
 from ortlaunch.launch.plan import LaunchPlan, NodePart
 from ortlaunch.launch.presence import Presence, describe
 from ortlaunch.launch.stalls import Stalls
@@ -44,13 +45,14 @@ _GONE_SECONDS = 5.0
 _TAIL_LINES = 15
 
 
-def run(part: NodePart, config: Config, arguments: list[str]) -> int:
+def run(part: NodePart, config: Config, arguments: list[str], memory: Watch) -> int:
     """Runs this machine's part of a run to its end; the first of several machines keeps the record.
 
     Args:
         part: what to run.
         config: the configuration, its tracking places made absolute.
         arguments: the command line after ``ortlaunch``, for the record.
+        memory: tells while the run starts whether it fits into the memory.
 
     Returns:
         The exit code: 0 done, 1 the training failed, 2 the request turned out wrong, 130 interrupted (143 and 129
@@ -58,7 +60,7 @@ def run(part: NodePart, config: Config, arguments: list[str]) -> int:
     """
     started = time.time()
     if part.rank > 0:
-        return _run_further_machine(part, config, started)
+        return _run_further_machine(part, config, started, memory)
     plan = part.plan
     with StopFlag() as stop:
         # Until the workers start, only a second request stops at once: git or a slow disk may keep the start waiting.
@@ -75,7 +77,7 @@ def run(part: NodePart, config: Config, arguments: list[str]) -> int:
                 journal = plan.files.journal(is_patient=True)
             journal_start(journal, plan, config)
             say_backend(plan)
-            return _Attempt(part, config, arguments, started, journal, own_claim, stop).run()
+            return _Attempt(part, config, arguments, started, journal, own_claim, stop, memory).run()
         finally:
             own_claim.release(_kept_end(journal))
 
@@ -113,6 +115,7 @@ class _Attempt:
     journal: Journal
     own_claim: Claim
     stop: StopFlag
+    memory: Watch
 
     def run(self) -> int:
         """Runs the workers to their end, journals and sends how they ended, and prints it; returns the exit code."""
@@ -128,7 +131,9 @@ class _Attempt:
         self.stop.is_urgent = False
         if self.own_claim.is_lost:
             raise RequestError(_taken_over(plan))
-        outcome = self._explained(_run_workers(part, config, display, self.started, relay, self.own_claim, self.stop))
+        outcome = self._explained(
+            _run_workers(part, config, display, self.started, relay, self.own_claim, self.stop, self.memory)
+        )
         before = self.stop.count
         account, sweep_over = None, None
         if not outcome.is_gone:
@@ -141,6 +146,8 @@ class _Attempt:
             code = code or exit_codes.stopped_by(self.stop.latest)
         if outcome.failure is not None:
             print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
+        if outcome.status == "FINISHED" and plan.attempt == 0:
+            self.memory.learn(display.latest.get("summary/peak_memory_gib"))
         ending = "stopped" if plan.stopped.exists() else outcome.status.lower()
         record = _record(plan, config, sent, outcome, has_trained="train/loss" in display.latest)
         display.summary(ending, time.monotonic() - begun, record, account)
@@ -203,13 +210,13 @@ def _end_in_sweep(plan: LaunchPlan, outcome: Outcome) -> Path | None:
         return None
 
 
-def _run_further_machine(part: NodePart, config: Config, started: float) -> int:
+def _run_further_machine(part: NodePart, config: Config, started: float, memory: Watch) -> int:
     """Runs the workers of a further machine. The first machine keeps the record and prints the outcome."""
     plan = part.plan
     machines.wait_for_first(plan.run_dir, config if plan.attempt == 0 else None)
     display = Display(part, config.train.steps, resolve_device(config.device).value)
     with StopFlag() as stop:
-        outcome = _run_workers(part, config, display, started, None, None, stop)
+        outcome = _run_workers(part, config, display, started, None, None, stop, memory)
     if outcome.failure is not None:
         print(describe_failure(outcome.failure, plan), file=sys.stderr, flush=True)
     display.line("the workers of this machine have ended; the first machine keeps the record")
@@ -224,6 +231,7 @@ def _run_workers(
     relay: Relay | None,
     own_claim: Claim | None,
     stop: StopFlag,
+    memory: Watch,
 ) -> Outcome:
     """Runs this machine's workers to their end. Shows what they journal, and sends it to the trackers."""
     if stop.signal is not None:
@@ -237,7 +245,7 @@ def _run_workers(
         display.start()
         if relay is not None:
             relay.start()
-        code = _watch(group, stop, part.plan, display, config.launcher, own_claim)
+        code = _watch(group, stop, part.plan, display, config.launcher, own_claim, memory)
     finally:
         group.kill()
         display.stop()
@@ -282,6 +290,7 @@ def _watch(
     display: Display,
     launcher: LauncherConfig,
     own_claim: Claim | None,
+    memory: Watch,
 ) -> int:
     """Watches the workers until torchrun ends or the run folder is gone; returns torchrun's exit code.
 
@@ -303,7 +312,7 @@ def _watch(
             return code
         if gone.is_over():
             return exit_codes.FAILED
-        for line in stalls.look() if stalls is not None else []:
+        for line in [*(stalls.look() if stalls is not None else []), *memory.look()]:
             display.line(line)
         stopping.act()
         time.sleep(_POLL_SECONDS)

@@ -20,6 +20,7 @@ from ortlaunch.base.text import say
 from ortlaunch.config.load import load_config
 from ortlaunch.config.schema import Config
 from ortlaunch.launch.local.workers import WorkerGroup
+from ortlaunch.launch.memory.check import Watch, watched_in_job
 from ortlaunch.launch.plan import Start
 from ortlaunch.launch.presence import Presence, describe
 from ortlaunch.launch.queue.announce import destinations
@@ -132,6 +133,13 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
     """
     node = [sys.executable, "-m", "ortlaunch.launch.queue.node", str(run_dir)]
     start = Start(launcher.on_each_node(config, node), launcher.variables(config))
+    with watched_in_job(config, launcher.workers_per_node(config)) as memory:
+        return _watched_workers(launcher, config, run_dir, signals, start, memory)
+
+
+def _watched_workers(
+    launcher: BatchLauncher, config: Config, run_dir: Path, signals: _Signals, start: Start, memory: Watch
+) -> tuple[int, Relay | None]:
     # The workers start before any thread of this process, because a fork may copy a lock that a thread holds.
     group = WorkerGroup(start, Run(run_dir).logs / f"{launcher.log}-nodes.log", time.time())
     cfgs = destinations(run_dir)
@@ -145,7 +153,7 @@ def _workers(launcher: BatchLauncher, config: Config, run_dir: Path, signals: _S
             if gone.is_over():
                 raise TrainingError(describe(Run(run_dir)))
             signals.pass_on()
-            for line in [*group.lines(), *stalls.look()]:
+            for line in [*group.lines(), *stalls.look(), *memory.look()]:
                 print(line, flush=True)
             if signals.came_before(_PATIENCE * config.launcher.grace_seconds):
                 signals.seen.append("LATE")

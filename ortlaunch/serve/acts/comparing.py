@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import redacted
 from ortlaunch.base.text import public_text
 from ortlaunch.compare.choose import Selection, choose
@@ -18,8 +17,6 @@ from ortlaunch.compare.table import baseline_line, difference_columns, reason_li
 from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.config.tracking_uri import check_uri, default_uri, resolve_tracking
 
-MOST_RUNS = 20
-
 
 def compare(request: dict[str, Any]) -> dict[str, Any]:
     """Compares runs by what MLflow has of them.
@@ -31,8 +28,6 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
         ``title``, ``facts``, ``warnings``, ``columns``, ``rows``, ``doubtful``, ``differences`` and ``curves``.
     """
     runs = request["run_dirs"]
-    if not 1 <= len(runs) <= MOST_RUNS:
-        raise RequestError(f"choose 1 to {MOST_RUNS} runs to compare")
     check_uri(default_uri(), None)
     uri = resolve_tracking(MlflowConfig(uri=default_uri()), Path.cwd()).uri
     selection = Selection(runs=runs, sweep=None, tags=[], experiment=None, last=None, baseline=None)

@@ -206,7 +206,7 @@ def export_weights(request: dict[str, Any]) -> dict[str, Any]:
     newest = run.newest_checkpoint()
     if not newest:
         raise RequestError("the run has no complete checkpoint: train.checkpoint_every=N writes them")
-    folder = run.path / f"weights-{newest}"
+    folder = run.weights_of(newest)
     if not folder.is_dir() or not any(folder.iterdir()):
         with redirect_stdout(io.StringIO()):
             export([str(run.path), "--out", str(folder)])

@@ -30,6 +30,7 @@ _RECORD_SECONDS = 30.0
 _SUBMISSION_SECONDS = 90.0
 _KEPT_SECONDS = 7 * 24 * 3600.0
 _FOLDER_LINE = "run folder: "
+_WITHDRAWN: dict[str, Any] = {"withdrawn": True}
 _SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "--")
 
 
@@ -38,10 +39,12 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: ``token`` and ``attempt``, which name the start; ``words``; ``launcher``; ``run_dir``; ``run_key``;
-            ``resumes``; ``gpus``, the numbers of the GPUs that the run may use, or None for no choice.
+            ``resumes``; ``gpus``, the numbers of the GPUs that the run may use, or None for no choice; ``stopped`` if
+            it must not start any more.
 
     Returns:
-        ``process`` (host, pid, start_ticks, machine), and ``lives``; of a scheduler's job also ``scheduler_job``.
+        ``process`` (host, pid, start_ticks, machine), and ``lives``; of a scheduler's job also ``scheduler_job``; or
+        ``withdrawn``: it has not started and never will.
     """
     folder = Path(request["root"]) / STARTS
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -50,6 +53,9 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     launcher = queue_named(request["launcher"])
     if launcher is not None:
         return _submit(record, request, launcher)
+    # Whoever takes the record is the only one who may become the run, so nobody does after this.
+    if request.get("stopped") and take(record):
+        return _WITHDRAWN
     if not record.exists():
         _put_aside(Run(Path(request["run_dir"])), request)
         _spawn(record, request)
@@ -140,8 +146,7 @@ def _submit(record: Path, request: dict[str, Any], launcher: QueueLauncher) -> d
     """Submits a run to a scheduler as this user."""
     run = Run(Path(request["run_dir"]))
     if take(record):
-        _call(request)
-        return _submitted(run)
+        return _submit_now(run, request)
     before = _recorded(record, 1.0)
     # Another child may be submitting it at this moment.
     deadline = time.monotonic() + _SUBMISSION_SECONDS
@@ -155,8 +160,7 @@ def _submit(record: Path, request: dict[str, Any], launcher: QueueLauncher) -> d
     if has_begun and job_key(run.job()) is not None:
         return _submitted(run)
     if request["resumes"] and not has_begun:
-        _call(request)
-        return _submitted(run)
+        return _submit_now(run, request)
     return _submit_again(run, request, launcher)
 
 
@@ -170,8 +174,7 @@ def _submit_again(run: Run, request: dict[str, Any], launcher: QueueLauncher) ->
         if ticket is not None:
             write_job(run.path, launcher.name, ticket)
             return _submitted(run)
-    _call(request)
-    return _submitted(run)
+    return _submit_now(run, request)
 
 
 def _ticket_of(script: Path, launcher: QueueLauncher) -> Ticket | None:
@@ -189,6 +192,14 @@ def _ticket_of(script: Path, launcher: QueueLauncher) -> Ticket | None:
         if command.strip() == str(script) and programs.is_job_id(job_id):
             return Ticket(job_id)
     return None
+
+
+def _submit_now(run: Run, request: dict[str, Any]) -> dict[str, Any]:
+    """Submits a run of which the scheduler has no job, unless it must not start any more."""
+    if request.get("stopped"):
+        return _WITHDRAWN
+    _call(request)
+    return _submitted(run)
 
 
 def _call(request: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -13,9 +14,11 @@ from ortlaunch.serve.api.session import address_of, set_cookie
 from ortlaunch.serve.limits import network_of
 from ortlaunch.serve.oidc import CALLBACK, Provider
 from ortlaunch.serve.service import service_of
+from ortlaunch.serve.unfit import unfit
 
 COOKIE = "__Host-ortlaunch-oidc"
 router = APIRouter(include_in_schema=False)
+_WORD = re.compile(r"[a-z_]{1,40}")
 _Text = Annotated[str, Query(max_length=4096)]
 
 
@@ -31,8 +34,12 @@ def begin(request: Request) -> RedirectResponse:
 
 
 @router.get(CALLBACK)
-def finish(request: Request, state: _Text = "", code: _Text = "") -> RedirectResponse:
+def finish(request: Request, state: _Text = "", code: _Text = "", error: _Text = "") -> RedirectResponse:
     """Takes the browser back, and logs its user in."""
+    if error:
+        # Anybody can make an address with an error, so that only a word of OAuth's form is shown.
+        shown = error if _WORD.fullmatch(error) else "it gave no reason"
+        raise unfit(f"the provider did not log you in: {shown}")
     provider, browser = _provider(request), request.cookies.get(COOKIE, "")
     name = provider.finish(_callback(request), state, code, browser)
     secret = accounts.login_known(service_of(request), name, address_of(request))

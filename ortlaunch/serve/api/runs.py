@@ -15,6 +15,7 @@ from pydantic import Field
 from ortlaunch.serve import follow
 from ortlaunch.serve.access import Caller, Role, may_change, needs, still_allowed
 from ortlaunch.serve.api.shapes import Configuration, Curves, Detail, Facets, LogPart, Page
+from ortlaunch.serve.comparison import compared
 from ortlaunch.serve.follow.asked import RunQuery, Word
 from ortlaunch.serve.follow.beneath import open_beneath
 from ortlaunch.serve.follow.curves import MOST_POINTS
@@ -22,14 +23,12 @@ from ortlaunch.serve.follow.details import may_fetch
 from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES
 from ortlaunch.serve.index.finding import found_run
 from ortlaunch.serve.index.listing import MOST_ROWS
-from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import Service, service_of
 from ortlaunch.serve.waiting import in_thread
 
 router = APIRouter()
 Shared = Annotated[Service, Depends(service_of)]
 Viewer = Annotated[Caller, Depends(needs(Role.viewer))]
-_MOST_COMPARED = 20
 _LARGEST_NUMBER = 2**53
 _BLOCK = 256 * 1024
 _ASK_SECONDS = 2.0
@@ -125,26 +124,7 @@ def run_file(service: Shared, caller: Viewer, id: str, name: str) -> StreamingRe
 @router.get("/api/compare")
 async def compare(service: Shared, caller: Viewer, ids: Annotated[str, Query(max_length=2048)]) -> dict[str, Any]:
     """The comparison of some runs, as `ortlaunch compare` makes it. `ids` has commas between the runs."""
-    return await in_thread(caller, compared, service, ids, is_long=True)
-
-
-def compared(service: Service, ids: str) -> dict[str, Any]:
-    """Returns the comparison of some runs. It waits for a child.
-
-    Raises:
-        Problem: these are too few or too many runs.
-        HTTPException: there is no such run.
-        Refused: the runs cannot be compared.
-        Unavailable: there is no answer.
-    """
-    asked = list(dict.fromkeys(one for one in ids.split(",") if one))
-    if not 2 <= len(asked) <= _MOST_COMPARED:
-        raise Problem(f"name 2 to {_MOST_COMPARED} runs", "ids")
-    found = [found_run(service, one) for one in asked]
-    answer: dict[str, Any] = service.actor.call(
-        found[0].unix_user, "compare", {"run_dirs": [one.place for one in found]}
-    )
-    return answer
+    return await in_thread(caller, compared, service, caller, ids, is_long=True)
 
 
 def _content(file: BinaryIO, size: int, may_go_on: Callable[[], bool]) -> Iterator[bytes]:

@@ -16,9 +16,9 @@ from ortlaunch.serve.api.users import Id
 from ortlaunch.serve.audit import record
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.index.tables import Delivery, Webhook
-from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.secret import new_secret
 from ortlaunch.serve.service import Service, service_of
+from ortlaunch.serve.unfit import unfit
 from ortlaunch.serve.webhooks import problem_of
 
 router = APIRouter(tags=["webhooks"])
@@ -81,11 +81,11 @@ def list_webhooks(service: Shared, caller: Administrator) -> list[WebhookRow]:
 def add_webhook(service: Shared, caller: Administrator, body: NewWebhook) -> WebhookMade:
     """Adds a webhook. It is told of runs that end from now on."""
     if problem := problem_of(body.url):
-        raise Problem(problem, "url")
+        raise unfit(problem, "url")
     secret = new_secret()
     with writing(service.engine) as session:
         if (session.scalar(select(func.count(Webhook.id))) or 0) >= _MOST:
-            raise Problem(f"there are {_MOST} webhooks already", "url")
+            raise unfit(f"there are {_MOST} webhooks already", "url")
         webhook = Webhook(url=body.url, secret=secret, made_by=caller.name, made=time.time())
         session.add(webhook)
         session.flush()

@@ -44,15 +44,25 @@ def print_log(service: Connection, run: str, log: str, last: int | None) -> None
 def follow(service: Connection, run: str, log: str) -> None:
     """Prints a log as it grows, until the run is over and all was read. Each line comes once.
 
+    A run that waits in the queue, or loads, has no log yet: this is said once and waited for.
+
     Args:
         service: the service.
         run: the run.
         log: a rank, or the name of another log.
     """
-    offset = 0
+    offset, has_said = 0, False
     while True:
         # The state is asked for before the log, so that all lines from before the run's end are printed below.
-        is_over = service.get("runs", run)["row"]["state"] in OVER
+        detail = service.get("runs", run)
+        state = detail["row"]["state"]
+        is_over = state in OVER
+        if not is_over and log not in (*map(str, detail["ranks"]), *detail["logs"]):
+            if not has_said:
+                print(f"ortlaunch: the run is {state} and has no such log yet: waiting for it", file=sys.stderr)
+                has_said = True
+            time.sleep(_POLL_SECONDS)
+            continue
         while True:
             part = service.get("runs", run, "logs", log, offset=offset, limit=_PART_BYTES)
             _show(_lines(part))

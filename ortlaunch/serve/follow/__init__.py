@@ -18,8 +18,8 @@ from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES, log_file, part, 
 from ortlaunch.serve.index.finding import Found, find, found_run
 from ortlaunch.serve.index.listing import SORTS, facets_of, page_of, rows_of
 from ortlaunch.serve.index.tables import IndexedRun
-from ortlaunch.serve.problem import Problem
 from ortlaunch.serve.service import Service
+from ortlaunch.serve.unfit import unfit
 
 PAGE_ROWS = 50
 _MOST_NAMES = 40
@@ -39,10 +39,10 @@ def list_runs(service: Service, caller: Caller, query: RunQuery, size: int = PAG
         size: rows of a page, at most `MOST_ROWS`.
 
     Raises:
-        Problem: the list cannot be sorted so.
+        Unfit: the list cannot be sorted so.
     """
     if query.sort.removeprefix("-") not in SORTS:
-        raise Problem(
+        raise unfit(
             f"the list can be sorted by {', '.join(SORTS)}, each with - before it for the largest first", "sort"
         )
     filters = {**query.filters, "text": query.text[:_LONGEST_TEXT]}
@@ -87,7 +87,7 @@ def run_metrics(
 
     Raises:
         HTTPException: there is no such run.
-        Problem: its journal cannot be read.
+        Unfit: its journal cannot be read.
     """
     found = find(service, asked)
     wanted = list(names)[:_MOST_NAMES]
@@ -100,7 +100,7 @@ def run_metrics(
     except FileNotFoundError:
         return {"id": found.id, "curves": {}, "names": [], "offset": 0}
     except OSError as error:
-        raise Problem(f"the journal cannot be read: {error.strerror}", None) from error
+        raise unfit(f"the journal cannot be read: {error.strerror}", None) from error
     return {"id": found.id, "curves": curves, "names": known, "offset": offset}
 
 
@@ -136,7 +136,7 @@ def run_config(service: Service, caller: Caller, asked: str, against: str | None
 
     Raises:
         HTTPException: there is no such run.
-        Problem: a configuration cannot be read.
+        Unfit: a configuration cannot be read.
     """
     run = found_run(service, asked).run
     other = found_run(service, against).run if against else None
@@ -144,7 +144,7 @@ def run_config(service: Service, caller: Caller, asked: str, against: str | None
         settings = settings_of(run)
         differ = None if other is None else differences(settings, settings_of(other))
     except RequestError as error:
-        raise Problem(str(error), None) from error
+        raise unfit(str(error), None) from error
     return {"text": text_of(settings), "differences": differ}
 
 

@@ -81,12 +81,12 @@ def files_beneath(folder: Path | str, name: Path | str = "") -> dict[str, os.sta
     return {entry: one for entry, one in _entries(folder, str(name)).items() if stat.S_ISREG(one.st_mode)}
 
 
-def folders_beneath(folder: Path | str, name: Path | str) -> list[str]:
+def folders_beneath(folder: Path | str, name: Path | str = "") -> list[str]:
     """Returns the names of the folders in a folder beneath a run folder; none where there is no such folder.
 
     Args:
         folder: the run folder.
-        name: the folder's path relative to it.
+        name: the folder's path relative to it; empty for the run folder itself.
     """
     return [entry for entry, one in _entries(folder, str(name)).items() if stat.S_ISDIR(one.st_mode)]
 

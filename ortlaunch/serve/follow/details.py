@@ -41,6 +41,8 @@ _LARGEST_ACCOUNT = 32 << 20
 """Of a run that goes on, the account is made from a journal up to this size."""
 _PARTS = ("productive", "startup", "evaluation", "checkpoint", "lost", "down", "other", "wall")
 _LONGEST_MESSAGE = 8000
+_DEEPEST = 3
+"""Folders of a checkpoint within each other."""
 
 
 def detail_of(run: Run, row: Row, *, nodes: int, restarts: int, metrics: list[str]) -> Detail:
@@ -79,8 +81,9 @@ _GOES_ON = ("running", "stopping", "starting", "queued", "pending", "requeued")
 def files_of(run: Run) -> list[FileShape]:
     """Returns the files of a run that can be fetched, apart from those of checkpoints."""
     found = {name: one for name, one in files_beneath(run.path).items() if name in _records(run)}
-    for folder in (run.logs, run.failures, run.stacks, run.weights, run.onnx, run.profile):
-        files = {f"{folder.name}/{name}": one for name, one in files_beneath(run.path, folder.name).items()}
+    folders = {one.name for one in (run.logs, run.failures, run.stacks, run.weights, run.onnx, run.profile)}
+    for folder in sorted(folders | {name for name in folders_beneath(run.path) if _is_exported(run, name)}):
+        files = {f"{folder}/{name}": one for name, one in files_beneath(run.path, folder).items()}
         found |= {name: one for name, one in files.items() if may_fetch(run, name)}
     return [{"name": name, "size": one.st_size, "changed": one.st_mtime} for name, one in found.items()]
 
@@ -91,7 +94,15 @@ def may_fetch(run: Run, name: str) -> bool:
     if any(part.startswith(".") for part in (first, *more)):
         return False
     folders = (run.logs, run.failures, run.stacks, run.weights, run.onnx, run.profile, run.checkpoints)
-    return first in {folder.name for folder in folders} if more else first in _records(run)
+    if not more:
+        return first in _records(run)
+    return first in {folder.name for folder in folders} or _is_exported(run, first)
+
+
+def _is_exported(run: Run, folder: str) -> bool:
+    """Whether a folder has the weights that were exported from a checkpoint."""
+    checkpoint = Path(folder.removeprefix(run.weights_of("").name))
+    return step_of(checkpoint) is not None and run.weights_of(checkpoint.name).name == folder
 
 
 def checkpoints_of(run: Run) -> list[CheckpointShape]:
@@ -110,10 +121,27 @@ def _checkpoint(run: Run, name: str) -> CheckpointShape:
         "name": name,
         "step": step_of(Path(name)) or 0,
         "at": max((one.st_mtime for one in files.values()), default=0.0),
-        "size": sum(one.st_size for one in files.values()),
+        "size": _size(run, place),
         "complete": MANIFEST in files,
         "eval_loss": loss if is_number else None,
     }
+
+
+def _size(run: Run, place: str) -> int:
+    """The bytes of a checkpoint by its manifest; without one those that were written up to now."""
+    listed = _json(run, f"{place}/{MANIFEST}").get("files")
+    if not isinstance(listed, dict):
+        return _written(run, place)
+    sizes = [one.get("size") for one in listed.values() if isinstance(one, dict)]
+    return sum(size for size in sizes if isinstance(size, int))
+
+
+def _written(run: Run, place: str, depth: int = 0) -> int:
+    here = sum(one.st_size for one in files_beneath(run.path, place).values())
+    if depth == _DEEPEST:
+        return here
+    inner = folders_beneath(run.path, place)
+    return here + sum(_written(run, f"{place}/{name}", depth + 1) for name in inner)
 
 
 def _records(run: Run) -> set[str]:

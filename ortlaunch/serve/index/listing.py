@@ -138,8 +138,15 @@ def _rows(names: frozenset[str] = frozenset(_COLUMNS)) -> Subquery:
 
 def _runs(names: list[str]) -> Select[Any, *tuple[Any, ...]]:
     # What waits to go on is a row of `_jobs`. SQLite makes this small set once; a join would cost for each run.
-    waiting = select(Job.run_dir).where(Job.state.in_(_BEFORE_RUNNING))
+    run = aliased(IndexedRun)
+    waiting = select(Job.run_dir).join_from(Job, run, run.place == Job.run_dir).where(_goes_on_soon(run))
     return select(*(getattr(IndexedRun, name) for name in names)).where(IndexedRun.place.not_in(waiting))
+
+
+def _goes_on_soon(run: type[IndexedRun]) -> ColumnElement[bool]:
+    """Whether a job will go on with a run whose record is still about the time before."""
+    loads = and_(Job.state == JobState.RUNNING, Job.resumes, run.is_over, run.updated < Job.started)
+    return or_(Job.state.in_(_BEFORE_RUNNING), loads)
 
 
 def _jobs(names: list[str]) -> Select[Any, *tuple[Any, ...]]:
@@ -160,7 +167,7 @@ def _jobs(names: list[str]) -> Select[Any, *tuple[Any, ...]]:
         "started": func.coalesce(run.started, Job.submitted),
         "updated": func.coalesce(Job.ended, Job.started, Job.submitted),
     }
-    shown = or_(Job.state.in_(_BEFORE_RUNNING), and_(Job.state.in_(_WITHOUT_RUN), run.place.is_(None)))
+    shown = or_(_goes_on_soon(run), and_(Job.state.in_(_WITHOUT_RUN), run.place.is_(None)))
     rows = select(*(columns[name].label(name) for name in names))
     return rows.join_from(Job, run, run.place == Job.run_dir, isouter=True).where(shown, ~has_later)
 

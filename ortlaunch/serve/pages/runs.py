@@ -13,6 +13,7 @@ from ortlaunch.serve.access import Caller, Role, may_change, needs
 from ortlaunch.serve.api.shapes import Detail
 from ortlaunch.serve.follow.asked import NEWEST_FIRST, RunQuery
 from ortlaunch.serve.index.finding import find
+from ortlaunch.serve.limits import MOST_COMPARED
 from ortlaunch.serve.pages.render import is_part, render
 from ortlaunch.serve.service import service_of
 
@@ -50,7 +51,7 @@ def runs(request: Request, caller: Viewer, query: Annotated[RunQuery, Query()]) 
     if is_part(request):
         return render(request, "runs_table.html", caller, **values)
     more = {"asked": query.filters, "sort": sort, "sorts": SORTS, "facets": follow.facets(service, caller)}
-    return render(request, "runs.html", caller, **values, **more)
+    return render(request, "runs.html", caller, **values, **more, most_compared=MOST_COMPARED)
 
 
 @router.get("/runs/{run}")

@@ -15,6 +15,8 @@ from typing import TypeVar
 _log = logging.getLogger(__name__)
 _SECONDS = 20.0
 _FRESH_SECONDS = 5.0
+_DRIVER_SECONDS = 60.0
+"""How often a machine is asked again whose nvidia-smi finds no GPU: at boot the driver may come after the service."""
 _GPU = "gpu"
 _T = TypeVar("_T")
 _WITHOUT_GPU = (6, 9, 12)
@@ -39,14 +41,22 @@ class Slots:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def names(self) -> tuple[str, ...]:
-        """Returns the names of all slots, such as ``gpu0``; they do not change while the service runs.
+        """Returns the names of all slots, such as ``gpu0``.
 
         There are none as long as they cannot be told: a run on the CPU would be no answer to a GPU that is not found.
+        GPUs stay as they are while the service runs; groups on the CPU give way to GPUs that nvidia-smi finds later.
         """
         with self._lock:
-            if self._names is None and self._is_due():
-                self._names = self._asked(self._found)
+            if self._is_open() and (found := self._asked(self._found)) is not None:
+                self._names = found
             return self._names or ()
+
+    def _is_open(self) -> bool:
+        """Whether there may be other slots than those known."""
+        if self._names is None:
+            return self._is_due(_FRESH_SECONDS)
+        is_cpu = not any(name.startswith(_GPU) for name in self._names)
+        return is_cpu and self._is_due(_DRIVER_SECONDS) and shutil.which("nvidia-smi") is not None
 
     def foreign(self) -> frozenset[str]:
         """Returns the slots on which some process computes. Those of our own runs are among them.
@@ -58,12 +68,12 @@ class Slots:
             return frozenset()
         with self._lock:
             is_first = self._foreign is None and not self.trouble
-            if (is_first or self._is_due()) and (used := self._asked(_used_gpus)) is not None:
+            if (is_first or self._is_due(_FRESH_SECONDS)) and (used := self._asked(_used_gpus)) is not None:
                 self._foreign = used & frozenset(names)
             return frozenset(names) if self._foreign is None else self._foreign
 
-    def _is_due(self) -> bool:
-        return time.monotonic() - self._looked > _FRESH_SECONDS
+    def _is_due(self, seconds: float) -> bool:
+        return time.monotonic() - self._looked > seconds
 
     def _asked(self, question: Callable[[], _T]) -> _T | None:
         """Returns an answer of nvidia-smi; None if it gives none. A failure is written into the log once."""

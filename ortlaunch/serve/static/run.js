@@ -16,8 +16,8 @@ const QUESTIONS = {
   export: ["Export the weights of the latest checkpoint into the run's folder?", "Export weights"],
   delete: ["Delete this run? Its folder is moved to the bin, where an administrator can take it back.", "Delete the run"],
 };
-const TAKE_BACK = ["Take this run from the queue? It has not begun.", "Take it back"];
-const DONE = { cancel: "The stop was sent.", resume: "The run is queued to resume.", export: "The weights are exported.", delete: "The run is in the bin." };
+const TAKE_BACK = ["Take this run from the queue? It waits, and does not begin then.", "Take it back"];
+const DONE = { cancel: "The stop was sent.", resume: "The run is queued to resume.", delete: "The run is in the bin." };
 
 // The buttons are made anew with each state.
 page.addEventListener("click", (event) => {
@@ -25,11 +25,12 @@ page.addEventListener("click", (event) => {
   if (!button) return;
   working(button, async () => {
     const act = button.dataset.act;
-    if (!(await agreed(...(act === "cancel" && !hasFolder ? TAKE_BACK : QUESTIONS[act])))) return;
+    if (!(await agreed(...(act === "cancel" && state() === "waiting" ? TAKE_BACK : QUESTIONS[act])))) return;
     const answer = await call("POST", `${path}/${act}`, {});
     if (act === "delete") { location.assign("/"); return; }
-    say(plain(answer?.said || DONE[act]));
+    say(plain(act === "export" ? `The weights are in ${answer.folder}, among the files of this page.` : answer?.said || DONE[act]));
     refresh();
+    if (act === "export") htmx.ajax("GET", location.pathname, { target: "#place", select: "#place", swap: "outerHTML" });
   });
 });
 

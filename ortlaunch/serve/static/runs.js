@@ -3,13 +3,13 @@ import { fillIn } from "./row.js";
 import { subscribe } from "./stream.js";
 
 const KEPT = "compared";
-const AT_MOST = 20;
 const FRESH_AFTER = 10000;
 
 const ticked = () => new Set(JSON.parse(sessionStorage.getItem(KEPT) ?? "[]"));
 const keep = (ids) => sessionStorage.setItem(KEPT, JSON.stringify([...ids]));
 
 const tray = document.getElementById("tray");
+const AT_MOST = Number(tray.dataset.most);
 const show = () => {
   const ids = ticked();
   for (const box of document.querySelectorAll("#runs input[name=compared]")) {

@@ -161,6 +161,21 @@ def test_jobs_of_the_queue_are_rows(service: Service, viewer: TestClient, make_r
     assert viewer.get("/api/runs/q2/config").status_code == 404
 
 
+def test_a_run_that_loads_to_go_on_is_starting_until_it_journals(
+    service: Service, viewer: TestClient, make_run: Maker, alive: dict
+) -> None:
+    run_dir = make_run("stopped", end="KILLED")
+    facts = {"state": "running", "resumes": True, "begun_before": 1, "pid": os.getpid()}
+    add_job(service, 1, run_dir, **facts, started=time.time() + 60)
+    service.runs.refresh()
+    (row,) = rows(viewer)
+    assert (row["state"], row["job"], row["step"]) == ("starting", "q1", 100)
+    with writing(service.engine) as session:
+        session.get_one(Job, "q1").started = 1.0
+    (row,) = rows(viewer)
+    assert row["state"] == "killed", "the record is about this start"
+
+
 def test_a_run_that_was_lost_with_its_machine_ends_as_the_queue_has_found_out(
     service: Service, viewer: TestClient, make_run: Maker
 ) -> None:

@@ -48,21 +48,37 @@ def test_the_details(viewer: TestClient, run_dir: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "run.json").write_text('{"eval_loss": 1.5}')
         if complete:
-            (folder / "manifest.json").write_text("{}")
+            (folder / "manifest.json").write_text(
+                '{"files": {"engine/rest.pt": {"size": 4000}, "run.json": {"size": 18}}}'
+            )
+        (folder / "engine" / "tensors").mkdir(parents=True)
+        (folder / "engine" / "tensors" / "a.distcp").write_bytes(b"x" * 500)
     (run_dir / "relay.json").write_text('{"uri": "x", "mlflow_run_id": "abc", "offset": 0, "refused": 0}')
     found = get(viewer, "")
     assert (found["ranks"], found["logs"]) == ([0], ["torchrun"])
     assert [(one["rank"], one["host"], one["message"], one["at"]) for one in found["failures"]] == [
         (1, "node?[0m", "first\nlast", 5.0)
     ]
-    assert [(one["step"], one["complete"], one["eval_loss"]) for one in found["checkpoints"]] == [
-        (200, False, 1.5),
-        (100, True, 1.5),
+    assert [(one["step"], one["complete"], one["eval_loss"], one["size"]) for one in found["checkpoints"]] == [
+        (200, False, 1.5, 18 + 500),
+        (100, True, 1.5, 4000 + 18),
     ]
     assert found["mlflow"] == {"run_id": "abc", "store": "", "url": None}
     assert found["metrics"] == ["throughput/step_seconds", "throughput/tokens_per_second", "train/loss"]
     assert {one["name"] for one in found["files"]} >= {"config.yaml", "journal.jsonl", "logs/rank-0.log"}
     assert found["launcher"]["name"] == "local"
+
+
+def test_weights_that_were_exported_can_be_fetched(viewer: TestClient, run_dir: Path) -> None:
+    for folder in ("weights-step-00000100", "weights-notes", "weights-.ssh"):
+        (run_dir / folder).mkdir()
+        (run_dir / folder / "model.safetensors").write_text(folder)
+    names = {one["name"] for one in get(viewer, "")["files"]}
+    assert {name for name in names if name.startswith("weights")} == {"weights-step-00000100/model.safetensors"}
+    found = viewer.get("/api/runs/00aa00/files/weights-step-00000100/model.safetensors")
+    assert (found.status_code, found.text) == (200, "weights-step-00000100")
+    for folder in ("weights-notes", "weights-.ssh"):
+        assert viewer.get(f"/api/runs/00aa00/files/{folder}/model.safetensors").status_code == 404
 
 
 def test_goodput_of_a_run_that_goes_on(service: Service, viewer: TestClient, make_run: Maker, alive: dict) -> None:

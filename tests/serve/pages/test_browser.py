@@ -22,6 +22,10 @@ INKED = """() => [...document.querySelectorAll("canvas")].map((canvas) => {
 })"""
 """The colours of every plot."""
 BLUE, ORANGE = "47,126,216", "224,123,0"
+CUT_OFF = """() => [...document.querySelectorAll("main button, main input, main select, header button, header a")]
+  .filter((one) => one.offsetParent && one.getBoundingClientRect().right > document.documentElement.clientWidth)
+  .map((one) => one.outerHTML)"""
+"""What somebody would have to find by scrolling sideways."""
 WIDER = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -270,12 +274,17 @@ def test_no_page_is_wider_than_the_screen(
     one = person(width, scheme)
     consoles_are_empty.append(one)
     one.is_logged_in(site.server.cookie)
+    site.server.ask("POST", "/api/tokens", {"name": "a program", "role": "viewer", "days": 3})
+    site.server.ask("POST", "/api/users", {"name": f"person-of-{width}", "role": "runner"})
+    site.server.ask("POST", "/api/queue/pause")
+    site.server.ask("POST", "/api/runs", {"keys": {"model": "mlp", "backend": "eager", "name": "waits"}})
     ended = run_path(site.ended)
     page = one.tab("/")
     for path in ("/", ended, "/submit", "/queue", "/users", "/tokens", "/audit", f"/compare?ids={ended[6:]},000002"):
         page.goto(site.server.url + path)
         page.wait_for_selector('[data-ready="yes"]') if path == "/submit" else page.wait_for_timeout(100)
         assert page.evaluate(WIDER) <= 0, path
+        assert page.evaluate(CUT_OFF) == [], path
 
 
 def test_scripts_write_figures_as_the_server_does(ada: Person) -> None:

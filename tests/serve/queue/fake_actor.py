@@ -31,6 +31,8 @@ class FakeActor:
         self.lives = True
         self.slots = 1
         self.own_code = False
+        self.beside: str | None = None
+        """Whose working folder the latest call named."""
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
@@ -40,8 +42,11 @@ class FakeActor:
     def may_act_for(self, unix_user: str) -> bool:
         return unix_user != "stranger"
 
-    def call(self, unix_user: str, action: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    def call(
+        self, unix_user: str, action: str, request: Mapping[str, Any], beside: str | None = None
+    ) -> dict[str, Any]:
         with self._lock:
+            self.beside = beside
             self.calls.append((unix_user, action, dict(request)))
             found: dict[str, Any] = getattr(self, f"_{action}")(dict(request))
             return found
@@ -62,6 +67,8 @@ class FakeActor:
         return {**found, "run_dir": request["run_dir"], "begun_before": 1, "has_own_code": self.own_code}
 
     def _start(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["stopped"] and not self.begun[request["token"], request["attempt"]]:
+            return {"withdrawn": True}
         if self.start_refuses:
             raise Refused(self.start_refuses)
         self.begun[request["token"], request["attempt"]] += 1
@@ -79,6 +86,10 @@ class FakeActor:
 
     def _delete(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"place": "/nowhere/.bin"}
+
+    def _compare(self, _request: dict[str, Any]) -> dict[str, Any]:
+        table: dict[str, Any] = {"columns": [], "rows": []}
+        return {"facts": [], "warnings": [], "doubtful": [], "differences": table, **table}
 
     def _keys(self, request: dict[str, Any]) -> dict[str, Any]:
         return {"job": "gpt2_ort", "keys": {"train.steps": 3, "run_root": "x"}, "left_out": ["a,b"]}

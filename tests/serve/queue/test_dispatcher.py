@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import Engine
 
 from ortlaunch.run.identity import start_ticks
+from ortlaunch.serve.actor import Unavailable
 from ortlaunch.serve.database import open_database, reading, writing
 from ortlaunch.serve.dispatcher import Queue, _is_too_long
 from ortlaunch.serve.queue import store
@@ -127,6 +128,37 @@ def test_a_refusal_at_the_start_is_kept_with_its_message(engine: Engine, actor: 
     queue.wake()
     over = until(engine, job_id, lambda job: job.state == JobState.REFUSED)
     assert (over.reason, over.taken) == ("the disk is full", [])
+
+
+def test_a_job_that_is_stopped_while_it_starts_never_begins(engine: Engine, actor: FakeActor) -> None:
+    asked = {"state": JobState.STARTING, "attempts": 1, "stop_asked": 1.0, "taken": ["cpu0"]}
+    by_somebody, locked_out = (add(engine, number, **asked, reason=why) for number, why in ((1, ""), (2, "locked out")))
+    queue = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    for job_id in (by_somebody, locked_out):
+        queue._start(job_id)
+    assert not actor.begun
+    over = [job_of(engine, job_id) for job_id in (by_somebody, locked_out)]
+    assert [(job.state, job.reason, job.taken) for job in over] == [
+        (JobState.CANCELLED, "stopped before it began", []),
+        (JobState.CANCELLED, "locked out", []),
+    ]
+
+
+def test_a_job_that_has_begun_when_it_is_stopped_is_asked_to_stop(engine: Engine, actor: FakeActor) -> None:
+    job_id = add(engine, state=JobState.STARTING, attempts=1, taken=["cpu0"])
+    actor.silent = 1
+    queue = Queue(engine, actor, Slots(2))  # type: ignore[arg-type]
+    with pytest.raises(Unavailable):
+        queue._start(job_id)
+    with writing(engine) as session:
+        session.get_one(Job, job_id).stop_asked = 1.0
+    queue.start()
+    until(engine, job_id, lambda job: job.state == JobState.RUNNING)
+    deadline = time.monotonic() + 20
+    while not actor.actions("cancel"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    queue.stop()
 
 
 def test_a_command_that_ends_before_its_run_begins_says_why(engine: Engine, actor: FakeActor, queue: Queue) -> None:

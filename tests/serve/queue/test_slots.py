@@ -62,6 +62,20 @@ def test_a_machine_without_gpus_has_slots_on_the_cpu(program: Path, code: int) -
     assert Slots().trouble == ""
 
 
+def test_gpus_whose_driver_comes_after_the_service_are_found(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_DRIVER_SECONDS", -1.0)
+    found = Slots()
+    says(program, "exit 9")
+    assert found.names() == ("cpu0",)
+    says(program, "exit 255")
+    assert found.names() == ("cpu0",), "what it said last counts"
+    says(program, GPUS)
+    assert found.names() == ("gpu0", "gpu1", "gpu2")
+    assert found.foreign() == {"gpu1"}
+    says(program, "exit 9")
+    assert found.names() == ("gpu0", "gpu1", "gpu2"), "GPUs stay"
+
+
 def test_the_first_answer_is_waited_for_by_nobody(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slots, "_FRESH_SECONDS", 5.0)
     says(program, GPUS)

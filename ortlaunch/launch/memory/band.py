@@ -1,0 +1,42 @@
+"""A low, a middle and a high figure for the same memory, and what they say beside a limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Band:
+    """Bytes of one process or one machine."""
+
+    low: int
+    middle: int
+    high: int
+
+    def to_json(self) -> dict[str, int]:
+        """The figures under the names of the report."""
+        return {"low_bytes": self.low, "peak_bytes": self.middle, "high_bytes": self.high}
+
+
+def verdict(total: Band, limit: int | None) -> str:
+    """``fits``, ``tight`` or ``does not fit``; ``unknown`` without a limit.
+
+    A run fits if even its high figure is below the limit, and does not fit if even its low one is above.
+    """
+    if limit is None:
+        return "unknown"
+    if total.high <= limit:
+        return "fits"
+    return "does not fit" if total.low > limit else "tight"
+
+
+def times(band: Band, count: int) -> Band:
+    """The memory of several equal processes."""
+    return Band(band.low * count, band.middle * count, band.high * count)
+
+
+def size(count: int) -> str:
+    """Bytes as text in MiB or GiB."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / MIB:.0f} MiB"

@@ -1,0 +1,134 @@
+"""What is asked about the memory of a run, and the key under which the answer is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import ortlaunch
+from ortlaunch.config.schema import Config
+
+PLAIN_DATA = ("pysource", "synthetic", "digits")
+"""Data sources whose size is in their keys."""
+_PACKAGES = ("torch", "transformers", "deepspeed", "onnxruntime-training", "onnxruntime-training-cpu")
+_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD")
+"""Variables that change what a process keeps."""
+_MOST_FILES = 500
+
+
+@dataclass(frozen=True)
+class Question:
+    """A run and the memory that it may take."""
+
+    config: Config
+    workers: int
+    """Workers on each machine."""
+    nodes: int
+    limit: int
+    """Bytes of each machine."""
+    limit_source: str
+    """Where the limit is from, in words."""
+
+    @cached_property
+    def key(self) -> str:
+        """Names what the estimate depends on: model, data, sizes, trainer, packages. The limit is no part of it."""
+        return key_of(self.config, self.workers, self.nodes)
+
+
+def key_of(config: Config, workers: int, nodes: int) -> str:
+    """A name for all that the estimate of a run depends on.
+
+    Args:
+        config: the run's configuration.
+        workers: workers on each machine.
+        nodes: machines.
+    """
+    train = asdict(config.train)
+    for name in ("steps", "log_every", "steady_after", "gc_every", "keep_checkpoints", "resume", "memory_check"):
+        del train[name]
+    if (every := config.train.checkpoint_every) is not None:
+        train["checkpoint_every"] = every < config.train.steps
+    if config.train.eval_every is None:
+        del train["eval_samples"]
+    else:
+        train["eval_every"] = True
+    groups = {name: asdict(getattr(config, name)) for name in ("model", "data", "backend", "trainer", "optimizer")}
+    facts = {
+        **groups,
+        "train": train,
+        "workers": [workers, nodes],
+        "packages": _versions(),
+        "variables": {name: os.environ.get(name) for name in _VARIABLES},
+        "estimate": sorted(_marks(Path(ortlaunch.__file__).parent / "estimate")),
+        "own code": _own_code(config),
+    }
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def family_key(config: Config) -> str:
+    """A name for the runs on this machine whose measured memory tells about each other's."""
+    stage = getattr(config.trainer, "zero_stage", None)
+    facts = {
+        "model": config.model.target or config.model.name,
+        "backend": config.backend.name,
+        "trainer": [config.trainer.name, stage],
+        "precision": config.train.precision.value,
+        "packages": _versions(),
+        "variables": {name: os.environ.get(name) for name in _VARIABLES},
+        "machine": [platform.node(), platform.machine(), platform.libc_ver()],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "ortlaunch": ortlaunch.__version__}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _own_code(config: Config) -> list[Any] | None:
+    """What tells a changed model or changed data of the user from those before; None if only names and sizes count."""
+    model = config.model
+    targets = [*model.imports, *([] if model.target is None else [model.target])]
+    if not targets and config.data.name in PLAIN_DATA:
+        return None
+    found: set[tuple[str, int, int]] = set()
+    here = "."
+    # A folder that is gone or a module that cannot be found is left to what checks the model.
+    with suppress(OSError, ImportError, ValueError):
+        here = str(Path.cwd())
+        for target in targets:
+            spec = PathFinder.find_spec(target.partition(":")[0].partition(".")[0], [here, *sys.path])
+            if spec is not None:
+                places = [*(spec.submodule_search_locations or []), *([spec.origin] if spec.origin else [])]
+                found |= {mark for place in places for mark in _marks(Path(place))}
+    return [here, *sorted(found)]
+
+
+def _marks(place: Path) -> Iterator[tuple[str, int, int]]:
+    """The path, size and time of a source file, or of those in a folder and below it."""
+    files = place.rglob("*.py") if place.is_dir() else [place]
+    for number, path in enumerate(files):
+        if number >= _MOST_FILES:
+            return
+        try:
+            found = path.stat()
+        except OSError:
+            continue
+        yield str(path), found.st_size, found.st_mtime_ns
