@@ -19,7 +19,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-estimate bench-malloc bench-memory-check bench-jobs bench-serve coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-auto bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-estimate bench-malloc bench-memory-check bench-jobs bench-serve bench-tune coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-auto bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -127,6 +127,12 @@ bench-guards: $(INSTALLED)
 ## bench-estimate: 24 drawn configurations: memory that ortlaunch estimate predicts beside what training them takes
 bench-estimate: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_estimate
+
+## bench-tune: ortlaunch tune on made machines of 10,000 cells beside random search, then on a small model beside its grid
+bench-tune: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.bench_tune made
+	$(BIN)/python -m tests.benchmarks.bench_tune real model=mlp device=cpu backend=eager trainer=ddp,single \
+		train.steps=5000 --hold=checkpointing
 
 ## bench-malloc: step time with glibc's threshold for mappings pinned, over that with the one that it comes to by itself
 bench-malloc: $(INSTALLED)

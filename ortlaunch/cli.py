@@ -19,6 +19,7 @@ VERBS = {
     "run": "ortlaunch.verbs.run:main",
     "check": "ortlaunch.check.command:main",
     "estimate": "ortlaunch.estimate.command:main",
+    "tune": "ortlaunch.tune.command:main",
     "jobs": "ortlaunch.follow.jobs:jobs",
     "status": "ortlaunch.follow.status:status",
     "logs": "ortlaunch.follow.logs:logs",

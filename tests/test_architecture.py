@@ -25,6 +25,7 @@ LAYERS = (
     ("ortlaunch", "ortlaunch.cli", "ortlaunch.__main__"),
     ("ortlaunch.doctor",),
     ("ortlaunch.serve",),
+    ("ortlaunch.tune",),
     ("ortlaunch.verbs",),
     ("ortlaunch.export",),
     ("ortlaunch.check",),
@@ -54,7 +55,7 @@ PUBLIC_NAMES = {
 """Modules that only pass on what stands elsewhere, for programs that import it from there; nothing here does."""
 LAUNCHER = (
     *("ortlaunch.cli", "ortlaunch.verbs", "ortlaunch.doctor", "ortlaunch.check.command", "ortlaunch.export.command"),
-    "ortlaunch.estimate.command",
+    *("ortlaunch.estimate.command", "ortlaunch.tune"),
     "ortlaunch.serve",
     *("ortlaunch.compare", "ortlaunch.follow", "ortlaunch.compose", "ortlaunch.launch", "ortlaunch.tracking"),
     *("ortlaunch.models.registry", "ortlaunch.data.sources", "ortlaunch.config", "ortlaunch.run", "ortlaunch.base"),
@@ -231,6 +232,7 @@ except SystemExit as end:
         (["bench", "backend=eager,ort", "launcher.dry_run=true"], 0),
         (["launcher.dry_run=true", "device=cpu"], 0),
         (["estimate", "train.stepz=3"], 2),
+        (["tune", "model=mlp", "launcher.dry_run=true", "device=cpu"], 0),
         (["launcher=slurm", "launcher.nodes=2", "launcher.dry_run=true"], 0),
         (["+jobs=gpt2_slurm", "device=cpu", "launcher.dry_run=true"], 0),
         (["trainer=ddp,single", "launcher.dry_run=true", "--multirun"], 0),

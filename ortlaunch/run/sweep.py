@@ -108,6 +108,14 @@ def create(
     return sweep
 
 
+def opened(folder: Path) -> Sweep | None:
+    """The sweep in a folder, to add further runs to it; None if the folder holds no sweep."""
+    content = read_json(folder / SWEEP_FILE)
+    if content is None or runs_of(folder) is None:
+        return None
+    return Sweep(folder, str(content.get("name")), str(content.get("experiment")), str(content.get("run_id")))
+
+
 def hide_in_hydras_file(folder: Path) -> None:
     """Removes secrets from the file that Hydra has written to a sweep's folder."""
     import yaml

@@ -19,6 +19,7 @@ Usage:
   ortlaunch [run] [KEY=VALUE ...]     train what the composed configuration says
   ortlaunch check [KEY=VALUE ...]     find out whether the model is fit for ONNX Runtime, before a run
   ortlaunch estimate [KEY=VALUE ...]  how much memory a run needs, and whether it fits, before a run
+  ortlaunch tune [KEY=VALUE ...]      find the fastest configuration that fits, by trials (--minutes 10)
   ortlaunch jobs                      list runs: their state, step, throughput, loss, time left
   ortlaunch jobs --available          list the ready jobs, which ortlaunch +jobs=NAME runs
   ortlaunch status RUN                all about one run

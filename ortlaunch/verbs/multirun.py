@@ -157,8 +157,13 @@ def end_sweep(folder: Path, config: Config, statuses: set[str]) -> int:
     Returns:
         The exit code of the signal that cut the sending short; 0 if none did.
     """
+    return end_sweep_as(folder, config, marks_of(folder) | statuses)
+
+
+def end_sweep_as(folder: Path, config: Config, statuses: set[str]) -> int:
+    """Ends a sweep with the worst of these statuses, however its runs have ended; otherwise like `end_sweep`."""
     with StopFlag() as stop:
-        end(folder, marks_of(folder) | statuses)
+        end(folder, statuses)
         cfgs = trackers.chosen(config)
         result = Relay(folder, *cfgs).finish(trackers.flush_seconds(cfgs), lambda: stop.signal is not None)
     if result.message:

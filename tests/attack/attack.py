@@ -21,6 +21,7 @@ _PRELOADED = (
         "ortlaunch.verbs.resume",
         "ortlaunch.check.command",
         "ortlaunch.estimate.command",
+        "ortlaunch.tune.command",
     ),
     *("ortlaunch.compare.command", "ortlaunch.export.command", "ortlaunch.export.run_weights", "ortlaunch.follow.jobs"),
     *("ortlaunch.follow.logs", "ortlaunch.follow.cancel", "ortlaunch.follow.sync", "ortlaunch.doctor.command"),

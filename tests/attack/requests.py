@@ -24,6 +24,7 @@ _COMPOSING = (
     (),
     ("check",),
     ("estimate",),
+    ("tune",),
     ("bench", "repeat=1"),
     ("export", "onnx", "out=new"),
     ("export", "artifacts", "out=new"),

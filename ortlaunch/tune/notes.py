@@ -1,0 +1,69 @@
+"""The notes of a tuning: each outcome as a line of JSON, written when it is known.
+
+The schedule is a function of these outcomes. After a kill, the same command reads them and asks for the same trials in
+the same order, so that it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ortlaunch.tune.cell import Cell, Effort, Outcome
+
+_FIELDS = {field.name for field in fields(Outcome)}
+
+
+class Notes:
+    """The outcomes in a file, by what was tried."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Args:
+            path: the file. What it holds already is read; a last line that a kill has cut off counts for nothing.
+        """
+        self._path = path
+        self._found: dict[str, dict[str, Any]] = {}
+        text = path.read_text(errors="replace") if path.exists() else ""
+        for line in text.splitlines():
+            try:
+                stored = json.loads(line)
+                self._found[stored["key"]] = stored["value"]
+            except (ValueError, KeyError, TypeError):
+                continue
+        self._is_torn = bool(text) and not text.endswith("\n")
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """What was noted under a key."""
+        return self._found.get(key)
+
+    def put(self, key: str, value: dict[str, Any]) -> None:
+        """Notes a value, on the disk when this returns."""
+        self._found[key] = value
+        line = json.dumps({"key": key, "value": value}) + "\n"
+        with self._path.open("a") as file:
+            file.write(f"\n{line}" if self._is_torn else line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._is_torn = False
+
+    def remembered(self, trial: Callable[[Cell, Effort], Outcome]) -> Callable[[Cell, Effort], Outcome]:
+        """The same trial function, which takes an outcome from the notes if there is one."""
+
+        def run(cell: Cell, effort: Effort) -> Outcome:
+            key = f"{effort.stage} {effort.number} {cell}"
+            stored = self.get(key)
+            if stored is not None:
+                return Outcome(**{name: value for name, value in stored.items() if name in _FIELDS})
+            outcome = trial(cell, effort)
+            self.put(key, outcome.to_json())
+            return outcome
+
+        return run

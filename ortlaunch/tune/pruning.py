@@ -1,0 +1,92 @@
+"""Reasons not to try a cell, from what other trials have shown. Each is printed with the cells that it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from ortlaunch.tune.cell import Cell, Outcome
+
+Seen = Mapping[Cell, Outcome]
+"""The latest outcome of each cell that was tried."""
+
+MICRO, CHECKPOINTING = "micro_batch", "checkpointing"
+"""The axes that change the memory of a step in a known direction."""
+OFF, ON = "off", "on"
+
+
+class Pruner(Protocol):
+    """What the schedule asks about a cell before it tries it."""
+
+    def reason(self, cell: Cell, seen: Seen) -> str | None:
+        """Why the cell need not be tried; None if it may be."""
+
+    def waits(self, cell: Cell, seen: Seen) -> bool:
+        """Whether another cell must be tried first, which may make this one needless."""
+
+
+class Dominance:
+    """Prunes what cannot be faster or cannot fit, given how other cells did."""
+
+    def __init__(
+        self,
+        too_large: Callable[[Cell, Seen], str | None] = lambda cell, seen: None,
+        accumulates: Callable[[Cell], bool] = lambda cell: True,
+    ) -> None:
+        """
+        Args:
+            too_large: why a cell cannot fit into the memory by the estimate's lower bound; None if it may fit. It is
+                asked last, since an estimate takes seconds.
+            accumulates: whether a cell has several micro-batches in a step. It then keeps gradients while it computes
+                the next activations, and can need more memory than a larger micro-batch without accumulation.
+        """
+        self._too_large = too_large
+        self._accumulates = accumulates
+        self._known: dict[Cell, str | None] = {}
+
+    def reason(self, cell: Cell, seen: Seen) -> str | None:
+        return self._checkpointing(cell, seen) or self._larger(cell, seen)
+
+    def estimated(self, cell: Cell, seen: Seen) -> str | None:
+        """Why a cell that is about to be tried cannot fit by the estimate; None if it may."""
+        if cell not in self._known:
+            smaller = next((one for one in self._smaller(cell, self._known) if self._known[one]), None)
+            self._known[cell] = (
+                self._too_large(cell, seen) if smaller is None else f"needs more than {smaller}: {self._known[smaller]}"
+            )
+        return self._known[cell]
+
+    def waits(self, cell: Cell, seen: Seen) -> bool:
+        twin = _twin(cell)
+        return twin is not None and twin not in seen and self._known.get(twin) is None
+
+    def _checkpointing(self, cell: Cell, seen: Seen) -> str | None:
+        twin = _twin(cell)
+        if twin is None or twin not in seen or not seen[twin].ok:
+            return None
+        return "computes activations twice, and the same without checkpointing fits"
+
+    def _larger(self, cell: Cell, seen: Seen) -> str | None:
+        exhausted = {other: outcome for other, outcome in seen.items() if outcome.status == "out of memory"}
+        other = next(self._smaller(cell, exhausted), None)
+        return None if other is None else f"needs more memory than {other}, which ran out of it"
+
+    def _smaller(self, cell: Cell, among: Mapping[Cell, object]) -> Iterator[Cell]:
+        """Cells of `among` that need no more memory than this one: a smaller micro-batch, or checkpointing too."""
+        axes = dict(cell.values)
+        if MICRO not in axes:
+            return
+        is_comparable = self._accumulates(cell)
+        for other in among:
+            its = dict(other.values)
+            same = all(its[axis] == value for axis, value in axes.items() if axis not in (MICRO, CHECKPOINTING))
+            saves = its.get(CHECKPOINTING, OFF) == axes.get(CHECKPOINTING, OFF) or axes.get(CHECKPOINTING) == OFF
+            not_larger = its[MICRO] == axes[MICRO] or (is_comparable and int(its[MICRO]) < int(axes[MICRO]))
+            if same and saves and other != cell and not_larger:
+                yield other
+
+
+def _twin(cell: Cell) -> Cell | None:
+    """The cell without checkpointing; None if it has none."""
+    is_on = dict(cell.values).get(CHECKPOINTING) == ON
+    return cell.having(**{CHECKPOINTING: OFF}) if is_on else None

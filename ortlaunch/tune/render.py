@@ -1,0 +1,98 @@
+"""Prints the result of a tuning as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ortlaunch.base.tables import print_in_full_width
+
+_MOST_ROWS = 20
+_LONGEST = 110
+
+
+def render(result: dict[str, Any], console: Console) -> None:
+    """Prints a result that `ortlaunch.tune.report` made."""
+    print_in_full_width(_table(result["trials"][:_MOST_ROWS]), console)
+    if len(result["trials"]) > _MOST_ROWS:
+        console.out(f"and {len(result['trials']) - _MOST_ROWS} slower ones (--format json lists all)", highlight=False)
+    for line in _lines(result):
+        console.out(line, highlight=False)
+
+
+def not_tried(groups: list[dict[str, Any]]) -> list[str]:
+    """A line for each reason not to try cells."""
+    return [f"not tried: {one['count']} x {_shortened(one['reason'])}" for one in groups]
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    axes: list[str] = list(rows[0]["cell"]) if rows else []
+    for axis in axes:
+        table.add_column(axis.replace("_", "-"), justify="right" if axis in ("workers", "micro_batch") else "left")
+    for name in ("trials", "samples/s", "99 % interval", "steady", "start s", "GiB"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict")
+    for row in rows:
+        table.add_row(
+            *(str(row["cell"][axis]) for axis in axes),
+            str(row["trials"]),
+            f"{row['score']:,.1f}" if row["score"] else "",
+            _interval(row["interval"]),
+            f"{row['rate']:,.1f}" if row["score"] else "",
+            f"{row['start_seconds']:.1f}" if row["score"] else "",
+            f"{row['peak_bytes'] / 2**30:.2f}",
+            _shortened(row["verdict"]),
+        )
+    return table
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    lines = not_tried(result["not_tried"])
+    lines.append(
+        f"{result['trials_run']} trials of {len(result['trials'])} configurations in {result['seconds'] / 60:.1f} min; "
+        f"samples/s over train.steps={result['steps']} with the start that the backend costs"
+    )
+    if result["busy"]["trials"]:
+        lines.append(
+            f"! other processes had up to {result['busy']['most']:.0%} of the cores in {result['busy']['trials']} of "
+            f"{result['trials_run']} trials: speeds are too low there, and the order may be wrong"
+        )
+    if result["winner"] is None:
+        return [*lines, "no configuration trained"]
+    if "batch" in result["free"] or "optimizer" in result["free"] or "precision" in result["free"]:
+        lines.append(f"! {', '.join(result['free'])} freed: the winner learns something else at the same learning rate")
+    if result["score"]:
+        speed = f"{result['score']:,.1f} samples/s, measured once more{_of(result['interval'])}"
+    else:
+        speed = "its last measurement failed"
+    if result["winner"] == result["asked"]:
+        lines.append(f"fastest: the configuration as asked, {speed}")
+    else:
+        ratio = f", {result['speedup']:.2f} times that as asked" if result["speedup"] else ""
+        lines.append(f"fastest: {' '.join(result['overrides'])}\n         {speed}{ratio}")
+    if result["ties"]:
+        others = "; ".join(" ".join(f"{axis}={value}" for axis, value in tie.items()) for tie in result["ties"])
+        lines.append(f"tie: the rounds did not part it from {others}")
+    if result["check"]:
+        lines.append(f"check: {result['check']}")
+    if result["command"]:
+        lines.append(f"run it:  {result['command']}")
+    lines.append(f"job:     {result['job']}")
+    lines += [f"compare: {command}" for command in result["compare"]]
+    return lines
+
+
+def _interval(interval: list[float] | None) -> str:
+    return "" if interval is None else f"{interval[0]:,.1f} to {interval[1]:,.1f}"
+
+
+def _of(interval: list[float] | None) -> str:
+    return "" if interval is None else f" (99 % interval with its rounds {_interval(interval)})"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,0 +1,93 @@
+"""The result of a tuning as plain values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ortlaunch.tune.cell import Cell, Outcome
+from ortlaunch.tune.schedule import Finding, interval_of
+from ortlaunch.tune.space import Space
+
+_BUSY = 0.1
+"""Share of the cores in other hands from which on a trial counts as disturbed."""
+
+
+def report_of(finding: Finding, space: Space, work: float) -> dict[str, Any]:
+    """The result.
+
+    Args:
+        finding: what the schedule found.
+        space: the cells.
+        work: samples of the whole run.
+    """
+    winner = finding.winner
+    return {
+        "model": space.asked.model.target or space.asked.model.name,
+        "steps": space.asked.train.steps,
+        "global_batch": space.batch,
+        "free": list(space.free),
+        "winner": None if winner is None else dict(winner.values),
+        "overrides": [] if winner is None else space.overrides(winner),
+        "score": finding.score,
+        "interval": finding.interval,
+        "unit": "samples/s over train.steps, with the start that the backend costs",
+        "asked": dict(space.cell.values),
+        "asked_score": finding.asked_score,
+        "speedup": finding.score / finding.asked_score if finding.asked_score and finding.score else None,
+        "ties": [dict(cell.values) for cell in finding.ties],
+        "trials": _trials(finding, work),
+        "not_tried": grouped(space.refused | finding.pruned),
+        "trials_run": sum(map(len, finding.measured.values())),
+        "cells": len(space.cells) + len(space.refused),
+        "seconds": finding.spent,
+        "busy": _busy(finding),
+    }
+
+
+def _trials(finding: Finding, work: float) -> list[dict[str, Any]]:
+    """A line for each tried cell, the best first."""
+    rows = [_row(cell, outcomes, finding, work) for cell, outcomes in finding.measured.items()]
+    return sorted(rows, key=lambda row: (row["verdict"] != "winner", row["verdict"] != "tie", -row["score"]))
+
+
+def _row(cell: Cell, outcomes: list[Outcome], finding: Finding, work: float) -> dict[str, Any]:
+    good = [one for one in outcomes if one.ok]
+    # A winner's first figures flatter: what was measured in rounds and afterwards counts, or else the latest trial.
+    last = good[-1] if good else outcomes[-1]
+    scores = [one.score(work) for one in good]
+    failed = next((one for one in reversed(outcomes) if not one.ok), None)
+    verdict = finding.dropped.get(cell, "")
+    if cell == finding.winner:
+        verdict = "winner"
+    elif cell in finding.ties:
+        verdict = "tie"
+    elif failed is not None and not verdict:
+        verdict = f"{failed.status}: {failed.reason}"
+    return {
+        "cell": dict(cell.values),
+        "trials": len(outcomes),
+        "score": scores[-1] if scores else 0.0,
+        "interval": interval_of(finding.rounds.get(cell, [])),
+        "rate": last.rate,
+        "start_seconds": max((one.start for one in good), default=0.0),
+        "peak_bytes": max(one.peak_bytes for one in outcomes),
+        "others": max(one.others for one in outcomes),
+        "verdict": verdict or "slower",
+        "run": last.run,
+    }
+
+
+def grouped(reasons: dict[Cell, str]) -> list[dict[str, Any]]:
+    """The reasons for cells that were not tried, each with its cells."""
+    counts = Counter(reasons.values())
+    return [
+        {"reason": reason, "count": count, "cells": [str(cell) for cell, why in reasons.items() if why == reason]}
+        for reason, count in counts.most_common()
+    ]
+
+
+def _busy(finding: Finding) -> dict[str, Any]:
+    """How many trials other processes disturbed, and how much the worst of them."""
+    shares = [one.others for outcomes in finding.measured.values() for one in outcomes]
+    return {"trials": sum(share >= _BUSY for share in shares), "most": max(shares, default=0.0)}

@@ -1,0 +1,419 @@
+"""Which cell is tried next, how long, and when it is decided.
+
+Short trials for all cells, or for those that the trials so far let expect the most where there are more cells than
+time; longer trials for the better half; the last three in interleaved rounds until their intervals part. The winner is
+measured once more, because the best of many noisy figures flatters.
+
+The schedule is a function of the outcomes, of its arguments and of nothing else: no clock, no state of the machine.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ortlaunch.tune.cell import Cell, Effort, Outcome, Stage
+from ortlaunch.tune.expectation import Expectation
+from ortlaunch.tune.pruning import Pruner
+
+Trial = Callable[[Cell, Effort], Outcome]
+Interval = tuple[float, float]
+
+FINALISTS = 3
+LEAST_ROUNDS = 3
+_MOST_ROUNDS = 8
+_MOST_LONG = 8
+_LEAST_SEARCH, _MOST_SEARCH = 0.5, 0.8
+"""Bounds of the share of the budget that the short trials may take; what the later stages need is left."""
+_LATER_TRIALS = 15
+"""Trials that the later stages need: four longer ones, three rounds of three, the last ones."""
+_UNTIL_LONG, _UNTIL_ROUNDS = 0.4, 0.9
+"""Shares of what the search has left after which longer trials and rounds are begun no more."""
+_HOPELESS = 0.7
+"""A short trial with less than this share of the best speed gets no longer one."""
+_FIRST_BY_CHANCE = 2
+"""Cells for each axis that are tried before expectations guide the choice."""
+_MOST_WEIGHED = 1500
+"""Of more cells than this, so many by chance and all next to the best one are weighed for the next trial."""
+_NO_BETTER = 0.002
+"""A cell that is expected to improve the best by less than this (on the scale of logarithms) is not worth a trial."""
+_LEAST_IDLE, _IDLE = 4, 0.1
+"""So many cells, or this share of all, are tried without expectation in a row before the search ends."""
+_SURE = 0.995
+"""Quantile of Student's distribution for intervals in the rounds. It is beyond the usual 0.975, because the intervals
+are looked at after every round."""
+_SAME = math.log(1.01)
+"""Two finalists whose interval is within one percent are equal: further rounds would tell nothing of use."""
+_LEAST_TIMEOUT = 60.0
+_OF_ALLOWED = 3.0
+"""A trial may take this many times as long as the longest good one, and `_LEAST_TIMEOUT`."""
+
+
+@dataclass
+class Plan:
+    """What a schedule needs."""
+
+    cells: Sequence[Cell]
+    """All cells that the rules allow, each once."""
+    asked: Cell
+    """The configuration as asked, which is one of them."""
+    pruner: Pruner
+    trial: Trial
+    budget: float
+    """Seconds that all trials may take together."""
+    work: float
+    """Samples of the whole run, over which the start of a backend counts; infinite for the steady speed alone."""
+    unfit: Callable[[Cell], str | None] = lambda cell: None
+    """Why a winner must not be used although it is fast; None if it may be. It is asked of the winner only."""
+    estimated: Callable[[Cell, dict[Cell, Outcome]], str | None] = lambda cell, seen: None
+    """Why a cell that is about to be tried cannot fit into the memory; None if it may."""
+    beside: Callable[[], float] = lambda: 0.0
+    """Seconds spent so far on what is no trial, such as estimates."""
+    short_seconds: float = 2.0
+    long_seconds: float = 6.0
+    seed: int = 0
+
+
+@dataclass
+class Finding:
+    """The end of a schedule."""
+
+    winner: Cell | None
+    """The fastest cell; None if none trained."""
+    ties: list[Cell] = field(default_factory=list)
+    """Cells that the rounds could not part from the winner."""
+    measured: dict[Cell, list[Outcome]] = field(default_factory=dict)
+    """All outcomes of each cell, in their order."""
+    pruned: dict[Cell, str] = field(default_factory=dict)
+    """Why a cell was not tried."""
+    dropped: dict[Cell, str] = field(default_factory=dict)
+    """Why a cell that was tried is not the winner."""
+    score: float = 0.0
+    """The winner's score, measured once more."""
+    interval: Interval | None = None
+    """Of the winner's score, from its rounds and the last trial; None for less than three values."""
+    asked_score: float = 0.0
+    """The score of the configuration as asked, measured beside the winner; 0 if it did not train."""
+    rounds: dict[Cell, list[float]] = field(default_factory=dict)
+    """The logarithms of a cell's scores in the rounds, and in the trial after them."""
+    spent: float = 0.0
+    """Seconds of all trials together."""
+
+
+class Schedule:
+    """One search."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None] = lambda line: None) -> None:
+        """
+        Args:
+            plan: what is searched.
+            say: takes a line about the progress.
+        """
+        self._plan = plan
+        self._say = say
+        self._finding = Finding(None)
+        self._seen: dict[Cell, Outcome] = {}
+        self._scores: dict[Cell, float] = {}
+        """The score of each tried cell by its latest trial; 0 for one that failed."""
+        self._open = dict.fromkeys(plan.cells)
+        self._chance = random.Random(plan.seed)
+        self._expectation: Expectation | None = None
+        self._longest = 0.0
+        self._searched = 0.0
+        """Seconds that the search took."""
+        self._idle = 0
+        """How many cells in a row were tried without an expectation of gain."""
+
+    def run(self) -> Finding:
+        """Searches to the end of the budget, or until it is decided."""
+        self._search()
+        self._searched = self._spent
+        finalists = self._longer()
+        rounds = self._rounds(finalists)
+        self._decide(rounds)
+        self._measure_again(rounds)
+        self._finding.pruned |= {cell: self._left(cell) for cell in self._prune(list(self._open))}
+        return self._finding
+
+    # Short trials.
+
+    def _search(self) -> None:
+        plan = self._plan
+        if self._permitted(plan.asked):
+            # Nothing is known about the speed yet: the fewest steps show what a step takes.
+            first = self._try(plan.asked, "probe", 0, 0.0)
+            if first.ok and first.rate and self._spent < self._search_until:
+                self._try(plan.asked, "short", 0, plan.short_seconds)
+        while self._spent < self._search_until and (cell := self._next()) is not None:
+            if self._permitted(cell):
+                self._try(cell, "short", 0, plan.short_seconds)
+
+    def _permitted(self, cell: Cell) -> bool:
+        """Whether the estimate lets a cell be tried, which is not open from now on."""
+        self._open.pop(cell, None)
+        reason = self._plan.estimated(cell, self._seen)
+        if reason is not None:
+            self._finding.pruned[cell] = reason
+            self._say(f"not tried: {cell}: {reason}")
+        return reason is None
+
+    def _prune(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Leaves out those of some open cells that the outcomes so far make needless, and returns the others."""
+        remaining = []
+        for cell in cells:
+            reason = self._plan.pruner.reason(cell, self._seen)
+            if reason is None:
+                remaining.append(cell)
+            else:
+                self._finding.pruned[cell] = reason
+                del self._open[cell]
+        return remaining
+
+    def _ready(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Those of some open cells that may be tried now."""
+        return [cell for cell in self._prune(cells) if not self._plan.pruner.waits(cell, self._seen)]
+
+    def _weighed(self) -> list[Cell]:
+        """The cells to choose the next one from: all open ones, or some of many, with those next to the best."""
+        everything = list(self._open)
+        if len(everything) > _MOST_WEIGHED:
+            best = self._best_first()[:1]
+            near = [cell for cell in everything if best and _axes_apart(cell, best[0]) == 1]
+            some = self._ready(list(dict.fromkeys([*near, *self._chance.sample(everything, _MOST_WEIGHED)])))
+            if some:
+                return some
+        return self._ready(list(self._open))
+
+    def _next(self) -> Cell | None:
+        """The open cell to try next; None if none is left, or none is expected to be better."""
+        ready = self._weighed()
+        if not ready:
+            return None
+        good = [score for score in self._scores.values() if score > 0]
+        by_chance = _FIRST_BY_CHANCE * len(self._plan.asked.values)
+        if len(self._scores) < by_chance or len(good) < 2:
+            return self._unlike(ready)
+        if self._expectation is None:
+            self._expectation = Expectation(list(self._plan.cells))
+        gain = self._expectation.gain(self._scores, ready)
+        best = int(gain.argmax())
+        if gain[best] >= _NO_BETTER:
+            self._idle = 0
+            return ready[best]
+        # Expectations may be wrong. Cells next to the best one, and some by chance, are tried before they are believed.
+        self._idle += 1
+        if self._idle > max(_LEAST_IDLE, _IDLE * len(self._plan.cells)):
+            return None
+        first = self._best_first()[0]
+        beside = [index for index, cell in enumerate(ready) if _axes_apart(cell, first) == 1]
+        return ready[max(beside, key=lambda index: gain[index])] if beside and self._idle % 2 else self._unlike(ready)
+
+    def _unlike(self, ready: list[Cell]) -> Cell:
+        """A cell by chance, among those with the most values that no trial had yet."""
+        drawn = ready if len(ready) <= 200 else self._chance.sample(ready, 200)
+        met = {pair for cell in self._scores for pair in cell.values}
+        news = [sum(pair not in met for pair in cell.values) for cell in drawn]
+        most = max(news)
+        return self._chance.choice([cell for cell, new in zip(drawn, news, strict=True) if new == most])
+
+    def _left(self, cell: Cell) -> str:
+        """Why a cell was never tried although nothing speaks against it."""
+        if self._plan.pruner.waits(cell, self._seen):
+            return "only of use if the same without checkpointing does not fit, which was not tried"
+        good = {one: score for one, score in self._scores.items() if score > 0}
+        if self._spent >= self._search_until or len(good) < 2:
+            return "no time for it in the minutes given"
+        return "the trials let expect no gain of it"
+
+    # Longer trials and rounds.
+
+    def _longer(self) -> list[Cell]:
+        plan, best_first = self._plan, self._best_first()
+        if not best_first:
+            return []
+        half = best_first[: min(_MOST_LONG, max(FINALISTS, math.ceil(len(best_first) / 2)))]
+        least = _HOPELESS * self._scores[half[0]]
+        for cell in best_first:
+            share = self._scores[cell] / self._scores[half[0]]
+            if cell not in half or self._scores[cell] < least:
+                self._finding.dropped[cell] = f"{1 - share:.0%} slower than the best in its short trial"
+        chosen = [cell for cell in half if self._scores[cell] >= least]
+        done = []
+        for cell in chosen if len(chosen) > 1 else []:
+            if self._spent >= self._later_until(_UNTIL_LONG):
+                break
+            self._try(cell, "long", 0, plan.long_seconds)
+            done.append(cell)
+        # Figures of longer trials come first: those of short ones flatter.
+        later = [cell for cell in chosen if cell not in done]
+        ranked = [cell for cell in self._best_first() if cell in done] + later
+        for cell in ranked[FINALISTS:]:
+            self._finding.dropped[cell] = "not among the last three in its longer trial"
+        return ranked[:FINALISTS]
+
+    def _rounds(self, finalists: list[Cell]) -> dict[Cell, list[float]]:
+        """Measures the finalists in turn; returns the logarithms of their scores, round by round."""
+        logs: dict[Cell, list[float]] = {cell: [] for cell in finalists}
+        running = list(finalists)
+        for number in range(_MOST_ROUNDS):
+            if len(running) < 2 or self._spent >= self._later_until(_UNTIL_ROUNDS):
+                break
+            # Each begins a round in turn, so that what follows on what is the same for all.
+            turn = number % len(running)
+            for cell in running[turn:] + running[:turn]:
+                outcome = self._try(cell, "round", number, self._plan.long_seconds)
+                if outcome.ok:
+                    logs[cell].append(math.log(outcome.score(self._plan.work)))
+            for cell in [cell for cell in running if len(logs[cell]) <= number]:
+                self._finding.dropped[cell] = f"failed in round {number + 1}: {self._seen[cell].reason}"
+                running.remove(cell)
+                del logs[cell]
+            running = self._still_open(running, logs)
+        return logs
+
+    def _still_open(self, running: list[Cell], logs: dict[Cell, list[float]]) -> list[Cell]:
+        """The finalists that further rounds may still decide about."""
+        if not running or len(logs[running[0]]) < LEAST_ROUNDS:
+            return running
+        best = max(running, key=lambda cell: statistics.fmean(logs[cell]))
+        undecided = []
+        for cell in running:
+            if cell == best:
+                continue
+            low, high = _difference(logs[best], logs[cell])
+            if max(-low, high) <= _SAME:
+                continue
+            if low > 0:
+                self._finding.dropped[cell] = f"{_slower(low)} to {_slower(high)} slower than the winner in the rounds"
+            else:
+                undecided.append(cell)
+        return [best, *undecided] if undecided else [best]
+
+    # The end.
+
+    def _decide(self, logs: dict[Cell, list[float]]) -> None:
+        """Chooses the winner among the finalists that nothing has dropped."""
+        found, plan = self._finding, self._plan
+        names = [cell for cell in logs if cell not in found.dropped] or self._best_first()[:1]
+        unfit: set[Cell] = set()
+        while names:
+            best = max(names, key=lambda cell: statistics.fmean(logs[cell]) if logs.get(cell) else self._log(cell))
+            ties = [cell for cell in names if cell != best]
+            # If nothing is faster than the configuration as asked, there is no reason to change it.
+            winner = plan.asked if plan.asked in ties else best
+            reason = plan.unfit(winner)
+            if reason is None:
+                found.winner, found.ties = winner, [cell for cell in names if cell != winner]
+                found.dropped.pop(winner, None)
+                return
+            found.dropped[winner] = reason
+            unfit.add(winner)
+            names = [cell for cell in names if cell != winner]
+            # All finalists may be unfit. Then the best of the others is left.
+            names = names or [cell for cell in self._best_first() if cell not in unfit][:1]
+
+    def _log(self, cell: Cell) -> float:
+        return math.log(self._scores[cell]) if self._scores.get(cell) else -math.inf
+
+    def _measure_again(self, logs: dict[Cell, list[float]]) -> None:
+        """Measures the winner once more, beside the configuration as asked."""
+        found, plan = self._finding, self._plan
+        if found.winner is None:
+            return
+        last = self._try(found.winner, "again", 0, plan.long_seconds)
+        found.score = last.score(plan.work) if last.ok else 0.0
+        found.rounds = logs
+        if found.score:
+            logs.setdefault(found.winner, []).append(math.log(found.score))
+        found.interval = interval_of(logs.get(found.winner, []))
+        if plan.asked == found.winner:
+            found.asked_score = found.score
+        elif self._scores.get(plan.asked):
+            asked = self._try(plan.asked, "again", 0, plan.long_seconds)
+            found.asked_score = asked.score(plan.work)
+
+    # Trials.
+
+    @property
+    def _spent(self) -> float:
+        return self._finding.spent + self._plan.beside()
+
+    @property
+    def _search_until(self) -> float:
+        """Seconds after which the search begins no further trial."""
+        budget = self._plan.budget
+        later = _LATER_TRIALS * self._finding.spent / max(1, sum(map(len, self._finding.measured.values())))
+        return min(_MOST_SEARCH * budget, max(_LEAST_SEARCH * budget, budget - later))
+
+    def _later_until(self, share: float) -> float:
+        """Seconds after which a later stage begins no further trial."""
+        return self._searched + share * max(0.0, self._plan.budget - self._searched)
+
+    def _best_first(self) -> list[Cell]:
+        good = [cell for cell, score in self._scores.items() if score > 0]
+        return sorted(good, key=lambda cell: -self._scores[cell])
+
+    def _try(self, cell: Cell, stage: Stage, number: int, seconds: float) -> Outcome:
+        plan = self._plan
+        outcome = plan.trial(cell, Effort(stage, number, seconds, self._rate(cell), self._timeout()))
+        self._finding.spent += outcome.seconds
+        if outcome.ok:
+            self._longest = max(self._longest, outcome.seconds)
+        self._finding.measured.setdefault(cell, []).append(outcome)
+        if stage != "again" and not (stage == "round" and not outcome.ok):
+            self._scores[cell] = outcome.score(plan.work)
+        self._seen[cell] = outcome
+        self._say(_line(cell, stage, number, outcome))
+        return outcome
+
+    def _rate(self, cell: Cell) -> float | None:
+        """Samples per second to expect of a cell: what it had, else what the median cell had."""
+        before = [one.rate for one in self._finding.measured.get(cell, []) if one.ok]
+        if before:
+            return before[-1]
+        rates = [one[-1].rate for one in self._finding.measured.values() if one[-1].ok]
+        return statistics.median(rates) if rates else None
+
+    def _timeout(self) -> float:
+        """Seconds that the next trial may take: the first ones half of the budget, later ones by the longest so far."""
+        if not self._longest:
+            return max(_LEAST_TIMEOUT, self._plan.budget / 2)
+        return _LEAST_TIMEOUT + _OF_ALLOWED * self._longest
+
+
+def _axes_apart(one: Cell, other: Cell) -> int:
+    return sum(left != right for left, right in zip(one.values, other.values, strict=True))
+
+
+def _line(cell: Cell, stage: Stage, number: int, outcome: Outcome) -> str:
+    which = f"round {number + 1}" if stage == "round" else stage
+    said = f"{outcome.rate:,.1f} samples/s" if outcome.ok else f"{outcome.status}: {outcome.reason}"
+    return f"{which}: {cell}: {said} ({outcome.seconds:.0f} s)"
+
+
+def _half_width(values: list[float]) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(len(values) - 1, _SURE)) * math.sqrt(statistics.variance(values) / len(values))
+
+
+def _difference(left: list[float], right: list[float]) -> Interval:
+    """The interval of the mean of left - right, round by round, so that what changes both counts for nothing."""
+    apart = [one - other for one, other in zip(left, right, strict=True)]
+    middle, half = statistics.fmean(apart), _half_width(apart)
+    return middle - half, middle + half
+
+
+def interval_of(logs: list[float]) -> Interval | None:
+    """The interval of the mean of scores, from their logarithms; None for less than `LEAST_ROUNDS`."""
+    if len(logs) < LEAST_ROUNDS:
+        return None
+    middle, half = statistics.fmean(logs), _half_width(logs)
+    return math.exp(middle - half), math.exp(middle + half)
+
+
+def _slower(difference: float) -> str:
+    return f"{1 - math.exp(-difference):.1%}"

@@ -1,0 +1,308 @@
+"""The cells of a configuration: the values of each axis, the configuration of a cell, and its keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.devices import resolve_device, usable_cores
+from ortlaunch.config.schema import GROUPS, Config, Device, OptimizerConfig, Precision
+from ortlaunch.config.trainers import TRAINERS
+from ortlaunch.launch.table import launcher_of
+from ortlaunch.tune.cell import Cell, Value
+from ortlaunch.tune.pruning import CHECKPOINTING, MICRO, OFF, ON
+from ortlaunch.tune.words import BACKEND, OPTIMIZER, PRECISION, TRAINER, WORKERS, Words, trainers_named
+
+AXES = (BACKEND, TRAINER, WORKERS, MICRO, CHECKPOINTING)
+"""The axes that are searched unless they are held."""
+FREE = ("batch", PRECISION, OPTIMIZER)
+"""What is the same learning unless it is freed."""
+_BUCKETS, _KEEP = "ddp-buckets", "fsdp-keep"
+_LARGER = 4
+"""How much larger the other bucket size of ddp is."""
+_BATCH_DOUBLINGS = 6
+_STEP_APART = 0.6
+"""Micro-batches nearer to each other than this ratio are not both tried."""
+_CHECKPOINTING = {"true": ON, "false": OFF}
+
+
+@dataclass
+class Space:
+    """All cells around a configuration."""
+
+    asked: Config
+    """The configuration as asked, prepared to be launched."""
+    words: Words
+    free: tuple[str, ...] = ()
+    hold: tuple[str, ...] = ()
+    cells: list[Cell] = field(default_factory=list)
+    """The cells that the rules allow."""
+    refused: dict[Cell, str] = field(default_factory=dict)
+    """Why the others are not tried."""
+
+    def __post_init__(self) -> None:
+        config = self.asked
+        self.workers = launcher_of(config).workers_per_node(config)
+        self.batch = config.train.batch_size * config.train.grad_accumulation * self.workers
+        """Samples of an optimizer step as asked."""
+        self.cell = self._cell_of(config)
+        """The configuration as asked."""
+        self._refusals: dict[Cell, str | None] = {}
+        axes = self._axes()
+        pairs = [[(axis, value) for value in values] for axis, values in axes.items() if axis != MICRO]
+        for values in itertools.product(*pairs):
+            found = dict(values)
+            for micro in self._micro_batches(int(found[WORKERS])):
+                self._take(Cell(tuple((axis, micro if axis == MICRO else found[axis]) for axis in axes)))
+        if self.cell not in self.cells:
+            # The words hold an axis to other values than the first: what is asked for is the first that works.
+            if not self.cells:
+                raise RequestError(next(iter(self.refused.values()), "no configuration is left to try"))
+            self.cell = self.cells[0]
+
+    def accumulation(self, cell: Cell) -> int:
+        """Micro-batches of an optimizer step."""
+        if "batch" in self.free:
+            return self.asked.train.grad_accumulation
+        return self.batch // (int(cell[WORKERS]) * int(cell[MICRO]))
+
+    def global_batch(self, cell: Cell) -> int:
+        """Samples of an optimizer step over all workers."""
+        return int(cell[WORKERS]) * int(cell[MICRO]) * self.accumulation(cell)
+
+    def configured(self, cell: Cell) -> Config:
+        """The run of a cell, prepared to be launched.
+
+        Raises:
+            RequestError: a rule refuses it.
+        """
+        config, axes = self.asked, dict(cell.values)
+        train = replace(
+            config.train,
+            batch_size=int(cell[MICRO]),
+            grad_accumulation=self.accumulation(cell),
+            activation_checkpointing=cell[CHECKPOINTING] == ON,
+            precision=Precision[str(axes.get(PRECISION, config.train.precision.name))],
+        )
+        launcher = replace(config.launcher, workers_per_node=int(cell[WORKERS]))
+        return prepared(
+            replace(
+                config,
+                train=train,
+                backend=self._backend(str(cell[BACKEND])),
+                trainer=self._trainer(str(cell[TRAINER])),
+                optimizer=self._optimizer(str(axes.get(OPTIMIZER, config.optimizer.name))),
+                launcher=launcher,
+            )
+        )
+
+    def overrides(self, cell: Cell) -> list[str]:
+        """The keys of a cell, as they are typed."""
+        trainer = self._trainer(str(cell[TRAINER]))
+        typed = {key for keys in self.words.given.values() for key in keys}
+        found = [f"backend={cell[BACKEND]}", f"trainer={trainer.name}"]
+        for key in ("zero_stage", "bucket_cap_mb", "reshard_after_forward"):
+            value = getattr(trainer, key, None)
+            default = getattr(TRAINERS[trainer.name].schema(), key, None)
+            if value is not None and f"trainer.{key}" not in typed and (key == "zero_stage" or value != default):
+                found.append(f"trainer.{key}={_text(value)}")
+        found += [
+            f"launcher.workers_per_node={cell[WORKERS]}",
+            f"train.batch_size={cell[MICRO]}",
+            f"train.grad_accumulation={self.accumulation(cell)}",
+            f"train.activation_checkpointing={_text(cell[CHECKPOINTING] == ON)}",
+        ]
+        axes = dict(cell.values)
+        if PRECISION in axes:
+            found.append(f"train.precision={axes[PRECISION]}")
+        if OPTIMIZER in axes:
+            found.append(f"optimizer={axes[OPTIMIZER]}")
+            if axes[OPTIMIZER] != self.asked.optimizer.name:
+                optimizer = self._optimizer(str(axes[OPTIMIZER]))
+                keys = [one.name for one in dataclasses.fields(OptimizerConfig) if one.name != "name"]
+                found += [f"optimizer.{key}={_text(getattr(optimizer, key))}" for key in keys]
+        return found
+
+    def _take(self, cell: Cell) -> None:
+        # What is asked for is measured in any case: the others are compared with it.
+        reason = None if cell == self.cell else _pointless(cell)
+        if reason is None:
+            reason = self._refusal(cell)
+        if reason is None:
+            self.cells.append(cell)
+        else:
+            self.refused[cell] = reason
+
+    def _refusal(self, cell: Cell) -> str | None:
+        """Why a rule refuses a cell. No rule looks at the micro-batch, so that one answer holds for all."""
+        alike = cell.having(**{MICRO: 1})
+        if alike not in self._refusals:
+            try:
+                self.configured(cell)
+            except RequestError as error:
+                self._refusals[alike] = str(error)
+            else:
+                self._refusals[alike] = None
+        return self._refusals[alike]
+
+    def _cell_of(self, config: Config) -> Cell:
+        values: dict[str, Value] = {
+            BACKEND: config.backend.name,
+            TRAINER: _label(config),
+            WORKERS: self.workers,
+            MICRO: config.train.batch_size,
+            CHECKPOINTING: ON if config.train.activation_checkpointing else OFF,
+        }
+        if PRECISION in self.free:
+            values[PRECISION] = config.train.precision.name
+        if OPTIMIZER in self.free:
+            values[OPTIMIZER] = config.optimizer.name
+        return Cell(tuple(values.items()))
+
+    def _axes(self) -> dict[str, list[Value]]:
+        """The values of each axis; those of the micro-batch depend on the workers."""
+        config, given, asked = self.asked, self.words.given, dict(self.cell.values)
+        everything: dict[str, list[Value]] = {
+            BACKEND: [*GROUPS["backend"]],
+            TRAINER: [label for name in TRAINERS for label in self._labels(name)],
+            WORKERS: [*self._worker_counts()],
+            MICRO: [],
+            CHECKPOINTING: [OFF, ON],
+        }
+        if PRECISION in self.free:
+            on_cuda = resolve_device(config.device) is Device.cuda
+            everything[PRECISION] = ["fp32", "bf16", *(["fp16"] if on_cuda else [])]
+        if OPTIMIZER in self.free:
+            everything[OPTIMIZER] = sorted(GROUPS["optimizer"])
+        for axis in everything:
+            if axis in self.hold or f"{axis}.key" in given:
+                everything[axis] = [asked[axis]]
+        if f"{TRAINER}.key" in given:
+            everything[TRAINER] = [*self._labels(config.trainer.name)] if "zero_stage" in given else [asked[TRAINER]]
+        self._restrict(everything)
+        # What is asked comes first: the first of the list stands for it if it is not allowed itself.
+        return {axis: sorted(values, key=lambda one: one != asked[axis]) for axis, values in everything.items()}
+
+    def _restrict(self, axes: dict[str, list[Value]]) -> None:
+        """Keeps the values that the command line gives.
+
+        Raises:
+            RequestError: a value is none of the axis.
+        """
+        given = self.words.given
+        if TRAINER in given:
+            allowed = [label for name in trainers_named(given[TRAINER]) for label in self._labels(name)]
+            axes[TRAINER] = [label for label in axes[TRAINER] if label in allowed]
+        if stages := given.get("zero_stage"):
+            allowed = [f"zero{stage}" for stage in stages]
+            axes[TRAINER] = [one for one in axes[TRAINER] if one in allowed or not str(one).startswith("zero")]
+        for axis, key in ((BACKEND, "backend"), (PRECISION, "train.precision"), (OPTIMIZER, "optimizer")):
+            if axis in axes and axis in given:
+                known = [*GROUPS["backend"], "default"] if axis == BACKEND else axes[axis]
+                if wrong := [one for one in given[axis] if one not in known]:
+                    raise RequestError(f"{key}={wrong[0]}: must be one of {', '.join(map(str, known))}")
+                names = [self.asked.backend.name if one == "default" else one for one in given[axis]]
+                axes[axis] = [one for one in axes[axis] if one in names]
+        if WORKERS in given:
+            axes[WORKERS] = [*_numbers("launcher.workers_per_node", given[WORKERS], self.workers)]
+        if CHECKPOINTING in given:
+            key = "train.activation_checkpointing"
+            if wrong := [one for one in given[CHECKPOINTING] if one.lower() not in _CHECKPOINTING]:
+                raise RequestError(f"{key}={wrong[0]}: must be true or false")
+            axes[CHECKPOINTING] = list(dict.fromkeys(_CHECKPOINTING[one.lower()] for one in given[CHECKPOINTING]))
+
+    def _labels(self, trainer: str) -> list[Value]:
+        """A trainer's values on its axis."""
+        variants = TRAINERS[trainer].variants
+        if variants is not None:
+            return [f"zero{value}" for value in variants.values]
+        others = {"ddp": [_BUCKETS], "fsdp": [_KEEP]}.get(trainer, [])
+        # With a key of the trainer on the command line, its values are those that are wanted.
+        return [trainer, *([] if f"{TRAINER}.key" in self.words.given else others)]
+
+    def _worker_counts(self) -> list[int]:
+        if resolve_device(self.asked.device) is Device.cuda:
+            return [self.workers]
+        cores = usable_cores()
+        powers = [2**power for power in range(cores.bit_length()) if 2**power <= cores]
+        return sorted({*powers, cores, self.workers})
+
+    def _micro_batches(self, workers: int) -> list[int]:
+        """Samples of a micro-batch that keep the global batch: divisors of a worker's share, not too near"""
+        asked = self.asked.train.batch_size
+        if MICRO in self.hold:
+            return [asked] if "batch" in self.free or self.batch % (workers * asked) == 0 else []
+        if "batch" in self.free:
+            doubled = [asked * 2**power for power in range(_BATCH_DOUBLINGS + 1)]
+            halved = [asked // 2**power for power in range(1, asked.bit_length()) if asked % 2**power == 0]
+            return doubled + halved
+        if self.batch % workers:
+            return []
+        share = self.batch // workers
+        found: list[int] = []
+        for one in range(share, 0, -1):
+            if share % one == 0 and (one == asked or not found or one <= _STEP_APART * found[-1]):
+                found.append(one)
+        return found
+
+    def _backend(self, name: str) -> Any:
+        return self.asked.backend if name == self.asked.backend.name else GROUPS["backend"][name]()
+
+    def _trainer(self, label: str) -> Any:
+        name = "deepspeed" if label.startswith("zero") else label.partition("-")[0]
+        trainer: Any = self.asked.trainer
+        trainer = trainer if trainer.name == name else TRAINERS[name].schema()
+        if label.startswith("zero"):
+            return replace(trainer, zero_stage=int(label.removeprefix("zero")))
+        if label == _BUCKETS:
+            return replace(trainer, bucket_cap_mb=_LARGER * trainer.bucket_cap_mb)
+        if label == _KEEP:
+            return replace(trainer, reshard_after_forward=False)
+        return trainer
+
+    def _optimizer(self, name: str) -> Any:
+        asked = self.asked.optimizer
+        if name == asked.name:
+            return asked
+        shared = {one.name: getattr(asked, one.name) for one in dataclasses.fields(OptimizerConfig)}
+        return GROUPS["optimizer"][name](**(shared | {"name": name}))
+
+
+def _label(config: Config) -> str:
+    stage = getattr(config.trainer, "zero_stage", None)
+    return config.trainer.name if stage is None else f"zero{stage}"
+
+
+def _pointless(cell: Cell) -> str | None:
+    """Why a cell cannot be faster than another one, whatever the machine."""
+    trainer, workers = str(cell[TRAINER]), int(cell[WORKERS])
+    if trainer == "single":
+        return "trainer=single has one worker" if workers > 1 else None
+    if workers > 1:
+        return None
+    if trainer.startswith(("ddp", "fsdp")):
+        return "one worker has nobody to exchange with: trainer=single does the same without it"
+    if trainer in ("zero1", "zero2", "zero3"):
+        return "one worker has nobody to share with: zero_stage=0 does the same without it"
+    return None
+
+
+def _numbers(key: str, texts: Sequence[str], default: int) -> list[int]:
+    found = []
+    for text in texts:
+        if text == "null":
+            found.append(default)
+        elif not text.isdecimal() or not int(text[:9]):
+            raise RequestError(f"{key}={text}: must be a number, 1 or more")
+        else:
+            found.append(int(text[:9]))
+    return found
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,107 @@
+"""The command line's keys: which configuration is asked for, and which axes they hold to some values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.overrides import parsed
+from ortlaunch.config.trainers import TRAINERS
+
+BACKEND, TRAINER, WORKERS = "backend", "trainer", "workers"
+PRECISION, OPTIMIZER = "precision", "optimizer"
+
+KEYS = {
+    "backend": BACKEND,
+    "trainer": TRAINER,
+    "trainer.zero_stage": "zero_stage",
+    "launcher.workers_per_node": WORKERS,
+    "train.activation_checkpointing": "checkpointing",
+    "train.precision": PRECISION,
+    "optimizer": OPTIMIZER,
+}
+"""Keys whose values restrict an axis, and the name of the restriction."""
+LEARNING = {PRECISION: "train.precision", OPTIMIZER: "optimizer"}
+"""Axes that are held unless they are freed, and their keys."""
+_BATCH = ("train.batch_size", "train.grad_accumulation")
+_MOST_VALUES = 64
+
+
+@dataclass(frozen=True)
+class Words:
+    """The command line's keys, taken apart."""
+
+    composed: list[str]
+    """The words with one value each, of which the configuration as asked is composed."""
+    kept: list[str]
+    """The words that say nothing about an axis: what the winner's command begins with."""
+    given: dict[str, list[str]]
+    """The values that an axis is held to, as texts."""
+
+
+def taken_apart(words: Sequence[str], free: Sequence[str]) -> Words:
+    """Takes the words of a command line apart.
+
+    Args:
+        words: the command line without the verb's own options.
+        free: the axes of the learning that are freed.
+
+    Raises:
+        RequestError: a list of values is given for a key that has no axis, or whose axis is not freed.
+    """
+    composed, kept = [], []
+    given: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("-") or "=" not in word:
+            composed.append(word)
+            kept.append(word)
+            continue
+        override = parsed(word)
+        key = override.key_or_group
+        values = [word.partition("=")[2]]
+        if override.is_sweep_override():
+            values = [str(one) for one in override.sweep_string_iterator()][: _MOST_VALUES + 1]
+            _check_list(word, key, values, free)
+        axis = KEYS.get(key)
+        composed.append(f"{word.partition('=')[0]}={values[0]}" if len(values) > 1 else word)
+        if axis is None and key not in _BATCH:
+            kept.append(word)
+        if axis is not None:
+            given[axis] = [value.strip("'\" ") for value in values]
+        elif key.partition(".")[0] in (BACKEND, TRAINER):
+            # The key belongs to an option of the group, so that others are not meant.
+            given.setdefault(f"{key.partition('.')[0]}.key", []).append(key)
+    if "zero_stage" in given and "deepspeed" in given.get(TRAINER, []):
+        # Of the trainers that are to be tried, the one that has the key must be composed.
+        composed = ["trainer=deepspeed" if word.startswith("trainer=") else word for word in composed]
+    return Words(composed, kept, given)
+
+
+def _check_list(word: str, key: str, values: list[str], free: Sequence[str]) -> None:
+    if len(values) > _MOST_VALUES:
+        raise RequestError(f"{word[:60]}: more than {_MOST_VALUES} values")
+    axis = KEYS.get(key)
+    if axis in LEARNING and axis not in free:
+        raise RequestError(f"{word}: another {axis} is another learning: add --free={axis}, or give one value")
+    if key in _BATCH:
+        raise RequestError(
+            f"{word}: the global batch follows from this key, and micro-batch and accumulation are searched: give one "
+            "value (--free=batch searches the global batch too)"
+        )
+    if axis is None:
+        raise RequestError(
+            f"{word}: tune searches values of {', '.join(KEYS)}: give one value here (ortlaunch bench runs any grid)"
+        )
+
+
+def trainers_named(names: Sequence[str]) -> list[str]:
+    """Checks the names of trainers and returns them.
+
+    Raises:
+        RequestError: there is no such trainer.
+    """
+    for name in names:
+        if name not in TRAINERS:
+            raise RequestError(f"trainer={name}: there is no such trainer (there are {', '.join(TRAINERS)})")
+    return list(names)

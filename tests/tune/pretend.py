@@ -1,0 +1,42 @@
+"""The process of a tuning with pretend trials, which a test kills: ``python -m tests.tune.pretend FILE SECONDS``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from ortlaunch.tune.cell import Cell, Effort, Outcome, Value
+from ortlaunch.tune.notes import Notes
+from ortlaunch.tune.schedule import Finding, Schedule
+from tests.tune.objective import Machine
+
+BUDGET = 900.0
+AXES: dict[str, list[Value]] = {
+    "backend": ["eager", "compile", "ort"],
+    "workers": [1, 2, 4],
+    "micro_batch": [1, 2, 4, 8],
+}
+
+
+def machine() -> Machine:
+    """A small made machine without noise by chance, so that a trial gives the same whenever it is made."""
+    return Machine(5, AXES, noise=0.0, failing=0.0, hanging=0.0)
+
+
+def searched(notes: Path, pause: float) -> tuple[Finding, Machine]:
+    """A whole search with its notes in a file; each trial takes `pause` seconds."""
+    made = machine()
+    plan = made.plan(BUDGET)
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        time.sleep(pause)
+        print(f"{effort.stage} {effort.number} {cell}", flush=True)
+        return made.trial(cell, effort)
+
+    plan.trial = Notes(notes).remembered(trial)
+    return Schedule(plan).run(), made
+
+
+if __name__ == "__main__":
+    searched(Path(sys.argv[1]), float(sys.argv[2]))

@@ -1,0 +1,195 @@
+"""What the schedule finds on made machines, what it never does, and that it goes on after a kill."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ortlaunch.tune.cell import Cell, Effort, Outcome, Value
+from ortlaunch.tune.notes import Notes
+from ortlaunch.tune.pruning import Dominance
+from ortlaunch.tune.schedule import LEAST_ROUNDS, Finding, Plan, Schedule
+from tests.tune import pretend
+from tests.tune.objective import Machine
+
+SMALL: dict[str, list[Value]] = {
+    "backend": ["eager", "compile", "ort"],
+    "trainer": ["single", "ddp"],
+    "workers": [1, 2],
+    "micro_batch": [1, 4, 16],
+    "checkpointing": ["off", "on"],
+}
+A, B, C = (Cell.of(backend=name) for name in ("a", "b", "c"))
+
+
+def made(speeds: dict[Cell, float], wobble: dict[Cell, float] | None = None) -> tuple[Plan, list[tuple[Cell, Effort]]]:
+    """A plan over cells of known speeds, and the trials that are made; speeds wobble up and down by a share."""
+    trials: list[tuple[Cell, Effort]] = []
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        trials.append((cell, effort))
+        share = (wobble or {}).get(cell, 0.0) * (-1) ** len([one for one, _ in trials if one == cell])
+        if not speeds[cell]:
+            return Outcome("failed", 5.0, reason="it always fails")
+        return Outcome("ok", 10.0, rate=speeds[cell] * (1 + share))
+
+    return Plan(list(speeds), next(iter(speeds)), Dominance(), trial, 600.0, math.inf), trials
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_finds_nearly_the_best_of_a_small_space_for_less_than_all_of_it(seed: int) -> None:
+    machine = Machine(seed, SMALL, noise=0.01, failing=0.0, hanging=0.0)
+    finding = Schedule(machine.plan(3600.0)).run()
+    assert finding.winner is not None
+    assert machine.speed(finding.winner) >= 0.97 * machine.speed(machine.best())
+    assert len(finding.measured) < len(machine.cells)
+    assert finding.score == pytest.approx(machine.speed(finding.winner), rel=0.05)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 60))
+def test_on_any_machine_it_keeps_its_budget_and_repeats_nothing(seed: int, trials: int) -> None:
+    machine = Machine(seed, SMALL, failing=0.1, hanging=0.05)
+    budget = 12.0 * trials
+    finding = Schedule(machine.plan(budget)).run()
+    asked = [(cell, effort.stage, effort.number) for cell, effort in machine.trials]
+    assert len(asked) == len(set(asked))
+    # The last trials begin before the end and may hang; the winner and what was asked for are measured once more.
+    longest = max(effort.timeout for _, effort in machine.trials)
+    assert machine.spent <= budget + 3 * longest
+    assert finding.spent == pytest.approx(machine.spent)
+    if finding.winner is not None:
+        assert machine.fits(finding.winner)
+    told = finding.pruned.keys() | finding.measured.keys()
+    assert told == set(machine.cells)
+    assert all(finding.pruned.values())
+
+
+def test_the_winner_is_parted_from_the_others_by_rounds_and_measured_once_more() -> None:
+    plan, trials = made({A: 100.0, B: 110.0, C: 104.0}, {A: 0.01, B: 0.01, C: 0.01})
+    finding = Schedule(plan).run()
+    assert (finding.winner, finding.ties) == (B, [])
+    rounds = [(effort.number, cell) for cell, effort in trials if effort.stage == "round"]
+    assert [cell for number, cell in rounds if number == 0] == [A, B, C] or len(set(rounds[:3])) == 3
+    # The rounds are interleaved, and each cell begins one of them.
+    assert {cell for number, cell in rounds if number == 1} == {A, B, C}
+    assert len({rounds[3 * number][1] for number in range(LEAST_ROUNDS)}) == 3
+    assert [(cell, effort.stage) for cell, effort in trials[-2:]] == [(B, "again"), (A, "again")]
+    assert finding.asked_score == pytest.approx(100.0, rel=0.02)
+    assert finding.interval is not None
+    assert finding.interval[0] < 110 < finding.interval[1]
+    assert "slower than the winner in the rounds" in finding.dropped[A]
+
+
+def test_what_cannot_be_parted_is_a_tie_and_the_configuration_as_asked_is_kept() -> None:
+    plan, trials = made({A: 100.0, B: 102.0}, {A: 0.1})
+    finding = Schedule(plan).run()
+    assert (finding.winner, finding.ties) == (A, [B])
+    assert max(effort.number for _, effort in trials if effort.stage == "round") > LEAST_ROUNDS
+
+
+def test_equal_ones_are_not_measured_for_ever() -> None:
+    plan, trials = made({A: 100.0, B: 100.1})
+    assert Schedule(plan).run().ties == [B]
+    assert max(effort.number for _, effort in trials if effort.stage == "round") == LEAST_ROUNDS - 1
+
+
+def test_much_slower_ones_get_no_longer_trial() -> None:
+    plan, trials = made({A: 100.0, B: 50.0})
+    finding = Schedule(plan).run()
+    assert finding.dropped[B] == "50% slower than the best in its short trial"
+    assert {effort.stage for cell, effort in trials if cell == B} == {"short"}
+
+
+def test_the_start_counts_over_the_steps_of_the_run() -> None:
+    speeds = {A: 100.0, B: 120.0}
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        return Outcome("ok", 10.0, rate=speeds[cell], start=20.0 if cell == B else 0.0)
+
+    def winner(work: float) -> Cell | None:
+        return Schedule(Plan([A, B], A, Dominance(), trial, 600.0, work)).run().winner
+
+    # 20 s of export are paid for after 12,000 samples.
+    assert (winner(6_000.0), winner(24_000.0)) == (A, B)
+
+
+def test_a_winner_that_is_unfit_gives_way_to_the_next() -> None:
+    plan, _ = made({A: 100.0, B: 140.0, C: 130.0})
+    finding = Schedule(replace(plan, unfit=lambda cell: "not fit" if cell in (B, C) else None)).run()
+    assert finding.winner == A
+    assert (finding.dropped[B], finding.dropped[C]) == ("not fit", "not fit")
+
+
+def test_a_space_in_which_nothing_trains_has_no_winner() -> None:
+    plan, _ = made({A: 0.0, B: 0.0})
+    finding = Schedule(plan).run()
+    assert finding.winner is None
+    assert finding.score == 0.0
+
+
+def test_a_cell_that_the_estimate_refuses_is_never_tried() -> None:
+    plan, trials = made({A: 100.0, B: 150.0})
+    finding = Schedule(replace(plan, estimated=lambda cell, seen: "too large" if cell == B else None)).run()
+    assert finding.pruned[B] == "too large"
+    assert {cell for cell, _ in trials} == {A}
+
+
+def test_trials_expect_the_speed_that_was_seen_and_get_a_timeout_by_it() -> None:
+    plan, trials = made({A: 100.0, B: 90.0})
+    Schedule(plan).run()
+    efforts = [effort for _, effort in trials]
+    assert (efforts[0].stage, efforts[0].rate, efforts[0].seconds) == ("probe", None, 0.0)
+    assert efforts[1].rate == 100.0
+    assert efforts[0].timeout == 300.0
+    assert efforts[2].timeout == 60.0 + 3 * 10.0
+
+
+def summary(finding: Finding) -> object:
+    return finding.winner, finding.score, finding.spent, sorted(map(str, finding.measured))
+
+
+def test_after_a_kill_the_same_search_goes_on_and_finds_the_same(tmp_path: Path) -> None:
+    whole, machine = pretend.searched(tmp_path / "whole", 0.0)
+    notes = tmp_path / "notes"
+    command = [sys.executable, "-m", "tests.tune.pretend", str(notes), "0.02"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    assert process.stdout is not None
+    for _ in range(7):
+        assert process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = notes.read_text().splitlines()
+    assert 6 <= len(before) < len(machine.trials)
+    # A kill may cut a line off; the trial of that line is made again, and no other.
+    notes.write_text(notes.read_text()[:-20])
+    finding, again = pretend.searched(notes, 0.0)
+    assert summary(finding) == summary(whole)
+    assert len(again.trials) == len(machine.trials) - (len(before) - 1)
+    assert [json.loads(line)["key"] for line in notes.read_text().splitlines() if line.endswith("}}")][:3] == [
+        json.loads(line)["key"] for line in before[:3]
+    ]
+
+
+def test_more_minutes_go_on_with_what_was_found(tmp_path: Path) -> None:
+    machine = Machine(3, SMALL, noise=0.0, failing=0.0, hanging=0.0)
+    trial = Notes(tmp_path / "notes").remembered(machine.trial)
+    Schedule(replace(machine.plan(200.0), trial=trial)).run()
+    first = len(machine.trials)
+    begun = time.monotonic()
+    Schedule(replace(machine.plan(200.0), trial=Notes(tmp_path / "notes").remembered(machine.trial))).run()
+    assert len(machine.trials) == first, time.monotonic() - begun
+    Schedule(replace(machine.plan(2000.0), trial=Notes(tmp_path / "notes").remembered(machine.trial))).run()
+    keys = [f"{effort.stage} {effort.number} {cell}" for cell, effort in machine.trials]
+    assert len(keys) > first
+    assert len(keys) == len(set(keys))

@@ -1,0 +1,151 @@
+"""The cells around a configuration: same learning, held axes, freed ones, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.load import to_config, to_dict
+from ortlaunch.config.schema import Config
+from ortlaunch.tune.cell import Effort
+from ortlaunch.tune.job import command_of, write_job
+from ortlaunch.tune.space import Space
+from ortlaunch.tune.trial import Trials, steps_for
+from ortlaunch.tune.words import taken_apart
+from tests.support.cli import answer
+
+BASE = ("model=mlp", "device=cpu", "launcher.workers_per_node=1,2", "train.batch_size=6", "train.grad_accumulation=2")
+
+
+def space(*words: str, free: tuple[str, ...] = (), hold: tuple[str, ...] = ()) -> Space:
+    taken = taken_apart([*BASE, *words], free)
+    return Space(prepared(to_config(compose(taken.composed))), taken, free, hold)
+
+
+def values(found: Space, axis: str) -> set[Any]:
+    return {dict(cell.values)[axis] for cell in found.cells}
+
+
+def config_of(found: Space, words: list[str]) -> Config:
+    return prepared(to_config(compose(words)))
+
+
+def test_every_cell_keeps_the_global_batch_precision_and_optimizer() -> None:
+    found = space("backend=eager", "train.activation_checkpointing=false")
+    assert found.batch == 12
+    for cell in found.cells:
+        config = found.configured(cell)
+        workers = config.launcher.workers_per_node
+        assert workers is not None
+        assert config.train.batch_size * config.train.grad_accumulation * workers == 12
+        assert (config.train.precision, config.optimizer) == (found.asked.train.precision, found.asked.optimizer)
+    assert values(found, "micro_batch") == {12, 6, 3, 1}
+    assert values(found, "workers") == {1, 2}
+    assert {"single", "ddp", "ddp-buckets", "fsdp", "fsdp-keep", "zero0", "zero3"} <= values(found, "trainer")
+
+
+def test_the_words_of_a_cell_compose_its_configuration() -> None:
+    words = ("backend=eager,compile", "trainer=single,deepspeed", "trainer.zero_stage=2", "data.eval_fraction=0.1")
+    found = space(*words, free=("precision", "optimizer"))
+    for cell in found.cells[5 :: len(found.cells) // 3]:
+        composed = config_of(found, [*found.words.kept, *found.overrides(cell)])
+        assert to_dict(composed) == to_dict(found.configured(cell)), cell
+
+
+@pytest.mark.parametrize(
+    ("words", "axis", "left"),
+    [
+        (["backend=eager", "trainer=single"], "backend", {"eager"}),
+        (["backend=compile,eager", "trainer=single"], "backend", {"compile", "eager"}),
+        (["trainer=ddp"], "trainer", {"ddp", "ddp-buckets"}),
+        (["trainer=ddp", "trainer.bucket_cap_mb=50"], "trainer", {"ddp"}),
+        (["trainer=ddp,deepspeed", "trainer.zero_stage=1,2"], "trainer", {"ddp", "ddp-buckets", "zero1", "zero2"}),
+        (["train.activation_checkpointing=true", "trainer=single"], "checkpointing", {"on"}),
+        (["backend=compile", "backend.mode=default", "trainer=single"], "backend", {"compile"}),
+    ],
+)
+def test_a_key_holds_its_axis(words: list[str], axis: str, left: set[str]) -> None:
+    plain = [] if axis == "backend" else ["backend=eager"]
+    assert values(space(*plain, *words), axis) == left
+
+
+def test_held_axes_keep_what_was_asked_for() -> None:
+    found = space("backend=eager", hold=("trainer", "micro_batch", "checkpointing"))
+    assert found.cells == [found.cell, found.cell.having(workers=2)]
+    assert values(found, "micro_batch") == {6}
+    assert values(found, "checkpointing") == {"off"}
+
+
+def test_freed_axes_are_searched() -> None:
+    found = space("backend=eager", "trainer=single", free=("batch", "precision", "optimizer"))
+    assert {found.global_batch(cell) for cell in found.cells} > {6, 12, 24, 48}
+    assert values(found, "precision") == {"fp32", "bf16"}
+    assert {"adamw", "sgd"} <= values(found, "optimizer")
+
+
+def test_a_trial_is_the_run_with_fewer_steps_and_without_what_only_long_runs_need(tmp_path: Path) -> None:
+    found = space("backend=eager", "trainer=single", "train.eval_every=10", "train.steps=5000")
+    trials = Trials(found, tmp_path, None, lambda: 0, lambda run: None)
+    config = trials.trained(found.cell, Effort("short", 0, 2.0, 600.0, 60.0))
+    # 600 samples/s and 12 samples a step: 100 steps in 2 s, after three that do not count.
+    assert config.train.steps == 103
+    assert (config.train.eval_every, config.train.checkpoint_every, config.train.save_weights) == (None, None, False)
+    assert config.train.memory_check.value == "off"
+    assert config.train.batch_size == found.configured(found.cell).train.batch_size
+    assert steps_for(Effort("probe", 0, 0.0, None, 60.0), 12) == 6
+    assert steps_for(Effort("short", 0, 2.0, 1e9, 60.0), 12) == 20_000
+
+
+def test_the_winner_is_a_ready_job_and_a_command_that_compose_to_it(tmp_path: Path) -> None:
+    found = space("backend=eager", "optimizer.lr=0.01", "model.params.hidden_dim=32", "trainer=fsdp", "train.steps=77")
+    cell = next(one for one in found.cells if one["trainer"] == "fsdp-keep")
+    config = found.configured(cell)
+    path, way = write_job(config, tmp_path / "jobs", "found by a test")
+    assert path is not None, way
+    assert path.read_text().startswith("# found by a test\n")
+    assert f"ORTLAUNCH_JOBS={tmp_path / 'jobs'} ortlaunch +jobs=tuned_mlp" == way
+    command = command_of(found.words.kept, found.overrides(cell), config)
+    assert command is not None
+    assert "trainer.reshard_after_forward=false" in command
+    assert "optimizer.lr=0.01" in command
+    # Words that do not lead there are not passed on.
+    assert command_of([*found.words.kept, "train.clip_grad_norm=2"], found.overrides(cell), config) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["optimizer.lr=0.1,0.2"], "give one value here (ortlaunch bench runs any grid)"),
+        (["train.batch_size=4,8"], "--free=batch"),
+        (["train.precision=fp32,bf16"], "add --free=precision"),
+        (["optimizer=adamw,sgd"], "add --free=optimizer"),
+        (["trainer=ddp,dpp"], "trainer=dpp"),
+        (["backend=eager,egaer"], "backend=egaer: must be one of"),
+        (["launcher.workers_per_node=2,x"], "launcher.workers_per_node=x"),
+        (["train.activation_checkpointing=false,perhaps"], "must be true or false"),
+        (["--minutes", "0"], "--minutes"),
+        (["--minutes=nan"], "--minutes"),
+        (["--memory", "lots"], "--memory=lots: not a size of memory"),
+        (["--hold", "lr"], "'lr': must be of backend"),
+        (["--free", "model"], "'model': must be of batch"),
+        (["--format", "xml"], "--format"),
+        (["launcher=slurm"], "launcher=slurm: tune measures on this machine alone"),
+        (["launcher.nodes=2", "launcher.master_addr=a"], "launcher.nodes=2"),
+        (["--multirun"], "leave --multirun out"),
+        (["train.stepz=3"], "train.stepz"),
+        (["trainer=single", "backend=eager", "launcher.workers_per_node=2"], "trainer=single runs one worker"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_requests_that_are_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    result = answer(tmp_path, capfd, "tune", "model=mlp", "device=cpu", *words)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []

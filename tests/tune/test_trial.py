@@ -1,0 +1,156 @@
+"""What a trial's process is allowed, and what its journal is taken for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ortlaunch.run.making import make_run_folder
+from ortlaunch.run.run import Run
+from ortlaunch.tune.cell import Effort
+from ortlaunch.tune.trial import outcome_of
+from ortlaunch.tune.watched import End, Watched, watch
+
+EFFORT = Effort("short", 0, 2.0, None, 60.0)
+GIB = 2**30
+GRANDCHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "x = bytearray(%d); import time; time.sleep(60)"])
+open("pid", "w").write(str(child.pid))
+child.wait()
+"""
+
+
+def gone(pid: int) -> bool:
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def watched(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    *,
+    limit: int | None = None,
+    timeout: float = 60.0,
+    **more: Any,
+) -> Watched:
+    monkeypatch.chdir(folder)
+    return watch([sys.executable, "-c", code], folder / "log", {"GIVEN": "7"}, limit, timeout, **more)
+
+
+def test_a_process_that_ends_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = watched(tmp_path, monkeypatch, "import os; print(os.environ['GIVEN']); raise SystemExit(3)")
+    assert (found.ended, found.code) == ("by itself", 3)
+    assert (tmp_path / "log").read_text() == "7\n"
+    assert 0.0 <= found.others <= 1.0
+
+
+def test_memory_counts_descendants_and_all_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = watched(tmp_path, monkeypatch, GRANDCHILD % (300 << 20), limit=200 << 20)
+    assert found.ended == "out of memory"
+    assert found.peak_bytes > 200 << 20
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_process_that_takes_too_long_is_ended_with_its_descendants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = watched(tmp_path, monkeypatch, GRANDCHILD % 10, timeout=1.0)
+    assert found.ended == "time-out"
+    assert found.seconds < 30
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_process_that_has_shown_enough_is_asked_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = (
+        "import signal, time, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); "
+        "open('ready', 'w'); time.sleep(60)"
+    )
+    found = watched(tmp_path, monkeypatch, asks, is_enough=(tmp_path / "ready").exists)
+    assert (found.ended, found.code) == ("enough", 9)
+
+
+def run_of(folder: Path, summary: dict[str, float], windows: list[tuple[int, float]], failure: str = "") -> Path:
+    """A run folder whose journal has these windows as (last step, seconds of a step) and this summary."""
+    make_run_folder(folder / "run")
+    with Run(folder / "run").journal() as journal:
+        journal.start("e", "n", "abc123")
+        for step, seconds in windows:
+            values = {"train/loss": 1.0, "throughput/step_seconds": seconds}
+            values |= {"throughput/samples_per_second": 8 / seconds, "throughput/steady": float(step > 3)}
+            journal.metrics(step, values)
+        if summary:
+            journal.metrics(windows[-1][0], summary)
+        if failure:
+            journal.failure(0, "here", failure)
+    return folder / "run"
+
+
+def ended(how: End = "by itself", code: int = 0) -> Watched:
+    return Watched(how, code, 12.0, GIB, 0.25)
+
+
+SUMMARY = {"summary/step_seconds_p50": 0.1, "summary/samples_per_second_median": 80.0}
+STARTED = [(1, 4.0), (3, 0.6)]
+
+
+def test_a_run_that_finished_has_a_speed_and_a_start(tmp_path: Path) -> None:
+    run = run_of(tmp_path, SUMMARY, [*STARTED, (10, 0.1)])
+    found = outcome_of(ended(), run, 3, EFFORT, None)
+    assert (found.status, found.rate, found.seconds, found.others) == ("ok", 80.0, 12.0, 0.25)
+    assert found.start == pytest.approx(4.0 + 2 * 0.6 - 3 * 0.1)
+    assert found.run == str(run)
+    # 800 samples take 10 s at 80 samples/s, and 4.9 s of start.
+    assert found.score(800.0) == pytest.approx(800 / (10 + 4.9))
+
+
+@pytest.mark.parametrize(("seconds", "start"), [(2.0, 4.9 + 1.5), (30.0, 30.0 + 1.5)])
+def test_an_export_counts_once(tmp_path: Path, seconds: float, start: float) -> None:
+    extra = {"startup/ort_check_seconds": 1.5, "startup/ort_export_seconds": seconds}
+    run = run_of(tmp_path, SUMMARY | extra, [*STARTED, (10, 0.1)])
+    assert outcome_of(ended(), run, 3, EFFORT, None).start == pytest.approx(start)
+
+
+def test_a_run_that_was_ended_since_it_had_shown_enough_has_the_speed_of_its_windows(tmp_path: Path) -> None:
+    run = run_of(tmp_path, {}, [*STARTED, (5, 0.2), (7, 0.4), (9, 0.4)])
+    found = outcome_of(ended("enough", 143), run, 3, EFFORT, None)
+    assert (found.status, found.rate) == ("ok", 20.0)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "failure", "status", "reason"),
+    [
+        ("out of memory", 1, "", "out of memory", "more than the 2.00 GiB it may have"),
+        ("time-out", 1, "", "time-out", "not done after 60 s"),
+        (
+            "by itself",
+            1,
+            "out of memory: it is full\nwhat helps:\n  less",
+            "out of memory",
+            "out of memory: it is full",
+        ),
+        ("by itself", 1, "Traceback\nRuntimeError: no", "failed", "RuntimeError: no"),
+        ("by itself", 1, "the worker was ended by SIGKILL (out of memory?)", "out of memory", "SIGKILL"),
+        ("by itself", 1, "", "failed", "ended with 1"),
+    ],
+)
+def test_why_a_trial_has_no_speed(tmp_path: Path, how: End, code: int, failure: str, status: str, reason: str) -> None:
+    run = run_of(tmp_path, {}, STARTED, failure)
+    found = outcome_of(ended(how, code), run, 3, EFFORT, 2 * GIB)
+    assert (found.status, found.rate, found.ok) == (status, 0.0, False)
+    assert reason in found.reason
+
+
+def test_a_refused_trial_says_why() -> None:
+    found = outcome_of(ended("by itself", 2), None, 3, EFFORT, None, "backend=ort: not here")
+    assert (found.status, found.reason, found.run) == ("failed", "backend=ort: not here", "")
