@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -23,6 +24,9 @@ from tests.support.ort import MISSING, WithoutOrt
 
 # Before any test file imports MLflow.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell lets what it starts in the background ignore Ctrl-C, and processes that tests start would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 OF_THE_USERS = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 OF_THE_USERS += ("ORTLAUNCH_JOBS", "ORTLAUNCH_SLURM_PROFILES")
 OF_ORT = ("ort/", "drawn/", "export/test_artifacts.py", "export/test_exporting.py")

@@ -44,7 +44,7 @@ def test_some_of_them_as_a_user_makes_them(tmp_path: Path) -> None:
 
 
 def test_every_verb_and_every_key_is_attacked() -> None:
-    requests = list(islice(drawn(0), 1000))
+    requests = list(islice(drawn(0), 1500))
     words = [word for request in requests for word in request.words]
     assert {verb for verb in VERBS if verb != "run"} <= set(words)
     keys = {key.name for key in all_keys()}

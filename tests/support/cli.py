@@ -15,10 +15,12 @@ from ortlaunch import cli
 
 def ortlaunch(cwd: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """``ortlaunch ARGUMENTS...`` in a folder, with further variables, to its end: for what trains nothing."""
+    # A command that this process has run may have set HYDRA_FULL_ERROR.
+    inherited = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"}
     return subprocess.run(
         [sys.executable, "-m", "ortlaunch", *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables},
+        env={**inherited, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables},
         capture_output=True,
         text=True,
         timeout=120,
