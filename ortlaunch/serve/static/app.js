@@ -1,7 +1,6 @@
-// What every page has: leaving, times in the reader's zone, and the page's own module.
+// What every page has: leaving, and times in the reader's zone. A page's own module is a script tag of its own: the
+// load event waits for that, and not for an import made by code, before which people could tick boxes that nobody saw.
 import { call, working } from "./api.js";
-
-const PAGES = ["runs", "run", "submit", "queue", "compare", "login", "users", "tokens"];
 
 document.getElementById("leave")?.addEventListener("click", (event) =>
   working(event.currentTarget, async () => {
@@ -19,5 +18,3 @@ export const localTimes = (root) => {
 };
 localTimes(document);
 document.body.addEventListener("htmx:load", (event) => localTimes(event.target));
-const page = document.body.dataset.page;
-if (PAGES.includes(page)) await import(`./${page}.js`);

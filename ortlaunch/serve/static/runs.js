@@ -23,7 +23,8 @@ const show = () => {
   go.href = ids.size < 2 ? "#tray" : `/compare?ids=${[...ids].map(encodeURIComponent).join(",")}`;
 };
 
-document.getElementById("runs").addEventListener("change", (event) => {
+// On the document: filters and pages replace the list.
+document.addEventListener("change", (event) => {
   if (event.target.name !== "compared") return;
   const ids = ticked();
   if (event.target.checked) ids.add(event.target.value);

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.serve.pages.conftest import HOSTILE_LINE, STEPS, Person, Site
 from tests.serve.pages.test_render import DURATIONS, NUMBERS, SIZES
@@ -121,6 +121,24 @@ def test_boxes_stay_ticked_from_page_to_page_and_lead_to_the_curves_of_both(ada:
     page.get_by_role("checkbox", name="gpt2-eager").uncheck()
     page.wait_for_timeout(200)
     assert not any(ORANGE in found for found in page.evaluate(INKED))
+
+
+def test_a_box_counts_however_late_the_scripts_come_and_after_the_list_was_filtered(ada: Person, site: Site) -> None:
+    page = ada.tab("/queue")
+
+    def late(route: Route) -> None:
+        time.sleep(0.3)
+        route.continue_()
+
+    page.route("**/static/*.js", late)
+    page.goto(f"{site.server.url}/?text=gpt2")
+    page.get_by_label("compare gpt2-ort").check()
+    page.goto(f"{site.server.url}/?text=gpt2")
+    expect(page.locator("#tray output")).to_have_text("1 ticked")
+    page.get_by_label("Name, id or reason").fill("gpt2-eager")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.get_by_label("compare gpt2-eager").check()
+    expect(page.locator("#tray output")).to_have_text("2 ticked")
 
 
 def test_a_run_is_followed_live(ada: Person, site: Site) -> None:
