@@ -31,7 +31,7 @@ def main() -> int:
         if verdict.outcome != "same":
             print(f"{seed:>6} {verdict.outcome:<10} {verdict.reason}  [{', '.join(verdict.kinds)}]", flush=True)
     bad = {seed: verdict for seed, verdict in verdicts.items() if verdict.is_bad and shrinks}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for seed, small in zip(bad, pool.map(_shrunk, bad.items()), strict=True):
             print(f"\nseed {seed}: {small.outcome}: {small.reason}\n{small.source}", flush=True)
     counts = Counter(verdict.outcome for verdict in verdicts.values())

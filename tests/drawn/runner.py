@@ -36,9 +36,9 @@ def judged_source(source: str, seed: int, *, is_random: bool) -> Verdict:
 
 
 def judged_all(seeds: Iterable[int]) -> Iterator[tuple[int, Verdict]]:
-    """Judges the models of several seeds, as many at a time as there are cores; in order."""
+    """Judges the models of several seeds, as many at a time as there are cores for this process; in order."""
     seeds = list(seeds)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         yield from zip(seeds, pool.map(judged, seeds), strict=True)
 
 
