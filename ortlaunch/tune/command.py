@@ -20,6 +20,7 @@ from rich.console import Console
 from ortlaunch.base import exit_codes
 from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.free_memory import available
 from ortlaunch.base.locks import exclusive
 from ortlaunch.base.text import say
 from ortlaunch.check.command import look
@@ -27,7 +28,7 @@ from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, LocalConfig
-from ortlaunch.launch.memory.limit import available, parsed
+from ortlaunch.launch.memory.limit import parsed
 from ortlaunch.tracking import trackers
 from ortlaunch.tune import folder as folders
 from ortlaunch.tune.cell import Cell
@@ -119,7 +120,8 @@ def tuned(space: Space, options: argparse.Namespace, arguments: list[str], *, qu
         if not quiet:
             print(f"found on {done['date']}; --again measures anew\n", flush=True)
         return done
-    folder = found or folders.make(space.asked, key, arguments, space.cell)
+    make = folders.make if options.again else folders.found_or_made
+    folder = found or make(space.asked, key, arguments, space.cell)
     with exclusive(folder.path / folders.LOCK) as is_ours, _ended_in_order():
         if not is_ours:
             raise RequestError(f"{folder.path}: another process tunes the same there: wait for it, or --again")

@@ -56,6 +56,11 @@ def _lines(result: dict[str, Any]) -> list[str]:
         f"{result['trials_run']} trials of {len(result['trials'])} configurations in {result['seconds'] / 60:.1f} min; "
         f"samples/s over train.steps={result['steps']} with the start that the backend costs"
     )
+    if result.get("without_time"):
+        lines.append(
+            f"! {result['without_time']} of {result['without_time'] + len(result['trials'])} configurations had no "
+            "time: the same command with more --minutes goes on"
+        )
     if result["busy"]["trials"]:
         lines.append(
             f"! other processes had up to {result['busy']['most']:.0%} of the cores in {result['busy']['trials']} of "
