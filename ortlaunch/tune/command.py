@@ -22,7 +22,7 @@ from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
 from ortlaunch.base.locks import exclusive
-from ortlaunch.base.text import say
+from ortlaunch.base.text import counted, say
 from ortlaunch.check.command import look
 from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
@@ -181,9 +181,9 @@ class _Tuning:
 
     def _begun(self) -> str:
         space = self._space
-        goes_on = f"; going on after {len(self._notes) - 1} notes" if len(self._notes) > 1 else ""
+        goes_on = f"; going on after {counted(len(self._notes) - 1, 'note')}" if len(self._notes) > 1 else ""
         return (
-            f"{len(space.cells)} configurations for a global batch of {space.batch}, "
+            f"{counted(len(space.cells), 'configuration')} for a global batch of {space.batch}, "
             f"{self._options.minutes:g} min, {self._limit / 2**30:.2f} GiB for each trial{goes_on}\n"
             f"folder: {self._folder.path}"
         )
@@ -291,7 +291,7 @@ def _check(config: Config) -> None:
 
 def _listed(space: Space) -> str:
     cells = [f"  {cell}" for cell in space.cells]
-    head = f"{len(cells)} configurations for a global batch of {space.batch} would be searched:"
+    head = f"{counted(len(cells), 'configuration')} for a global batch of {space.batch} would be searched:"
     return "\n".join([head, *cells, *not_tried(grouped(space.refused))])
 
 

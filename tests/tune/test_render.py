@@ -41,6 +41,7 @@ def test_configurations_without_time_are_counted_and_the_way_out_is_named() -> N
     text = read(0.5)
     assert "! 2 of 3 configurations had no time: the same command with more --minutes goes on\n" in text
     assert "not tried: 2 x no time for it in the minutes given\n" in text
+    assert " of 1 configuration in 0." in text
     assert "had no time" not in read(60)
 
 
