@@ -34,6 +34,8 @@ def test_a_killed_tuning_goes_on_to_a_winner_whose_job_runs(launch, start, lefto
     result = json.loads(second.stdout)
     assert Path(result["folder"]) == notes.parent
     assert notes.read_text().startswith(known)
+    keys = [json.loads(line)["key"] for line in notes.read_text().splitlines()]
+    assert len(set(keys)) == len(keys), "a trial was made twice"
     assert result["winner"]["backend"] == "eager"
     assert result["score"] > 0
     assert {trial["cell"]["trainer"] for trial in result["trials"]} >= {"ddp"}
