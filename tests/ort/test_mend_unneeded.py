@@ -192,3 +192,12 @@ def test_a_cell_whose_first_state_is_its_first_input(assert_parity: Any, kind: A
 
     torch.manual_seed(0)
     assert_parity(Model(), {"x": torch.randn(3, 4, 8)}, {"x": torch.randn(5, 4, 8)}, tolerance=5e-6)
+
+
+def test_two_batch_norms_without_parameters(assert_parity: Any) -> None:
+    """Their weights are equal constants, of which ONNX Runtime makes one."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential()
+    for _ in range(2):
+        model.extend([torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8, affine=False)])
+    assert_parity(model, {"input": torch.randn(6, 8)}, {"input": torch.randn(4, 8)}, tolerance=5e-5)

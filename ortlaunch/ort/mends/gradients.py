@@ -128,11 +128,11 @@ def stop_gradient(g: Any, value: Any) -> Any:
 
 
 def _separate_unwanted(graph: Any, wanted: set[str]) -> None:
-    """Gives ATen nodes a copy of each input whose gradient they write although nobody needs it.
+    """Gives nodes a copy of each input whose gradient they write although nobody needs it.
 
-    ONNX Runtime writes the gradients of all inputs of an ATen node, needed or not. Two such nodes with a common input
-    would both define its gradient. Inputs that are computed twice alike count as common: ONNX Runtime computes them
-    once.
+    ONNX Runtime writes the gradients of all inputs of an ATen node or a BatchNorm, needed or not. Two such nodes with a
+    common input would both define its gradient. Inputs that are computed twice alike count as common: ONNX Runtime
+    computes them once.
     """
     needing, seen = set(wanted), set()
     expressions = _Expressions(graph)
@@ -193,9 +193,12 @@ def _bytes(tensor: Any) -> bytes:
 
 
 def _differentiated_inputs(node: Any) -> list[int]:
-    """Returns the inputs of an ATen node for which its registered gradient writes a result."""
+    """Returns the inputs of a node for which its gradient writes a result whether it is needed or not."""
     from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
 
+    if node.op_type == "BatchNormInternal":
+        # Values, weight and bias.
+        return [0, 1, 2]
     if node.domain != _DOMAIN:
         return []
     texts = {a.name: a.s.decode() for a in node.attribute}
