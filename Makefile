@@ -130,11 +130,15 @@ bench-guards: $(INSTALLED)
 bench-estimate: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_estimate
 
-## bench-tune: ortlaunch tune on made machines of 10,000 cells beside random search, then on a small model beside its grid
+## bench-tune: ortlaunch tune on made machines of 10,000 cells beside random search, then on the measured grids of models
 bench-tune: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_tune made
-	$(BIN)/python -m tests.benchmarks.bench_tune real model=mlp device=cpu backend=eager trainer=ddp,single \
-		train.steps=5000 --hold=checkpointing
+	$(BIN)/python -m tests.benchmarks.bench_tune replay
+
+## bench-tune-grids: measures these grids on this machine, some hours; goes on where it was ended
+.PHONY: bench-tune-grids
+bench-tune-grids: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.bench_tune measure
 
 ## bench-malloc: step time with glibc's threshold for mappings pinned, over that with the one that it comes to by itself
 bench-malloc: $(INSTALLED)

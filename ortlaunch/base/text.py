@@ -47,6 +47,11 @@ def say(text: str, *, file: TextIO | None = None) -> None:
     print(printable_lines(without_secrets(text)), file=file or sys.stdout, flush=True)
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things: ``1 trial``, ``2,000 trials``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def json_text(document: Any, **options: Any) -> str:
     """A document as JSON with exact values, without secrets. Unprintable characters are escaped for the terminal."""
     text = json.dumps(hidden("", document), indent=2, ensure_ascii=False, **options)

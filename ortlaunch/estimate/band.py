@@ -5,10 +5,10 @@ The constants were fitted to measured runs; docs/estimate.md has the table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ortlaunch.launch.memory.band import MIB, Band
+from ortlaunch.launch.memory.band import COMPILER, MIB, Band, compilers
 
 
 def phase_band(backend: str, base: int, use: Mapping[str, int]) -> Band:
@@ -23,16 +23,22 @@ def phase_band(backend: str, base: int, use: Mapping[str, int]) -> Band:
     holes = process - tensors
     if backend == "ort":
         return _ort(base, tensors)
-    return Band(
+    eager = Band(
         low=int(0.95 * base) + tensors,
         middle=base + process,
         high=int(1.05 * (base + process)) + holes // 2,
     )
+    return _compile(eager, base, tensors) if backend == "compile" else eager
 
 
 def _ort(base: int, tensors: int) -> Band:
     # The export and the check at the start need a part that does not grow with the batch.
     return Band(base + tensors // 2, base + 140 * MIB + int(0.7 * tensors), base + 400 * MIB + 2 * tensors)
+
+
+def _compile(eager: Band, base: int, tensors: int) -> Band:
+    # Fused operations keep less than eager ones do. Compilers work beside the first step.
+    return Band(int(0.95 * base) + tensors // 2, eager.middle + COMPILER, eager.high + compilers() * COMPILER)
 
 
 def worst(bands: Mapping[str, Band]) -> tuple[str, Band]:
@@ -44,6 +50,17 @@ def worst(bands: Mapping[str, Band]) -> tuple[str, Band]:
     )
 
 
-def bands_of(backend: str, base: int, phases: Mapping[str, Any]) -> dict[str, Band]:
-    """The band of each phase of a trace, as `Trace.to_json` wrote it."""
-    return {name: phase_band(backend, base, use) for name, use in phases.items()}
+def bands_of(backends: Sequence[str], base: int, phases: Mapping[str, Any]) -> dict[str, Band]:
+    """The band of each phase of a trace, as `Trace.to_json` wrote it.
+
+    Args:
+        backends: the backend, or all that the run may take. Then the likely and the high figure are those of the one
+            that needs the most, and the low figure is of the one that needs the least.
+        base: bytes of the process without tensors.
+        phases: what the phases use, by name.
+    """
+    return {name: _any_of([phase_band(one, base, use) for one in backends]) for name, use in phases.items()}
+
+
+def _any_of(bands: Sequence[Band]) -> Band:
+    return Band(min(one.low for one in bands), max(one.middle for one in bands), max(one.high for one in bands))

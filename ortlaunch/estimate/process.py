@@ -18,6 +18,8 @@ import torch
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.processes import die_with_parent
+from ortlaunch.config.backends import why_no_ort
+from ortlaunch.config.candidates import possible
 from ortlaunch.config.load import load_config
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.launch.memory.request import Request
@@ -35,7 +37,7 @@ def main() -> None:
         torch.set_num_threads(1)
         for package in trainer_of(config.trainer).packages:
             importlib.import_module(package)
-        if config.backend.name == "ort":
+        if any(one.backend.name == "ort" for one in possible(config)) and why_no_ort("") is None:
             from ortlaunch.ort import session
 
             # A worker has it in memory, too.

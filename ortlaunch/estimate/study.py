@@ -11,7 +11,8 @@ import psutil
 from torch._subclasses import fake_tensor
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import Config, EagerConfig
+from ortlaunch.config.candidates import possible
+from ortlaunch.config.schema import AutoConfig, Config, EagerConfig
 from ortlaunch.estimate.band import bands_of, worst
 from ortlaunch.estimate.pretend import join_nobody
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
@@ -41,6 +42,9 @@ _SIGNS = ("data is not allocated", "data pointer", "FakeTensor", "() is not supp
 _NOTE_OF_ORT = (
     "ONNX Runtime's memory is not traced: the figures are factors on what eager PyTorch holds, with a wide band"
 )
+_NOTE_OF_AUTO = (
+    "backend=auto may take {}: the figures are those of whichever needs the most, of which only eager is traced"
+)
 _NO_CHANGE = "none of a smaller micro-batch and activation checkpointing is enough"
 _TRIALS = 4
 """Most traces in the search for a micro-batch."""
@@ -68,6 +72,7 @@ class Study:
         self._note = ""
         self._is_fake = True
         self._base = 0
+        self._possible = possible(config)
         self._calibration = Calibration.of(config)
         self._plain_bands: dict[tuple[bool, int], Band] = {}
         """What was traced, uncorrected, by whether activations are checkpointed and by the micro-batch."""
@@ -93,7 +98,7 @@ class Study:
             "batch_size": config.train.batch_size,
             "world_size": self._request.world_size,
             "method": "fake tensors" if self._is_fake else "a probe: one real step",
-            "note": self._note or (_NOTE_OF_ORT if config.backend.name == "ort" else ""),
+            "note": self._note or self._of_backend(),
             "workers": [self._worker(rank, asked) for rank in range(self._request.workers)],
             "machine": {
                 **total.to_json(),
@@ -109,6 +114,13 @@ class Study:
         if self._request.key and self._is_fake:
             store(self._request.key, estimate)
         return {**found, **neighbours, "uncalibrated": to_json(estimate)}
+
+    def _of_backend(self) -> str:
+        """What the figures say about a backend that is not traced."""
+        names = [one.backend.name for one in self._possible]
+        if isinstance(self._config.backend, AutoConfig) and len(names) > 1:
+            return _NOTE_OF_AUTO.format(f"{', '.join(names[:-1])} or {names[-1]}")
+        return _NOTE_OF_ORT if names == ["ort"] else ""
 
     def _asked(self) -> Trace:
         """The trace of the run as it is asked for; a probe if its model needs tensors with content.
@@ -161,7 +173,7 @@ class Study:
 
     def _bands(self, found: Trace, *, is_first: bool) -> dict[str, Band]:
         phases = {name: use for name, use in found.to_json()["phases"].items() if is_first or name != "end"}
-        return bands_of(self._config.backend.name, self._base, phases)
+        return bands_of([one.backend.name for one in self._possible], self._base, phases)
 
     def _plain_worker(self, found: Trace) -> int:
         """The likely peak of the first worker up to the end of the run, which its own measurement leaves out."""

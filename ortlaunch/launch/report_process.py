@@ -21,7 +21,7 @@ from rich.console import Console
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.own_code import last_frames, users_place
-from ortlaunch.base.processes import die_with_parent
+from ortlaunch.base.processes import be_first_to_die, die_with_parent
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config
 
@@ -177,7 +177,6 @@ def _yield_to_others() -> None:
     with contextlib.suppress(OSError):
         # Where the kernel groups processes by session, the priority counts only within this process's own session.
         Path("/proc/self/autogroup").write_text(str(_LOWEST_PRIORITY))
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    be_first_to_die()
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_DATA, (_BACKGROUND_BYTES, _BACKGROUND_BYTES))

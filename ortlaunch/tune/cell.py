@@ -63,7 +63,7 @@ class Outcome:
     peak_bytes: int = 0
     """The largest memory that the trial's processes had together."""
     others: float = 0.0
-    """Share of the machine's cores that other processes had meanwhile, from 0 to 1."""
+    """Share of the cores that a run may use which other processes had meanwhile, from 0 to 1."""
     reason: str = ""
     """Why there is no speed."""
     run: str = ""

@@ -20,14 +20,15 @@ from rich.console import Console
 from ortlaunch.base import exit_codes
 from ortlaunch.base.arguments import Parser
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.free_memory import available
 from ortlaunch.base.locks import exclusive
-from ortlaunch.base.text import say
+from ortlaunch.base.text import counted, say
 from ortlaunch.check.command import look
 from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, LocalConfig
-from ortlaunch.launch.memory.limit import available, parsed
+from ortlaunch.launch.memory.limit import parsed
 from ortlaunch.tracking import trackers
 from ortlaunch.tune import folder as folders
 from ortlaunch.tune.cell import Cell
@@ -119,7 +120,8 @@ def tuned(space: Space, options: argparse.Namespace, arguments: list[str], *, qu
         if not quiet:
             print(f"found on {done['date']}; --again measures anew\n", flush=True)
         return done
-    folder = found or folders.make(space.asked, key, arguments, space.cell)
+    make = folders.make if options.again else folders.found_or_made
+    folder = found or make(space.asked, key, arguments, space.cell)
     with exclusive(folder.path / folders.LOCK) as is_ours, _ended_in_order():
         if not is_ours:
             raise RequestError(f"{folder.path}: another process tunes the same there: wait for it, or --again")
@@ -179,9 +181,9 @@ class _Tuning:
 
     def _begun(self) -> str:
         space = self._space
-        goes_on = f"; going on after {len(self._notes) - 1} notes" if len(self._notes) > 1 else ""
+        goes_on = f"; going on after {counted(len(self._notes) - 1, 'note')}" if len(self._notes) > 1 else ""
         return (
-            f"{len(space.cells)} configurations for a global batch of {space.batch}, "
+            f"{counted(len(space.cells), 'configuration')} for a global batch of {space.batch}, "
             f"{self._options.minutes:g} min, {self._limit / 2**30:.2f} GiB for each trial{goes_on}\n"
             f"folder: {self._folder.path}"
         )
@@ -289,7 +291,7 @@ def _check(config: Config) -> None:
 
 def _listed(space: Space) -> str:
     cells = [f"  {cell}" for cell in space.cells]
-    head = f"{len(cells)} configurations for a global batch of {space.batch} would be searched:"
+    head = f"{counted(len(cells), 'configuration')} for a global batch of {space.batch} would be searched:"
     return "\n".join([head, *cells, *not_tried(grouped(space.refused))])
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import psutil
 
 import ortlaunch
 from ortlaunch.base.files import replace_text
+from ortlaunch.base.locks import exclusive
 from ortlaunch.base.reading import read_json
+from ortlaunch.base.user import user_cache
 from ortlaunch.config.devices import usable_cores, visible_gpus
 from ortlaunch.config.load import to_dict
 from ortlaunch.config.schema import Config
@@ -32,6 +35,9 @@ _PACKAGES = ("torch", "transformers", "deepspeed", "onnxruntime-training", "onnx
 _OF_SPEED = ("OMP_", "KMP_", "MKL_", "MALLOC_", "LD_PRELOAD")
 """Beginnings of environment variables that change the speed or the memory of a run."""
 _NOT_TUNED = ("experiment", "run_root", "name", "tracking", "trackers", "profile")
+_MAKING = "tune.lock"
+"""Held in the user's cache while a tuning's folder is looked for and made."""
+_MOST_SECONDS = 10.0
 _EXACT = 2**28
 """Sizes of memory are compared to a quarter of a GiB: the kernel of another boot keeps some for itself."""
 
@@ -101,6 +107,20 @@ def key_of(space: Space, limit: int | None, here: dict[str, Any]) -> str:
     cells = sorted(map(str, space.cells))
     content = json.dumps([settings, str(space.cell), cells, limit, here], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def found_or_made(config: Config, key: str, arguments: list[str], cell: Cell) -> TuneFolder:
+    """The folder of `find`, else that of `make`. Of two commands at the same moment, one makes it.
+
+    Raises:
+        RequestError: the folder cannot be made.
+    """
+    cache = user_cache()
+    # A cache that cannot be written has no lock, and then both may make one.
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+    with exclusive(cache / _MAKING, _MOST_SECONDS):
+        return find(config, key) or make(config, key, arguments, cell)
 
 
 def find(config: Config, key: str) -> TuneFolder | None:

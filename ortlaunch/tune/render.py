@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ortlaunch.base.tables import print_in_full_width
+from ortlaunch.base.text import counted
 
 _MOST_ROWS = 20
 _LONGEST = 110
@@ -53,9 +54,15 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 def _lines(result: dict[str, Any]) -> list[str]:
     lines = not_tried(result["not_tried"])
     lines.append(
-        f"{result['trials_run']} trials of {len(result['trials'])} configurations in {result['seconds'] / 60:.1f} min; "
+        f"{counted(result['trials_run'], 'trial')} of {counted(len(result['trials']), 'configuration')} in "
+        f"{result['seconds'] / 60:.1f} min; "
         f"samples/s over train.steps={result['steps']} with the start that the backend costs"
     )
+    if result.get("without_time"):
+        lines.append(
+            f"! {result['without_time']} of {result['without_time'] + len(result['trials'])} configurations had no "
+            "time: the same command with more --minutes goes on"
+        )
     if result["busy"]["trials"]:
         lines.append(
             f"! other processes had up to {result['busy']['most']:.0%} of the cores in {result['busy']['trials']} of "

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from ortlaunch.tune.cell import Cell, Outcome
-from ortlaunch.tune.schedule import Finding, interval_of
+from ortlaunch.tune.schedule import NO_TIME, Finding, interval_of
 from ortlaunch.tune.space import Space
 
 _BUSY = 0.1
@@ -37,6 +37,7 @@ def report_of(finding: Finding, space: Space, work: float) -> dict[str, Any]:
         "speedup": finding.score / finding.asked_score if finding.asked_score and finding.score else None,
         "ties": [dict(cell.values) for cell in finding.ties],
         "trials": _trials(finding, work),
+        "without_time": sum(reason == NO_TIME for reason in finding.pruned.values()),
         "not_tried": grouped(space.refused | finding.pruned),
         "trials_run": sum(map(len, finding.measured.values())),
         "cells": len(space.cells) + len(space.refused),

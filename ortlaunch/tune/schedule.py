@@ -22,6 +22,10 @@ from ortlaunch.tune.pruning import Pruner
 Trial = Callable[[Cell, Effort], Outcome]
 Interval = tuple[float, float]
 
+NO_TIME = "no time for it in the minutes given"
+"""Why a cell was not tried that more minutes would have tried."""
+NO_GAIN = "the trials let expect no gain of it"
+"""Why a cell was not tried that might have been."""
 FINALISTS = 3
 LEAST_ROUNDS = 3
 _MOST_ROUNDS = 8
@@ -225,8 +229,8 @@ class Schedule:
             return "only of use if the same without checkpointing does not fit, which was not tried"
         good = {one: score for one, score in self._scores.items() if score > 0}
         if self._spent >= self._search_until or len(good) < 2:
-            return "no time for it in the minutes given"
-        return "the trials let expect no gain of it"
+            return NO_TIME
+        return NO_GAIN
 
     # Longer trials and rounds.
 

@@ -11,7 +11,8 @@ from typing import Any
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device, usable_cores
-from ortlaunch.config.schema import GROUPS, Config, Device, OptimizerConfig, Precision
+from ortlaunch.config.precisions import BACKENDS
+from ortlaunch.config.schema import GROUPS, AutoConfig, Config, Device, OptimizerConfig, Precision
 from ortlaunch.config.trainers import TRAINERS
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.tune.cell import Cell, Value
@@ -22,6 +23,7 @@ AXES = (BACKEND, TRAINER, WORKERS, MICRO, CHECKPOINTING)
 """The axes that are searched unless they are held."""
 FREE = ("batch", PRECISION, OPTIMIZER)
 """What is the same learning unless it is freed."""
+_AUTO = AutoConfig().name
 _BUCKETS, _KEEP = "ddp-buckets", "fsdp-keep"
 _LARGER = 4
 """How much larger the other bucket size of ddp is."""
@@ -47,6 +49,11 @@ class Space:
 
     def __post_init__(self) -> None:
         config = self.asked
+        if _AUTO in (config.backend.name, *self.words.given.get(BACKEND, [])):
+            raise RequestError(
+                f"backend={_AUTO}: tune measures the backends itself: name those to search, such as "
+                f"backend={','.join(BACKENDS)}"
+            )
         self.workers = launcher_of(config).workers_per_node(config)
         self.batch = config.train.batch_size * config.train.grad_accumulation * self.workers
         """Samples of an optimizer step as asked."""
@@ -168,7 +175,7 @@ class Space:
         """The values of each axis; those of the micro-batch depend on the workers."""
         config, given, asked = self.asked, self.words.given, dict(self.cell.values)
         everything: dict[str, list[Value]] = {
-            BACKEND: [*GROUPS["backend"]],
+            BACKEND: [*BACKENDS],
             TRAINER: [label for name in TRAINERS for label in self._labels(name)],
             WORKERS: [*self._worker_counts()],
             MICRO: [],
@@ -203,7 +210,7 @@ class Space:
             axes[TRAINER] = [one for one in axes[TRAINER] if one in allowed or not str(one).startswith("zero")]
         for axis, key in ((BACKEND, "backend"), (PRECISION, "train.precision"), (OPTIMIZER, "optimizer")):
             if axis in axes and axis in given:
-                known = [*GROUPS["backend"], "default"] if axis == BACKEND else axes[axis]
+                known = [*BACKENDS, "default"] if axis == BACKEND else axes[axis]
                 if wrong := [one for one in given[axis] if one not in known]:
                     raise RequestError(f"{key}={wrong[0]}: must be one of {', '.join(map(str, known))}")
                 names = [self.asked.backend.name if one == "default" else one for one in given[axis]]

@@ -15,14 +15,13 @@ from typing import Literal
 
 import psutil
 
-from ortlaunch.base.processes import die_with_parent
+from ortlaunch.base.processes import be_first_to_die, die_with_parent
 
 _LOOK_SECONDS = 0.2
 _FAMILY_SECONDS = 1.0
 """How often new descendants are looked for, which takes longer than to read the memory of those that are known."""
 _GRACE_SECONDS = 10.0
 """How long the process may take to write down the end of what it started, after that was killed."""
-_FIRST_TO_DIE = 1000
 
 
 End = Literal["by itself", "time-out", "out of memory", "enough"]
@@ -38,7 +37,7 @@ class Watched:
     peak_bytes: int
     """The largest memory of the process and its descendants together, looked at five times a second."""
     others: float
-    """Share of the machine's cores that other processes had meanwhile, from 0 to 1."""
+    """Share of the cores that this process may use which others had meanwhile, from 0 to 1."""
 
 
 def watch(
@@ -107,9 +106,8 @@ def _memory(family: list[psutil.Process]) -> int:
 
 def _prepare() -> None:
     die_with_parent()
-    # If the machine runs out of memory, the kernel ends a trial and not what else runs here.
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(_FIRST_TO_DIE))
+    # The kernel ends a trial and not what else runs here.
+    be_first_to_die()
 
 
 def _still_runs(process: subprocess.Popen[bytes]) -> bool:
@@ -161,11 +159,18 @@ def _kill(processes: list[psutil.Process]) -> None:
 
 
 def _core_seconds() -> tuple[float, float]:
-    """Busy seconds of all cores since the machine's start, those that a hypervisor took among them, and all seconds."""
-    times = psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0)
-    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    return total - idle, total
+    """Busy seconds of the cores that this process may use, and all seconds, since the machine's start.
+
+    Seconds that a hypervisor took count as busy.
+    """
+    cores, own = psutil.cpu_times(percpu=True), os.sched_getaffinity(0)
+    busy = everything = 0.0
+    # Where containers hide cores, their numbers do not tell which are there.
+    for times in [cores[number] for number in own] if max(own) < len(cores) else cores:
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        busy += total - times.idle - getattr(times, "iowait", 0.0)
+        everything += total
+    return busy, everything
 
 
 def _of_children() -> float:

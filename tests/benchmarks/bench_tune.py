@@ -4,36 +4,28 @@
 hangs, then over made machines of 48 cells. Nothing is trained; a trial's seconds are only counted.
 ``ORTLAUNCH_TUNE_SEEDS`` (10) and ``ORTLAUNCH_TUNE_MINUTES`` (10,30,60) choose how many machines and which budgets.
 
-``python -m tests.benchmarks.bench_tune real KEY=VALUE ...`` tunes a model here, then runs every cell of the same space
-three times in rounds (``ORTLAUNCH_TUNE_ROUNDS``). It prints how near the winner is to the best of the grid, and what
-share of the grid's time the tuning took. Give it a space of few cells: each takes a minute.
+``python -m tests.benchmarks.bench_tune measure [NAME ...]`` measures every cell of the grids of `tune_grids` by trials
+of its own, three times in rounds (``ORTLAUNCH_TUNE_ROUNDS``), and keeps them as JSON. It goes on where it was ended;
+``ORTLAUNCH_TUNE_MINUTES`` ends it. ``replay [NAME ...]`` searches these grids with ten seeds.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
-from typing import Any
+import time
 
-from ortlaunch.compose.hydra_tree import compose
-from ortlaunch.compose.prepare import prepared
-from ortlaunch.config.load import to_config
-from ortlaunch.tune.cell import Cell, Effort, Value
+from ortlaunch.tune.cell import Value
 from ortlaunch.tune.schedule import Schedule
-from ortlaunch.tune.space import Space
-from ortlaunch.tune.trial import Trials
-from ortlaunch.tune.words import taken_apart
+from tests.benchmarks.tune_grids import GRIDS, ROUNDS, Grid
 from tests.tune.objective import START, Machine
 
-_ROUNDS = int(os.environ.get("ORTLAUNCH_TUNE_ROUNDS", "3"))
 _SECONDS = 6.0
 _SHARE = 0.35
+_BEFORE_THE_END = 0.8
+"""Share of that for the search; the last measurements come beyond its budget."""
+_NEAR = 0.97
 SMALL: dict[str, list[Value]] = {
     "backend": ["eager", "compile", "ort"],
     "workers": [1, 2],
@@ -64,7 +56,7 @@ def small() -> None:
     seeds = range(int(os.environ.get("ORTLAUNCH_TUNE_SEEDS", "10")))
     for seed in seeds:
         machine = Machine(seed, SMALL, noise=0.02, failing=0.0, hanging=0.0)
-        grid = len(machine.cells) * _ROUNDS * (START + _SECONDS)
+        grid = len(machine.cells) * ROUNDS * (START + _SECONDS)
         finding = Schedule(machine.plan(_SHARE * grid)).run()
         assert finding.winner is not None
         shares.append(machine.speed(finding.winner) / machine.speed(machine.best()))
@@ -84,57 +76,41 @@ def _found(seed: int, budget: float) -> tuple[float, int, float, int, float]:
     return speed / best, len(machine.trials), by_chance / best, len(other.trials), finding.score / speed
 
 
-def real(words: list[str]) -> None:
-    """Tunes, measures the grid, and prints the winner beside the grid's best."""
-    with tempfile.TemporaryDirectory(prefix="ortlaunch-bench-tune-") as name:
-        folder = Path(name)
-        keys = [word for word in words if not word.startswith("--")]
-        options = [word for word in words if word.startswith("--")]
-        keys += [f"run_root={folder}", "tracking=none"]
-        tuned = _tuned([*keys, *options])
-        grid, seconds = _grid(keys, options, folder)
-    best = max(grid, key=lambda cell: statistics.median(grid[cell]))
-    winner = next(cell for cell in grid if dict(cell.values) == tuned["winner"])
-    share = statistics.median(grid[winner]) / statistics.median(grid[best])
-    for cell in sorted(grid, key=lambda cell: -statistics.median(grid[cell])):
-        print(f"{statistics.median(grid[cell]):12,.1f} ({min(grid[cell]):,.1f} to {max(grid[cell]):,.1f})  {cell}")
-    print(f"winner: {winner}: {share:.3f} of the grid's best, {best}")
-    print(f"{tuned['seconds']:.0f} s of trials, {tuned['seconds'] / seconds:.0%} of the {seconds:.0f} s of the grid")
+def measure(names: list[str]) -> None:
+    """Measures the grids of real models, and goes on where an earlier call was ended."""
+    minutes = float(os.environ.get("ORTLAUNCH_TUNE_MINUTES", "inf"))
+    until = time.monotonic() + 60 * minutes
+    for name in names or GRIDS:
+        if not Grid.of(name).measure(until):
+            print(f"{name}: the minutes are over; the same command goes on")
 
 
-def _tuned(words: list[str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "ortlaunch", "tune", *words, "--again", "--format=json"]
-    result: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    return result
-
-
-def _grid(words: list[str], options: list[str], folder: Path) -> tuple[dict[Cell, list[float]], float]:
-    """The scores of each cell in each round, and the seconds of all."""
-    taken = taken_apart(words, [])
-    hold = [name for word in options if word.startswith("--hold=") for name in word.partition("=")[2].split(",")]
-    config = prepared(to_config(compose(taken.composed)))
-    space = Space(config, taken, (), tuple(name.replace("-", "_") for name in hold))
-    (folder / "grid" / "ended").mkdir(parents=True)
-    (folder / "grid" / "tasks").mkdir()
-    numbers = iter(range(10**6))
-    trials = Trials(space, folder / "grid", None, lambda: next(numbers), lambda run: None)
-    work = float(config.train.steps * space.batch)
-    found: dict[Cell, list[float]] = {}
-    rates: dict[Cell, float] = {}
-    seconds = 0.0
-    for number in range(_ROUNDS):
-        for cell in space.cells:
-            rate = rates.get(cell) or (statistics.median(rates.values()) if rates else None)
-            outcome = trials.run(cell, Effort("round", number, _SECONDS, rate, math.inf))
-            seconds += outcome.seconds
-            rates |= {cell: outcome.rate} if outcome.ok else {}
-            found.setdefault(cell, []).append(outcome.score(work))
-    return found, seconds
+def replay(names: list[str]) -> None:
+    """Prints what the search finds on each grid that was measured: the winner beside the best, and what it cost."""
+    seeds = range(int(os.environ.get("ORTLAUNCH_TUNE_SEEDS", "10")))
+    for name in names or GRIDS:
+        grid = Grid.of(name)
+        if left := len(list(grid.missing())):
+            print(f"{name}: {left} trials of its grid are missing (bench_tune measure {name})")
+            continue
+        found = [grid.replayed(seed, _SHARE * _BEFORE_THE_END * grid.seconds()) for seed in seeds]
+        good = sum(one.share >= _NEAR or one.is_inside for one in found)
+        costs = [one.cost for one in found]
+        print(
+            f"{name}: {len(grid.space.cells)} cells, {ROUNDS} rounds, {grid.seconds():.0f} s, "
+            f"noise {grid.noise():.1%}\n"
+            f"  within 3 % of the best or inside its measurements: {good} of {len(found)}, "
+            f"least {min(one.share for one in found):.3f}\n"
+            f"  cost {statistics.median(costs):.0%} of the grid's, most {max(costs):.0%}; "
+            f"best cell left out by a rule: {sum(one.is_best_pruned for one in found)}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["real"]:
-        real(sys.argv[2:])
+    parts = {"measure": measure, "replay": replay}
+    if sys.argv[1:2] and sys.argv[1] in parts:
+        parts[sys.argv[1]](sys.argv[2:])
     else:
         made()
         small()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.estimate.band import phase_band, worst
+from ortlaunch.estimate.band import bands_of, phase_band, worst
 from ortlaunch.estimate.study import _next_size
 from ortlaunch.launch.memory.band import Band, times, verdict
 from ortlaunch.launch.memory.limit import parsed
@@ -21,10 +21,20 @@ def test_the_verdict_asks_for_the_whole_band(limit: int | None, word: str) -> No
     assert verdict(Band(90, 100, 120), limit) == word
 
 
-@pytest.mark.parametrize("backend", ["eager", "ort"])
+@pytest.mark.parametrize("backend", ["eager", "compile", "ort"])
 def test_a_band_is_in_order(backend: str) -> None:
     band = phase_band(backend, GIB, {"tensors": GIB, "process": GIB + GIB // 4})
     assert GIB < band.low <= band.middle <= band.high
+
+
+def test_what_may_take_several_backends_has_the_memory_of_the_worst() -> None:
+    phases = {"step": {"tensors": GIB, "process": GIB + GIB // 4}, "end": {"tensors": 0, "process": 0}}
+    single = {name: bands_of([name], GIB, phases) for name in ("eager", "compile", "ort")}
+    for phase, band in bands_of(list(single), GIB, phases).items():
+        assert band.high == max(one[phase].high for one in single.values())
+        assert band.middle == max(one[phase].middle for one in single.values())
+        # A run "does not fit" only if none of them does.
+        assert band.low == min(one[phase].low for one in single.values())
 
 
 def test_the_worst_phase_covers_the_others() -> None:

@@ -50,6 +50,22 @@ def test_ddp_keeps_its_buckets_and_every_worker_is_counted(tmp_path: Path) -> No
 
 
 @pytest.mark.nightly
+@pytest.mark.ort
+def test_a_fits_holds_for_whatever_backend_is_chosen(tmp_path: Path) -> None:
+    words = ("model=gpt2_nano", "train.batch_size=64", "device=cpu", "trainer=single", "--quick")
+    eager, ort, auto = (
+        estimated(tmp_path, f"backend={one}", *words, "--memory=64GiB") for one in ("eager", "ort", "auto")
+    )
+    assert "backend=auto may take eager, compile or ort" in auto["note"]
+    highs = [one["machine"]["high_bytes"] for one in (eager, ort, auto)]
+    assert highs[0] < highs[1] <= 1.05 * highs[2]
+    # Between eager's high figure and that of the worst candidate, eager alone would fit.
+    between = (highs[0] + highs[2]) // 2 // 2**20
+    assert estimated(tmp_path, "backend=eager", *words, f"--memory={between}MiB")["verdict"] == "fits"
+    assert estimated(tmp_path, "backend=auto", *words, f"--memory={between}MiB", code=1)["verdict"] == "tight"
+
+
+@pytest.mark.nightly
 def test_a_model_that_branches_on_its_data_is_probed(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(BRANCHES)
     words = ("model=factory", "model.target=nets:Net", "data=digits", "trainer=single", *WORDS[1:], "--memory=100MiB")

@@ -9,6 +9,12 @@ from pathlib import Path
 import pytest
 
 from ortlaunch.base.user import user_cache
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.devices import usable_cores
+from ortlaunch.config.load import to_config
+from ortlaunch.trainer.auto import kind
+from ortlaunch.trainer.auto.rates import Rates
 from tests.support.runs import journal
 
 SMALL = ("model=mlp", "trainer=single", "train.log_every=1", "tracking=none")
@@ -37,7 +43,14 @@ def teach(path: Path, **step_seconds: float) -> None:
     rated = {
         name: {"step_seconds": one, "start_seconds": 1.0, "time": time.time()} for name, one in step_seconds.items()
     }
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"backends": rated}))
+
+
+def rates_of(*words: str, workers: int = 1) -> Path:
+    """The file of the cache about runs of these words."""
+    config = prepared(to_config(compose(list(words))))
+    return Rates(kind.facts(config, world_size=workers, threads=max(1, usable_cores() // workers))).path
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +73,64 @@ def test_a_short_run_stays_with_eager_says_so_and_leaves_its_rate(launch, tmp_pa
     (found,) = rates().values()
     assert list(found["backends"]) == ["eager"]
     assert 0 < found["backends"]["eager"]["step_seconds"] < found["backends"]["eager"]["start_seconds"]
+
+
+def test_without_onnxruntime_training_it_goes_on_and_says_so_in_one_line(launch, tmp_path, monkeypatch):
+    stub = tmp_path / "site" / "onnxruntime"
+    stub.mkdir(parents=True)
+    (stub / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(stub.parent))
+    result = launch(tmp_path, *SMALL, "backend=auto", "train.steps=6")
+    assert result.returncode == 0, result.report
+    assert len(result.losses) == 6
+    (line,) = [one for one in result.stdout.splitlines() if "onnxruntime-training" in one]
+    assert line.startswith("backend=auto begins with eager: no backend has been measured for it on this machine; ")
+    assert line.endswith(
+        "; without ort: it needs onnxruntime-training, and the installed onnxruntime has no training part"
+    )
+    assert result.stderr == ""
+
+
+@pytest.mark.ort
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("words", "workers", "taken"),
+    [
+        (["trainer=deepspeed", "trainer.zero_stage=0"], 1, "ort"),
+        (["trainer=deepspeed", "trainer.zero_stage=1"], 2, "ort"),
+        (["trainer=ddp", "train.grad_accumulation=2"], 1, "ort"),
+        (["trainer=fsdp"], 2, "eager"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else None,
+)
+def test_every_trainer_takes_the_fastest_of_what_it_goes_with(launch, tmp_path, words, workers, taken):
+    words = (*SMALL, *words, f"launcher.workers_per_node={workers}", "backend=auto", "train.steps=6")
+    teach(rates_of(*words, workers=workers), eager=0.01, compile=0.1, ort=0.001)
+    result = launch(tmp_path, *words)
+    assert result.returncode == 0, result.report
+    assert f"backend=auto takes {taken}: " in result.stdout
+    assert result.tags["ortlaunch.backend"] == taken
+    assert result.tags["ortlaunch.ort_active"] == str(taken == "ort").lower()
+    assert len(result.losses) == 6
+    rule = "; without ort: backend=ort does not go with trainer=fsdp"
+    assert (rule in result.tags["ortlaunch.backend_reason"]) == (taken == "eager")
+
+
+@pytest.mark.ort
+@pytest.mark.nightly
+def test_a_run_that_is_resumed_by_another_number_of_workers_keeps_its_backend(launch, tmp_path):
+    words = ("model=mlp", "trainer=ddp", "train.log_every=1", "tracking=none", "backend=auto", "train.steps=4")
+    words = (*words, "launcher.workers_per_node=2", "train.checkpoint_every=2")
+    teach(rates_of(*words, workers=2), eager=0.01, compile=0.1, ort=0.001)
+    first = launch(tmp_path, *words)
+    assert "backend=auto takes ort: " in first.stdout, first.report
+    # For one worker eager is known to be the fastest. What the run is made of stays all the same.
+    teach(rates_of(*words, workers=1), eager=0.001, compile=0.1, ort=0.01)
+    one = ("launcher.workers_per_node=1", "train.steps=6")
+    resumed = launch(tmp_path, "resume", str(first.run_dir), *one)
+    assert resumed.returncode == 0, resumed.report
+    assert "backend=auto keeps ort, which this run has begun with" in resumed.stdout
+    assert {5, 6} <= set(resumed.losses)
 
 
 @pytest.mark.ort

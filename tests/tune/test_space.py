@@ -73,6 +73,12 @@ def test_a_key_holds_its_axis(words: list[str], axis: str, left: set[str]) -> No
     assert values(space(*plain, *words), axis) == left
 
 
+def test_every_backend_is_looked_at_but_the_one_that_is_a_choice_among_them() -> None:
+    found = space("trainer=single")
+    looked_at = {cell["backend"] for cell in [*found.cells, *found.refused]}
+    assert looked_at == {"eager", "compile", "ort"}
+
+
 def test_held_axes_keep_what_was_asked_for() -> None:
     found = space("backend=eager", hold=("trainer", "micro_batch", "checkpointing"))
     assert found.cells == [found.cell, found.cell.having(workers=2)]
@@ -125,6 +131,8 @@ def test_the_winner_is_a_ready_job_and_a_command_that_compose_to_it(tmp_path: Pa
         (["optimizer=adamw,sgd"], "add --free=optimizer"),
         (["trainer=ddp,dpp"], "trainer=dpp"),
         (["backend=eager,egaer"], "backend=egaer: must be one of"),
+        (["backend=auto"], "backend=auto: tune measures the backends itself: name those to search"),
+        (["backend=eager,auto"], "backend=auto: tune measures the backends itself"),
         (["launcher.workers_per_node=2,x"], "launcher.workers_per_node=x"),
         (["train.activation_checkpointing=false,perhaps"], "must be true or false"),
         (["--minutes", "0"], "--minutes"),

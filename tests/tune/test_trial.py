@@ -14,7 +14,7 @@ from ortlaunch.run.making import make_run_folder
 from ortlaunch.run.run import Run
 from ortlaunch.tune.cell import Effort
 from ortlaunch.tune.trial import outcome_of
-from ortlaunch.tune.watched import End, Watched, watch
+from ortlaunch.tune.watched import End, Watched, _core_seconds, watch
 
 EFFORT = Effort("short", 0, 2.0, None, 60.0)
 GIB = 2**30
@@ -53,6 +53,19 @@ def test_a_process_that_ends_is_left_alone(tmp_path: Path, monkeypatch: pytest.M
     assert (found.ended, found.code) == ("by itself", 3)
     assert (tmp_path / "log").read_text() == "7\n"
     assert 0.0 <= found.others <= 1.0
+
+
+def test_only_the_cores_that_may_be_used_count_as_taken_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = psutil.cpu_times()
+    idle, busy = (times._replace(**(dict.fromkeys(times._fields, 0.0) | {name: 10.0})) for name in ("idle", "user"))
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: [idle, busy])
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+    assert _core_seconds() == (0.0, 10.0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    assert _core_seconds() == (10.0, 20.0)
+    # A container shows two cores, and the process may use one with a higher number.
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {7})
+    assert _core_seconds() == (10.0, 20.0)
 
 
 def test_memory_counts_descendants_and_all_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.user import user_cache
-from ortlaunch.config.schema import Config
+from ortlaunch.config.candidates import possible
+from ortlaunch.config.schema import AutoConfig, Config
 from ortlaunch.launch.memory.band import Band
 from ortlaunch.launch.memory.cache import count, read_own, write_own
 from ortlaunch.launch.memory.question import family_key
@@ -59,17 +60,27 @@ class Correction:
 class Calibration:
     """The measurements for one model, backend, trainer and precision on this machine."""
 
-    def __init__(self, points: dict[str, tuple[int, int]]) -> None:
+    def __init__(self, points: dict[str, tuple[int, int]], *, may_narrow: bool = True) -> None:
         """
         Args:
             points: the estimated and the measured bytes of a worker for each configuration, by its key.
+            may_narrow: whether many of them make a band narrower.
         """
         self._points = points
+        self._may_narrow = may_narrow
 
     @classmethod
     def of(cls, config: Config) -> Calibration:
-        """What is known for a run; nothing if the file is missing, foreign or damaged."""
-        return cls(_points(read_own(_file(config), _LARGEST)))
+        """What is known for a run; nothing if the file is missing, foreign or damaged.
+
+        With ``backend=auto`` these are the measurements of all backends that it may take. However many runs took the
+        smallest one, the next may take another: its band becomes no narrower.
+        """
+        is_open = isinstance(config.backend, AutoConfig)
+        points: dict[str, tuple[int, int]] = {}
+        for one in (config, *(possible(config) if is_open else ())):
+            points |= _points(read_own(_file(one), _LARGEST))
+        return cls(points, may_narrow=not is_open)
 
     def near(self, estimated: int) -> Correction:
         """What is known for an estimate of this size.
@@ -85,7 +96,7 @@ class Calibration:
             for predicted, measured in self._points.values()
             if 1 / _NEAR <= predicted / estimated <= _NEAR
         ]
-        if len(near) >= ENOUGH:
+        if self._may_narrow and len(near) >= ENOUGH:
             return Correction(len(near), statistics.median(near), min(near), max(near), narrows=True)
         return Correction(len(ratios), max(1.0, statistics.median(ratios)), min(ratios), max(ratios))
 

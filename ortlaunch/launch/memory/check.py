@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.free_memory import available
 from ortlaunch.base.text import say
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import CompileConfig, Config, Device, MemoryCheck
@@ -21,7 +22,7 @@ from ortlaunch.launch.memory import cache
 from ortlaunch.launch.memory.band import Band, size
 from ortlaunch.launch.memory.cache import Estimate
 from ortlaunch.launch.memory.calibration import Calibration, learn
-from ortlaunch.launch.memory.limit import HERE, available, limit_of
+from ortlaunch.launch.memory.limit import HERE, limit_of
 from ortlaunch.launch.memory.plain import bound
 from ortlaunch.launch.memory.question import Question
 from ortlaunch.launch.memory.request import Request

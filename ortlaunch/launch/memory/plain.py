@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ortlaunch.config.candidates import possible
 from ortlaunch.config.schema import Config
-from ortlaunch.launch.memory.band import MIB
+from ortlaunch.launch.memory.band import COMPILER, MIB, compilers
 from ortlaunch.launch.memory.question import PLAIN_DATA
 
 PROCESS = 1200 * MIB
@@ -46,7 +47,9 @@ def bound(config: Config, workers: int) -> int | None:
         return None  # Another parameter, or a value that the model itself refuses.
     tensors = _FP32 * (_COPIES * parameters + _ACTIVATIONS * config.train.batch_size * kept)
     held_out = 16 * config.train.eval_samples * int(getattr(config.data, "seq_len", _PIXELS))
-    return workers * (PROCESS + (_OF_ORT if config.backend.name == "ort" else 1) * tensors + held_out)
+    backends = {one.backend.name for one in possible(config)}
+    compiling = compilers() * COMPILER if "compile" in backends else 0
+    return workers * (PROCESS + compiling + (_OF_ORT if "ort" in backends else 1) * tensors + held_out)
 
 
 def _transformer(width: str, layers: str, heads: str, wide: str | None, others: tuple[str, ...]) -> Callable[..., Any]:

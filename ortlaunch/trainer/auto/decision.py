@@ -81,7 +81,7 @@ def begin(known: Mapping[str, Rate], refused: Mapping[str, str], steps: int) -> 
     if fit == ("eager",):
         return Choice("eager", f"no other backend can run it{without}", is_final=True)
     if not totals:
-        return Choice("eager", "no backend has been measured for it on this machine", is_final=False)
+        return Choice("eager", f"no backend has been measured for it on this machine{without}", is_final=False)
     best = _shortest(totals)
     if "eager" not in totals and (known[best].start_seconds or 0.0) > totals[best] / 2:
         why = f"{best} would start for longer than it trains, and eager has not been measured on this machine"

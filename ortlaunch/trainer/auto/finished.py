@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ortlaunch.config import candidates
 from ortlaunch.trainer.auto import kind
 from ortlaunch.trainer.auto.decision import Rate
 from ortlaunch.trainer.auto.lives import life
@@ -23,7 +24,7 @@ def note_rate(context: RunContext, trained: Trained) -> None:
     seconds = summary.get("summary/step_seconds_p50")
     if seconds is None or summary.get("summary/steady_steps", 0.0) < _LEAST_STEPS:
         return
-    if not kind.is_plain(config.backend) or config.profile is not None:
+    if not candidates.is_plain(config.backend) or config.profile is not None:
         return
     if config.backend.name == "ort" and not trained.parts.backend.is_active:
         return

@@ -1,4 +1,4 @@
-"""What a rate depends on: the facts that make two runs be of one kind, and the backends that cannot run a kind."""
+"""What a rate depends on: the facts that make two runs be of one kind."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ import torch
 
 import ortlaunch
 from ortlaunch.base.reading import read_bytes
-from ortlaunch.config.backends import why_no_ort
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import to_dict
-from ortlaunch.config.precisions import Cell, cell_name
-from ortlaunch.config.schema import BackendConfig, CompileConfig, Config, EagerConfig, OrtConfig
-from ortlaunch.trainer.auto.decision import BACKENDS
+from ortlaunch.config.schema import Config
 from ortlaunch.trainer.system_info import device_name
 
-_PLAIN: dict[str, type[BackendConfig]] = {"eager": EagerConfig, "compile": CompileConfig, "ort": OrtConfig}
 _OF_TRAIN = (
     *("batch_size", "grad_accumulation", "precision", "clip_grad_norm", "activation_checkpointing"),
     *("deterministic", "tf32", "gc_every"),
@@ -55,29 +51,6 @@ def facts(config: Config, *, world_size: int, threads: int) -> dict[str, Any]:
         "machine": [device.value, device_name(torch.device(device.value)), len(os.sched_getaffinity(0))],
         "versions": [platform.python_version(), ortlaunch.__version__, *_versions()],
     }
-
-
-def plain_backend(name: str) -> BackendConfig:
-    """The configuration of a backend with its default keys."""
-    return _PLAIN[name]()
-
-
-def is_plain(backend: BackendConfig) -> bool:
-    """Whether a configured backend has its default keys, so that its rate is that of ``backend=auto``."""
-    return backend.name in _PLAIN and backend == plain_backend(backend.name)
-
-
-def refused(config: Config) -> dict[str, str]:
-    """The backends that cannot run a configuration by the rules or for want of a package, with the reason."""
-    device, trainer = resolve_device(config.device), cell_name(config.trainer)
-    found = {}
-    for name in BACKENDS:
-        refusal = Cell(name, trainer, config.train.precision, device).refusal
-        if refusal is not None:
-            found[name] = refusal.partition(":")[0].partition(". ")[0]
-    if "ort" not in found and (why := why_no_ort("it")) is not None:
-        found["ort"] = why
-    return found
 
 
 def _sources(config: Config) -> list[str]:

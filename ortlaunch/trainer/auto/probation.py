@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import torch
 
+from ortlaunch.base.free_memory import available
 from ortlaunch.config.schema import TrainConfig
 from ortlaunch.trainer.auto.decision import Choice, Plan, Rate, conclude, plan_trials
 from ortlaunch.trainer.auto.selection import Selection
@@ -180,10 +181,10 @@ class Probation:
         )
 
     def _has_room(self) -> bool:
-        """Whether the memory of every machine has room for the workers of a trial."""
+        """Whether every machine, within its control group, has room for the workers of a trial."""
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         needed = _ROOM * psutil.Process().memory_info().rss * here
-        return bool(self._workers.gather([float(psutil.virtual_memory().available > needed)]).min() > 0)
+        return bool(self._workers.gather([float(available() > needed)]).min() > 0)
 
     def _settle(self, reason: str) -> None:
         self._selection.settle(Choice(self._selection.backend, reason, is_final=True), self._context.journal)

@@ -18,6 +18,7 @@ from typing import Any
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
 from ortlaunch.base.reading import read_json
+from ortlaunch.config import candidates
 from ortlaunch.config.backends import require_ort
 from ortlaunch.config.schema import AutoConfig, Config
 from ortlaunch.run.journal import Journal
@@ -66,7 +67,7 @@ class Selection:
             kind.facts(config, world_size=int(os.environ["WORLD_SIZE"]), threads=int(os.environ["OMP_NUM_THREADS"]))
         )
         self._failed = self._failed_before()
-        self.refused = kind.refused(config) | {one.backend: f"it failed: {one.reason}" for one in self._failed}
+        self.refused = candidates.refused(config) | {one.backend: f"it failed: {one.reason}" for one in self._failed}
         self._is_kept = False
         """Whether an earlier start of the run has chosen."""
         self.choice = self._from_first(lambda: self._first_choice(config))
@@ -221,7 +222,7 @@ class Selection:
 def with_backend(config: Config, name: str) -> Config:
     """The configuration with a backend and its default keys in place of ``auto``."""
     assert isinstance(config.backend, AutoConfig)
-    return dataclasses.replace(config, backend=kind.plain_backend(name))
+    return dataclasses.replace(config, backend=candidates.plain_backend(name))
 
 
 def _parsed(content: Mapping[str, Any] | None) -> Choice | None:

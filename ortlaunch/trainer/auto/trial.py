@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
-from ortlaunch.base.processes import die_with_parent
+from ortlaunch.base.processes import be_first_to_die, die_with_parent
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.auto.selection import in_one_line
@@ -52,7 +52,7 @@ def measure(run_dir: Path, backend: str) -> dict[str, float]:
     config = load_config(Run(run_dir).config_file)
     import_stack(trainer_of(config.trainer), backend)
 
-    from ortlaunch.trainer.auto.kind import plain_backend
+    from ortlaunch.config.candidates import plain_backend
     from ortlaunch.trainer.build import build
     from ortlaunch.trainer.context import RunContext
     from ortlaunch.trainer.feed import Feed
@@ -116,6 +116,8 @@ def _wait_for(device: object) -> None:
 def main() -> None:
     """Measures, writes the result and ends the process."""
     die_with_parent(signal.SIGKILL)
+    # A trial that needs more than there is must not end the run that waits for it.
+    be_first_to_die()
     run_dir, backend = Path(sys.argv[1]), sys.argv[2]
     # The user's model factory may be a module in the current folder.
     sys.path.insert(0, os.getcwd())

@@ -138,6 +138,20 @@ def test_a_band_is_narrowed_after_many_configurations_of_its_size_only(config: C
     assert Calibration.of(config).near(3000).apply(Band(1500, 3000, 6000)).high == 6000
 
 
+def test_a_run_that_chooses_its_backend_is_calibrated_by_all_of_them_and_never_narrower() -> None:
+    words = ["model=mlp", "trainer=single", "device=cpu"]
+    of = {name: to_config(compose([*words, f"backend={name}"])) for name in ("auto", "eager", "compile")}
+    for number in range(ENOUGH):
+        learn(of["eager"], f"eager {number}", 1000, 700)
+        learn(of["auto"], f"auto {number}", 1000, 500)
+    assert Calibration.of(of["eager"]).near(1000).narrows
+    found = Calibration.of(of["auto"]).near(1000)
+    assert (found.runs, found.narrows) == (2 * ENOUGH, False)
+    assert found.apply(Band(800, 1000, 2000)).high == 2000
+    learn(of["compile"], "compile", 1000, 2500)
+    assert Calibration.of(of["auto"]).near(1000).apply(Band(800, 1000, 2000)).high > 2500
+
+
 def test_the_largest_of_repeated_measurements_counts(config: Config) -> None:
     for measured in (120, 150, 110):
         learn(config, "one", 100, measured)

@@ -10,13 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ortlaunch.base.free_memory import available
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.launch.memory import cache
 from ortlaunch.launch.memory.band import Band
 from ortlaunch.launch.memory.cache import Change, Estimate
-from ortlaunch.launch.memory.limit import available
 from ortlaunch.launch.memory.question import key_of
 from tests.support.cli import answer
 from tests.support.stand_in import KEYS, start
@@ -171,9 +171,10 @@ def test_an_estimate_that_hangs_is_ended_with_the_run(here: Path) -> None:
 
 @pytest.mark.nightly
 def test_the_warning_comes_while_the_run_goes_on(here: Path, own_cache: Path) -> None:
-    words = ("model=llama", "model.params.hidden_size=8192", "model.params.num_hidden_layers=40")
-    # On a busy machine the estimate takes long: it has the lowest priority.
-    process = start(here, 4_000, "none", *WORDS, *words, "model.params.num_attention_heads=64", "data=synthetic")
+    # Wide and not deep: the time of an estimate grows with the layers, and this one has the lowest priority.
+    sizes = {"hidden_size": 131_072, "num_hidden_layers": 2, "num_attention_heads": 64, "num_key_value_heads": 64}
+    words = ("model=llama", "data=synthetic", *(f"model.params.{name}={size}" for name, size in sizes.items()))
+    process = start(here, 4_000, "none", *WORDS, *words)
     assert process.stdout is not None
     seen = []
     for line in process.stdout:

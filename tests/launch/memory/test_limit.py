@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.launch.memory.limit import available
+from ortlaunch.base.free_memory import available
 
 MIB = 2**20
 SECOND = ("memory.max", "memory.current", "inactive_file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -34,6 +35,16 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path):
     assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=gpt2_nano-eager-ddp\n")
     assert "#SBATCH --nodes=3\n" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_job_of_a_run_that_chooses_its_backend_is_that_of_any_other(tmp_path):
+    """The nodes choose: their packages and their speed count, not those of the machine that submits."""
+    words = ("launcher=slurm", "launcher.nodes=2", "launcher.dry_run=true", "run_root=/r", "name=n")
+    auto, eager = (ortlaunch(tmp_path, f"backend={one}", *words) for one in ("auto", "eager"))
+    assert auto.returncode == 0, auto.stderr
+    folders = re.compile(r"\d{8}-\d{6}-n-\w{6}")
+    assert folders.sub("RUN", auto.stdout) == folders.sub("RUN", eager.stdout)
+    assert "ortlaunch" in auto.stdout
 
 
 @pytest.mark.parametrize(

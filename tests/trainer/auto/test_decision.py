@@ -27,8 +27,9 @@ def test_of_two_that_are_equally_fast_the_simpler_one_is_taken() -> None:
 
 
 def test_without_any_rate_a_run_begins_with_eager_and_is_not_decided() -> None:
-    choice = begin({}, {}, 1000)
+    choice = begin({}, NO_ORT, 1000)
     assert (choice.backend, choice.is_final) == ("eager", False)
+    assert choice.reason.endswith("; without ort: it needs onnxruntime-training, which is not installed")
 
 
 def test_the_best_of_some_rates_is_begun_with_and_not_decided() -> None:

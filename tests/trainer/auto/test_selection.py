@@ -114,16 +114,6 @@ def test_after_the_first_step_a_failure_is_the_runs(chosen, monkeypatch):
     worker.give_up(ValueError("later"))
 
 
-def test_what_cannot_run_by_the_rules_is_no_candidate(monkeypatch):
-    plain = to_config(compose(["model=mlp", "backend=auto", "device=cpu"]))
-    sharded = to_config(compose(["model=mlp", "backend=auto", "device=cpu", "trainer=fsdp"]))
-    monkeypatch.setattr(kind, "why_no_ort", lambda _what: None)
-    assert kind.refused(plain) == {}
-    assert kind.refused(sharded) == {"ort": "backend=ort does not go with trainer=fsdp"}
-    monkeypatch.setattr(kind, "why_no_ort", lambda what: f"{what} needs onnxruntime-training, which is not installed")
-    assert kind.refused(plain)["ort"] == "it needs onnxruntime-training, which is not installed"
-
-
 def test_runs_of_one_kind_differ_in_nothing_that_a_step_depends_on(tmp_path, monkeypatch):
     def facts(*words: str, world_size: int = 2) -> str:
         config = to_config(compose(["model=mlp", "device=cpu", *words]))

@@ -1,0 +1,195 @@
+"""Grids of real models for `bench_tune`: every cell measured by trials of its own, kept as JSON beside this file.
+
+A kept grid is a machine on which the search can be replayed with any seed: a trial draws one of the cell's measured
+speeds, takes the seconds that it took, and fails where it failed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ortlaunch.base.files import replace_text
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.load import to_config
+from ortlaunch.tune.cell import Cell, Effort, Outcome
+from ortlaunch.tune.folder import machine
+from ortlaunch.tune.pruning import Dominance
+from ortlaunch.tune.schedule import NO_GAIN, NO_TIME, Plan, Schedule
+from ortlaunch.tune.space import Space
+from ortlaunch.tune.trial import Trials, steps_for
+from ortlaunch.tune.words import taken_apart
+
+ROUNDS = int(os.environ.get("ORTLAUNCH_TUNE_ROUNDS", "3"))
+SECONDS = 3.0
+"""Seconds of training of a measured trial."""
+MOST_CELLS = 48
+_FOLDER = Path(__file__).with_name("grids")
+_TIMEOUT = 600.0
+_COMMON = (
+    *("device=cpu", "tracking=none", "launcher.workers_per_node=1", "train.batch_size=8", "train.steps=2000"),
+    *("backend=eager,compile,ort", "trainer=single,deepspeed", "trainer.zero_stage=0"),
+)
+GRIDS = {"mlp": ("model=mlp",), "gpt2_nano": ("model=gpt2_nano", "data.seq_len=128"), "resnet": ("model=resnet",)}
+"""The words of each grid beside the common ones: three backends, two trainers, micro-batches of 8, 4, 2 and 1, and
+checkpointing. One worker: workers that share cores are another experiment."""
+
+
+@dataclass
+class Grid:
+    """The cells of one model and what was measured of each."""
+
+    name: str
+    space: Space
+    measured: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """The outcomes of a cell's trials, by its text."""
+
+    @classmethod
+    def of(cls, name: str) -> Grid:
+        """The grid, with what is kept of it."""
+        words = [*GRIDS[name], *_COMMON]
+        taken = taken_apart([*words, f"run_root={tempfile.gettempdir()}/ortlaunch-tune-grids"], ())
+        space = Space(prepared(to_config(compose(taken.composed))), taken)
+        assert len(space.cells) <= MOST_CELLS, len(space.cells)
+        path = _path(name)
+        kept = json.loads(path.read_text())["cells"] if path.exists() else {}
+        return cls(name, space, {str(cell): kept.get(str(cell), []) for cell in space.cells})
+
+    @property
+    def work(self) -> float:
+        """Samples of the whole run."""
+        return float(self.space.asked.train.steps * self.space.batch)
+
+    def missing(self) -> Iterator[tuple[int, Cell]]:
+        """The rounds and cells that were not measured yet."""
+        for number in range(ROUNDS):
+            for cell in self.space.cells:
+                if len(self.measured[str(cell)]) <= number:
+                    yield number, cell
+
+    def measure(self, until: float = math.inf) -> bool:
+        """Makes the trials that are missing, round by round; each is kept at once.
+
+        Args:
+            until: the time of `time.monotonic` from which on no trial is begun.
+
+        Returns:
+            Whether nothing is missing.
+        """
+        with tempfile.TemporaryDirectory(prefix="ortlaunch-tune-grid-") as name:
+            folder = Path(name)
+            for inner in ("ended", "tasks"):
+                (folder / inner).mkdir()
+            numbers = iter(range(10**6))
+            trials = Trials(self.space, folder, None, lambda: next(numbers), lambda run: None)
+            for number, cell in list(self.missing()):
+                if time.monotonic() >= until:
+                    return False
+                kept = self.measured[str(cell)]
+                before = [one["rate"] for others in self.measured.values() for one in others if one["status"] == "ok"]
+                rate = kept[-1]["rate"] if kept else statistics.median(before) if before else None
+                effort = Effort("round", number, SECONDS, rate or None, _TIMEOUT)
+                outcome = trials.run(cell, effort)
+                steps = steps_for(effort, self.space.batch)
+                trained = steps * self.space.batch / outcome.rate if outcome.ok else 0.0
+                kept.append({**outcome.to_json(), "run": "", "trained_seconds": trained})
+                self._keep()
+                print(
+                    f"{self.name} {number + 1}: {cell}: {outcome.rate:,.1f} samples/s, {outcome.seconds:.0f} s",
+                    flush=True,
+                )
+        return True
+
+    def _keep(self) -> None:
+        _FOLDER.mkdir(exist_ok=True)
+        here = machine()
+        facts = {"processor": here["processor"], "cores": here["cores"], "versions": here["versions"]}
+        content = {"measured": time.strftime("%Y-%m-%d"), **facts, "cells": self.measured}
+        replace_text(_path(self.name), json.dumps(content, indent=1) + "\n")
+
+    # What was measured, as a machine.
+
+    def score(self, cell: Cell) -> float:
+        """The median score of a cell; 0 if it does not train."""
+        return statistics.median(_outcome(one).score(self.work) for one in self.measured[str(cell)])
+
+    def seconds(self) -> float:
+        """What the measurement of the whole grid took."""
+        return sum(one["seconds"] for kept in self.measured.values() for one in kept)
+
+    def best(self) -> Cell:
+        """The cell with the best median score."""
+        return max(self.space.cells, key=self.score)
+
+    def noise(self) -> float:
+        """The standard deviation of the logarithm of a cell's scores, over all cells; needs two rounds."""
+        apart = []
+        for kept in self.measured.values():
+            logs = [math.log(_outcome(one).score(self.work)) for one in kept if one["status"] == "ok"]
+            apart += [statistics.variance(logs)] if len(logs) > 1 else []
+        return math.sqrt(statistics.fmean(apart)) if apart else 0.0
+
+    def replayed(self, seed: int, budget: float) -> Replay:
+        """Searches the kept grid.
+
+        Args:
+            seed: of the search, and of which measured trial a replayed one is.
+            budget: seconds that all trials may take together.
+        """
+        chance = random.Random(seed)
+        spread = self.noise()
+
+        def trial(cell: Cell, effort: Effort) -> Outcome:
+            one = chance.choice(self.measured[str(cell)])
+            found = _outcome(one)
+            if not found.ok:
+                return found
+            rate = found.rate * math.exp(chance.gauss(0, spread))
+            seconds = one["seconds"] - one["trained_seconds"] + effort.seconds
+            return Outcome("ok", seconds, rate=rate, start=found.start, peak_bytes=found.peak_bytes)
+
+        pruner = Dominance(accumulates=lambda cell: self.space.accumulation(cell) > 1)
+        plan = Plan(self.space.cells, self.space.cell, pruner, trial, budget, self.work, seed=seed)
+        finding = Schedule(plan).run()
+        assert finding.winner is not None
+        best = self.best()
+        scores = [_outcome(one).score(self.work) for one in self.measured[str(best)]]
+        return Replay(
+            self.score(finding.winner) / self.score(best),
+            finding.spent / self.seconds(),
+            # A cell that was not reached was not pruned.
+            finding.pruned.get(best, NO_TIME) not in (NO_TIME, NO_GAIN),
+            self.score(finding.winner) >= min(scores),
+        )
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What one search of a kept grid found."""
+
+    share: float
+    """The winner's median score in the grid, as a share of the best cell's."""
+    cost: float
+    """The seconds of its trials, as a share of those of the whole grid."""
+    is_best_pruned: bool
+    """Whether a rule left the best cell out."""
+    is_inside: bool
+    """Whether the winner's median is not below the lowest measurement of the best cell."""
+
+
+def _path(name: str) -> Path:
+    return _FOLDER / f"{name}.json"
+
+
+def _outcome(kept: dict[str, Any]) -> Outcome:
+    return Outcome(**{key: value for key, value in kept.items() if key != "trained_seconds"})

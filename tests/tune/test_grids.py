@@ -1,0 +1,61 @@
+"""The replay of the search on a measured grid, with a grid that is made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.tune.cell import Outcome
+from tests.benchmarks import tune_grids
+from tests.benchmarks.tune_grids import MOST_CELLS, ROUNDS, Grid
+
+SPEEDS = {"eager": 1.0, "compile": 1.3, "ort": 2.0}
+
+
+@pytest.fixture
+def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Grid:
+    """The grid of mlp, in which ort with the largest micro-batch is the fastest and compile fails."""
+    monkeypatch.setattr(tune_grids, "_FOLDER", tmp_path)
+    space = Grid.of("mlp").space
+    cells = {}
+    for cell in space.cells:
+        slower = 0.8 if cell["checkpointing"] == "on" else 1.0
+        rate = 100.0 * SPEEDS[str(cell["backend"])] * int(cell["micro_batch"]) * slower
+        good = [Outcome("ok", 10.0, rate=rate * factor).to_json() for factor in (0.99, 1.0, 1.01)]
+        bad = [Outcome("failed", 5.0, reason="made to fail").to_json()] * 3
+        kept = bad if cell["backend"] == "compile" else good
+        cells[str(cell)] = [{**one, "trained_seconds": 3.0} for one in kept[:ROUNDS]]
+    (tmp_path / "mlp.json").write_text(json.dumps({"cells": cells}))
+    return Grid.of("mlp")
+
+
+def test_what_is_missing_of_a_grid_is_known(grid: Grid) -> None:
+    assert list(grid.missing()) == []
+    cell = grid.space.cells[3]
+    grid.measured[str(cell)].pop()
+    assert list(grid.missing()) == [(ROUNDS - 1, cell)]
+    assert len(grid.space.cells) <= MOST_CELLS
+
+
+@pytest.mark.ort
+def test_a_replayed_search_finds_the_best_for_a_part_of_the_cost(grid: Grid) -> None:
+    assert (grid.best()["backend"], grid.best()["micro_batch"]) == ("ort", 8)
+    assert 0.005 < grid.noise() < 0.02
+    found = grid.replayed(1, 0.3 * grid.seconds())
+    assert found.share > 0.97
+    assert found.is_inside
+    assert not found.is_best_pruned
+    assert 0 < found.cost <= 0.4
+
+
+def test_a_best_cell_that_a_rule_left_out_is_told(grid: Grid) -> None:
+    for text, kept in grid.measured.items():
+        # What recomputes is never tried where the same without it fits.
+        factor = 10.0 if "checkpointing=on" in text else 1.0
+        for one in kept:
+            one["rate"] *= factor
+    found = grid.replayed(1, 0.3 * grid.seconds())
+    assert found.is_best_pruned
+    assert found.share < 0.5

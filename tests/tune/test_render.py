@@ -1,0 +1,50 @@
+"""What a user reads at the end of a tuning."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.load import to_config
+from ortlaunch.tune.cell import Cell, Effort, Outcome
+from ortlaunch.tune.pruning import Dominance
+from ortlaunch.tune.render import render
+from ortlaunch.tune.report import report_of
+from ortlaunch.tune.schedule import Plan, Schedule
+from ortlaunch.tune.space import Space
+from ortlaunch.tune.words import taken_apart
+
+WORDS = ("model=mlp", "device=cpu", "backend=eager", "trainer=single", "launcher.workers_per_node=1")
+SECONDS = 20.0
+
+
+def read(minutes: float, others: float = 0.0) -> str:
+    """The text about a space of three micro-batches, of which the larger ones are faster."""
+    taken = taken_apart([*WORDS, "train.activation_checkpointing=false"], ())
+    space = Space(prepared(to_config(compose(taken.composed))), taken)
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        return Outcome("ok", seconds=SECONDS, rate=100.0 * int(cell["micro_batch"]), peak_bytes=2**30, others=others)
+
+    plan = Plan(space.cells, space.cell, Dominance(), trial, 60 * minutes, 1e6)
+    result = report_of(Schedule(plan).run(), space, 1e6)
+    told = {"minutes": minutes, "check": None, "command": None, "job": "a job", "compare": []}
+    output = io.StringIO()
+    render(result | told, Console(file=output, width=200))
+    return output.getvalue()
+
+
+def test_configurations_without_time_are_counted_and_the_way_out_is_named() -> None:
+    text = read(0.5)
+    assert "! 2 of 3 configurations had no time: the same command with more --minutes goes on\n" in text
+    assert "not tried: 2 x no time for it in the minutes given\n" in text
+    assert " of 1 configuration in 0." in text
+    assert "had no time" not in read(60)
+
+
+def test_a_busy_machine_is_told_of() -> None:
+    assert "! other processes had up to 40% of the cores in " in read(60, others=0.4)
+    assert "other processes" not in read(60, others=0.05)
