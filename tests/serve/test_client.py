@@ -99,6 +99,7 @@ def test_what_the_service_refuses_is_one_message(ask: Any) -> None:
     assert result.stderr.startswith("ortlaunch: ")
     assert "model.target: setting this key needs the role author" in result.stderr
     assert "train.steps: must be at least 1" in result.stderr
+    assert "a run is named here by its id" in ask("status", "a-name").stderr
     assert "is finished" in ask("cancel", "aaaaa1").stdout, "as the verb says of a run that is over"
 
 
