@@ -131,8 +131,8 @@ def _separate_unwanted(graph: Any, wanted: set[str]) -> None:
     """Gives nodes a copy of each input whose gradient they write although nobody needs it.
 
     ONNX Runtime writes the gradients of all inputs of an ATen node or a BatchNorm, needed or not. Two such nodes with a
-    common input would both define its gradient. Inputs that are computed twice alike count as common: ONNX Runtime computes them
-    once.
+    common input would both define its gradient. Inputs that are computed twice alike count as common: ONNX Runtime
+    computes them once.
     """
     needing, seen = set(wanted), set()
     expressions = _Expressions(graph)
