@@ -229,7 +229,8 @@ def _outcome_text(row: Row, *, has_ended: bool) -> str:
     if row.state is State.FINISHED:
         return f"{_described(row)} had made its last step before it could be stopped: finished"
     if row.state is State.STOPPED:
-        return f"{_described(row)} stopped {row.reason} with a checkpoint. Go on with: ortlaunch resume {row.run_id}"
+        kept = " with a checkpoint" if row.checkpoint else ""
+        return f"{_described(row)} stopped {row.reason}{kept}. Go on with: ortlaunch resume {row.run_id}"
     if row.checkpoint:
         kept = f"its newest checkpoint is {row.checkpoint}. Go on with: ortlaunch resume {row.run_id}"
         return f"{_described(row)} was ended; {kept}"

@@ -28,7 +28,7 @@ class State(Enum):
     STOPPING = "stopping"
     """It was asked to stop and writes its checkpoint."""
     STOPPED = "stopped"
-    """It ended on request with a checkpoint. `ortlaunch resume` goes on."""
+    """It ended on request with a checkpoint, or before its first step. `ortlaunch resume` goes on."""
     FINISHED = "finished"
     FAILED = "failed"
     KILLED = "killed"
@@ -147,8 +147,13 @@ def _ended(record: Record) -> Standing:
     if record.ended == "FAILED":
         return Standing(State.FAILED, record.state.failure)
     if record.stopped_step is not None:
-        return Standing(State.STOPPED, f"at step {record.stopped_step}")
+        return _stopped(record.stopped_step)
     return Standing(State.KILLED)
+
+
+def _stopped(step: int) -> Standing:
+    """Returns the state of a run that was stopped at a step; 0 means that it had made none."""
+    return Standing(State.STOPPED, f"at step {step}" if step else "before its first step")
 
 
 def _of_job(record: Record, view: SchedulerView) -> Standing:
@@ -177,7 +182,7 @@ def _of_unknown_job(record: Record, view: SchedulerView) -> Standing:
     if view.problem:
         return Standing(State.UNKNOWN if record.step else State.QUEUED, view.problem, is_over=False)
     if record.stopped_step is not None:
-        return Standing(State.STOPPED, f"at step {record.stopped_step}")
+        return _stopped(record.stopped_step)
     # A job that has begun has changed this tag.
     has_begun = record.tags.get(STATE_TAG) != "queued"
     state = State.UNKNOWN if has_begun else State.KILLED
@@ -204,7 +209,7 @@ def _of_ended_job(record: Record, job: Job, view: SchedulerView) -> Standing:
     if record.done:
         return Standing(State.FINISHED)
     if record.stopped_step is not None:
-        return Standing(State.STOPPED, f"at step {record.stopped_step}")
+        return _stopped(record.stopped_step)
     if job.end in _ENDS:
         return Standing(_ENDS[job.end], job.reason)
     if job.end is End.CANCELLED:

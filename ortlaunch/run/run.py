@@ -42,7 +42,9 @@ class Stopped:
     """Where a run stopped on request, and why."""
 
     step: int
+    """The step that the run goes on from; 0 if it had made none."""
     checkpoint: str
+    """The checkpoint of that step; empty if there is none."""
     reason: str
     """The first word of the request; ``signal`` if the request was a signal."""
 

@@ -82,7 +82,8 @@ def needs(role: Role) -> Callable[[Request], Caller]:
     def dependency(request: Request) -> Caller:
         caller = _caller(request)
         if caller.role < role:
-            raise HTTPException(403, f"this needs the role {role.name}, yours is {caller.role.name}")
+            whose = "yours is" if caller.token_id is None else "that of this token is"
+            raise HTTPException(403, f"this needs the role {role.name}, {whose} {caller.role.name}")
         return caller
 
     setattr(dependency, _ROLE, role)

@@ -17,6 +17,10 @@ from ortlaunch.serve.tails import Piece, Tail
 _LOG = logging.getLogger(__name__)
 _FAST_SECONDS, _SLOW_SECONDS = 0.2, 0.5
 """How often a file is looked at: while it grows, and after it has not grown for `_QUIET_SECONDS`."""
+_MANY = 100
+"""A file that so many follow is looked at every `_SLOW_SECONDS`: an event costs a system call for each of them."""
+_BEHIND_BYTES = 64 * 1024
+"""So much that was not read yet is read at once, and less with the next look."""
 _QUIET_SECONDS = 30.0
 _FAILED_SECONDS = 5.0
 """The pause after a look at a file has failed."""
@@ -45,6 +49,8 @@ class FileChannel:
         """All who follow have got the file up to here."""
         self._piece = Piece(None, 0, None)
         """The latest look at the file."""
+        self._grown_at = time.monotonic()
+        """When the file was seen to grow last."""
         self._turn = 0
         """Counts the files that took each other's place."""
         self._inside = 0
@@ -137,11 +143,11 @@ class FileChannel:
         return piece.file is not None and piece.size < at
 
     async def _work(self) -> None:
-        grown_at, is_failing = time.monotonic(), False
+        self._grown_at = time.monotonic()
+        is_failing = False
         while True:
             try:
                 if await self._look():
-                    grown_at = time.monotonic()
                     continue
                 is_failing = False
             except Exception:
@@ -149,11 +155,18 @@ class FileChannel:
                 if not is_failing:
                     _LOG.exception("a file of a run cannot be followed")
                 is_failing = True
-            pause = _FAST_SECONDS if time.monotonic() - grown_at < _QUIET_SECONDS else _SLOW_SECONDS
-            await anyio.sleep(_FAILED_SECONDS if is_failing else pause)
+            await anyio.sleep(_FAILED_SECONDS if is_failing else self._pause())
+
+    def _pause(self) -> float:
+        """Seconds until the next look. Files of one pace are looked at together: one sending takes what is new."""
+        now = time.monotonic()
+        is_growing = now - self._grown_at < _QUIET_SECONDS
+        many = min(1.0, len(self._followers) / _MANY)
+        pace = _FAST_SECONDS + many * (_SLOW_SECONDS - _FAST_SECONDS) if is_growing else _SLOW_SECONDS
+        return pace - now % pace
 
     async def _look(self) -> bool:
-        """Looks at the file once, and sends what is new; returns whether there may be more at once."""
+        """Looks at the file once, and sends what is new; returns whether there is much more to read."""
         piece = await self._read(self._position)
         if piece.file is not None and self._is_another(piece):
             self._turn, self._position, self._piece = self._turn + 1, 0, piece
@@ -163,10 +176,11 @@ class FileChannel:
         self._piece = piece
         if piece.next == self._position:
             return False
-        self._position = piece.next
+        self._position, self._grown_at = piece.next, time.monotonic()
         if piece.content is not None and self._followers:
             self._send(encoded(self._tail.event, piece.content))
-        return True
+        # Not at each growth: while lines come all the time, each would become an event of its own.
+        return piece.size - piece.next >= _BEHIND_BYTES
 
     def _is_another(self, piece: Piece) -> bool:
         """Whether the file that is there is not the one that was read."""

@@ -18,6 +18,8 @@ MOST_WAITING = 1 << 20
 """A stream that is this many bytes behind is cut off. The browser comes back with the id of the last event it got."""
 _QUIET_SECONDS = 15.0
 """After so long without an event a comment is sent, so that neither a proxy nor we keep what is dead."""
+_GATHER_SECONDS = 0.02
+"""Events that come so soon after each other are sent together: each sending is a system call."""
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """nginx would collect events before it passes them on."""
 
@@ -80,6 +82,7 @@ class Client:
                 self._wake.clear()
                 with anyio.move_on_after(_QUIET_SECONDS):
                     await self._wake.wait()
+                    await anyio.sleep(_GATHER_SECONDS)
             data = b"".join(self._waiting) or b":\n\n"
             self._waiting.clear()
             # What is being sent still counts: a browser that reads nothing stops here.

@@ -50,8 +50,8 @@ def unix_user_of(service: Service, caller: Caller) -> str:
     if caller.unix_user is None:
         raise unfit("your account has no Unix user to start runs as: an administrator sets it")
     if not service.actor.may_act_for(caller.unix_user):
-        message = f"the service may not start runs as the Unix user {caller.unix_user}: its administrator allows it"
-        raise unfit(message)
+        text = f"the service may not start runs as the Unix user {caller.unix_user}"
+        raise unfit(f"{text}: an administrator has to allow it")
     return caller.unix_user
 
 

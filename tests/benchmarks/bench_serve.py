@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from tests.support.service import InProcess, Server, in_process, start
 RUNS, FOLLOWERS = 10_000, 200
 CURVES, STEPS = 20, 1000
 LINES_PER_SECOND, SECONDS = 200, 10.0
+RELAYED_PER_SECOND, RELAYED_SECONDS = 50, 20
 PAIRS, WINDOW_SECONDS = 12, 3.0
 T_OF_PAIRS = 2.2
 """Student's t of 95 % for eleven degrees of freedom."""
@@ -95,6 +97,7 @@ def measure(bench: Bench, make: Maker, runs: int, followers: int) -> None:
     listing(bench)
     curves(bench, make)
     log_lines(bench, make, followers)
+    relaying(bench, make)
     submitting(bench)
     training(bench)
     bench.say("memory of the service", bench.peak, 150, "MB")
@@ -152,27 +155,24 @@ def log_lines(bench: Bench, make: Maker, followers: int) -> None:
     log = run_dir / "logs" / "rank-0.log"
     log.write_text("")
     wait_for(bench, "abcdef")
-    tokens = [bench.people.token(f"follower-{number}", Role.viewer) for number in range(-(-followers // MOST_STREAMS))]
+    tokens = tokens_for(bench, followers)
 
     async def follow() -> list[float]:
         delays: list[float] = []
-        crowd = [
-            asyncio.create_task(
-                listen(bench.server.port, tokens[number // MOST_STREAMS], "log:abcdef:0", delays.append)
-            )
-            for number in range(followers)
-        ]
-        await asyncio.sleep(5)
-        with log.open("a", buffering=1) as file:
-            end = time.monotonic() + SECONDS
-            while time.monotonic() < end:
-                for _ in range(LINES_PER_SECOND // 20):
-                    file.write(f"{time.monotonic():.6f} step loss and some more text of a usual length\n")
-                await asyncio.sleep(0.05)
-        await asyncio.sleep(2)
-        for task in crowd:
-            task.cancel()
-        await asyncio.gather(*crowd, return_exceptions=True)
+
+        def take(data: bytes) -> None:
+            """Notes how long the oldest line of an event was on its way."""
+            if (at := data.find(b'"text":"')) >= 0:
+                delays.append(time.monotonic() - float(data[at + 8 :].partition(b" ")[0]))
+
+        async with crowd(bench, tokens, "log:abcdef:0", followers, take):
+            with log.open("a", buffering=1) as file:
+                end = time.monotonic() + SECONDS
+                while time.monotonic() < end:
+                    for _ in range(LINES_PER_SECOND // 20):
+                        file.write(f"{time.monotonic():.6f} step loss and some more text of a usual length\n")
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(2)
         return delays
 
     delays = asyncio.run(follow())
@@ -180,15 +180,73 @@ def log_lines(bench: Bench, make: Maker, followers: int) -> None:
     bench.say(f"log line to {followers} followers, p99 of {len(delays)}", percentile(delays, 99), 1, "s")
 
 
-async def listen(port: int, headers: dict[str, str], topic: str, take: Callable[[float], Any]) -> None:
-    """One browser: notes how long the oldest line of each event was on its way."""
+def relaying(bench: Bench, make: Maker) -> None:
+    """What the service's process computes while a hundred browsers follow the log and the curves of one run."""
+    run_dir = make(run_id="fedcba", step=None, end=None)
+    (run_dir / "logs" / "rank-0.log").write_text("")
+    wait_for(bench, "fedcba")
+    tokens, topics = tokens_for(bench, 100), "run:fedcba,log:fedcba:0,list"
+    seconds = {count: asyncio.run(cpu_seconds(bench, run_dir, topics, tokens, count)) for count in (0, 100)}
+    lines = 2 * RELAYED_PER_SECOND * RELAYED_SECONDS
+    for count, value in seconds.items():
+        print(f"CPU time of the service for 1,000 lines to {count} followers: {1000 * value / lines:.3f} s", flush=True)
+
+
+async def cpu_seconds(bench: Bench, run_dir: Path, topics: str, tokens: list[dict[str, str]], count: int) -> float:
+    """The service's own CPU time while a log and a journal grow evenly, one line each at a time."""
+    process = psutil.Process(bench.server.process.pid)
+    async with crowd(bench, tokens, topics, count):
+        before = process.cpu_times()
+        with (run_dir / "logs" / "rank-0.log").open("a", buffering=1) as log, Run(run_dir).journal() as journal:
+            began = time.monotonic()
+            for number in range(RELAYED_PER_SECOND * RELAYED_SECONDS):
+                log.write("some text of a usual length that a worker has printed\n")
+                journal.metrics(number, {"train/loss": 1.0, "throughput/tokens_per_second": 1000.0 + number})
+                await asyncio.sleep(max(0.0, began + (number + 1) / RELAYED_PER_SECOND - time.monotonic()))
+        after = process.cpu_times()
+    return after.user + after.system - before.user - before.system
+
+
+def tokens_for(bench: Bench, followers: int) -> list[dict[str, str]]:
+    """Tokens of as many people as it takes to have so many streams."""
+    return [bench.people.token(f"follower-{number}", Role.viewer) for number in range(-(-followers // MOST_STREAMS))]
+
+
+@asynccontextmanager
+async def crowd(
+    bench: Bench,
+    tokens: list[dict[str, str]],
+    topics: str,
+    count: int,
+    take: Callable[[bytes], Any] = lambda _: None,
+) -> AsyncIterator[None]:
+    """Browsers that follow some topics, until the context ends; it fails if one of them did not stay."""
+    tasks = []
+    for number in range(count):
+        headers = tokens[number % len(tokens)]
+        tasks.append(asyncio.create_task(listen(bench.server.port, headers, topics, take)))
+        # One token may send ten requests a second.
+        await asyncio.sleep(0.15 / len(tokens))
+    await asyncio.sleep(1)
+    yield
+    gone = [task for task in tasks if task.done()]
+    for task in tasks:
+        task.cancel()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert not gone, f"{len(gone)} of {count} followers were sent away: {found[tasks.index(gone[0])]!r}"
+
+
+async def listen(port: int, headers: dict[str, str], topics: str, take: Callable[[bytes], Any]) -> None:
+    """One browser: takes the data of each event."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    lines = [f"GET /api/events?topics={topic} HTTP/1.1", f"Host: 127.0.0.1:{port}"]
+    lines = [f"GET /api/events?topics={topics} HTTP/1.1", f"Host: 127.0.0.1:{port}"]
     writer.write("\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "\r\n"]).encode())
     try:
+        status = await reader.readline()
+        assert b" 200 " in status, status
         while line := await reader.readline():
-            if line.startswith(b"data: ") and (at := line.find(b'"text":"')) >= 0:
-                take(time.monotonic() - float(line[at + 8 :].partition(b" ")[0]))
+            if line.startswith(b"data: "):
+                take(line)
     finally:
         writer.close()
 
@@ -239,21 +297,13 @@ async def in_turns(bench: Bench, run_dir: Path) -> list[float]:
     """Pairs of windows, one with followers and one without, in changing order; the ratios of their step times."""
     run = f"{run_dir.name[:15]}-{run_dir.name[-6:]}"
     topics = f"run:{run},log:{run}:0,list"
-    tokens = [bench.people.token(f"follower-{number}", Role.viewer) for number in range(-(-100 // MOST_STREAMS))]
+    tokens = tokens_for(bench, 100)
     ratios = []
     for number in range(PAIRS):
         times = {}
         for crowded in (number % 2 == 0, number % 2 == 1):
-            count = 100 if crowded else 0
-            crowd = [
-                asyncio.create_task(listen(bench.server.port, tokens[one // MOST_STREAMS], topics, lambda _: None))
-                for one in range(count)
-            ]
-            await asyncio.sleep(1)
-            times[crowded] = await step_seconds(run_dir)
-            for task in crowd:
-                task.cancel()
-            await asyncio.gather(*crowd, return_exceptions=True)
+            async with crowd(bench, tokens, topics, 100 if crowded else 0):
+                times[crowded] = await step_seconds(run_dir)
         ratios.append(times[True] / times[False])
     return ratios
 

@@ -8,9 +8,11 @@ import time
 
 import pytest
 
+from ortlaunch.follow.status import look
+from ortlaunch.run.folders import folder_at
 from tests.integration.conftest import RUN_SECONDS, journal
 from tests.support.servers import silent
-from tests.support.stuck import stuck_model
+from tests.support.stuck import loading_model, stuck_model
 
 LONG = ("model=mlp", "backend=eager", "train.steps=100000", "train.log_every=50")
 SECONDS = 60
@@ -104,17 +106,47 @@ def stop_sending(running, run_dir):
     running.process.send_signal(signal.SIGINT)
 
 
-def test_ctrl_c_before_the_first_step_has_nothing_to_wait_for(start, folder, leftovers):
-    running = start(folder, *LONG, "tracking=none")
-    known = set(folder.glob("runs/*/*/logs/torchrun.log"))
-    deadline = time.monotonic() + SECONDS
-    while set(folder.glob("runs/*/*/logs/torchrun.log")) <= known and time.monotonic() < deadline:
-        time.sleep(0.05)
+@pytest.mark.parametrize("way", ["ctrl-c", "cancel", pytest.param("sigterm", marks=pytest.mark.nightly)])
+def test_a_stop_before_the_first_step_has_nothing_to_wait_for_and_reads_stopped(
+    start, launch, tmp_path, leftovers, way
+):
+    running = start(tmp_path, *loading_model(tmp_path))
+    wait_until(lambda: list(tmp_path.glob("loading")))
+    if way == "cancel":
+        (run_dir,) = tmp_path.glob("runs/*/2*")
+        cancelled = launch(tmp_path, "cancel", run_dir.name[-6:])
+        assert cancelled.returncode == 0, cancelled.report
+        assert f"stopped before its first step. Go on with: ortlaunch resume {run_dir.name[-6:]}" in cancelled.stdout
+    else:
+        running.process.send_signal(signal.SIGINT if way == "ctrl-c" else signal.SIGTERM)
+    result = running.finish()
+    assert result.returncode == (143 if way == "sigterm" else 130), result.report
+    assert "stopped after" in result.stdout
+    assert result.status == "KILLED"
+    row = look(folder_at(result.run_dir)).row
+    assert (row.state.value, row.reason, row.is_over) == ("stopped", "before its first step", True)
+    assert leftovers(result.run_dir) == []
+
+
+@pytest.mark.nightly
+def test_a_run_that_goes_on_and_is_stopped_while_it_loads_is_at_its_checkpoint(start, launch, tmp_path, leftovers):
+    model = loading_model(tmp_path)
+    (tmp_path / "go").touch()
+    assert launch(tmp_path, *model, "train.steps=4", "train.checkpoint_every=2").returncode == 0
+    (run_dir,) = tmp_path.glob("runs/*/2*")
+    for file in ("go", "loading"):
+        (tmp_path / file).unlink()
+    running = start(tmp_path, "resume", str(run_dir), "train.steps=8")
+    wait_until(lambda: list(tmp_path.glob("loading")))
     running.process.send_signal(signal.SIGINT)
     result = running.finish()
-    assert result.returncode == 130, result.report
-    assert result.status == "KILLED"
-    assert leftovers(result.run_dir) == []
+    assert f"go on:      ortlaunch resume {run_dir}" in result.stdout, result.report
+    row = look(folder_at(run_dir)).row
+    assert (row.state.value, row.reason, row.step) == ("stopped", "at step 4", 4)
+    (tmp_path / "go").touch()
+    assert launch(tmp_path, "resume", str(run_dir)).returncode == 0
+    row = look(folder_at(run_dir)).row
+    assert (row.state.value, row.step) == ("finished", 8)
 
 
 def test_workers_end_with_a_launcher_that_is_killed(start, folder, leftovers):

@@ -47,7 +47,7 @@ PHASES = {
     "summary": ("slow_summary", "summing up", 1, ("tracking=none",)),
 }
 ENDS = {"start": "KILLED", "run": "KILLED", "flush": "FINISHED", "summary": "FINISHED"}
-LAST = {"start": "killed after", "run": "stopped after", "flush": "finished after", "summary": "finished after"}
+LAST = {"start": "stopped after", "run": "stopped after", "flush": "finished after", "summary": "finished after"}
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,14 @@ def test_a_token_gives_the_lower_one_of_two_roles(inside: InProcess) -> None:
     assert client.get("/api/session").json()["role"] == "viewer"
 
 
+def test_a_token_that_may_too_little_is_told_apart_from_its_user(inside: InProcess) -> None:
+    client = inside.client(inside.token("ann", Role.viewer))
+    browser = inside.client(inside.browser("bob", Role.viewer))
+    for one, whose in ((client, "that of this token is"), (browser, "yours is")):
+        (problem,) = one.post("/api/runs", json={}).json()["problems"]
+        assert problem["message"] == f"this needs the role runner, {whose} viewer"
+
+
 def test_a_token_makes_no_token_that_would_outlive_it(inside: InProcess) -> None:
     body = {"name": "mine", "role": "viewer", "days": 365}
     refused = inside.client().post("/api/tokens", headers=inside.token("bob", Role.runner), json=body)

@@ -17,6 +17,7 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.run.identity import start_ticks
 from ortlaunch.run.journal import Journal
+from ortlaunch.serve.client import show
 from ortlaunch.serve.client.command import keys_of
 from ortlaunch.serve.client.connection import Connection
 from tests.launch.follow.conftest import Maker
@@ -98,6 +99,7 @@ def test_what_the_service_refuses_is_one_message(ask: Any) -> None:
     assert result.stderr.startswith("ortlaunch: ")
     assert "model.target: setting this key needs the role author" in result.stderr
     assert "train.steps: must be at least 1" in result.stderr
+    assert "a run is named here by its id" in ask("status", "a-name").stderr
     assert "is finished" in ask("cancel", "aaaaa1").stdout, "as the verb says of a run that is over"
 
 
@@ -209,6 +211,13 @@ def test_the_parts_of_a_path_stay_parts(odd: Connection) -> None:
     _Odd.answers[:] = [(200, {}, b"{}")]
     odd.get("runs", "../users?x=1#")
     assert _Odd.asked[0][0] == "/api/runs/..%2Fusers%3Fx%3D1%23"
+
+
+def test_the_newest_checkpoint_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The service gives the newest one first."""
+    found = [{"step": step, "complete": step != 30} for step in (30, 20, 10)]
+    show.outcome({"name": "one", "id": "a", "state": "stopped", "reason": "at step 20", "checkpoints": found})
+    assert capsys.readouterr().out == "one (a) is stopped (at step 20); checkpoint of step 20\n"
 
 
 def test_words_become_json_scalars() -> None:

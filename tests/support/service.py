@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,15 @@ def cookie_of(answer: Answer) -> str:
     return found[1]
 
 
-def start(folder: Path, *arguments: str, wait: float = 60.0, port: int = 0, **variables: str) -> Server:
+def start(
+    folder: Path,
+    *arguments: str,
+    wait: float = 60.0,
+    port: int = 0,
+    prefix: Sequence[str] = (),
+    python: str = sys.executable,
+    **variables: str,
+) -> Server:
     """Starts `ortlaunch serve` in a folder, on a free port, and waits until it answers.
 
     Args:
@@ -155,13 +163,15 @@ def start(folder: Path, *arguments: str, wait: float = 60.0, port: int = 0, **va
         *arguments: its options.
         wait: seconds.
         port: the port, where the address that it prints is not the one that it listens on.
+        prefix: words before its command, which start it as another user.
+        python: the Python that it runs with.
         **variables: of its environment.
     """
     output = folder / "serve.out"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
     with open(output, "w") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ortlaunch", "serve", f"--port={port}", *arguments],
+            [*prefix, python, "-m", "ortlaunch", "serve", f"--port={port}", *arguments],
             cwd=folder,
             env=environment,
             stdout=stream,

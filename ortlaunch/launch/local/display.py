@@ -109,7 +109,7 @@ class Display:
         """Prints how the run ended, its figures, and where everything is.
 
         Args:
-            ending: finished, failed, killed, or stopped (on request and with a checkpoint).
+            ending: finished, failed, killed, or stopped (on request, with a checkpoint or before the first step).
             seconds: wall time of the run.
             record: label and place of each thing that the run left.
             account: where its wall time went.

@@ -31,11 +31,13 @@ from ortlaunch.launch.plan import LaunchPlan, NodePart
 from ortlaunch.launch.presence import Presence, describe
 from ortlaunch.launch.stalls import Stalls
 from ortlaunch.run import claim, failure, sweep
+from ortlaunch.run.checkpoints import step_of
 from ortlaunch.run.claim import Claim
 from ortlaunch.run.events import Ended, Status
 from ortlaunch.run.goodput import Goodput, journal_goodput
 from ortlaunch.run.journal import Journal, read_events
 from ortlaunch.run.making import make_run_folder
+from ortlaunch.run.run import Stopped
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay, RelayResult
 
@@ -236,6 +238,7 @@ def _run_workers(
     """Runs this machine's workers to their end. Shows what they journal, and sends it to the trackers."""
     if stop.signal is not None:
         display.line("stopped before the workers started")
+        _note_stop_before_step(part)
         return Outcome("KILLED", exit_codes.stopped_by(stop.signal))
     # The workers start before any thread of this process, because a fork may copy a lock that a thread holds.
     secrets = trackers.worker_environment(config)
@@ -249,7 +252,24 @@ def _run_workers(
     finally:
         group.kill()
         display.stop()
+    if stop.signal is not None and code and not display.trains:
+        _note_stop_before_step(part)
     return _outcome(part, code, stop.signal)
+
+
+def _note_stop_before_step(part: NodePart) -> None:
+    """Records a stop that came before the first step of this attempt, so that the run reads stopped and not killed.
+
+    Workers that have made a step record the stop with their checkpoint. These had nothing to save.
+    """
+    plan = part.plan
+    if part.rank > 0 or plan.stopped.exists() or plan.files.is_gone:
+        return
+    name = plan.files.newest_checkpoint()
+    place = plan.files.checkpoints / name
+    stopped = Stopped(step_of(place) or 0, str(place) if name else "", plan.files.stop_word() or "signal")
+    with contextlib.suppress(OSError):  # The journal says by itself that the run has ended.
+        plan.files.note_stopped(stopped)
 
 
 def _lines_for_others(plan: LaunchPlan, config: Config, arguments: list[str]) -> list[str]:

@@ -60,7 +60,7 @@ def detail(found: dict[str, Any]) -> None:
         ("began", _moment(row["started"])),
         *(("changed", f"{one['key']}={one['value']}") for one in found["changed"]),
         *(("failure", f"rank {one['rank']} on {one['host']}: {one['message']}") for one in found["failures"]),
-        ("checkpoint", found["checkpoints"][-1]["name"] if found["checkpoints"] else ""),
+        ("checkpoint", found["checkpoints"][0]["name"] if found["checkpoints"] else ""),
         ("goodput", f"{100 * found['goodput']['share']:.0f} %" if found["goodput"] else ""),
         ("mlflow", _record(found["mlflow"])),
         *(("problem", text) for text in found["problems"]),
@@ -81,7 +81,7 @@ def submitted(answer: dict[str, Any]) -> None:
 def outcome(row: dict[str, Any]) -> None:
     """Prints how a run ended that was asked to."""
     complete = [one for one in row["checkpoints"] if one["complete"]]
-    checkpoint = f"; checkpoint of step {complete[-1]['step']}" if complete else ""
+    checkpoint = f"; checkpoint of step {complete[0]['step']}" if complete else ""
     why = f" ({row['reason']})" if row["reason"] else ""
     say(f"{row['name']} ({row['id']}) is {row['state']}{why}{checkpoint}")
 

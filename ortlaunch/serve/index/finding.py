@@ -57,7 +57,8 @@ def find(service: Service, asked: str) -> Found:
     with reading(service.engine) as session:
         places = _places(session, asked)
         if not places:
-            raise HTTPException(404, "there is no such run")
+            hint = "" if _is_id(asked) else ": a run is named here by its id, the first column of the list"
+            raise HTTPException(404, f"there is no such run{hint}")
         if len(places) > 1:
             raise HTTPException(409, f"{asked} means {len(places)} runs: name one by its key, <date>-<time>-<id>")
         return _found(session, places.pop(), is_shared=service.settings.shared_account)
@@ -73,6 +74,10 @@ def found_run(service: Service, asked: str) -> Found:
     if not found.has_folder:
         raise HTTPException(404, "the run has not begun: it has no run folder yet")
     return found
+
+
+def _is_id(asked: str) -> bool:
+    return any(form.fullmatch(asked) for form in (_JOB, _KEY, _SHORT))
 
 
 def _places(session: Session, asked: str) -> set[str]:

@@ -23,11 +23,13 @@ document.getElementById("new-user").addEventListener("submit", (event) => {
   });
 });
 document.body.addEventListener("change", (event) => {
-  if (!event.target.matches("select[data-user]")) return;
-  const select = event.target;
-  working(select, async () => {
-    await call("PATCH", `/api/users/${select.dataset.user}`, { role: select.value });
-    say("The role is changed.");
+  const field = event.target;
+  const isRole = field.matches("select[data-user]");
+  if (!isRole && !field.matches("input[data-unix]")) return;
+  const change = isRole ? { role: field.value } : { unix_user: field.value };
+  working(field, async () => {
+    await call("PATCH", `/api/users/${isRole ? field.dataset.user : field.dataset.unix}`, change);
+    say(isRole ? "The role is changed." : "The Unix user is changed.");
   }).then(refresh);
 });
 document.body.addEventListener("click", (event) => {

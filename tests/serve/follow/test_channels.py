@@ -222,3 +222,65 @@ def test_a_change_before_the_first_stream_counts_too(service: Service) -> None:
     assert service.streams._list._missed(None) == []
     service.streams._take_change(Change(frozenset({"/a/run"}), ()))
     assert b"reload" in service.streams._list._missed(None)[0][1]
+
+
+def test_lines_that_come_all_the_time_are_sent_together(tail: FakeTail) -> None:
+    """One event for each look, and a few looks a second, or each line would cost a system call for each browser."""
+
+    class Growing(FakeTail):
+        def read(self, position: int, until: int | None = None) -> Piece:
+            self.text += "new\n"
+            return super().read(position, until)
+
+    async def main() -> None:
+        growing = Growing("old\n", gate=tail.gate, end_gate=tail.end_gate)
+        channel, one = channel_of(growing), client()
+        async with following(channel, one, None):
+            await until(lambda: channel.followers == 1)
+            await anyio.sleep(0.8)
+        channel.close()
+        assert 1 <= got(one).count("event: log") <= 10
+
+    asyncio.run(main())
+
+
+def test_what_is_much_is_read_at_once(tail: FakeTail, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that has left much unread is followed by the next one without a pause."""
+
+    class Short(FakeTail):
+        def read(self, position: int, until: int | None = None) -> Piece:
+            return super().read(position, min(until or 10**9, position + 1000))
+
+    monkeypatch.setattr(channels, "_FAST_SECONDS", 1.0)
+
+    async def main() -> None:
+        short = Short("", gate=tail.gate, end_gate=tail.end_gate)
+        channel, one = channel_of(short), client()
+        async with following(channel, one, None):
+            await until(lambda: channel.followers == 1)
+            short.text += "n" * 200_000
+            await until(lambda: got(one).count("event: log") > 100)
+        channel.close()
+
+    asyncio.run(main())
+
+
+def test_events_that_come_together_are_sent_at_once() -> None:
+    sent: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message["body"])
+
+    async def main() -> None:
+        one = client()
+        with anyio.CancelScope() as scope:
+            task = asyncio.create_task(one.serve(send, scope))
+            await until(lambda: len(sent) == 1)
+            one.say("first", {})
+            await anyio.sleep(0)
+            one.say("second", {})
+            await until(lambda: len(sent) > 1)
+            task.cancel()
+        assert b"first" in sent[1] and b"second" in sent[1]
+
+    asyncio.run(main())

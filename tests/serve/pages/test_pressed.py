@@ -11,6 +11,7 @@ import psutil
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from ortlaunch.serve.actor import own_user
 from tests.serve.pages.conftest import Person, Site
 from tests.support.service import start
 
@@ -24,7 +25,7 @@ PATIENT = 60_000
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Site]:
     """A service with one slot and nothing else."""
-    server = start(tmp_path, "--shared-account", "--slots=1")
+    server = start(tmp_path, "--slots=1")
     try:
         server.first_administrator("ada")
         yield Site(tmp_path, server, tmp_path, tmp_path)
@@ -155,6 +156,12 @@ def test_who_is_locked_out_is_out_everywhere(chromium: Browser, lab: Site) -> No
     form.get_by_role("button").click()
     expect(users.locator("#link .secret")).to_contain_text("/link/")
     link = users.locator("#link .secret").inner_text()
+    unix_user = users.get_by_label("Unix user of bob")
+    expect(unix_user).to_have_value("")
+    unix_user.fill(own_user())
+    unix_user.press("Tab")
+    expect(users.locator("#said")).to_have_text("The Unix user is changed.")
+    assert [one["unix_user"] for one in lab.server.ask("GET", "/api/users").json] == [own_user()] * 2
     bob = Person(chromium.new_context(), lab)
     page = bob.tab(link.removeprefix(lab.server.url))
     page.get_by_label(re.compile("^Password")).fill("a long enough password")
