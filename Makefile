@@ -15,6 +15,8 @@ AT_ONCE := $(shell cores=$$(nproc); echo $$((cores > 3 ? 3 : 2)))
 ONE_MORE := $(shell echo $$(($$(nproc) + 1)))
 # In CI also what took longest.
 SLOWEST := $(if $(CI),--durations=30 --durations-min=1)
+# Which CI has run before, in make check.
+CHECKED := $(if $(CI),tests/test_architecture.py)
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
@@ -39,7 +41,7 @@ test-nightly: test test-faults
 ## test-quick: the tests that start no workers and compare no models under ONNX Runtime
 test-quick: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(ONE_MORE) --dist=worksteal $(SLOWEST) \
-		$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%) $(ORT_PARITY:%=--ignore=%)
+		$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%) $(ORT_PARITY:%=--ignore=%) $(CHECKED:%=--ignore=%)
 
 ## test-ort: models under ONNX Runtime compared with PyTorch: operators, families, the export cache, some drawn models
 test-ort: $(INSTALLED)

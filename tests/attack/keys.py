@@ -65,7 +65,8 @@ def bad_value(key: Key, chance: random.Random) -> str:
 def _bad_values(hint: Any, key: Key) -> list[str]:
     parts = [part for part in typing.get_args(hint) if part is not type(None)]
     if isinstance(hint, types.UnionType):
-        return _bad_values(parts[0], key)
+        # null is a value of all of these.
+        return [value for value in _bad_values(parts[0], key) if value != "null"]
     if typing.get_origin(hint) is list:
         inner = [f"[{value}]" for value in _bad_values(parts[0], key)] if parts[0] is not str else ["[{a:1}]", "[[a]]"]
         return [*inner, "{a:1}"]

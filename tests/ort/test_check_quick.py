@@ -106,6 +106,19 @@ def test_a_branch_that_the_data_never_takes_otherwise_passes() -> None:
     assert findings(Branching(), batches(1, 1, 1)) == []
 
 
+def test_a_running_mean_that_is_zero_but_for_rounding_is_no_finding() -> None:
+    class NormalizedTwice(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = nn.Sequential(nn.BatchNorm1d(16), nn.BatchNorm1d(16))
+            self.rate = 0.0
+
+        def between(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return self.norms(hidden)
+
+    assert findings(NormalizedTwice(), batches(1, 1, 1)) == []
+
+
 @pytest.mark.parametrize("make", [Averaging, UsingItsBuffer], ids=["kept", "used"])
 def test_a_buffer_that_stays_is_found_by_comparison(make: Callable[[], nn.Module]) -> None:
     found = findings(make(), batches(1, 1, 1))

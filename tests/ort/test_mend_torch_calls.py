@@ -41,6 +41,15 @@ def losses() -> dict[str, Case]:
         "probabilities_weighted": Case(
             lambda x, y: functional.cross_entropy(x, y.softmax(1), weight=torch.linspace(0.5, 1.5, 8)), [(8,), (8,)]
         ),
+        "log_likelihood": Case(lambda x, y: functional.nll_loss(x.log_softmax(-1), y), [(8,)], [((), 8)]),
+        "log_likelihood_weighted": Case(
+            lambda x, y: functional.nll_loss(x.log_softmax(1), y, torch.ones(8, dtype=x.dtype) * 0.7, ignore_index=1),
+            [(8, 3)],
+            [((3,), 8)],
+        ),
+        "log_likelihood_none": Case(
+            lambda x, y: functional.nll_loss(x.log_softmax(1), y, reduction="none"), [(8, 2, 3)], [((2, 3), 8)]
+        ),
         "ctc": Case(
             lambda x, y: functional.ctc_loss(
                 x.transpose(0, 1).log_softmax(-1),
@@ -100,6 +109,12 @@ def functions() -> dict[str, Case]:
         "isclose": Case(lambda a, b: a * torch.isclose(a, b, atol=0.5) + b, [(4, 5), (4, 5)]),
         "bucketize": Case(lambda x: x * torch.bucketize(x, torch.tensor([-0.5, 0.0, 0.5])), [(4, 5)]),
         "searched": Case(lambda x: x + torch.searchsorted(x.detach().sort(1)[0], x.detach()), [(5,)]),
+        "prelu": Case(lambda x, m: m(x), [(4, 5)], modules=[nn.PReLU(4)]),
+        "steps": Case(lambda x: x * (x.floor() + x.ceil() + x.trunc() + x.round() + x.sign()), [(4, 5)]),
+        "round_to_tenths": Case(lambda x: x * x.round(decimals=1), [(4, 5)]),
+        "amin": Case(lambda x: x.amin(1) - x.amax((1, 2))[:, None], [(4, 5)]),
+        "minimum": Case(lambda x: x.min() * x.max() * x, [(4, 5)]),
+        "det": Case(lambda x: torch.det(x) + torch.logdet(x @ x.mT + torch.eye(3)), [(3, 3)]),
         "not_aligned": Case(lambda x, y: x + torch.gcd(y, y + 4).to(x.dtype), [(4,)], [((4,), 9)]),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,47 @@ def test_the_gradient_of_an_input_that_needs_none_is_not_computed(to_ort: Any, t
     found = operators(tmp_path / "onnx")
     assert "ortlaunch::linear_grad_weight" in found
     assert "ortlaunch::linear_grad_x" not in found
+
+
+class ComputedTwice(torch.nn.Module):
+    """Two layers on values without gradient that are written down twice, and that ONNX Runtime computes once."""
+
+    def __init__(self, values: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.values = values
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(8, 4), torch.nn.Linear(8, 4, bias=False)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](self.values(x)) * self.layers[1](self.values(x))
+
+
+@pytest.mark.parametrize("values", [lambda x: x[:, 0], lambda x: torch.sin(x[:, 1]) * 2], ids=["slice", "computed"])
+def test_values_that_are_computed_twice_alike(assert_parity: Any, values: Any) -> None:
+    torch.manual_seed(0)
+    assert_parity(ComputedTwice(values), {"x": torch.randn(3, 4, 8)}, {"x": torch.randn(5, 4, 8)}, tolerance=5e-6)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTMCell, torch.nn.GRUCell])
+def test_a_cell_whose_first_state_is_its_first_input(assert_parity: Any, kind: Any) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = kind(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            state = (x[:, 0], x[:, 1]) if kind is torch.nn.LSTMCell else x[:, 0]
+            for row in range(3):
+                state = self.cell(x[:, row], state)
+            return state[0] if isinstance(state, tuple) else state
+
+    torch.manual_seed(0)
+    assert_parity(Model(), {"x": torch.randn(3, 4, 8)}, {"x": torch.randn(5, 4, 8)}, tolerance=5e-6)
+
+
+def test_two_batch_norms_without_parameters(assert_parity: Any) -> None:
+    """Their weights are equal constants, of which ONNX Runtime makes one."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential()
+    for _ in range(2):
+        model.extend([torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8, affine=False)])
+    assert_parity(model, {"input": torch.randn(6, 8)}, {"input": torch.randn(4, 8)}, tolerance=5e-5)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ortlaunch.ort.mends import torch_calls
 from ortlaunch.ort.mends.torch_nodes import exact, numbers, torch_node
 from ortlaunch.ort.mends.values import cast, is_floating, sizes
 
@@ -153,9 +154,8 @@ def _unary_symbolic(name: str, g: Any, x: Any, *rest: Any) -> Any:
         if original is not None:
             return original(g, x, *rest)
     if rest:
-        from torch.onnx import errors
-
-        raise errors.SymbolicValueError(f"{name} with decimals is not exported with a gradient", x)
+        # round with decimals.
+        return torch_calls.exported(g, x, *rest)
     return _unary(g, x, _NAMES.index(name))
 
 

@@ -6,17 +6,19 @@ torch's exporter drops both, which is right only for inference. ONNX Runtime wou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
-from onnx import helper
+from onnx import helper, numpy_helper
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ortlaunch.ort.mends import convolutions, functions, splits, torch_nodes
 
 _DOMAIN, _OPERATOR = "org.pytorch.aten", "detach_copy"
+_SMALL = 1024
+"""Bytes up to which two initializers are compared by their values."""
 
 
 def install() -> None:
@@ -126,34 +128,77 @@ def stop_gradient(g: Any, value: Any) -> Any:
 
 
 def _separate_unwanted(graph: Any, wanted: set[str]) -> None:
-    """Gives ATen nodes a copy of each input whose gradient they write although nobody needs it.
+    """Gives nodes a copy of each input whose gradient they write although nobody needs it.
 
-    ONNX Runtime writes the gradients of all inputs of an ATen node, needed or not. Two such nodes with a common input
-    would both define its gradient.
+    ONNX Runtime writes the gradients of all inputs of an ATen node or a BatchNorm, needed or not. Two such nodes with a
+    common input would both define its gradient. Inputs that are computed twice alike count as common: ONNX Runtime
+    computes them once.
     """
     needing, seen = set(wanted), set()
+    expressions = _Expressions(graph)
     nodes = []
     for node in graph.node:
+        expressions.add(node)
         if needing.intersection(node.input) and not _stops(node):
             needing.update(node.output)
         for index in _differentiated_inputs(node):
             name = node.input[index] if index < len(node.input) else ""
             if not name or name in needing:
                 continue
-            if name in seen:
+            if expressions.of(name) in seen:
                 copy = f"{name}/copy_for/{node.output[0]}/{index}"
                 nodes.append(_stopped(name, copy))
                 node.input[index] = copy
-            seen.add(name)
+            seen.add(expressions.of(name))
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
 
 
+class _Expressions:
+    """Which values of a graph are computed alike, so that ONNX Runtime's optimizers may make one of them."""
+
+    def __init__(self, graph: Any) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._of: dict[str, int] = {}
+        for tensor in graph.initializer:
+            # Large ones are compared by their names: nobody has written the same weights twice.
+            is_small = tensor.ByteSize() <= _SMALL + len(tensor.name)
+            key = (tensor.data_type, tuple(tensor.dims), _bytes(tensor)) if is_small else tensor.name
+            self._of[tensor.name] = self._number(key)
+
+    def of(self, name: str) -> int:
+        """Returns a number that two values share if they are computed alike."""
+        return self._of[name] if name in self._of else self._number(name)
+
+    def add(self, node: Any) -> None:
+        """Takes in the outputs of a node whose inputs are known."""
+        inputs = tuple(map(self.of, node.input))
+        attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in node.attribute))
+        for index, output in enumerate(node.output):
+            if node.op_type == "Identity":
+                self._of[output] = inputs[0]
+            elif node.op_type == "Constant" and node.attribute[0].name == "value":
+                tensor = node.attribute[0].t
+                self._of[output] = self._number((tensor.data_type, tuple(tensor.dims), _bytes(tensor)))
+            else:
+                self._of[output] = self._number((node.domain, node.op_type, inputs, attributes, index))
+
+    def _number(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+
+def _bytes(tensor: Any) -> bytes:
+    return numpy_helper.to_array(tensor).tobytes()
+
+
 def _differentiated_inputs(node: Any) -> list[int]:
-    """Returns the inputs of an ATen node for which its registered gradient writes a result."""
+    """Returns the inputs of a node for which its gradient writes a result whether it is needed or not."""
     from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
 
+    if node.op_type == "BatchNormInternal":
+        # Values, weight and bias.
+        return [0, 1, 2]
     if node.domain != _DOMAIN:
         return []
     texts = {a.name: a.s.decode() for a in node.attribute}

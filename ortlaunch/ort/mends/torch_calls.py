@@ -33,6 +33,8 @@ _COMPLEX = ("aten::fft_", "aten::stft", "aten::istft", "aten::polar", "aten::com
 _WITHOUT_GRADIENT = {
     **dict.fromkeys(("aten::atan2", "aten::fmod", "aten::remainder", "aten::tensordot", "aten::outer")),
     "aten::einsum": "onnx::Einsum",
+    **dict.fromkeys(("aten::det", "aten::linalg_det", "aten::logdet")),
+    **dict.fromkeys(("aten::nll_loss", "aten::nll_loss2d", "aten::nll_loss_nd")),
     # The gradient of MaxPool writes out of bounds where a size of its input varies.
     **dict.fromkeys(("aten::max_pool1d", "aten::max_pool3d")),
     **dict.fromkeys(f"aten::max_pool{rank}d_with_indices" for rank in (1, 2, 3)),
