@@ -119,6 +119,17 @@ def test_a_running_mean_that_is_zero_but_for_rounding_is_no_finding() -> None:
     assert findings(NormalizedTwice(), batches(1, 1, 1)) == []
 
 
+def test_an_output_that_is_zero_but_for_rounding_is_no_finding() -> None:
+    class WithItsMean(Net):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            hidden = self.first(x)
+            logits = self.last(hidden)
+            normal = nn.functional.layer_norm(hidden, hidden.shape)
+            return nn.functional.cross_entropy(logits, labels), logits, normal.mean()
+
+    assert findings(WithItsMean(), batches(1, 1, 1)) == []
+
+
 @pytest.mark.parametrize("make", [Averaging, UsingItsBuffer], ids=["kept", "used"])
 def test_a_buffer_that_stays_is_found_by_comparison(make: Callable[[], nn.Module]) -> None:
     found = findings(make(), batches(1, 1, 1))

@@ -66,7 +66,7 @@ class Examination:
     def _first_stray(self) -> tuple[Batch, Gap] | None:
         for batch in self.batches[1:]:
             gap = self._pair.gap(batch)
-            if gap.exceeds(WIDER * gap.tolerance):
+            if gap.exceeds(WIDER * gap.tolerance) and (self._draws or not self._pair.is_rounding(batch)):
                 return batch, gap
         return None
 

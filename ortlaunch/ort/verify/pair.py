@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,12 +11,13 @@ import torch
 
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
+from ortlaunch.ort.verify.compare import errors_from_exact, is_as_good, tolerance_of
 from ortlaunch.ort.verify.gap import Gap, widest
 from ortlaunch.ort.verify.graph import TracedGraph
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
 from ortlaunch.ort.verify.python_state import PythonChange, python_change
 from ortlaunch.ort.verify.reference import Reference, SourceLine
-from ortlaunch.ort.verify.state import ModelState, copied, copied_buffers, same_random_numbers, seed_all
+from ortlaunch.ort.verify.state import ModelState, copied, copied_buffers, in_fp64, same_random_numbers, seed_all
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 Decisions = dict[SourceLine, list[str]]
@@ -85,6 +87,30 @@ class Pair:
         """Returns the output that differs most."""
         expected, _ = self.eager(batch)
         return widest(self.exported(batch), expected)
+
+    def is_rounding(self, batch: Batch) -> bool:
+        """Whether the graph's outputs are as near to PyTorch's in fp64 as PyTorch's own, for a model without chance.
+
+        An output may be the mean of normalized values, of which fp32 leaves nothing but rounding.
+        """
+        truth = self._exact(batch)
+        if truth is None:
+            return False
+        owns = errors_from_exact(self.eager(batch)[0], truth)
+        errors = errors_from_exact(self.exported(batch), truth)
+        return all(is_as_good(errors.get(name), own, tolerance_of(truth[name].float())) for name, own in owns.items())
+
+    def _exact(self, batch: Batch) -> NamedTensors | None:
+        """Returns PyTorch's outputs in fp64; None where the model does not run so."""
+        self._state.restore()
+        try:
+            model = copy.deepcopy(self._plain).double()
+            with _as_in_training(), Reference():
+                return named_tensors(self._task.outputs(model, in_fp64(batch)))
+        except Exception:
+            return None
+        finally:
+            self._state.restore()
 
     def is_random(self, batch: Batch) -> bool:
         """Whether two passes over the same batch differ without dropout, in PyTorch or in the graph."""
