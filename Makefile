@@ -21,7 +21,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-estimate bench-malloc bench-memory-check bench-jobs bench-serve bench-tune coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-auto bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-estimate bench-malloc bench-memory-check bench-jobs bench-serve bench-tune coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-limit bench-overhead bench-auto bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -118,6 +118,10 @@ docs: $(INSTALLED)
 bench-ort: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_ort
 
+## bench-limit: share of this machine's matrix-product rate that eager, compile and ort use; ARGS="--families gpt2_nano --rounds 1"
+bench-limit: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.bench_limit $(ARGS)
+
 ## bench-auto: whole runs with backend=auto over those with the best of eager, compile and ort
 bench-auto: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_auto
@@ -125,6 +129,10 @@ bench-auto: $(INSTALLED)
 ## bench-guards: what the guards of backend=ort cost, in steps of training: check at the start, decisions, comparisons
 bench-guards: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_guards
+
+## bench-overhead: step time with each watch that is on by default over that without it, in one run; tokens/s of 1 and 2 workers
+bench-overhead: $(INSTALLED)
+	$(BIN)/python -m tests.benchmarks.bench_overhead $(ARGS)
 
 ## bench-estimate: 24 drawn configurations: memory that ortlaunch estimate predicts beside what training them takes
 bench-estimate: $(INSTALLED)

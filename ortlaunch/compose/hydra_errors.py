@@ -13,8 +13,6 @@ from ortlaunch.config.load import first_line
 from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.schema import GROUPS
 from ortlaunch.config.synonyms import KEYS
-from ortlaunch.models.registry import unknown_model_message
-from ortlaunch.tracking import trackers
 
 
 def explain(error: Exception) -> str:
@@ -66,6 +64,10 @@ def _file_of(error: Exception) -> str | None:
 
 
 def _unknown_option(group: str, name: str, text: str) -> str:
+    # Imported here, because every command imports this module and few have such an error.
+    from ortlaunch.models.registry import unknown_model_message
+    from ortlaunch.tracking import trackers
+
     if group == "model":
         return unknown_model_message(name)
     available = re.findall(r"^\t(\S+)$", text, re.MULTILINE) or sorted(GROUPS.get(group, {}))
@@ -79,6 +81,8 @@ def _unknown_option(group: str, name: str, text: str) -> str:
 
 
 def _unknown_key(key: str) -> str:
+    from ortlaunch.tracking import trackers
+
     group, _, rest = key.partition(".")
     if group == "trackers" and (name := rest.partition(".")[0]) in trackers.names():
         return f"{key}: no such key of a chosen tracker; {name} is chosen by tracking=[mlflow,{name}]"

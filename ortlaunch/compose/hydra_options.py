@@ -17,8 +17,6 @@ from ortlaunch.config.options import MODULE_GROUPS, Options
 from ortlaunch.config.paths import group_options, ready_jobs, slurm_profiles
 from ortlaunch.config.schema import MlflowConfig, open_model, register_schemas
 from ortlaunch.config.tracking_uri import default_uri
-from ortlaunch.models.registry import available
-from ortlaunch.tracking import trackers
 
 
 def register_options(words: list[str]) -> None:
@@ -53,6 +51,11 @@ def register_options(words: list[str]) -> None:
         _register_jobs(words)
 
 
+def sets_hydra(words: list[str]) -> bool:
+    """Whether a key of Hydra's own may be set: on the command line, in a ready job or in a file of the user's."""
+    return _may_choose_any(words) or _mentions(words, "hydra")
+
+
 def _may_choose_any(words: list[str]) -> bool:
     """Whether any option may be needed: ready jobs and the user's own files can choose each, completion lists all."""
     return _mentions(words, "jobs") or any(word.startswith(("--config", "-c", "--shell", "-s")) for word in words)
@@ -82,6 +85,9 @@ def _store(group: str, name: str, node: Any, package: str | None = None) -> None
 
 def _register_trackers() -> None:
     """Registers trackers other than MLflow as options of `tracking`. Each has its own keys, so several can combine."""
+    # Imported here and below, because few command lines choose such an option.
+    from ortlaunch.tracking import trackers
+
     for name in trackers.names():
         # A tracker that cannot be loaded must not stop a run that does not use it.
         with contextlib.suppress(RequestError):
@@ -90,6 +96,8 @@ def _register_trackers() -> None:
 
 
 def _register_models() -> None:
+    from ortlaunch.models.registry import available
+
     for name in set(available()) - set(group_options("model")):
         _store("model", name, open_model(name))
 

@@ -18,7 +18,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import without_secrets, without_secrets_of
 from ortlaunch.compose.command_line import hydra_words
 from ortlaunch.compose.hydra_errors import explain
-from ortlaunch.compose.hydra_options import register_options
+from ortlaunch.compose.hydra_options import register_options, sets_hydra
 from ortlaunch.compose.overrides import check_overrides
 from ortlaunch.config.backends import DEFAULT, why_default
 from ortlaunch.config.paths import conf_dir
@@ -51,13 +51,32 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     os.environ["HYDRA_FULL_ERROR"] = "1"
     watched = _Task(task)
     try:
-        with _public_output(words):
+        with _public_output(words), _composed_once(arguments):
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(watched)()
     except Exception as error:
         # Whatever Hydra fails with, it has read nothing but this command line and the files that it names.
         raise watched.failure or RequestError(explain(error)) from error
     if watched.failure is not None:
         raise watched.failure
+
+
+@contextlib.contextmanager
+def _composed_once(arguments: list[str]) -> Iterator[None]:
+    """Lets Hydra compose the configuration once where its key `hydra.mode` cannot be set.
+
+    Hydra composes the whole configuration to read this key, and again to run.
+    """
+    from hydra._internal.hydra import Hydra
+
+    if sets_hydra(arguments):
+        yield
+        return
+    usual = Hydra.get_mode
+    Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Hydra.get_mode = usual  # type: ignore[method-assign]
 
 
 class _Task:

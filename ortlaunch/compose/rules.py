@@ -63,7 +63,7 @@ def _names(config: Config) -> None:
 
 def _no_secrets(config: Config) -> None:
     """Refuses secrets in values that must be written as they are: names of folders, and what a job's script holds."""
-    launcher = leaves(to_dict(config)["launcher"], "launcher")
+    launcher = leaves(to_dict(config.launcher), "launcher")
     for key, value in [
         ("name", config.name),
         ("experiment", config.experiment),

@@ -14,7 +14,6 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from ortlaunch.base.files import is_there, missing, remove_empty
-from ortlaunch.run.sweep import HYDRA_FILE, SWEEP_FILE
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,12 @@ def discard(folder: SweepFolder | None) -> None:
     Args:
         folder: the sweep's folder; None without a sweep.
     """
-    if folder is None or is_there(folder.path / SWEEP_FILE):
+    if folder is None:
+        return
+    # Only a sweep needs this module.
+    from ortlaunch.run.sweep import HYDRA_FILE, SWEEP_FILE
+
+    if is_there(folder.path / SWEEP_FILE):
         return
     # The path may be one that no file system takes.
     with suppress(OSError):

@@ -135,9 +135,9 @@ def _config_of(settings: dict[str, Any]) -> Config:
     return config
 
 
-def to_dict(config: Config) -> dict[str, Any]:
-    """The configuration as nested dictionaries of plain values. An enum becomes its name."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config), resolve=True, enum_to_str=True)
+def to_dict(node: Any) -> dict[str, Any]:
+    """A configuration, or a node of one, as nested dictionaries of plain values. An enum becomes its name."""
+    plain = OmegaConf.to_container(OmegaConf.structured(node), resolve=True, enum_to_str=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 

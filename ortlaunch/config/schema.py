@@ -616,7 +616,7 @@ def register_schemas() -> None:
     """
     from hydra.core.config_store import ConfigStore
 
-    from ortlaunch.config.option_nodes import store_option
+    from ortlaunch.config.option_nodes import store_option, store_schema
 
     store = ConfigStore.instance()
     store.store(name="ortlaunch_schema", node=Config)
@@ -628,7 +628,7 @@ def register_schemas() -> None:
                 store_option(group, name)
         else:
             for name, node in options.items():
-                store.store(group=f"schema/{group}", name=name, node=node)
+                store_schema(group, name, node)
     store.store(group="backend", name=DEFAULT, node={"defaults": [f"/backend/{default_backend()}@_here_"]})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,14 @@ def import_ortmodule() -> Any:
         if name != extension.KERNELS:
             extension.load(name)
     # ORTModule imports DeepSpeed where it is installed (1 s of a worker's start), and DeepSpeed's autotuner MLflow
-    # (1.3 s). A trainer that works through DeepSpeed has imported it before.
+    # (1.3 s). A trainer that works through DeepSpeed has imported it before. The hooks, which the first export would
+    # import, do the same, and warn that they do not know this DeepSpeed: they are for a ZeRO 3 that is not used here.
     with hidden("mlflow"), hidden("deepspeed"):
         from onnxruntime.training import ortmodule
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from onnxruntime.training.utils import hooks  # noqa: F401
 
     # These are set because ORTModule's own folder has no libraries; ours are already loaded.
     ortmodule._FALLBACK_INIT_EXCEPTION = None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ortlaunch.base.ownership import closed_to_others
 from ortlaunch.base.reading import is_inside, load_json, open_plain
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 NAME = "manifest.json"
 _FORMAT = 1
@@ -24,7 +27,7 @@ def seal(folder: Path) -> None:
         OSError: the disk is full or broken.
     """
     names = [path.relative_to(folder).as_posix() for path in _files(folder)]
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with _pool() as pool:
         entries = dict(zip(names, pool.map(lambda name: _entry(folder / name), names), strict=True))
     text = json.dumps({"format": _FORMAT, "files": entries}, indent=1) + "\n"
     with closed_to_others():
@@ -47,7 +50,7 @@ def problems(folder: Path, *, contents: bool = True) -> list[str]:
     listed = _read(folder)
     if listed is None:
         return [f"{NAME} is missing or cannot be read"]
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with _pool() as pool:
         found = pool.map(lambda item: _problem(folder / item[0], item[1], contents), listed.items())
         return [f"{name}: {text}" for name, text in zip(listed, found, strict=True) if text]
 
@@ -70,6 +73,13 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _pool() -> ThreadPoolExecutor:
+    # Imported here, because every command imports this module and few read a checkpoint.
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(_THREADS)
 
 
 def _files(folder: Path) -> list[Path]:

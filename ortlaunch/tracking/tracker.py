@@ -12,11 +12,13 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ortlaunch.base.secrets import hidden, without_secrets
 from ortlaunch.config.schema import TrackingConfig
-from ortlaunch.tracking.translate import Operation
+
+if TYPE_CHECKING:
+    from ortlaunch.tracking.translate import Operation
 
 C = TypeVar("C")
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import random
 import statistics
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from ortlaunch.ort import session
 from ortlaunch.ort.mends import decisions
 from ortlaunch.ort.verify.start import QuickCheck, gradient_error
 from ortlaunch.trainer.backend_run import _is_due
+from tests.benchmarks.figures import with_interval
 
 RUN_STEPS = 100_000
 """Length of the run whose share is computed."""
@@ -77,13 +77,6 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def interval(ratios: list[float]) -> str:
-    """The median and the 95 % interval of the median, by resampling."""
-    chance = random.Random(0)
-    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return f"{statistics.median(ratios):.3f} ({medians[50]:.3f} to {medians[1949]:.3f})"
-
-
 def main() -> None:
     """Prints the three costs."""
     parser = argparse.ArgumentParser()
@@ -112,8 +105,8 @@ def main() -> None:
     due = sum(_is_due(number, None) for number in range(1, RUN_STEPS + 1))
     print(f"gpt2_nano, batch 8x128, {len(os.sched_getaffinity(0))} threads; a step takes {step * 1000:.0f} ms")
     print(f"the check at the start: {check / step:.1f} steps ({check:.2f} s)")
-    print(f"{places} decisions compared at each step: {interval(ratios)} of a step without")
-    print(f"a comparison while training: {interval(rechecks)} steps")
+    print(f"{places} decisions compared at each step: {with_interval(ratios)} of a step without")
+    print(f"a comparison while training: {with_interval(rechecks)} steps")
     share = due * statistics.median(rechecks) / RUN_STEPS
     print(f"{due} of them in {RUN_STEPS} steps: {share:.4%} of the time")
 

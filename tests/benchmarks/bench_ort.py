@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.benchmarks.whole_runs import STEPS, WORKERS, leave_nothing_running, run, turns
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,6 @@ class Case:
 
     model: str
     trainer: str
-    steps: int
     rounds: int
     backends: tuple[str, ...] = ("eager", "compile", "ort")
 
@@ -35,44 +33,34 @@ class Case:
 
 _BOTH = ("eager", "ort")
 CASES = (
-    Case("gpt2_nano", "ddp", steps=40, rounds=3),
-    Case("gpt2_nano", "deepspeed", steps=40, rounds=3, backends=_BOTH),
-    Case("gpt2", "ddp", steps=8, rounds=2),
-    Case("gpt2", "deepspeed", steps=8, rounds=2, backends=_BOTH),
-    *(Case(model, "ddp", steps=40, rounds=2) for model in ("mlp", "resnet", "vit")),
-    *(Case(model, "ddp", steps=8, rounds=2) for model in ("bert", "llama")),
+    Case("gpt2_nano", "ddp", rounds=3),
+    Case("gpt2_nano", "deepspeed", rounds=3, backends=_BOTH),
+    Case("gpt2", "ddp", rounds=2),
+    Case("gpt2", "deepspeed", rounds=2, backends=_BOTH),
+    *(Case(model, "ddp", rounds=2) for model in ("mlp", "resnet", "vit", "bert", "llama")),
 )
 
 
 def step_seconds(case: Case, backend: str, folder: Path) -> float:
     """Median step time of one run, in seconds, read from its journal."""
-    overrides = [
+    return run(
         f"model={case.model}",
         f"trainer={case.trainer}",
-        f"backend={backend}",
-        f"train.steps={case.steps}",
-        "launcher.workers_per_node=2",
-        "tracking=none",
-        f"run_root={folder / backend}",
+        f"train.steps={STEPS[case.model]}",
+        f"launcher.workers_per_node={WORKERS}",
         f"name={case.model}",
-    ]
-    subprocess.run([sys.executable, "-m", "ortlaunch", *overrides], check=True, stdout=subprocess.DEVNULL, timeout=1200)
-    journal = max((folder / backend).glob("*/*/journal.jsonl"), key=lambda path: path.stat().st_mtime)
-    events = [json.loads(line) for line in journal.read_text().splitlines()]
-    tags = {name: value for event in events if event["event"] == "tags" for name, value in event["values"].items()}
-    assert tags["ortlaunch.ort_active"] == str(backend == "ort").lower(), tags
-    values = {name: value for event in events if event["event"] == "metrics" for name, value in event["values"].items()}
-    return float(values["summary/step_seconds_p50"])
+        backend=backend,
+        folder=folder,
+    ).step_seconds
 
 
 def measure(case: Case) -> list[dict[str, float]]:
     """Rounds of step times in the order in which they were taken; every other one goes the other way round."""
-    rounds = []
     with tempfile.TemporaryDirectory() as name:
-        for number in range(case.rounds):
-            order = case.backends if number % 2 == 0 else case.backends[::-1]
-            rounds.append({backend: step_seconds(case, backend, Path(name)) for backend in order})
-    return rounds
+        return [
+            {backend: step_seconds(case, backend, Path(name)) for backend in order}
+            for order in turns(case.backends, case.rounds)
+        ]
 
 
 def main() -> None:
@@ -80,6 +68,7 @@ def main() -> None:
     parser.add_argument("--only", help="run the cases whose title contains this")
     parser.add_argument("--rounds", type=int, help="rounds of each case")
     arguments = parser.parse_args()
+    leave_nothing_running()
     names = f"{'eager s':>8} {'compile s':>9} {'ort s':>8} {'ort/eager':>10} {'ort/compile':>11}"
     print(f"{'case':<20} {names}   ort/eager of each")
     for case in CASES:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import DictConfig
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose, run_with_hydra
@@ -173,3 +176,30 @@ def test_a_file_of_an_option_has_the_options_keys(tmp_path: Path, group: str, na
 
 def test_the_parsed_word() -> None:
     assert parsed("+a.b='x y'").value() == "x y"
+
+
+def test_the_configuration_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    trees: list[DictConfig] = []
+    compositions = _counted(monkeypatch)
+    run_with_hydra(["model=mlp"], trees.append)
+    assert (len(compositions), len(trees)) == (1, 1)
+
+
+def test_a_file_of_the_users_may_make_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "twice.yaml").write_text("hydra: {mode: MULTIRUN, sweeper: {params: {seed: '1,2'}}}\n")
+    monkeypatch.setenv("ORTLAUNCH_JOBS", str(tmp_path))
+    seeds: list[int] = []
+    run_with_hydra(["+jobs=twice", f"run_root={tmp_path}"], lambda tree: seeds.append(tree.seed))
+    assert seeds == [1, 2]
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The configurations that Hydra composes from now on."""
+    usual, found = ConfigLoaderImpl.load_configuration, []
+
+    def counting(loader: ConfigLoaderImpl, config_name: str, *arguments: Any, **named: Any) -> DictConfig:
+        found.append(config_name)
+        return usual(loader, config_name, *arguments, **named)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counting)
+    return found

@@ -172,3 +172,21 @@ def test_the_compatibility_layer_restores_what_it_moved() -> None:
         {"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
     )
     assert result.stdout.strip().endswith("kept"), result.stderr
+
+
+def test_an_export_imports_neither_deepspeed_nor_mlflow() -> None:
+    """ORTModule would import both for a ZeRO 3 of its own: 1.4 s of each first start."""
+    result = run_python(
+        """
+        import sys
+        import torch
+        from ortlaunch.config.schema import OrtConfig
+        from ortlaunch.ort import session
+        model = session.wrap(torch.nn.Linear(4, 4), OrtConfig(export_cache=False), threads=1, onnx_dir=None)
+        model(torch.rand(2, 4)).sum().backward()
+        assert session.is_active(model)
+        print(sorted({"deepspeed", "mlflow"} & sys.modules.keys()))
+        """,
+        {"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())},
+    )
+    assert result.stdout.strip().endswith("[]"), result.stdout + result.stderr

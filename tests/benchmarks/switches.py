@@ -1,0 +1,179 @@
+"""Switches a run's watches off and on again while it trains, for ``make bench-overhead``.
+
+The workers of that benchmark import this module (``model.imports``). The steps are divided into turns of equal length.
+In every other turn all is as by default; between them one row of `ROWS` applies. The turns follow from the number of
+the step alone, so all workers switch at the same step. The first worker notes how long each turn has taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ortlaunch.metrics.stragglers import OwnTime
+from ortlaunch.metrics.system import Sampler
+from ortlaunch.metrics.throughput import StepClock
+from ortlaunch.ort.mends.decisions import Decisions
+from ortlaunch.run.run import Run
+from ortlaunch.trainer import backend_run
+from ortlaunch.trainer.guard import Guard
+from ortlaunch.trainer.recorder import Recorder
+from ortlaunch.trainer.step_end import StepEnd
+from ortlaunch.trainer.stop import StopRequests
+from ortlaunch.trainer.watch import Watch
+
+NOTES = "turns.jsonl"
+"""The file in the run folder that the turns are noted in."""
+TURN_STEPS = 10
+"""One log step with the default ``train.log_every=10``."""
+WARM_STEPS = 4 * TURN_STEPS
+
+DEFAULT = "default"
+LAUNCHER = "launcher: relay to MLflow, display, presence"
+ALL = "all of these"
+EVERY_STEP = "train.log_every=1"
+COMPARISON = "one comparison of the gradients with PyTorch"
+WATCHES = {
+    "loss and gradients that are not finite": {"guard"},
+    "figures at log steps, and the journal": {"figures", "clock"},
+    "each worker's own time (stragglers)": {"own time"},
+    "samples of the machine": {"samples"},
+    "signs of life, and the watch for hangs": {"beats"},
+    "agreement on requests to stop": {"stop"},
+    "decisions that the graph has frozen": {"decisions"},
+    LAUNCHER: {"launcher"},
+}
+"""What is switched off, by the row's name."""
+ROWS = {**WATCHES, ALL: set().union(*WATCHES.values()), EVERY_STEP: {"every step"}, COMPARISON: {"comparison"}}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is switched in a turn, and how long it lasts."""
+
+    row: str
+    switched: frozenset[str]
+    steps: int
+    left_out: int
+    """First steps of the turn that do not count, because something of the turn before is still being done in them."""
+
+
+def turns_of_round() -> list[Turn]:
+    """A round: each row between two turns with the defaults."""
+    found = []
+    for row, switched in ROWS.items():
+        # The relay sends every five seconds, and what it could not send when it goes on.
+        is_long = "launcher" in switched
+        length = (5 * TURN_STEPS, TURN_STEPS) if is_long else (TURN_STEPS, 0)
+        found.append(Turn(DEFAULT, frozenset(), *length))
+        found.append(Turn(row, frozenset(switched), *length))
+        found.append(Turn(DEFAULT, frozenset(), *length))
+    return found
+
+
+_RUN = Run(Path(sys.argv[-1]))
+"""The worker's run: it is started with the run folder as its last word."""
+
+STEPS_PER_ROUND = sum(turn.steps for turn in turns_of_round())
+
+
+class _Turns:
+    """The turn that this worker is in."""
+
+    def __init__(self) -> None:
+        self._turns = turns_of_round()
+        self._index = -1
+        self._ends = WARM_STEPS
+        self._counts_from = 0
+        self._begun = 0.0
+        self.step = 0
+        self.switched: frozenset[str] = frozenset()
+
+    def step_ends(self, step: int, *, is_first: bool) -> None:
+        """Called at the end of each step; begins the next turn where one is due."""
+        self.step = step
+        if step == self._counts_from:
+            self._begun = time.perf_counter()
+        if step < self._ends:
+            return
+        if is_first and self._index >= 0:
+            turn = self._turns[self._index]
+            seconds = (time.perf_counter() - self._begun) / (turn.steps - turn.left_out)
+            with (_RUN.path / NOTES).open("a") as notes:
+                notes.write(json.dumps({"row": turn.row, "step_seconds": seconds}) + "\n")
+        self._index = (self._index + 1) % len(self._turns)
+        turn = self._turns[self._index]
+        if is_first:
+            _switch_launcher(on="launcher" not in turn.switched)
+        self.switched = turn.switched
+        self._ends, self._counts_from = step + turn.steps, step + turn.left_out
+        self._begun = time.perf_counter()
+
+    @property
+    def is_middle(self) -> bool:
+        """Whether the current step is in the middle of its turn."""
+        return self._ends - self.step == TURN_STEPS // 2
+
+
+_turns = _Turns()
+
+
+def _switch_launcher(*, on: bool) -> None:
+    launcher = _RUN.launcher()
+    assert launcher is not None, "the run folder does not name its launcher"
+    os.kill(launcher.pid, signal.SIGCONT if on else signal.SIGSTOP)
+
+
+def _switch(owner: Any, name: str, switch: str, instead: Callable[..., Any] = lambda *_, **__: None) -> None:
+    """Makes a function of a class or module another one while `switch` is switched."""
+    usual = getattr(owner, name)
+
+    def chosen(*arguments: Any, **named: Any) -> Any:
+        return (instead if switch in _turns.switched else usual)(*arguments, **named)
+
+    setattr(owner, name, chosen)
+
+
+def _note_step(end: StepEnd, step: int, eval_loss: float | None = None) -> bool:
+    stops = _run_step_end(end, step, eval_loss)
+    _turns.step_ends(step, is_first=os.environ["RANK"] == "0")
+    return stops
+
+
+def _not_asked(requests: StopRequests) -> bool:
+    requests.close()
+    requests._steps_left = 1
+    return False
+
+
+_run_step_end = StepEnd.run
+
+
+def install() -> None:
+    """Puts the switches into the classes that this worker uses."""
+    StepEnd.run = _note_step  # type: ignore[method-assign]
+    _switch(Guard, "watch", "guard", lambda _guard, loss: loss)
+    _switch(Guard, "check_gradients", "guard")
+    _switch(Recorder, "is_log_step", "figures", lambda *_: False)
+    _switch(Recorder, "is_log_step", "every step", lambda *_: True)
+    _switch(StepClock, "step_done", "clock")
+    _switch(OwnTime, "begin", "own time")
+    _switch(OwnTime, "end", "own time")
+    _switch(Sampler, "sample", "samples", lambda *_: False)
+    for name in ("beat", "_write", "_leave_if_lost"):
+        _switch(Watch, name, "beats")
+    _switch(StopRequests, "agreed", "stop", _not_asked)
+    _switch(Decisions, "compare", "decisions")
+    # By default, comparisons are too rare for a turn to show them: they are made in their own row alone.
+    backend_run._is_due = lambda *_: "comparison" in _turns.switched and _turns.is_middle
+
+
+if Path(sys.argv[0]).name == "worker.py":
+    install()
