@@ -27,6 +27,9 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell lets what it starts in the background ignore Ctrl-C, and processes that tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # nohup does the same to SIGHUP.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 OF_THE_USERS = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 OF_THE_USERS += ("ORTLAUNCH_JOBS", "ORTLAUNCH_SLURM_PROFILES")
 OF_ORT = ("ort/", "drawn/", "export/test_artifacts.py", "export/test_exporting.py")
