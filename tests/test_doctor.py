@@ -27,6 +27,7 @@ from ortlaunch.doctor.fix import fix
 from ortlaunch.doctor.line import Level, Line
 from ortlaunch.ort import extension
 from ortlaunch.tracking import sqlite_store
+from tests.support.nightly import first_in_ci
 from tests.support.ort import MISSING
 
 
@@ -87,7 +88,7 @@ def test_what_ortmodule_needs_on_this_torch_is_said_in_words(monkeypatch, steps:
 
 
 @pytest.mark.ort
-@pytest.mark.parametrize("other", ["onnxruntime", "onnxruntime-gpu", "onnxruntime-training"])
+@pytest.mark.parametrize("other", first_in_ci(["onnxruntime", "onnxruntime-gpu", "onnxruntime-training"], 1))
 def test_two_onnxruntimes_at_once_are_an_error_with_the_way_out(tmp_path: Path, other: str) -> None:
     pretend(tmp_path, other)
     line = lines(site=tmp_path)["onnxruntime"]
