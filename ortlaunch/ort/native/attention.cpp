@@ -174,10 +174,10 @@ float softmax(float* row, int64_t count, int64_t width) {
 }
 
 void drop(float* row, int64_t width, const Noise& noise, uint64_t number) {
-  Floats factors[4];
+  Floats factors[kParts];
   for (int64_t at = 0; at < width; at += kBlock) {
     noise.block(factors, number, static_cast<uint32_t>(at / kBlock));
-    for (int part = 0; part < 4; ++part) {
+    for (int part = 0; part < kParts; ++part) {
       float* place = row + at + part * kLanes;
       store(place, load(place) * factors[part]);
     }
@@ -237,10 +237,11 @@ void differentiate(
     scores[at] = kNever;
     slopes[at] = 0.0f;
   }
-  Floats factors[4] = {all(1.0f), all(1.0f), all(1.0f), all(1.0f)};
+  Floats factors[kParts];
+  for (Floats& factor : factors) factor = all(1.0f);
   for (int64_t at = 0; at < width; at += kBlock) {
     if (of.p > 0.0) noise.block(factors, number, static_cast<uint32_t>(at / kBlock));
-    for (int part = 0; part < 4; ++part) {
+    for (int part = 0; part < kParts; ++part) {
       const int64_t place = at + part * kLanes;
       const Floats weight = exponential(load(scores + place) - logarithm);
       store(scores + place, weight * factors[part]);

@@ -25,10 +25,10 @@ void in_rows(int64_t count, const Body& body) {
 
 void multiply_by_noise(const float* from, float* to, int64_t count, const Noise& noise) {
   in_rows(count, [&](int64_t row, int64_t begin, int64_t end) {
-    Floats factors[4];
+    Floats factors[kParts];
     for (int64_t place = begin; place < end; place += kBlock) {
       noise.block(factors, row, static_cast<uint32_t>((place - begin) / kBlock));
-      for (int part = 0; part < 4; ++part) {
+      for (int part = 0; part < kParts; ++part) {
         const int64_t at = place + part * kLanes;
         if (at + kLanes <= end) {
           store(to + at, load(from + at) * factors[part]);
