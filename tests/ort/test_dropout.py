@@ -51,6 +51,8 @@ class Attend(torch.nn.Module):
             shared = 8 if self.kind == "grouped" else 16
             query = three[0].view(batch, length, 4, 4).transpose(1, 2)
             key, value = (part[..., :shared].view(batch, length, -1, 4).transpose(1, 2) for part in three[1:])
+        if self.kind == "scaled":
+            query = query * 1.5
         mask = None
         if self.kind == "masked":
             mask = (x[:, None, None, :, 0] > -1) & torch.ones(length, length, dtype=torch.bool).tril()
@@ -115,7 +117,7 @@ def test_what_is_dropped_is_dropped_in_the_gradients() -> None:
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["packed", "permuted", "swapped", "separate", "grouped", "masked"])
+@pytest.mark.parametrize("kind", ["packed", "permuted", "swapped", "separate", "grouped", "masked", "scaled"])
 def test_attention_drops_weights_and_has_the_gradients_of_that(kind: str) -> None:
     torch.manual_seed(0)
     eager = Attend(kind)
@@ -137,10 +139,11 @@ def test_attention_drops_weights_and_has_the_gradients_of_that(kind: str) -> Non
     [
         ("packed", "attention_packed"),
         ("masked", "attention_packed"),
-        ("permuted", "attention"),
-        ("swapped", "attention"),
-        ("separate", "attention"),
-        ("grouped", "attention"),
+        ("permuted", "attention_sideways"),
+        ("swapped", "attention_sideways"),
+        ("separate", "attention_sideways"),
+        ("grouped", "attention_sideways"),
+        ("scaled", "attention"),
     ],
 )
 def test_attention_is_one_node(kind: str, operator: str, tmp_path: Path) -> None:

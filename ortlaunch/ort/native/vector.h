@@ -41,6 +41,27 @@ inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof(valu
 
 inline void store_part(float* to, Floats value, int64_t count) { std::memcpy(to, &value, count * sizeof(float)); }
 
+// The first `count` lanes, which may be all.
+inline Floats load_group(const float* from, int64_t count) {
+  return count == kLanes ? load(from) : load_part(from, count);
+}
+
+inline void store_group(float* to, Floats value, int64_t count) {
+  if (count == kLanes) {
+    store(to, value);
+  } else {
+    store_part(to, value, count);
+  }
+}
+
+// Calls `body` with the place and the number of each group of at most kLanes elements from `begin` to `end`.
+template <typename Body>
+inline void in_groups(int64_t begin, int64_t end, const Body& body) {
+  int64_t at = begin;
+  for (; at + kLanes <= end; at += kLanes) body(at, static_cast<int64_t>(kLanes));
+  if (at < end) body(at, end - at);
+}
+
 inline Floats all(float value) { return Floats{} + value; }
 
 inline float sum(Floats value) {
