@@ -131,7 +131,7 @@ def summary(results: Sequence[Result]) -> list[str]:
     lines += ["", f"{'group':<22} {'runs':>4} {'median':>7} {'largest':>7}  off by 5 % / 10 %  above / below the band"]
     for kind in (lambda _: "all", _backend, _trainer, lambda one: one["words"].split()[0]):
         lines += [_of_group(name, judged, kind) for name in sorted({kind(one) for one in judged})]
-    lines += ["", f'{"limit":<22} {"fits":>6} {"tight":>6} {"does not fit":>13} {"false":>6}']
+    lines += ["", f"{'limit':<22} {'fits':>6} {'tight':>6} {'does not fit':>13} {'false':>6}"]
     lines += [_of_limit(limit, judged) for limit in LIMITS]
     above = sum(one["high"] < total(one) for one in judged)
     below = sum(one["low"] > total(one) for one in judged)

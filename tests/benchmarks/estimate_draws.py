@@ -77,9 +77,7 @@ def _of_trainer(choice: random.Random, trainer: Sequence[str]) -> list[str]:
     return words
 
 
-def _of_training(
-    choice: random.Random, trainer: Sequence[str], backend: str, *, is_transformer: bool
-) -> list[str]:
+def _of_training(choice: random.Random, trainer: Sequence[str], backend: str, *, is_transformer: bool) -> list[str]:
     checkpoint = choice.choice(("null", "2", str(_STEPS)))
     words = [f"train.steps={_STEPS}", f"train.checkpoint_every={checkpoint}"]
     if checkpoint != "null" and choice.random() < 0.2:
