@@ -53,7 +53,8 @@ class Heap:
         variables = os.environ if variables is None else variables
         fixed = variables.get("MALLOC_MMAP_THRESHOLD_")
         self._is_fixed = fixed is not None
-        self._threshold = int(fixed) if fixed is not None else 128 * 1024
+        self.threshold = int(fixed) if fixed is not None else 128 * 1024
+        """Blocks from this size on are mappings. All threads of a process have the same."""
         self._most_threshold = 32 * 1024 * 1024
         self._trim = _TRIM_THRESHOLD
         self._top = 0
@@ -86,7 +87,7 @@ class Heap:
             self._take(address, length)
             return self._cut(address, length, needed)
         if self._end - self._top < searched + _LEAST_CHUNK:
-            if searched >= self._threshold:
+            if searched >= self.threshold:
                 pages = _whole_pages(searched + _HEADER)
                 self._mapped += pages
                 return Block(0, pages, is_mapping=True)
@@ -101,8 +102,8 @@ class Heap:
             self._release(block.address, block.size)
             return
         self._mapped -= block.size
-        if not self._is_fixed and self._threshold < block.size <= self._most_threshold:
-            self._threshold = block.size
+        if not self._is_fixed and self.threshold < block.size <= self._most_threshold:
+            self.threshold = block.size
             self._trim = 2 * block.size
 
     def allocate_small(self) -> int:

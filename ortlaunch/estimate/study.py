@@ -215,7 +215,8 @@ class Study:
         return sum(tensor.nbytes for batch in batches for tensor in batch.values())
 
     def _bands(self, found: Found, *, is_first: bool) -> dict[str, Band]:
-        phases = {name: use for name, use in found.trace.to_json()["phases"].items() if is_first or name != "end"}
+        of_all = found.trace.to_json()["phases"]
+        phases = {name: of_all[name] for name in found.trace.phases_of(is_first=is_first)}
         return bands_of([one.backend.name for one in self._possible], self._base, phases, found.ort)
 
     def _plain_worker(self, found: Found) -> int:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from ortlaunch.config.schema import Config
 from ortlaunch.estimate.ledger import Ledger, Use
-from ortlaunch.estimate.pretend import replacements, settle
+from ortlaunch.estimate.pretend import as_another_worker, replacements, settle
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.task import Batch, Task, make_task
 from ortlaunch.trainer.backend_run import backend_run
@@ -27,6 +27,8 @@ from ortlaunch.trainer.wrapping import wrap
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """A batch without its content: each tensor's shape and dtype, by name."""
 
+OTHERS_CHECKPOINT = "checkpoint of the other workers"
+"""The phase in which another worker than the first one makes its part of a checkpoint, where that is another part."""
 _NOWHERE = Path("/nonexistent")
 """Where the trace would write; it writes nothing."""
 
@@ -54,6 +56,17 @@ class Trace:
     parts: Parts
     phases: dict[str, Use]
     """The peak of each phase, in the order of a run."""
+
+    def phases_of(self, *, is_first: bool) -> list[str]:
+        """The phases of the first worker or of another one.
+
+        Only the first worker collects the weights at the end, and under ZeRO 0 to 2 it alone copies the model for a
+        checkpoint.
+        """
+        if is_first:
+            return [name for name in self.phases if name != OTHERS_CHECKPOINT]
+        without = {"end", "checkpoint"} if OTHERS_CHECKPOINT in self.phases else {"end"}
+        return [name for name in self.phases if name not in without]
 
     def to_json(self) -> dict[str, Any]:
         """The trace as plain values."""
@@ -215,16 +228,25 @@ class Rehearsal:
         self._ended("evaluation")
 
     def _checkpoint(self, engine: Engine) -> None:
-        train = self._config.train
-        if train.checkpoint_every is None:
+        if self._config.train.checkpoint_every is None:
             return
+        if self._workers.world_size > 1:
+            with as_another_worker(engine) as differs:
+                if differs:
+                    self._snapshot(engine)
+                    self._ended(OTHERS_CHECKPOINT)
+        self._snapshot(engine)
+        self._ended("checkpoint")
+
+    def _snapshot(self, engine: Engine) -> None:
+        train = self._config.train
+        assert train.checkpoint_every is not None
         with self._made_up():
             write = engine.snapshot(_NOWHERE)
         if train.checkpoint_every < train.steps and train.checkpoint_async:
             # The copy is being written while the next steps are taken.
             self._step(engine)
         del write
-        self._ended("checkpoint")
 
     def _end(self, engine: Engine) -> None:
         if not self._config.train.save_weights:
