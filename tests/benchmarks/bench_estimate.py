@@ -11,8 +11,9 @@ would be a false "fits" under some limit, a low one above it a false "does not f
 
 ``ORTLAUNCH_ESTIMATE_COUNT`` (24), ``ORTLAUNCH_ESTIMATE_SEED`` (0) and ``ORTLAUNCH_ESTIMATE_FIRST`` (0) choose what is
 drawn. ``ORTLAUNCH_ESTIMATE_RECORD=FILE`` keeps each result at once as a line of JSON, and a later call goes on where
-the file ends. ``ORTLAUNCH_ESTIMATE_AGAIN=1`` estimates the runs of that file again, by the present code, and measures
-nothing; ``ORTLAUNCH_ESTIMATE_ONLY=TEXT,TEXT`` takes configurations that have one of these words.
+the file ends. ``ORTLAUNCH_ESTIMATE_LATER=1`` only measures, and a later call estimates what is in the
+file. ``ORTLAUNCH_ESTIMATE_AGAIN=1`` estimates the runs of the file again, by the present code, and measures nothing;
+``ORTLAUNCH_ESTIMATE_ONLY=WORD,WORD`` takes configurations that have one of these words.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _number(name: str, default: int) -> int:
 def _results(file: Path, drawn: Sequence[tuple[int, tuple[str, ...]]], here: Path) -> list[Result]:
     """The results of these configurations: those in the file, and others, which are added to it."""
     known = _read(file)
-    again = _number("AGAIN", 0) != 0
+    again, later = _number("AGAIN", 0) != 0, _number("LATER", 0) != 0
     only = set(filter(None, os.environ.get("ORTLAUNCH_ESTIMATE_ONLY", "").split(",")))
     print(f"{'low':>6} {'likely':>6} {'high':>6} {'real':>6} {'error':>7}  configuration   (MiB, all workers)")
     found = []
@@ -77,6 +78,9 @@ def _results(file: Path, drawn: Sequence[tuple[int, tuple[str, ...]]], here: Pat
         if result is None:
             result = _measured(number, words, here)
             _keep(file, result)
+        if later and not again:
+            print(f"  measured: {text}", flush=True)
+            continue
         if "measured" in result and (again or not {"peak", "refused"} & set(result)):
             result = _estimated(result, words, here)
             _keep(file, result)
