@@ -191,7 +191,9 @@ def _estimated(result: Result, words: tuple[str, ...], here: Path) -> Result:
     """Adds the estimate to a measurement."""
     kept = {name: result[name] for name in ("number", "words", "measured", "run_seconds")}
     began = time.perf_counter()
-    command = [sys.executable, "-m", "ortlaunch", "estimate", *_whole(words, here), "--format=json", "--quick"]
+    # ONNX Runtime is probed, which --quick leaves out.
+    options = ["--format=json", *([] if "backend=ort" in words else ["--quick"])]
+    command = [sys.executable, "-m", "ortlaunch", "estimate", *_whole(words, here), *options]
     try:
         said = subprocess.run(
             command, env=_environment(here), capture_output=True, text=True, check=False, timeout=_MOST_SECONDS

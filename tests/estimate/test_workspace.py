@@ -78,8 +78,9 @@ def test_gathered_tensors_are_there_twice_and_reduced_ones_too() -> None:
 @pytest.mark.usefixtures("two_workers")
 def test_what_gloo_has_gathered_with_stays_in_the_arenas_of_its_threads() -> None:
     with FakeTensorMode(), Ledger() as ledger:
+        freed = torch.zeros(16 * QUARTER)
         # The threshold rises to 16 MiB, so that smaller blocks are kept.
-        del (torch.zeros(16 * QUARTER),)
+        del freed
         before = ledger.now.process
         out, own = torch.zeros(8 * QUARTER), torch.zeros(4 * QUARTER)
         for _ in range(4):
