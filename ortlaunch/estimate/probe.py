@@ -32,7 +32,8 @@ from ortlaunch.trainer.imports import import_stack
 from ortlaunch.trainer.prepare import open_loader
 
 REQUEST = "probe.json"
-"""The file with ``world_size`` and ``most_bytes``, what the process may take beyond what it has at its start."""
+"""The file with ``world_size``, ``most_bytes``, what the process may take beyond what it has at its start, and
+``most_seconds`` of processor time."""
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 
@@ -92,6 +93,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     sys.path.insert(0, os.getcwd())
     request = json.loads((folder / REQUEST).read_text())
+    resource.setrlimit(resource.RLIMIT_CPU, (int(request["most_seconds"]), resource.RLIM_INFINITY))
     try:
         config = load_config(folder / "config.yaml")
         torch.set_num_threads(1)

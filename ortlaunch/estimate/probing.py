@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,9 @@ Points = dict[int, dict[str, int]]
 _SHARE = 0.7
 """Share of the free memory that a probe may take; other processes may need some meanwhile."""
 _SECONDS = 240
-"""The longest time of one probe. An export of GPT-2 (124M) takes some half a minute."""
+"""The most processor time of one probe. An export of GPT-2 (124M) takes some half a minute."""
+_WAIT = 900
+"""The longest wait for one probe in seconds, on a machine with much other work."""
 _HALVINGS = 3
 """How often a micro-batch that does not fit into the free memory is halved."""
 _NEAR = 2
@@ -146,7 +149,8 @@ def _probed(config: Config, size: int, world_size: int) -> dict[str, int]:
     with tempfile.TemporaryDirectory(prefix="ortlaunch-probe-", ignore_cleanup_errors=True) as place:
         folder = Path(place)
         save_config(config, folder / "config.yaml")
-        (folder / REQUEST).write_text(json.dumps({"world_size": world_size, "most_bytes": most}))
+        request = {"world_size": world_size, "most_bytes": most, "most_seconds": _SECONDS}
+        (folder / REQUEST).write_text(json.dumps(request))
         log = folder / "probe.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -156,12 +160,14 @@ def _probed(config: Config, size: int, world_size: int) -> dict[str, int]:
                 stderr=output,
             )
             try:
-                code = process.wait(_SECONDS)
+                code = process.wait(_WAIT)
             except subprocess.TimeoutExpired:
-                raise RequestError(f"micro-batch {size} was not done after {_SECONDS} s") from None
+                raise RequestError(f"micro-batch {size} was not done after {_WAIT} s") from None
             finally:
                 process.kill()
                 process.wait()
+        if code == -signal.SIGXCPU:
+            raise RequestError(f"micro-batch {size} takes more than {_SECONDS} s of processor time")
         with suppress(OSError, ValueError):
             return _phases(json.loads((folder / REPORT).read_text()))
         refused = folder / REFUSED

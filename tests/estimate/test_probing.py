@@ -128,5 +128,5 @@ def test_a_probe_ends_at_its_limits(config: Config, monkeypatch: pytest.MonkeyPa
         line_of(config, 1, 1, may_probe=True)
     monkeypatch.undo()
     monkeypatch.setattr(probing, "_SECONDS", 1)
-    with pytest.raises(RequestError, match="micro-batch 4 was not done after 1 s"):
+    with pytest.raises(RequestError, match="micro-batch 4 takes more than 1 s of processor time"):
         line_of(config, 1, 1, may_probe=True)
