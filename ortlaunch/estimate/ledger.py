@@ -48,7 +48,7 @@ class Ledger(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._heap = Heap()
-        self._of_threads = [Heap(), Heap()]
+        self._of_threads = [Heap(beside=self._heap), Heap(beside=self._heap)]
         """Arenas of the two threads in which gloo exchanges, by turns."""
         self._entries: dict[int, _Entry] = {}
         self._unwritten = 0
@@ -124,13 +124,11 @@ class Ledger(TorchDispatchMode):
         """Counts bytes that an operation holds only while it runs."""
         if size == 0:
             return
-        heap.threshold = self._heap.threshold
         block = heap.allocate(size)
         self._tensors += size
         self._raise_peak()
         self._tensors -= size
         heap.free(block)
-        self._heap.threshold = heap.threshold
 
     def _note(self, tensor: torch.Tensor, *, is_written: bool) -> None:
         storage = tensor.untyped_storage()

@@ -252,7 +252,10 @@ class Rehearsal:
         if not self._config.train.save_weights:
             return
         with self._made_up():
-            engine.weights()
+            weights = engine.weights()
+            # safetensors writes from a copy of its own.
+            copies = {id(one): one.clone() for one in weights.values()}
+        del weights, copies
         self._ended("end")
 
     def _made_up(self) -> contextlib.AbstractContextManager[None]:
