@@ -73,9 +73,8 @@ class Heap:
             variables: the environment of the process; by default this one's. glibc reads its settings from it.
             beside: another arena of the same process.
         """
-        self._thresholds = (
-            Thresholds(os.environ if variables is None else variables) if beside is None else beside._thresholds
-        )
+        of_process = Thresholds(os.environ if variables is None else variables)
+        self._thresholds: Thresholds = of_process if beside is None else beside._thresholds
         self._top = 0
         """Where the free end of the heap begins."""
         self._end = 0
