@@ -27,6 +27,7 @@ from ortlaunch.ort.mends import (
     statistics,
     sums,
     unneeded,
+    views,
 )
 
 
@@ -93,7 +94,7 @@ def install() -> None:
         is_training = model_info_for_export.export_mode == torch.onnx.TrainingMode.TRAINING
         model = flattened_module._original_module
         watched = buffers.watched(model) if is_training else contextlib.nullcontext()
-        with modes.kept(model) as flags, watched, functions.watched():
+        with modes.kept(model) as flags, watched, functions.watched(), views.followed():
             current = _Export(flags, is_training)
             token = _exports.set(current)
             arguments = {"flattened_module": flattened_module, "model_info_for_export": model_info_for_export, **rest}
