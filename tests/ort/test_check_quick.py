@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,20 +48,23 @@ class Branching(Net):
 
 
 class Averaging(Net):
-    """A buffer that moves, by no class of torch."""
+    """A buffer that moves where the trace does not see it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("average", torch.zeros(16))
 
     def between(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        self.average.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+        self.average.data.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
         return hidden
 
 
-class UsingItsBuffer(Averaging):
+class Moving(Averaging):
+    """A buffer that moves where the trace sees it."""
+
     def between(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return super().between(hidden, x) + self.average
+        self.average.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+        return hidden + self.average
 
 
 class Noisy(Net):
@@ -130,9 +132,12 @@ def test_an_output_that_is_zero_but_for_rounding_is_no_finding() -> None:
     assert findings(WithItsMean(), batches(1, 1, 1)) == []
 
 
-@pytest.mark.parametrize("make", [Averaging, UsingItsBuffer], ids=["kept", "used"])
-def test_a_buffer_that_stays_is_found_by_comparison(make: Callable[[], nn.Module]) -> None:
-    found = findings(make(), batches(1, 1, 1))
+def test_a_buffer_that_moves_is_no_finding() -> None:
+    assert findings(Moving(), batches(1, 1, 1)) == []
+
+
+def test_a_buffer_that_stays_is_found_by_comparison() -> None:
+    found = findings(Averaging(), batches(1, 1, 1))
     assert [one.kind for one in found] == [Allow.stale_buffers]
     assert "average" in found[0].refusal()
     assert "backend.allow=[stale_buffers]" in found[0].refusal()

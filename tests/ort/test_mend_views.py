@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -35,12 +36,6 @@ def through_an_open_slice(h: Tensor) -> Tensor:
     return h.sin()
 
 
-def through_an_empty_slice(h: Tensor) -> Tensor:
-    nothing = h[:, 4:2]
-    nothing.add_(1.0)
-    return h.sin()
-
-
 def through_every_second(h: Tensor) -> Tensor:
     second = h[:, ::2]
     second.exp_()
@@ -56,7 +51,7 @@ def through_an_element(h: Tensor) -> Tensor:
 def through_several(h: Tensor) -> Tensor:
     turned = h.transpose(1, 2)
     row = turned[:, 1].unsqueeze(1)
-    row.mul_(row)
+    row.mul_(3.0)
     return h.sin() + turned.cos().permute(0, 2, 1)
 
 
@@ -72,24 +67,28 @@ def the_whole_under_a_view(h: Tensor) -> Tensor:
     return y.sin().view_as(h)
 
 
+# Parts of a split may be changed only where they need no gradient.
 def part_of_a_split(h: Tensor) -> Tensor:
-    left, right = h.chunk(2, dim=-1)
-    left.mul_(right)
-    right.add_(1)
-    return h.sin()
+    table = torch.ones(h.size(0), 6, 4, dtype=h.dtype)
+    left, right = table.chunk(2, dim=-1)
+    left.mul_(3)
+    right.add_(left)
+    return h * table.sin()
 
 
 def part_of_an_unbinding(h: Tensor) -> Tensor:
-    rows = h.unbind(1)
-    for before, row in zip(rows, rows[1:], strict=False):
+    table = torch.ones(h.size(0), 6, 4, dtype=h.dtype)
+    rows = table.unbind(1)
+    for before, row in itertools.pairwise(rows):
         row.add_(before, alpha=0.5)
-    return h.sin()
+    return h * table.sin()
 
 
 def part_of_unequal_parts(h: Tensor) -> Tensor:
-    _, middle, _ = h.split([1, 3, 2], 1)
+    table = torch.ones_like(h).detach()
+    _, middle, _ = table.split([1, 3, 2], 1)
     middle.zero_()
-    return h.sin() + middle.mean()
+    return (h * table).sin() + middle.mean()
 
 
 def the_diagonal(h: Tensor) -> Tensor:
@@ -148,7 +147,7 @@ def of_another_memory(h: Tensor) -> Tensor:
 CASES = {
     function.__name__: Case(lambda h, function=function: function(h.clone()), [SHAPE])
     for function in (
-        *(through_a_view, through_a_kept_slice, through_an_open_slice, through_an_empty_slice, through_every_second),
+        *(through_a_view, through_a_kept_slice, through_an_open_slice, through_every_second),
         *(through_an_element, through_several, through_a_permutation, the_whole_under_a_view, part_of_a_split),
         *(part_of_an_unbinding, part_of_unequal_parts, the_diagonal, filled_by_a_mask, filled, copied_into),
         *(several_times, assigned, assigned_with_steps, of_another_memory),
@@ -193,5 +192,5 @@ def test_what_a_graph_cannot_repeat_is_refused_with_its_line(
     lines = Path(__file__).read_text().splitlines()
     start = next(number for number, text in enumerate(lines, 1) if text.startswith(f"def {function.__name__}("))
     line = next(number for number, text in enumerate(lines, 1) if number > start and text.endswith("# changed"))
-    with pytest.raises(RequestError, match=rf"`y\.\w+_\(2?\)` at .*{re.escape(Path(__file__).name)}:{line} changes"):
+    with pytest.raises(RequestError, match=rf"`y\.\w+_\(2?\).*` at .*{re.escape(Path(__file__).name)}:{line} changes"):
         to_ort(Net())(torch.randn(2, *SHAPE))

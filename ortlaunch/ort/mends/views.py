@@ -30,6 +30,7 @@ _OF_SHAPES_ALONE = ("size", "dim", "numel", "is_floating_point")
 _METADATA = ("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "detach_")
 """Operators that make the tensor itself another view of its memory, and change no value."""
 _ASSIGNS = ("copy_", "index_put_")
+_ELEMENTS = ("select", "slice")
 
 
 class _CannotFollowError(Exception):
@@ -52,10 +53,11 @@ def followed() -> Iterator[None]:
         change = _Seeing().unseen_change(graph)
         if change is None:
             return
+        message = _message(change)
         try:
             _Rewriting(graph).run()
         except _CannotFollowError:
-            said.append(_message(change))
+            said.append(message)
             raise
 
     torch._C._jit_pass_lower_all_tuples = process
@@ -74,8 +76,8 @@ def _message(change: Any) -> str:
     place = place_in_stack(change.sourceRange())
     where = f"`{statement_at(*place)}` at {location(place)}" if place else "forward"
     return (
-        f"{where} changes memory that several tensors share, in a way that ONNX Runtime's graph cannot repeat: write it "
-        "without a change in place (on a clone, or with torch.where), or use backend=eager or backend=compile"
+        f"{where} changes memory that several tensors share, in a way that ONNX Runtime's graph cannot repeat: write "
+        "it without a change in place (on a clone, or with torch.where), or use backend=eager or backend=compile"
     )
 
 
@@ -205,8 +207,9 @@ class _Seeing:
                 other.is_old = True
             alias.memory.changed = node
             # torch's exporter follows an assignment to what the assigned elements are part of.
+            is_followed = _name(node) in _ASSIGNS and all(step[0] in _ELEMENTS for step in alias.signature)
             parent = alias.parent
-            while parent is not None and _name(node) in _ASSIGNS:
+            while parent is not None and is_followed:
                 parent.is_old = False
                 parent = parent.parent
             for output in node.outputs():
@@ -330,6 +333,8 @@ class _Rewriting:
             return self._joined(parts, node.inputsAt(_LISTS[name]), "aten::stack" if name == "unbind" else "aten::cat")
         if name in _IDENTITIES:
             return part
+        if name == "detach" and not (parent.requires_grad() or part.requires_grad()):
+            return part
         if name in _RESHAPES and _dtype(part) == _dtype(parent):
             return self._op("aten::reshape_as", part, parent)
         if name in _OWN_INVERSES or (name == "numpy_T" and _rank(parent) == 2):
@@ -339,21 +344,32 @@ class _Rewriting:
         if name == "diagonal":
             return self._op("aten::diagonal_scatter", parent, part, *arguments)
         if name == "select":
-            return self._spliced(parent, self._op("aten::unsqueeze", part, arguments[0], like=parent), *arguments)
-        if name == "narrow" or (name == "slice" and arguments[3].toIValue() == 1):
-            return self._spliced(parent, part, *arguments[:2])
+            index = arguments[1].toIValue()
+            after = None if index is None else (index + 1) or _LAST
+            row = self._op("aten::unsqueeze", part, arguments[0], like=parent)
+            return self._spliced(parent, row, *arguments, after)
+        if name == "narrow":
+            start, length = (one.toIValue() for one in arguments[1:])
+            is_known = start is not None and start >= 0 and length is not None
+            return self._spliced(parent, part, *arguments[:2], start + length if is_known else None)
+        if name == "slice" and arguments[3].toIValue() == 1:
+            return self._spliced(parent, part, *arguments[:2], _end_of_slice(*arguments[1:3]))
         if name == "slice":
             return self._op("aten::slice_scatter", parent, part, *arguments)
         raise _CannotFollowError
 
-    def _spliced(self, parent: Any, part: Any, dim: Any, start: Any) -> Any:
-        """Returns `parent` with `part` from `start` on."""
-        one = self._constant(1)
-        zero = self._constant(0)
+    def _spliced(self, parent: Any, part: Any, dim: Any, start: Any, after: int | None) -> Any:
+        """Returns `parent` with `part` from `start` on; `after` is where the rest begins, None where that varies."""
+        one, zero = self._constant(1), self._constant(0)
         start = zero if start.type().kind() == "NoneType" else start
         head = self._op("aten::slice", parent, dim, zero, start, one, like=parent)
-        sizes = [self._op("aten::size", value, dim).setType(torch._C.IntType.get()) for value in (head, part)]
-        end = self._op("aten::add", *sizes).setType(torch._C.IntType.get())
+        if after == _LAST:
+            return self._joined([head, part], dim, "aten::cat")
+        if after is not None:
+            end = self._constant(after)
+        else:
+            sizes = [self._op("aten::size", value, dim).setType(torch._C.IntType.get()) for value in (head, part)]
+            end = self._op("aten::add", *sizes).setType(torch._C.IntType.get())
         tail = self._op("aten::slice", parent, dim, end, self._constant(_LAST), one, like=parent)
         return self._joined([head, part, tail], dim, "aten::cat")
 
@@ -451,19 +467,20 @@ def _is_same(node: Any) -> bool:
         return rate == 0 or not train
     if not (node.inputsAt(0).isCompleteTensor() and node.output().isCompleteTensor()):
         return False
-    if name in ("to", "type_as"):
-        arguments = {one.name: node.inputsAt(index) for index, one in enumerate(_schema_of(node).arguments)}  # type: ignore[union-attr]
-        is_copied = "copy" in arguments and bool(arguments["copy"].toIValue())
-        same = (given.scalarType(), given.device(), given.strides()) == (made.scalarType(), made.device(), made.strides())
-        return same and not is_copied
-    tensor = torch.empty_strided(given.sizes(), given.strides(), device="meta")
-    if name == "contiguous":
-        return given.strides() == made.strides()
+    if name in ("contiguous", "to", "type_as"):
+        schema = _schema_of(node)
+        names = [one.name for one in schema.arguments] if schema is not None else []
+        is_copied = "copy" in names and bool(node.inputsAt(names.index("copy")).toIValue())
+        return not is_copied and _memory_format(given) == _memory_format(made)
     try:
-        tensor.view(made.sizes())
+        torch.empty_strided(given.sizes(), given.strides(), device="meta").view(made.sizes())
     except RuntimeError:
         return False
     return True
+
+
+def _memory_format(kind: Any) -> tuple[Any, ...]:
+    return kind.scalarType(), kind.device(), kind.strides()
 
 
 def _spelled(value: Any) -> Any:
@@ -474,6 +491,16 @@ def _spelled(value: Any) -> Any:
     if node.kind() == "prim::ListConstruct":
         return tuple(map(_spelled, node.inputs()))
     return value.debugName()
+
+
+def _end_of_slice(start: Any, end: Any) -> int | None:
+    """Returns where the elements after a slice begin; None where that depends on the size of what is sliced."""
+    first = 0 if start.type().kind() == "NoneType" else start.toIValue()
+    last = _LAST if end.type().kind() == "NoneType" else end.toIValue()
+    if first is None or last is None:
+        return None
+    is_known = first == 0 or last == _LAST or ((first < 0) == (last < 0) and first <= last)
+    return int(last) if is_known else None
 
 
 def _numbers(value: Any) -> list[int]:
