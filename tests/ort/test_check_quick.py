@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.nn import functional, utils
+from torch.nn.utils import parametrizations
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Allow, Fallback, OrtConfig
@@ -134,6 +136,16 @@ def test_an_output_that_is_zero_but_for_rounding_is_no_finding() -> None:
 
 def test_a_buffer_that_moves_is_no_finding() -> None:
     assert findings(Moving(), batches(1, 1, 1)) == []
+
+
+@pytest.mark.parametrize("norm", [parametrizations.spectral_norm, utils.spectral_norm], ids=["module", "hook"])
+def test_spectral_norm_is_no_finding(norm: Callable[[nn.Module], nn.Module]) -> None:
+    class Normed(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = norm(self.first)
+
+    assert findings(Normed(), batches(1, 1, 1)) == []
 
 
 def test_a_buffer_that_stays_is_found_by_comparison() -> None:
