@@ -135,6 +135,22 @@ def assigned_with_steps(h: Tensor) -> Tensor:
     return h.sin()
 
 
+def beside_random_numbers(h: Tensor) -> Tensor:
+    noise = torch.empty(4, dtype=h.dtype).uniform_()
+    part = h[:, :2]
+    part.mul_(2)
+    return h.sin() + 0 * noise
+
+
+def of_another_type(h: Tensor) -> Tensor:
+    mask = torch.zeros(h.size(0), 6, dtype=torch.bool)
+    first = mask[:, :3]
+    first.copy_(h[:, :3, 0] > 0)
+    counts = torch.zeros(6, dtype=torch.long)
+    counts.view(2, 3)[0].add_(2)
+    return h * mask[..., None] * counts[None, :, None]
+
+
 def of_another_memory(h: Tensor) -> Tensor:
     table = torch.zeros(h.size(0), 6, 4, dtype=h.dtype)
     rows = table.view(-1, 4)
@@ -151,6 +167,7 @@ CASES = {
         *(through_an_element, through_several, through_a_permutation, the_whole_under_a_view, part_of_a_split),
         *(part_of_an_unbinding, part_of_unequal_parts, the_diagonal, filled_by_a_mask, filled, copied_into),
         *(several_times, assigned, assigned_with_steps, of_another_memory),
+        *(beside_random_numbers, of_another_type),
     )
 }
 

@@ -178,7 +178,7 @@ class _Seeing:
 
     def _read_late(self, node: Any) -> Any | None:
         for inner in _inside(node):
-            if _changed_inputs(inner):
+            if any(self._aliases.get(inner.inputsAt(index)) for index in _changed_inputs(inner)):
                 return inner
             late = self._read_late(inner)
             if late is not None:
@@ -244,7 +244,7 @@ class _Rewriting:
 
     def _renew_inputs(self, node: Any) -> None:
         for inner in _inside(node):
-            if _changed_inputs(inner):
+            if any(self._aliases.get(inner.inputsAt(index)) for index in _changed_inputs(inner)):
                 raise _CannotFollowError
             self._renew_inputs(inner)
         for index, value in enumerate(list(node.inputs())):
@@ -279,15 +279,20 @@ class _Rewriting:
 
     def _change(self, node: Any) -> None:
         """Replaces a change in place by its result."""
+        changed = [self._aliases.take(node.inputsAt(index)) for index in _changed_inputs(node)]
+        if all(alias.parent is None and len(alias.memory.aliases) == 1 for alias in changed):
+            # No other value shares the memory, so that torch's exporter follows the change.
+            for alias, output in zip(changed, node.outputs(), strict=False):
+                self._set(alias, output)
+            return
         if _changed_inputs(node) != (0,) or node.outputsSize() != 1:
             raise _CannotFollowError
-        alias = self._aliases.take(node.inputsAt(0))
-        memory = alias.memory
+        alias, memory = changed[0], changed[0].memory
         path = []
-        while alias.parent is not None:
-            path.append((alias, self._value(alias.parent)))
-            alias = alias.parent
-        alias = self._aliases.take(node.inputsAt(0))
+        view = alias
+        while view.parent is not None:
+            path.append((view, self._value(view.parent)))
+            view = view.parent
         is_the_same = _name(node) == "copy_" and node.inputsAt(1).debugName() == self._value(alias).debugName()
         if is_the_same:
             result = self._value(alias)
@@ -309,19 +314,31 @@ class _Rewriting:
 
     def _result(self, node: Any) -> Any:
         target, *others = node.inputs()
-        name, none = _name(node), self._constant(None)
+        name, kind = _name(node), node.output().type()
         if name == "copy_":
-            result = self._op("aten::expand_as", others[0], target)
-        elif name == "zero_":
-            result = self._op("aten::zeros_like", target, *[none] * 5)
+            return self._assigned(target, others[0]).setType(kind)
+        # If only the shape of what is overwritten were used, it would need no gradient, and ONNX Runtime 1.19.2 loses the
+        # gradients of the other parts of the tensor.
+        if name == "zero_":
+            result = self._op("aten::masked_fill", target, self._true(), self._constant(0))
         elif name == "fill_":
-            result = self._op("aten::full_like", target, others[0], *[none] * 5)
+            result = self._op("aten::masked_fill", target, self._true(), others[0])
         else:
             result = self._op(_functional(_kind(node)), target, *others)
         dtypes = {_dtype(value) for value in (target, *others)} - {None}
         if len(dtypes) > 1:
             result = self._op("aten::type_as", result, target)
-        return result.setType(node.output().type())
+        return result.setType(kind)
+
+    def _assigned(self, target: Any, source: Any) -> Any:
+        """Returns a source with the shape and the dtype of a target."""
+        given, wanted = source.type(), target.type()
+        if given.scalarType() != wanted.scalarType():
+            source = self._op("aten::type_as", source, target).setType(given.with_dtype(_DTYPES[wanted.scalarType()]))
+        sizes = given.sizes()
+        if sizes is not None and sizes == wanted.sizes() and 1 not in sizes:
+            return self._op("aten::clone", source, self._constant(None))
+        return self._op("aten::where", self._true(), source, target)
 
     def _put(self, view: _Alias, parent: Any, part: Any) -> Any:
         """Returns `parent` with `part` in the place of a view of it."""
@@ -390,6 +407,13 @@ class _Rewriting:
             return node.output().setType(torch._C.NoneType.get())
         node.i_("value", value)
         return node.output().setType(torch._C.IntType.get())
+
+    def _true(self) -> Any:
+        node = self._graph.create("prim::Constant", [], 1)
+        node.insertBefore(self._at)
+        node.t_("value", torch.tensor(True))
+        node.output().inferTypeFrom(torch.tensor(True))
+        return node.output()
 
     def _list(self, numbers: Sequence[int]) -> Any:
         values = [self._constant(number) for number in numbers]
@@ -535,4 +559,15 @@ def _as_differentiable(value: Any, *sources: Any) -> Any:
     return value
 
 
-_DTYPES = {"Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16}
+_DTYPES = {
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+}
