@@ -317,8 +317,8 @@ class _Rewriting:
         name, kind = _name(node), node.output().type()
         if name == "copy_":
             return self._assigned(target, others[0]).setType(kind)
-        # If only the shape of what is overwritten were used, it would need no gradient, and ONNX Runtime 1.19.2 loses the
-        # gradients of the other parts of the tensor.
+        # If only the shape of what is overwritten were used, it would need no gradient, and ONNX Runtime 1.19.2 loses
+        # the gradients of the other parts of the tensor.
         if name == "zero_":
             result = self._op("aten::masked_fill", target, self._true(), self._constant(0))
         elif name == "fill_":
