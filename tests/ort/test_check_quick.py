@@ -69,6 +69,18 @@ class Moving(Averaging):
         return hidden + self.average
 
 
+class NotSaved(Moving):
+    """A buffer that is a constant of the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(16), persistent=False)
+
+    def between(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        super().between(hidden, x)
+        return hidden
+
+
 class Noisy(Net):
     def between(self, hidden: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return hidden + torch.randn_like(hidden)
@@ -148,8 +160,9 @@ def test_spectral_norm_is_no_finding(norm: Callable[[nn.Module], nn.Module]) -> 
     assert findings(Normed(), batches(1, 1, 1)) == []
 
 
-def test_a_buffer_that_stays_is_found_by_comparison() -> None:
-    found = findings(Averaging(), batches(1, 1, 1))
+@pytest.mark.parametrize("make", [Averaging, NotSaved], ids=["not traced", "not saved"])
+def test_a_buffer_that_stays_is_found_by_comparison(make: Callable[[], nn.Module]) -> None:
+    found = findings(make(), batches(1, 1, 1))
     assert [one.kind for one in found] == [Allow.stale_buffers]
     assert "average" in found[0].refusal()
     assert "backend.allow=[stale_buffers]" in found[0].refusal()

@@ -4,7 +4,8 @@ ORTModule's graph returns outputs and changes no buffers, so they would move dur
 final value of each buffer that the traced forward has changed becomes a further output of the graph, and is put into
 the buffer after each forward. BatchNorm's buffers are updated by `ort.mends.statistics`.
 
-What the trace does not see, such as a change through ``.data``, is no output; the check at a run's start compares.
+What the trace does not see, such as a change through ``.data``, is no output. Buffers that are not saved with the model
+(``persistent=False``) are constants of the graph. The check at a run's start finds both.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Moved:
 def collected(model: torch.nn.Module) -> Iterator[Moved]:
     """Collects the buffers that a forward of `model`, a plain model, changes while it is traced."""
     moved = Moved()
-    before = {name: (buffer, buffer._version) for name, buffer in model.named_buffers()}
+    saved = model.state_dict(keep_vars=True)
+    # The others are constants of the graph.
+    before = {name: (buffer, buffer._version) for name, buffer in model.named_buffers() if name in saved}
     with _AssignsWhatIsWrittenOut():
         yield moved
     for name, buffer in model.named_buffers():
