@@ -31,6 +31,15 @@ class Outputs:
     """Values that the trace has frozen; what they are in a step follows the buffers."""
 
 
+def moved_buffers(wrapped: Any) -> list[str]:
+    """Returns the names of the buffers that an ORTModule's training graph moves; none before its first forward."""
+    inner = wrapped._torch_module
+    if not hasattr(inner, "_execution_manager"):
+        return []
+    info = inner._execution_manager(True)._graph_transition_manager._post_export_processed_model_info
+    return [] if info is None else list(info.module_forward_output_schema.buffers)
+
+
 def install() -> None:
     """Makes ORTModule accept `Outputs` in place of its schema; repeated calls do nothing."""
     from onnxruntime.training.ortmodule._graph_transition_manager import PostExportProcessedModelInfo
