@@ -129,8 +129,8 @@ class OrtBlock:
         for name in moved_buffers(ort_module):
             raise RequestError(
                 f"the block {self.path} changes its buffer {name.removeprefix('block.')} in forward, and with "
-                "trainer.zero_stage=3 the backward would repeat this change: use backend.zero3=hold, trainer.zero_stage=2 "
-                "or backend=eager"
+                "trainer.zero_stage=3 the backward would repeat this change: use backend.zero3=hold, "
+                "trainer.zero_stage=2 or backend=eager"
             )
 
     def _recomputed(self, ort_module: nn.Module, tensors: list[Tensor]) -> tuple[Tensor, ...]:

@@ -317,5 +317,5 @@ def test_a_buffer_that_a_block_changes_moves_once(tmp_path: Path) -> None:
 
 def test_a_change_of_a_buffer_that_the_backward_would_repeat_is_refused(tmp_path: Path) -> None:
     ort = wrapped(Stack(Counted(), Counted()), tmp_path, zero3=OrtZero3.recompute)
-    with pytest.raises(RequestError, match="the block blocks.0 changes its buffer calls"):
+    with pytest.raises(RequestError, match=r"the block blocks\.0 changes its buffer calls"):
         ort(torch.ones(2, 8, requires_grad=True))
