@@ -88,11 +88,11 @@ class _AssignsWhatIsWrittenOut(TorchFunctionMode):
 def _same_size(left: Tensor, right: Tensor) -> bool:
     # In a trace sizes are tensors, and comparing them a decision.
     tracing = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
         return left.shape == right.shape
     finally:
-        torch._C._set_tracing_state(tracing)
+        torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
 
 
 def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:

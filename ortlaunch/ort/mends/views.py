@@ -364,13 +364,13 @@ class _Rewriting:
             index = arguments[1].toIValue()
             after = None if index is None else (index + 1) or _LAST
             row = self._op("aten::unsqueeze", part, arguments[0], like=parent)
-            return self._spliced(parent, row, *arguments, after)
+            return self._spliced(parent, row, arguments[0], arguments[1], after)
         if name == "narrow":
             start, length = (one.toIValue() for one in arguments[1:])
             is_known = start is not None and start >= 0 and length is not None
-            return self._spliced(parent, part, *arguments[:2], start + length if is_known else None)
+            return self._spliced(parent, part, arguments[0], arguments[1], start + length if is_known else None)
         if name == "slice" and arguments[3].toIValue() == 1:
-            return self._spliced(parent, part, *arguments[:2], _end_of_slice(*arguments[1:3]))
+            return self._spliced(parent, part, arguments[0], arguments[1], _end_of_slice(*arguments[1:3]))
         if name == "slice":
             return self._op("aten::slice_scatter", parent, part, *arguments)
         raise _CannotFollowError
