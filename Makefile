@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 VENV26 := .venv-torch26
 WHOLE_RUNS := tests/integration tests/faults tests/wheel
 CLUSTER_RUNS := tests/slurm
+# The service: real servers, and Chromium.
+SERVICE := tests/serve
 # Models exported to ONNX Runtime and compared with PyTorch, without workers.
 ORT_PARITY := tests/ort tests/drawn
 # Whole runs of each trainer, checkpoint, stop and record without ONNX Runtime.
@@ -21,7 +23,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
 
-.PHONY: bench bench-estimate bench-malloc bench-memory-check bench-jobs bench-serve bench-tune coverage docs docs-reference run test test-drawn test-quick test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-limit bench-overhead bench-auto bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
+.PHONY: bench bench-estimate bench-malloc bench-memory-check bench-jobs bench-serve bench-tune coverage docs docs-reference run test test-drawn test-quick test-serve test-ort test-nightly test-wheel test-faults test-slurm test-slurm-quick test-torch26 test-py312 test-py313 test-attack check bench-ort bench-limit bench-overhead bench-auto bench-guards bench-checkpoint bench-tracking docs-families docs-precision install clean
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
@@ -29,7 +31,7 @@ run: $(INSTALLED)
 	$(BIN)/ortlaunch compare
 
 ## test: all tests but test-slurm's: those that start no workers on all cores, then faults and whole runs, some at a time
-test: test-quick test-ort
+test: test-quick test-serve test-ort
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 $(SLOWEST) tests/faults
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(SLOWEST) \
 		tests/integration tests/wheel
@@ -38,10 +40,14 @@ test: test-quick test-ort
 test-nightly: export ORTLAUNCH_NIGHTLY = 1
 test-nightly: test test-faults
 
-## test-quick: the tests that start no workers and compare no models under ONNX Runtime
+## test-quick: the tests that start no workers and no service, and compare no models under ONNX Runtime
 test-quick: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(ONE_MORE) --dist=worksteal $(SLOWEST) \
-		$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%) $(ORT_PARITY:%=--ignore=%) $(CHECKED:%=--ignore=%)
+		$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%) $(ORT_PARITY:%=--ignore=%) $(SERVICE:%=--ignore=%) $(CHECKED:%=--ignore=%)
+
+## test-serve: the service with real servers and Chromium: accounts, API, queue, streams, pages
+test-serve: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(ONE_MORE) --dist=worksteal $(SLOWEST) $(SERVICE)
 
 ## test-ort: models under ONNX Runtime compared with PyTorch: operators, families, the export cache, some drawn models
 test-ort: $(INSTALLED)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ortlaunch.base.text import counted
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 
@@ -108,7 +109,7 @@ class NodePart:
         """Returns the text that a dry run prints."""
         plan = self.plan
         note = "" if plan.backend_reason is None else f"# {plan.backend_reason}\n"
-        return f"{note}# {plan.workers} workers; the run folder would be\n# {plan.run_dir}\n{self.start.shell_line()}"
+        return f"{note}# {counted(plan.workers, 'worker')}; the run folder would be\n# {plan.run_dir}\n{self.start.shell_line()}"
 
 
 def new_run() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Value = str | int
@@ -68,6 +68,8 @@ class Outcome:
     """Why there is no speed."""
     run: str = ""
     """The run folder."""
+    is_noted: bool = field(default=False, compare=False)
+    """Whether it was measured before the search was interrupted, and is not measured again."""
 
     @property
     def ok(self) -> bool:
@@ -85,5 +87,5 @@ class Outcome:
         return self.rate if math.isinf(work) else work / (self.start + work / self.rate)
 
     def to_json(self) -> dict[str, Any]:
-        """The outcome as plain values."""
-        return asdict(self)
+        """The outcome as plain values, without where this object is from."""
+        return {name: value for name, value in asdict(self).items() if name != "is_noted"}

@@ -395,7 +395,8 @@ def _axes_apart(one: Cell, other: Cell) -> int:
 def _line(cell: Cell, stage: Stage, number: int, outcome: Outcome) -> str:
     which = f"round {number + 1}" if stage == "round" else stage
     said = f"{outcome.rate:,.1f} samples/s" if outcome.ok else f"{outcome.status}: {outcome.reason}"
-    return f"{which}: {cell}: {said} ({outcome.seconds:.0f} s)"
+    noted = ", noted before" if outcome.is_noted else ""
+    return f"{which}: {cell}: {said} ({outcome.seconds:.0f} s{noted})"
 
 
 def _half_width(values: list[float]) -> float:

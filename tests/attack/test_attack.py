@@ -23,8 +23,8 @@ from tests.attack.world import RUN, made
 from tests.support.environment import environment
 
 SEED = 16
-COUNT = 60
-IN_PROCESSES = 10
+COUNT = 40
+IN_PROCESSES = 6
 
 
 def test_bad_requests_are_refused_in_one_message_and_leave_nothing(tmp_path: Path) -> None:

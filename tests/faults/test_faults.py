@@ -12,6 +12,7 @@ import signal
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -168,11 +169,15 @@ class SmallDisk:
 
     def fill(self, leave: int) -> None:
         """Leaves no more than so many bytes."""
-        status = os.statvfs(self.folder)
-        free = status.f_bavail * status.f_frsize
         with (self.folder / "filler").open("ab") as file:
-            if free > leave:
-                os.posix_fallocate(file.fileno(), file.tell(), free - leave)
+            # The run writes meanwhile, so that what was free a moment ago may be more than what is left.
+            while (free := self._free()) > leave:
+                with suppress(OSError):
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), free - leave)
+
+    def _free(self) -> int:
+        status = os.statvfs(self.folder)
+        return status.f_bavail * status.f_frsize
 
     def clear(self) -> None:
         """Makes room again."""

@@ -29,6 +29,8 @@ WORDS = (
     f"train.checkpoint_every={EVERY}",
     "train.save_weights=false",
     "launcher.grace_seconds=30",
+    # Also where the process may run on one core only.
+    "launcher.workers_per_node=2",
 )
 SECONDS = 60
 SHARDED = ("trainer=fsdp", "trainer.blocks=Linear")

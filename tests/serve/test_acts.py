@@ -48,7 +48,7 @@ def test_a_check_composes_and_shows_what_would_be_started(actor: Actor, tmp_path
     assert Path(found["run_dir"]).parent == tmp_path / "runs" / "default"
     assert found["run_dir"].endswith("abcdef")
     assert found["words"][-1] == f"launcher.run={KEY}"
-    assert "# 1 workers; the run folder would be" in found["plan"]
+    assert "# 1 worker; the run folder would be" in found["plan"]
     assert not (tmp_path / "runs").exists()
 
 

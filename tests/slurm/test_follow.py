@@ -206,6 +206,8 @@ trap 'sleep 0.2' TERM
 while ! [ -e {run}/STOP ]; do sleep 0.2; done
 cp {run}/STOP {run}/seen
 [ -e {run}/stubborn ] && exec sleep 600
+mkdir -p {run}/checkpoints/step-00000009
+echo '{{}}' > {run}/checkpoints/step-00000009/manifest.json
 echo '{{"step": 9}}' > {run}/stopped.json
 rm {run}/STOP"""
 

@@ -131,7 +131,8 @@ def test_a_lost_node(slurm, folder, undisturbed):
     slurm.wait_for_nodes()
     assert (job.state, job.status) == ("COMPLETED", "FINISHED"), job.report
     same_losses(job, reference)
-    assert "step-00000010" in job.tags["ortlaunch.resumed_from"]
+    # On a busy machine the run is further when it is seen to have reached step 15, or can still write one at the signal.
+    assert int(job.tags["ortlaunch.resumed_from"].rpartition("step-")[2]) >= 10
 
 
 def worker_of(job, rank):

@@ -184,11 +184,16 @@ def test_after_a_kill_the_same_search_goes_on_and_finds_the_same(tmp_path: Path)
 def test_more_minutes_go_on_with_what_was_found(tmp_path: Path) -> None:
     machine = Machine(3, SMALL, noise=0.0, failing=0.0, hanging=0.0)
     trial = Notes(tmp_path / "notes").remembered(machine.trial)
-    Schedule(replace(machine.plan(200.0), trial=trial)).run()
+    said: list[str] = []
+    Schedule(replace(machine.plan(200.0), trial=trial), said.append).run()
     first = len(machine.trials)
+    assert not [line for line in said if "noted before" in line]
+    said.clear()
     begun = time.monotonic()
-    Schedule(replace(machine.plan(200.0), trial=Notes(tmp_path / "notes").remembered(machine.trial))).run()
+    noted = Notes(tmp_path / "notes").remembered(machine.trial)
+    Schedule(replace(machine.plan(200.0), trial=noted), said.append).run()
     assert len(machine.trials) == first, time.monotonic() - begun
+    assert len([line for line in said if line.endswith(" s, noted before)")]) == first
     Schedule(replace(machine.plan(2000.0), trial=Notes(tmp_path / "notes").remembered(machine.trial))).run()
     keys = [f"{effort.stage} {effort.number} {cell}" for cell, effort in machine.trials]
     assert len(keys) > first
