@@ -50,7 +50,9 @@ def worst(bands: Mapping[str, Band]) -> tuple[str, Band]:
     )
 
 
-def bands_of(backends: Sequence[str], base: int, phases: Mapping[str, Any]) -> dict[str, Band]:
+def bands_of(
+    backends: Sequence[str], base: int, phases: Mapping[str, Any], ort: Mapping[str, Band] | None = None
+) -> dict[str, Band]:
     """The band of each phase of a trace, as `Trace.to_json` wrote it.
 
     Args:
@@ -58,8 +60,14 @@ def bands_of(backends: Sequence[str], base: int, phases: Mapping[str, Any]) -> d
             that needs the most, and the low figure is of the one that needs the least.
         base: bytes of the process without tensors.
         phases: what the phases use, by name.
+        ort: the memory of the phases under ONNX Runtime, where it was probed.
     """
-    return {name: _any_of([phase_band(one, base, use) for one in backends]) for name, use in phases.items()}
+    return {
+        name: _any_of(
+            [ort[name] if ort is not None and one == "ort" else phase_band(one, base, use) for one in backends]
+        )
+        for name, use in phases.items()
+    }
 
 
 def _any_of(bands: Sequence[Band]) -> Band:

@@ -16,7 +16,7 @@ from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import to_config
-from ortlaunch.config.schema import CompileConfig, Config, Device
+from ortlaunch.config.schema import CompileConfig, Config, Device, OrtConfig
 from ortlaunch.estimate.render import render
 from ortlaunch.launch.memory.limit import limit_of, parsed
 from ortlaunch.launch.memory.question import key_of
@@ -37,11 +37,12 @@ Usage:
   ortlaunch estimate [KEY=VALUE ...] [--memory SIZE] [--quick] [--format table|json]
 
 Takes the keys of ortlaunch run. Traces start, steps, evaluation, checkpoint and end with the run's own trainer and
-optimizer on tensors without content, so that no weights are allocated. Knows workers on the CPU, not backend=compile.
+optimizer on tensors without content, so that no weights are allocated. backend=ort is probed: real steps with two
+micro-batches, each in a process with a memory limit, kept for later. Knows workers on the CPU, not backend=compile.
 
 Options:
   --memory SIZE  memory of a machine, such as 80GiB; by default what this machine has free, or launcher.memory on SLURM
-  --quick        leave out the largest micro-batch, what checkpointing saves, and what makes it fit
+  --quick        leave out probes, the largest micro-batch, what checkpointing saves, and what makes it fit
   --format       table (default) or json
 
 Exit codes: 0 fits, 1 tight or does not fit, 2 the request is wrong"""
@@ -106,13 +107,14 @@ def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) ->
     plan = make_plan(config)
     key = key_of(config, plan.workers, plan.nodes)
     limit, source = (memory, "--memory") if memory is not None else limit_of(config)
+    probes = isinstance(config.backend, OrtConfig) and not quick
     return report_of(
         "estimate",
         config,
         trackers.worker_environment(config),
-        status="tracing the run ...",
+        status="tracing the run, then probing ONNX Runtime by real steps ..." if probes else "tracing the run ...",
         quiet=quiet,
-        add_files=Request(plan.workers, plan.nodes, limit, source, quick, key).write,
+        add_files=Request(plan.workers, plan.nodes, limit, source, quick, key, may_probe_ort=probes).write,
     )
 
 

@@ -29,6 +29,7 @@ memory that was measured (docs/estimate.md); with none, the heap would hold a th
 _PAGE = 4096
 _TOP_PAD = 128 * 1024
 _TRIM_THRESHOLD = 128 * 1024
+_MOST_THRESHOLD = 32 * 1024 * 1024
 _CONSOLIDATED = 64 * 1024
 """A freed piece from this size on lets glibc look whether the heap's end can be returned."""
 
@@ -42,20 +43,38 @@ class Block:
     is_mapping: bool
 
 
+class Thresholds:
+    """glibc's settings, which all arenas of a process have in common."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        """
+        Args:
+            variables: the environment of the process.
+        """
+        fixed = variables.get("MALLOC_MMAP_THRESHOLD_")
+        self._is_fixed = fixed is not None
+        self.mapping = int(fixed) if fixed is not None else 128 * 1024
+        """Blocks from this size on are mappings."""
+        self.trim = _TRIM_THRESHOLD
+        """The end of a heap is returned when it has more free bytes than this."""
+
+    def rise(self, size: int) -> None:
+        """Lets them rise to a mapping that was freed."""
+        if not self._is_fixed and self.mapping < size <= _MOST_THRESHOLD:
+            self.mapping, self.trim = size, 2 * size
+
+
 class Heap:
     """One arena of glibc, for blocks as torch asks for them."""
 
-    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(self, variables: Mapping[str, str] | None = None, beside: Heap | None = None) -> None:
         """
         Args:
             variables: the environment of the process; by default this one's. glibc reads its settings from it.
+            beside: another arena of the same process.
         """
-        variables = os.environ if variables is None else variables
-        fixed = variables.get("MALLOC_MMAP_THRESHOLD_")
-        self._is_fixed = fixed is not None
-        self._threshold = int(fixed) if fixed is not None else 128 * 1024
-        self._most_threshold = 32 * 1024 * 1024
-        self._trim = _TRIM_THRESHOLD
+        of_process = Thresholds(os.environ if variables is None else variables)
+        self._thresholds: Thresholds = of_process if beside is None else beside._thresholds
         self._top = 0
         """Where the free end of the heap begins."""
         self._end = 0
@@ -86,7 +105,7 @@ class Heap:
             self._take(address, length)
             return self._cut(address, length, needed)
         if self._end - self._top < searched + _LEAST_CHUNK:
-            if searched >= self._threshold:
+            if searched >= self._thresholds.mapping:
                 pages = _whole_pages(searched + _HEADER)
                 self._mapped += pages
                 return Block(0, pages, is_mapping=True)
@@ -101,9 +120,7 @@ class Heap:
             self._release(block.address, block.size)
             return
         self._mapped -= block.size
-        if not self._is_fixed and self._threshold < block.size <= self._most_threshold:
-            self._threshold = block.size
-            self._trim = 2 * block.size
+        self._thresholds.rise(block.size)
 
     def allocate_small(self) -> int:
         """Gives out a block for the objects that describe a tensor and its place in the graph of the backward."""
@@ -165,7 +182,7 @@ class Heap:
             insort(self._free, (length, address))
             self._by_begin[address] = length
             self._by_end[address + length] = address
-        if length >= _CONSOLIDATED and self._end - self._top >= self._trim:
+        if length >= _CONSOLIDATED and self._end - self._top >= self._thresholds.trim:
             kept = self._top + _whole_pages(_TOP_PAD + _LEAST_CHUNK)
             self._end = min(self._end, kept)
             self._reached = min(self._reached, self._end)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ortlaunch.estimate import workspace
 from ortlaunch.estimate.heap import Block, Heap
 
 _WITHOUT_CONTENT = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -47,6 +48,8 @@ class Ledger(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._heap = Heap()
+        self._of_threads = [Heap(beside=self._heap), Heap(beside=self._heap)]
+        """Arenas of the two threads in which gloo exchanges, by turns."""
         self._entries: dict[int, _Entry] = {}
         self._unwritten = 0
         self._tensors = 0
@@ -70,12 +73,17 @@ class Ledger(TorchDispatchMode):
         if func._schema.is_mutable:
             for one in _written(func, args, kwargs):
                 self._note(one, is_written=True)
+        self._borrow(self._heap, workspace.of_kernel(func, args, out))
+        if size := workspace.of_exchange(func, args, out):
+            self._of_threads.reverse()
+            self._borrow(self._of_threads[0], size)
         return out
 
     @property
     def now(self) -> Use:
         """What is in use now."""
-        return Use(self._tensors, self._heap.resident - self._unwritten)
+        resident = self._heap.resident + sum(one.resident for one in self._of_threads)
+        return Use(self._tensors, resident - self._unwritten)
 
     def take_peak(self) -> Use:
         """The largest use since the last call, or since the beginning."""
@@ -111,6 +119,16 @@ class Ledger(TorchDispatchMode):
             yield
         finally:
             torch.UntypedStorage.resize_ = usual  # type: ignore[method-assign]
+
+    def _borrow(self, heap: Heap, size: int) -> None:
+        """Counts bytes that an operation holds only while it runs."""
+        if size == 0:
+            return
+        block = heap.allocate(size)
+        self._tensors += size
+        self._raise_peak()
+        self._tensors -= size
+        heap.free(block)
 
     def _note(self, tensor: torch.Tensor, *, is_written: bool) -> None:
         storage = tensor.untyped_storage()

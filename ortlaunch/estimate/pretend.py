@@ -74,6 +74,21 @@ def settle(engine: Engine) -> None:
         module.reducer = _Reducer(module.reducer)  # type: ignore[assignment]
 
 
+@contextlib.contextmanager
+def as_another_worker(engine: Engine) -> Iterator[bool]:
+    """Within it, a checkpoint is what another worker than the first one makes of it; whether that is less."""
+    # DeepSpeed's first worker writes the model for all, but under ZeRO 3.
+    deep = getattr(engine, "_engine", None)
+    if deep is None or deep.zero_optimization_partition_weights():
+        yield False
+        return
+    deep.save_non_zero_checkpoint = False
+    try:
+        yield True
+    finally:
+        deep.save_non_zero_checkpoint = True
+
+
 class _Reducer:
     """DDP's reducer, which does not order its buckets anew: it would read the order of the first worker.
 

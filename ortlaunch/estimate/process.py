@@ -6,7 +6,6 @@ request is wrong.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -35,8 +34,8 @@ def main() -> None:
     try:
         config, request = load_config(folder / "config.yaml"), Request.read(folder)
         torch.set_num_threads(1)
-        for package in trainer_of(config.trainer).packages:
-            importlib.import_module(package)
+        # As a worker does it: what DeepSpeed would import beside is not in its memory.
+        trainer_of(config.trainer).import_packages()
         if any(one.backend.name == "ort" for one in possible(config)) and why_no_ort("") is None:
             from ortlaunch.ort import session
 

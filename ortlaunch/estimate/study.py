@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -12,9 +12,10 @@ from torch._subclasses import fake_tensor
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.candidates import possible
-from ortlaunch.config.schema import AutoConfig, Config, EagerConfig
+from ortlaunch.config.schema import AutoConfig, Config, EagerConfig, OrtConfig
 from ortlaunch.estimate.band import bands_of, worst
 from ortlaunch.estimate.pretend import join_nobody
+from ortlaunch.estimate.probing import Line, line_of
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
 from ortlaunch.launch.memory.band import MIB, Band, times, verdict
 from ortlaunch.launch.memory.cache import Change, Estimate, store, to_json
@@ -40,7 +41,8 @@ _OF_FAKE_TENSORS = (
 )
 _SIGNS = ("data is not allocated", "data pointer", "FakeTensor", "() is not supported for tensor subclasses")
 _NOTE_OF_ORT = (
-    "ONNX Runtime's memory is not traced: the figures are factors on what eager PyTorch holds, with a wide band"
+    "ONNX Runtime's memory is not known without real steps, {}: the figures are factors on what eager PyTorch holds, "
+    "with a wide band"
 )
 _NOTE_OF_AUTO = (
     "backend=auto may take {}: the figures are those of whichever needs the most, of which only eager is traced"
@@ -48,6 +50,15 @@ _NOTE_OF_AUTO = (
 _NO_CHANGE = "none of a smaller micro-batch and activation checkpointing is enough"
 _TRIALS = 4
 """Most traces in the search for a micro-batch."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of one configuration's memory."""
+
+    trace: Trace
+    ort: dict[str, Band] | None
+    """The memory of each phase under ONNX Runtime, by its probes; None if there are none."""
 
 
 class Study:
@@ -73,7 +84,10 @@ class Study:
         self._is_fake = True
         self._base = 0
         self._possible = possible(config)
+        self._line: Line | None = None
+        self._why_no_line = "which --quick and the check before a run leave out"
         self._calibration = Calibration.of(config)
+        self._found_asked: Found | None = None
         self._plain_bands: dict[tuple[bool, int], Band] = {}
         """What was traced, uncorrected, by whether activations are checkpointed and by the micro-batch."""
         self._found_changes: list[Change] = []
@@ -85,7 +99,10 @@ class Study:
             RequestError: the model or the trainer refuses the request.
         """
         config = self._config
-        asked = self._asked()
+        traced = self._asked()
+        self._find_line()
+        asked = self._found_asked = Found(traced, self._of_ort(config))
+        self._calibration = Calibration.of(config, is_probed=asked.ort is not None)
         plain = self._plain_machine(asked)
         correction = self._calibration.near(self._plain_worker(asked))
         total = correction.apply(plain)
@@ -97,7 +114,8 @@ class Study:
             "precision": config.train.precision.value,
             "batch_size": config.train.batch_size,
             "world_size": self._request.world_size,
-            "method": "fake tensors" if self._is_fake else "a probe: one real step",
+            "method": self._method(asked),
+            "probed_batch_sizes": None if self._line is None else list(self._line.sizes),
             "note": self._note or self._of_backend(),
             "workers": [self._worker(rank, asked) for rank in range(self._request.workers)],
             "machine": {
@@ -110,7 +128,8 @@ class Study:
             "calibration_narrows": correction.narrows,
         }
         neighbours = self._neighbours(asked, total, word)
-        estimate = Estimate(plain, self._plain_worker(asked), tuple(self._found_changes))
+        changes, is_probed = tuple(self._found_changes), asked.ort is not None
+        estimate = Estimate(plain, self._plain_worker(asked), changes, is_probed)
         if self._request.key and self._is_fake:
             store(self._request.key, estimate)
         return {**found, **neighbours, "uncalibrated": to_json(estimate)}
@@ -120,7 +139,31 @@ class Study:
         names = [one.backend.name for one in self._possible]
         if isinstance(self._config.backend, AutoConfig) and len(names) > 1:
             return _NOTE_OF_AUTO.format(f"{', '.join(names[:-1])} or {names[-1]}")
-        return _NOTE_OF_ORT if names == ["ort"] else ""
+        return _NOTE_OF_ORT.format(self._why_no_line) if names == ["ort"] and self._line is None else ""
+
+    def _method(self, asked: Found) -> str:
+        if not self._is_fake:
+            return "a probe: one real step"
+        sizes = "" if self._line is None or asked.ort is None else " and ".join(map(str, self._line.sizes))
+        return f"fake tensors, ONNX Runtime by real steps with micro-batches {sizes}" if sizes else "fake tensors"
+
+    def _find_line(self) -> None:
+        """Looks for probes of ONNX Runtime's memory, and makes them if the request allows that."""
+        config = next((one for one in self._possible if isinstance(one.backend, OrtConfig)), None)
+        if config is None:
+            return
+        workers, nodes = self._request.workers, self._request.nodes
+        try:
+            self._line = line_of(config, workers, nodes, may_probe=self._request.may_probe_ort)
+        except RequestError as error:
+            self._why_no_line = f"and the probe failed ({_shortened(error)})"
+
+    def _of_ort(self, config: Config) -> dict[str, Band] | None:
+        """The memory of each phase under ONNX Runtime with the micro-batch of a configuration; None if not probed."""
+        is_same = config.train.activation_checkpointing == self._config.train.activation_checkpointing
+        if self._line is None or not is_same:
+            return None
+        return self._line.bands(config.train.batch_size, _CONNECTIONS if self._request.world_size > 1 else 0)
 
     def _asked(self) -> Trace:
         """The trace of the run as it is asked for; a probe if its model needs tensors with content.
@@ -171,20 +214,22 @@ class Study:
         batches = self._loader.held_out(train.eval_samples)
         return sum(tensor.nbytes for batch in batches for tensor in batch.values())
 
-    def _bands(self, found: Trace, *, is_first: bool) -> dict[str, Band]:
-        phases = {name: use for name, use in found.to_json()["phases"].items() if is_first or name != "end"}
-        return bands_of([one.backend.name for one in self._possible], self._base, phases)
+    def _bands(self, found: Found, *, is_first: bool) -> dict[str, Band]:
+        of_all = found.trace.to_json()["phases"]
+        phases = {name: of_all[name] for name in found.trace.phases_of(is_first=is_first)}
+        return bands_of([one.backend.name for one in self._possible], self._base, phases, found.ort)
 
-    def _plain_worker(self, found: Trace) -> int:
+    def _plain_worker(self, found: Found) -> int:
         """The likely peak of the first worker up to the end of the run, which its own measurement leaves out."""
         return worst(self._bands(found, is_first=False))[1].middle
 
-    def _worker(self, rank: int, found: Trace) -> dict[str, Any]:
+    def _worker(self, rank: int, found: Found) -> dict[str, Any]:
         correct = self._calibration.near(self._plain_worker(found)).apply
         bands = {name: correct(band) for name, band in self._bands(found, is_first=rank == 0).items()}
         phase, whole = worst(bands)
-        use = found.phases[phase]
-        parts = found.to_json()["parts"]
+        phases = found.trace.phases
+        use = phases[phase]
+        parts = found.trace.to_json()["parts"]
         return {
             "rank": rank,
             **whole.to_json(),
@@ -195,23 +240,23 @@ class Study:
                 "allocator_bytes": max(0, use.process - use.tensors),
             },
             "phases": {
-                name: {**band.to_json(), "tensors_bytes": found.phases[name].tensors}
-                | {"process_bytes": found.phases[name].process}
+                name: {**band.to_json(), "tensors_bytes": phases[name].tensors}
+                | {"process_bytes": phases[name].process}
                 for name, band in bands.items()
             },
         }
 
-    def _machine(self, found: Trace) -> Band:
+    def _machine(self, found: Found) -> Band:
         """The memory of all workers of a machine together."""
         return self._calibration.near(self._plain_worker(found)).apply(self._plain_machine(found))
 
-    def _plain_machine(self, found: Trace) -> Band:
+    def _plain_machine(self, found: Found) -> Band:
         """The same without what earlier runs have measured."""
         first = worst(self._bands(found, is_first=True))[1]
         others = times(worst(self._bands(found, is_first=False))[1], self._request.workers - 1)
         return Band(first.low + others.low, first.middle + others.middle, first.high + others.high)
 
-    def _neighbours(self, asked: Trace, total: Band, word: str) -> dict[str, Any]:
+    def _neighbours(self, asked: Found, total: Band, word: str) -> dict[str, Any]:
         """What checkpointing would save, the largest micro-batch, and the change that makes the run fit."""
         if not self._is_fake or self._request.quick:
             return {"checkpointing_saves_bytes": None, "largest_batch_size": None, "change": None}
@@ -222,7 +267,7 @@ class Study:
         largest = self._largest(self._config, total)
         change = self._nearest_change(lambda: largest) if is_needed else None
         return {
-            "checkpointing_saves_bytes": self._checkpointing(asked),
+            "checkpointing_saves_bytes": self._checkpointing(asked.trace),
             "largest_batch_size": largest,
             "change": change,
         }
@@ -273,7 +318,11 @@ class Study:
 
     def _with_batch(self, config: Config, batch_size: int) -> Band:
         train = replace(config.train, batch_size=batch_size)
-        found = self._traced(replace(config, train=train))
+        config = replace(config, train=train)
+        ort = self._of_ort(config)
+        # Where ONNX Runtime alone may run and is probed, eager PyTorch need not be traced.
+        asked = self._found_asked if ort is not None and len(self._possible) == 1 else None
+        found = Found(self._traced(config) if asked is None else asked.trace, ort)
         self._plain_bands[train.activation_checkpointing, batch_size] = self._plain_machine(found)
         return self._machine(found)
 

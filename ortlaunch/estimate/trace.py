@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from ortlaunch.config.schema import Config
 from ortlaunch.estimate.ledger import Ledger, Use
-from ortlaunch.estimate.pretend import replacements, settle
+from ortlaunch.estimate.pretend import as_another_worker, replacements, settle
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.task import Batch, Task, make_task
+from ortlaunch.trainer.backend_run import backend_run
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.prepare import build_seeded
 from ortlaunch.trainer.workers import Workers
@@ -26,6 +27,8 @@ from ortlaunch.trainer.wrapping import wrap
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 """A batch without its content: each tensor's shape and dtype, by name."""
 
+OTHERS_CHECKPOINT = "checkpoint of the other workers"
+"""The phase in which another worker than the first one makes its part of a checkpoint, where that is another part."""
 _NOWHERE = Path("/nonexistent")
 """Where the trace would write; it writes nothing."""
 
@@ -54,6 +57,17 @@ class Trace:
     phases: dict[str, Use]
     """The peak of each phase, in the order of a run."""
 
+    def phases_of(self, *, is_first: bool) -> list[str]:
+        """The phases of the first worker or of another one.
+
+        Only the first worker collects the weights at the end, and under ZeRO 0 to 2 it alone copies the model for a
+        checkpoint.
+        """
+        if is_first:
+            return [name for name in self.phases if name != OTHERS_CHECKPOINT]
+        without = {"end", "checkpoint"} if OTHERS_CHECKPOINT in self.phases else {"end"}
+        return [name for name in self.phases if name not in without]
+
     def to_json(self) -> dict[str, Any]:
         """The trace as plain values."""
         return {"parts": asdict(self.parts), "phases": {name: asdict(use) for name, use in self.phases.items()}}
@@ -78,29 +92,62 @@ def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = T
         Exception: the model cannot be traced on fake tensors.
     """
     ledger = Ledger()
-    # More micro-batches need no more memory than three.
-    train = replace(config.train, grad_accumulation=min(config.train.grad_accumulation, 3))
-    config = replace(config, train=train)
     mode = FakeTensorMode(allow_non_fake_inputs=True) if is_fake else contextlib.nullcontext()
     try:
         with replacements(), mode, ledger, ledger.seeing_resizes():
-            return _Run(config, workers, shapes, ledger, is_fake=is_fake).trace()
+            batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+            return Rehearsal(config, workers, [batch], ledger, is_fake=is_fake).trace()
     finally:
         gc.collect()
 
 
-class _Run:
+class Meter(Protocol):
+    """Tells a `Rehearsal` what is in use. `Ledger` counts tensors."""
+
+    @property
+    def now(self) -> Use:
+        """What is in use now."""
+        ...
+
+    def take_peak(self) -> Use:
+        """The largest use since the last call, or since the beginning."""
+        ...
+
+    def answering(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, a value that Python reads from a tensor may be made up."""
+        ...
+
+
+class Rehearsal:
     """The phases of a run, in their order."""
 
-    def __init__(self, config: Config, workers: Workers, shapes: Shapes, ledger: Ledger, *, is_fake: bool) -> None:
-        self._config = config
+    def __init__(
+        self, config: Config, workers: Workers, batches: Sequence[Batch], meter: Meter, *, is_fake: bool
+    ) -> None:
+        """
+        Args:
+            config: the run's configuration.
+            workers: this worker's place.
+            batches: the micro-batch of every step, and those that the backend's check takes in addition.
+            meter: measures the memory.
+            is_fake: whether tensors have no content.
+        """
+        # More micro-batches need no more memory than three.
+        train = replace(config.train, grad_accumulation=min(config.train.grad_accumulation, 3))
+        self._config = replace(config, train=train)
         self._workers = workers
-        self._ledger = ledger
+        self._meter = meter
         self._is_fake = is_fake
-        self._batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+        self._batch = batches[0]
+        self._batches = list(batches)
         self._phases: dict[str, Use] = {}
 
     def trace(self) -> Trace:
+        """Runs all phases.
+
+        Raises:
+            RequestError: the model, the trainer or the backend refuses the request, as it would in a run.
+        """
         model = build_seeded(self._config)
         self._ended("build")
         engine = self._start(model)
@@ -119,12 +166,14 @@ class _Run:
         with self._made_up():
             engine = wrap(model, self._config, self._workers, task, _NOWHERE)
             settle(engine)
+            # What it finds is no matter of memory; a run says it.
+            backend_run(engine, self._config, self._workers, _NOWHERE, None).check(task, self._batches)
         self._ended("start")
         return engine
 
     def _measured_step(self, engine: Engine) -> Parts:
         """Takes a step in which the optimizer has its state already, and finds its parts."""
-        before = self._ledger.now.tensors
+        before = self._meter.now.tensors
         kept = self._micro_steps(engine) - before
         parameters = list(engine.inner.parameters())
         gradients = _bytes(_local(one.grad) for one in parameters if one.grad is not None)
@@ -132,7 +181,7 @@ class _Run:
         of_model = _storages([*map(_local, parameters), *map(_local, engine.inner.buffers())])
         of_optimizer = {key: size for key, size in _storages(_state_of(engine)).items() if key not in of_model}
         model, state = sum(of_model.values()), sum(of_optimizer.values())
-        stays = self._ledger.now.tensors - _bytes(self._batch.values())
+        stays = self._meter.now.tensors - _bytes(self._batch.values())
         return Parts(
             parameters=model,
             gradients=gradients,
@@ -157,7 +206,7 @@ class _Run:
 
             def forward_done() -> None:
                 nonlocal used
-                used = self._ledger.now.tensors
+                used = self._meter.now.tensors
                 # The model's forward may not read made-up values; what the trainer does afterwards may.
                 stack.enter_context(self._made_up())
 
@@ -179,29 +228,41 @@ class _Run:
         self._ended("evaluation")
 
     def _checkpoint(self, engine: Engine) -> None:
-        train = self._config.train
-        if train.checkpoint_every is None:
+        if self._config.train.checkpoint_every is None:
             return
+        if self._workers.world_size > 1:
+            with as_another_worker(engine) as differs:
+                if differs:
+                    self._snapshot(engine)
+                    self._ended(OTHERS_CHECKPOINT)
+        self._snapshot(engine)
+        self._ended("checkpoint")
+
+    def _snapshot(self, engine: Engine) -> None:
+        train = self._config.train
+        assert train.checkpoint_every is not None
         with self._made_up():
             write = engine.snapshot(_NOWHERE)
         if train.checkpoint_every < train.steps and train.checkpoint_async:
             # The copy is being written while the next steps are taken.
             self._step(engine)
         del write
-        self._ended("checkpoint")
 
     def _end(self, engine: Engine) -> None:
         if not self._config.train.save_weights:
             return
         with self._made_up():
-            engine.weights()
+            weights = engine.weights()
+            # safetensors writes from a copy of its own.
+            copies = {id(one): one.clone() for one in weights.values()}
+        del weights, copies
         self._ended("end")
 
     def _made_up(self) -> contextlib.AbstractContextManager[None]:
-        return self._ledger.answering() if self._is_fake else contextlib.nullcontext()
+        return self._meter.answering() if self._is_fake else contextlib.nullcontext()
 
     def _ended(self, phase: str) -> None:
-        self._phases[phase] = self._ledger.take_peak()
+        self._phases[phase] = self._meter.take_peak()
 
 
 def _state_of(engine: Engine) -> Iterator[torch.Tensor]:

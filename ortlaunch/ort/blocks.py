@@ -74,6 +74,7 @@ class OrtBlock:
             outputs = self._held(signature.ort_module, tensors)
         else:
             outputs = self._recomputed(signature.ort_module, tensors)
+            self._check_buffers(signature.ort_module)
         return signature.rebuild(outputs)
 
     def ask_for_gradients(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,6 +121,16 @@ class OrtBlock:
             raise RequestError(
                 f"the block {self.path} was called in {_MOST_SIGNATURES} ways that differ in more than their tensors, "
                 "and each is exported anew: let the model pass what changes as a tensor, or use trainer.zero_stage=2"
+            )
+
+    def _check_buffers(self, ort_module: nn.Module) -> None:
+        from ortlaunch.ort.mends.outputs import moved_buffers
+
+        for name in moved_buffers(ort_module):
+            raise RequestError(
+                f"the block {self.path} changes its buffer {name.removeprefix('block.')} in forward, and with "
+                "trainer.zero_stage=3 the backward would repeat this change: use backend.zero3=hold, "
+                "trainer.zero_stage=2 or backend=eager"
             )
 
     def _recomputed(self, ort_module: nn.Module, tensors: list[Tensor]) -> tuple[Tensor, ...]:

@@ -1,150 +1,266 @@
 """How near `ortlaunch estimate` is to the memory of real runs: ``python -m tests.benchmarks.bench_estimate``.
 
-Small models of random sizes are drawn by a seed, estimated, and then trained on two workers (one for ``single``).
-What was measured is the largest resident memory of each worker, as the kernel counts it (``VmHWM``), summed over the
-workers. A run above the high figure would have got a false "fits" under some limit, one below the low figure a false
-"does not fit". ``ORTLAUNCH_ESTIMATE_COUNT`` (24), ``ORTLAUNCH_ESTIMATE_SEED`` (0) and ``ORTLAUNCH_ESTIMATE_BACKENDS``
-(eager,ort) choose what is drawn; ``ORTLAUNCH_ESTIMATE_RECORD=FILE`` writes each result as a line of JSON.
+Configurations are drawn by a seed (`tests.benchmarks.estimate_draws`), trained for three steps and estimated. What was
+measured is the largest resident memory of each worker, as the kernel counts it (``VmHWM``), summed over all workers; a
+measurement that has missed a worker is repeated and never counted. The estimates have a cache of their own, so that no
+earlier run corrects them.
+
+A verdict is judged beside limits near what was measured: "fits" under a limit below it is false, and so is "does not
+fit" under a limit that is not. The last two lines judge by every limit there is: a high figure below what was measured
+would be a false "fits" under some limit, a low one above it a false "does not fit".
+
+``ORTLAUNCH_ESTIMATE_COUNT`` (24), ``ORTLAUNCH_ESTIMATE_SEED`` (0) and ``ORTLAUNCH_ESTIMATE_FIRST`` (0) choose what is
+drawn. ``ORTLAUNCH_ESTIMATE_RECORD=FILE`` keeps each result at once as a line of JSON, and a later call goes on where
+the file ends. ``ORTLAUNCH_ESTIMATE_LATER=1`` only measures, and a later call estimates what is in the
+file. ``ORTLAUNCH_ESTIMATE_AGAIN=1`` estimates the runs of the file again, by the present code, and measures nothing;
+``ORTLAUNCH_ESTIMATE_ONLY=WORD,WORD`` takes configurations that have one of these words.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from ortlaunch.launch.memory.band import Band, verdict
+from tests.benchmarks.estimate_draws import MODELS, draw, make_models
+
 _MIB = 2**20
 _SECONDS = 0.02
-TRAINERS = (
-    ("trainer=single",),
-    ("trainer=ddp",),
-    ("trainer=fsdp",),
-    *(("trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in range(4)),
-)
+_MOST_SECONDS = 900
+LIMITS = (0.8, 0.9, 1.0, 1.1, 1.25)
+"""Limits, as shares of what was measured."""
+
+Result = dict[str, Any]
+"""``number``, ``words``, ``measured`` bytes by rank, and of the estimate ``low``, ``peak``, ``high`` and ``report``.
+Without an estimate ``refused`` says why, and without a measurement ``failed`` does."""
 
 
 def main() -> None:
-    """Draws, estimates, measures and prints."""
-    count = int(os.environ.get("ORTLAUNCH_ESTIMATE_COUNT", "24"))
-    seed = int(os.environ.get("ORTLAUNCH_ESTIMATE_SEED", "0"))
-    backends = os.environ.get("ORTLAUNCH_ESTIMATE_BACKENDS", "eager,ort").split(",")
+    """Draws, measures, estimates and prints."""
+    count, seed, first = (_number(name, default) for name, default in (("COUNT", 24), ("SEED", 0), ("FIRST", 0)))
+    record = os.environ.get("ORTLAUNCH_ESTIMATE_RECORD")
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(record) if record else Path(temporary) / "record.jsonl"
+        here = Path(f"{file}.d")
+        make_models(here / "models")
+        results = _results(file, [(number, draw(seed, number)) for number in range(first, first + count)], here)
+    print("\n".join(summary(results)))
+
+
+def _number(name: str, default: int) -> int:
+    return int(os.environ.get(f"ORTLAUNCH_ESTIMATE_{name}", default))
+
+
+def _results(file: Path, drawn: Sequence[tuple[int, tuple[str, ...]]], here: Path) -> list[Result]:
+    """The results of these configurations: those in the file, and others, which are added to it."""
+    known = _read(file)
+    again, later = _number("AGAIN", 0) != 0, _number("LATER", 0) != 0
+    only = set(filter(None, os.environ.get("ORTLAUNCH_ESTIMATE_ONLY", "").split(",")))
     print(f"{'low':>6} {'likely':>6} {'high':>6} {'real':>6} {'error':>7}  configuration   (MiB, all workers)")
-    results = [_result(draw(seed + number, backends)) for number in range(count)]
-    done = [one for one in results if one is not None]
-    errors = sorted(abs(one["peak"] / one["measured"] - 1) for one in done)
-    above = sum(one["measured"] > one["high"] for one in done)
-    below = sum(one["measured"] < one["low"] for one in done)
-    print(f"{len(done)} runs: median error {errors[len(errors) // 2]:.1%}, largest {errors[-1]:.1%}")
-    print(f'above the band (a false "fits"): {above}; below it (a false "does not fit"): {below}')
-
-
-def draw(seed: int, backends: list[str]) -> tuple[str, ...]:
-    """The words of a configuration, a function of the seed."""
-    choice = random.Random(seed)
-    trainer = choice.choice(TRAINERS)
-    backend = choice.choice(backends)
-    if backend == "ort" and trainer[0] == "trainer=fsdp":
-        trainer = TRAINERS[1]
-    words = [*choice.choice(_FAMILIES)(choice), *trainer, f"backend={backend}"]
-    if "train.precision=bf16" not in words and choice.random() < 0.25:
-        words.append("train.grad_accumulation=2")
-    if choice.random() < 0.3:
-        words.append("train.eval_every=2")
-    words.append(f"train.checkpoint_every={choice.choice(['null', '2', '4'])}")
-    return tuple(words)
-
-
-def _gpt2(choice: random.Random) -> list[str]:
-    heads = choice.choice((4, 8))
-    return [
-        "model=gpt2_nano",
-        f"model.params.n_embd={64 * heads}",
-        f"model.params.n_head={heads}",
-        f"model.params.n_layer={choice.randint(2, 8)}",
-        f"train.batch_size={choice.choice((2, 4, 8, 16))}",
-        f"data.seq_len={choice.choice((64, 128, 256))}",
-        *choice.choice(([], [], ["train.precision=bf16"], ["train.activation_checkpointing=true"])),
-    ]
-
-
-def _llama(choice: random.Random) -> list[str]:
-    return [
-        "model=llama",
-        f"model.params.num_hidden_layers={choice.randint(2, 8)}",
-        f"train.batch_size={choice.choice((2, 4, 8))}",
-        f"data.seq_len={choice.choice((64, 128, 256))}",
-        *choice.choice(([], ["train.precision=bf16"])),
-    ]
-
-
-def _bert(choice: random.Random) -> list[str]:
-    return ["model=bert", f"train.batch_size={choice.choice((2, 4, 8))}", f"data.seq_len={choice.choice((64, 128))}"]
-
-
-def _images(choice: random.Random) -> list[str]:
-    return [f"model={choice.choice(('resnet', 'vit', 'mlp'))}", f"train.batch_size={choice.choice((4, 16, 64))}"]
-
-
-_FAMILIES = (_gpt2, _gpt2, _llama, _bert, _images)
-
-
-def _result(words: tuple[str, ...]) -> dict[str, Any] | None:
-    """Estimates and measures one configuration, and prints its line."""
-    text = " ".join(words)
-    words = (*words, "device=cpu", "tracking=none", "train.steps=4", "train.log_every=2", "train.memory_check=off")
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        said = _command("estimate", *words, "--format=json", "--quick", folder=folder)
-        seconds = time.perf_counter() - began
-        if not said.stdout.startswith("{"):
-            print(f"  refused: {text}: {said.stderr.strip().splitlines()[-1:]}", flush=True)
-            return None
-        report = json.loads(said.stdout)
-        peaks = measured(words, Path(folder))
-    if peaks is None:
-        print(f"  the run failed: {text}", flush=True)
-        return None
-    machine = report["machine"]
-    found = {
-        "words": text,
-        "low": machine["low_bytes"],
-        "peak": machine["peak_bytes"],
-        "high": machine["high_bytes"],
-        "measured": sum(peaks.values()),
-    }
-    if record := os.environ.get("ORTLAUNCH_ESTIMATE_RECORD"):
-        line = {**found, "peaks": peaks, "seconds": seconds, "report": report}
-        with open(record, "a") as file:
-            file.write(json.dumps(line) + "\n")
-    figures = " ".join(f"{found[name] / _MIB:>6.0f}" for name in ("low", "peak", "high", "measured"))
-    print(f"{figures} {found['peak'] / found['measured'] - 1:>+7.1%}  {text}", flush=True)
+    found = []
+    for number, words in drawn:
+        text = " ".join(words)
+        if only and not only & set(words):
+            continue
+        result = known.get(text)
+        if result is None and again:
+            continue
+        if result is None:
+            result = _measured(number, words, here)
+            _keep(file, result)
+        if later and not again:
+            print(f"  measured: {text}", flush=True)
+            continue
+        if "measured" in result and (again or not {"peak", "refused"} & set(result)):
+            result = _estimated(result, words, here)
+            _keep(file, result)
+        print(line(result), flush=True)
+        found.append(result)
     return found
 
 
-def measured(words: tuple[str, ...], folder: Path) -> dict[str, int] | None:
-    """Trains, and returns the largest resident memory of each worker in bytes by its rank; None if the run fails."""
+def _keep(file: Path, result: Result) -> None:
+    """Adds a line to the file."""
+    before = file.read_bytes() if file.is_file() else b""
+    # An interruption may have cut the last line.
+    end = "\n" if before and not before.endswith(b"\n") else ""
+    with file.open("a") as stream:
+        stream.write(f"{end}{json.dumps(result)}\n")
+
+
+def _read(file: Path) -> dict[str, Result]:
+    """The last result of each configuration, by its words. A line that an interruption has cut is left out."""
+    found: dict[str, Result] = {}
+    for text in file.read_text().splitlines() if file.is_file() else ():
+        try:
+            result = json.loads(text)
+        except ValueError:
+            continue
+        found[result["words"]] = result
+    return found
+
+
+def line(result: Result) -> str:
+    """A configuration and its figures in MiB."""
+    if "failed" in result or "refused" in result:
+        name = "failed" if "failed" in result else "refused"
+        return f"  {name}: {result['words']}: {result[name]}"
+    measured = total(result)
+    figures = [result["low"], result["peak"], result["high"], measured]
+    text = " ".join(f"{figure / _MIB:>6.0f}" for figure in figures)
+    return f"{text} {result['peak'] / measured - 1:>+7.1%}  {result['words']}"
+
+
+def total(result: Result) -> int:
+    """Bytes of all workers."""
+    return sum(result["measured"].values())
+
+
+def summary(results: Sequence[Result]) -> list[str]:
+    """Tables of what was found: errors by group, verdicts by limit, and all of them together."""
+    judged = [one for one in results if "failed" not in one and "refused" not in one]
+    lines = [f"{len(judged)} runs judged, {len(results) - len(judged)} refused or failed"]
+    if not judged:
+        return lines
+    lines += ["", f"{'group':<22} {'runs':>4} {'median':>7} {'largest':>7}  off by 5 % / 10 %  above / below the band"]
+    for kind in (lambda _: "all", _backend, _trainer, lambda one: one["words"].split()[0]):
+        lines += [_of_group(name, judged, kind) for name in sorted({kind(one) for one in judged})]
+    lines += ["", f"{'limit':<22} {'fits':>6} {'tight':>6} {'does not fit':>13} {'false':>6}"]
+    lines += [_of_limit(limit, judged) for limit in LIMITS]
+    above = sum(one["high"] < total(one) for one in judged)
+    below = sum(one["low"] > total(one) for one in judged)
+    lines += ["", f'a false "fits" under some limit: {above}', f'a false "does not fit" under some limit: {below}']
+    return lines
+
+
+def _backend(result: Result) -> str:
+    return next(word for word in result["words"].split() if word.startswith("backend="))
+
+
+def _trainer(result: Result) -> str:
+    words = [word for word in result["words"].split() if word.startswith(("trainer=", "trainer.zero_stage="))]
+    return " ".join(word.replace("trainer.", "").replace("trainer=", "") for word in words)
+
+
+def _of_group(name: str, judged: Sequence[Result], kind: Callable[[Result], str]) -> str:
+    group = [one for one in judged if kind(one) == name]
+    errors = [abs(one["peak"] / total(one) - 1) for one in group]
+    above, below = sum(one["high"] < total(one) for one in group), sum(one["low"] > total(one) for one in group)
+    far = f"{sum(error > 0.05 for error in errors):>8} / {sum(error > 0.1 for error in errors)}"
+    figures = f"{statistics.median(errors):>7.1%} {max(errors):>7.1%}"
+    return f"{name:<22} {len(group):>4} {figures}  {far:<17} {above:>8} / {below}"
+
+
+def _of_limit(limit: float, judged: Sequence[Result]) -> str:
+    words = []
+    false = 0
+    for one in judged:
+        size = int(limit * total(one))
+        word = verdict(Band(one["low"], one["peak"], one["high"]), size)
+        false += word == ("fits" if size < total(one) else "does not fit")
+        words.append(word)
+    fits, tight, not_fits = (words.count(word) for word in ("fits", "tight", "does not fit"))
+    return f"{f'{limit:.2f} of the measured':<22} {fits:>6} {tight:>6} {not_fits:>13} {false:>6}"
+
+
+def _measured(number: int, words: tuple[str, ...], here: Path) -> Result:
+    """Trains a configuration and notes the memory of its workers."""
+    result: Result = {"number": number, "words": " ".join(words)}
+    began = time.perf_counter()
+    for _ in range(2):
+        with tempfile.TemporaryDirectory() as folder:
+            peaks, error = measured(_whole(words, here), _workers(words), Path(folder), _environment(here))
+        if error:
+            return {**result, "failed": error}
+        if len(peaks) == _workers(words):
+            return {**result, "measured": peaks, "run_seconds": time.perf_counter() - began}
+    return {**result, "failed": f"only workers {sorted(peaks)} were measured"}
+
+
+def _estimated(result: Result, words: tuple[str, ...], here: Path) -> Result:
+    """Adds the estimate to a measurement."""
+    kept = {name: result[name] for name in ("number", "words", "measured", "run_seconds")}
+    began = time.perf_counter()
+    # ONNX Runtime is probed, which --quick leaves out.
+    options = ["--format=json", *([] if "backend=ort" in words else ["--quick"])]
+    command = [sys.executable, "-m", "ortlaunch", "estimate", *_whole(words, here), *options]
+    try:
+        said = subprocess.run(
+            command, env=_environment(here), capture_output=True, text=True, check=False, timeout=_MOST_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return {**kept, "refused": f"not ended after {_MOST_SECONDS} s"}
+    if not said.stdout.startswith("{"):
+        return {**kept, "refused": " ".join(said.stderr.split())[-500:]}
+    report = json.loads(said.stdout)
+    machine = report["machine"]
+    figures = {"low": machine["low_bytes"], "peak": machine["peak_bytes"], "high": machine["high_bytes"]}
+    return {**kept, **figures, "seconds": time.perf_counter() - began, "report": report}
+
+
+def _workers(words: Sequence[str]) -> int:
+    return next((int(word.partition("=")[2]) for word in words if word.startswith("launcher.workers_per_node=")), 1)
+
+
+def _whole(words: Sequence[str], here: Path) -> list[str]:
+    """The words of a command: those of a configuration, and those that all have."""
+    common = ("device=cpu", "tracking=none", "train.log_every=2", "train.memory_check=off")
+    return [*(word.replace(MODELS, str(here / "models")) for word in words), *common]
+
+
+def _environment(here: Path) -> dict[str, str]:
+    """The variables of a command, with a cache in which no run is measured."""
+    return {**os.environ, "ORTLAUNCH_CACHE": str(here / "cache")}
+
+
+def measured(
+    words: Sequence[str], workers: int, folder: Path, environment: dict[str, str]
+) -> tuple[dict[str, int], str]:
+    """Trains, and returns the largest resident memory of each worker in bytes by its rank, and why the run failed."""
     command = [sys.executable, "-m", "ortlaunch", *words, f"run_root={folder}/runs"]
-    ranks: dict[psutil.Process, str] = {}
+    ranks: dict[int, str] = {}
     peaks: dict[str, int] = {}
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
-        while run.poll() is None:
-            for rank, peak in _peaks(run.pid, ranks):
+    ends = time.monotonic() + _MOST_SECONDS
+    with (
+        (folder / "output").open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, env=environment) as run,
+    ):
+        while run.poll() is None and time.monotonic() < ends:
+            for rank, peak in _peaks(run.pid, ranks, workers):
                 peaks[rank] = max(peak, peaks.get(rank, 0))
             time.sleep(_SECONDS)
-    return peaks if run.returncode == 0 else None
+        if run.poll() is None:
+            run.terminate()
+            return peaks, f"still running after {_MOST_SECONDS} s"
+    said = (folder / "output").read_text(errors="replace").split()
+    return peaks, "" if run.returncode == 0 else " ".join(said)[-500:]
 
 
-def _peaks(root: int, ranks: dict[psutil.Process, str]) -> Iterator[tuple[str, int]]:
-    """The rank and the peak of each worker below a process; `ranks` remembers which process is a worker."""
+def _peaks(root: int, ranks: dict[int, str], workers: int) -> Iterator[tuple[str, int]]:
+    """The rank and the peak of each worker below a process.
+
+    Args:
+        root: the command.
+        ranks: the ranks of the workers that were found, by process; others are looked for until all are there.
+        workers: how many there are.
+    """
+    for pid, rank in list(ranks.items()):
+        try:
+            yield rank, _high_water(pid)
+        except OSError:
+            del ranks[pid]
+    if len(ranks) == workers:
+        return
     try:
         children = psutil.Process(root).children(recursive=True)
     except psutil.Error:
@@ -152,32 +268,22 @@ def _peaks(root: int, ranks: dict[psutil.Process, str]) -> Iterator[tuple[str, i
     for process in children:
         try:
             # A process that was just forked has the command of torchrun for a moment.
-            if process not in ranks and process.cmdline()[1:4] == ["-u", "-m", "ortlaunch.worker"]:
-                ranks[process] = process.environ()["RANK"]
-            if process in ranks:
-                yield ranks[process], _high_water(process.pid)
+            if process.pid not in ranks and process.cmdline()[1:4] == ["-u", "-m", "ortlaunch.worker"]:
+                ranks[process.pid] = process.environ()["RANK"]
         except (psutil.Error, OSError, KeyError):
             continue
 
 
 def _high_water(pid: int) -> int:
-    """The largest resident memory of a process so far, in bytes."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    """The largest resident memory of a process so far, in bytes.
 
-
-def _command(*words: str, folder: str) -> subprocess.CompletedProcess[str]:
-    # With a cache of its own an estimate is not calibrated by other runs.
-    return subprocess.run(
-        [sys.executable, "-m", "ortlaunch", *words],
-        cwd=folder,
-        env={**os.environ, "ORTLAUNCH_CACHE": f"{folder}/cache"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    Raises:
+        OSError: the process has ended.
+    """
+    for text in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if text.startswith("VmHWM:"):
+            return int(text.split()[1]) * 1024
+    raise ProcessLookupError(f"process {pid} has no memory any more")
 
 
 if __name__ == "__main__":

@@ -105,6 +105,40 @@ def test_a_worker_holds_its_share(tmp_path: Path, words: list[str], weights: flo
     assert parts["optimizer_state_bytes"] == pytest.approx(state * size, rel=0.03)
 
 
+@pytest.mark.nightly
+def test_under_deepspeed_the_first_worker_alone_copies_the_model_for_a_checkpoint(tmp_path: Path) -> None:
+    words = ("model=gpt2_nano", *WORDS[1:], "train.save_weights=false", "--quick")
+    of_stage = {
+        stage: estimated(tmp_path, *words, "trainer=deepspeed", f"trainer.zero_stage={stage}")["workers"]
+        for stage in (0, 3)
+    }
+    first, other = of_stage[0]
+    size = 4 * 957_184
+    copied = first["phases"]["checkpoint"]["tensors_bytes"]
+    less = copied - other["phases"]["checkpoint of the other workers"]["tensors_bytes"]
+    # Weights and both moments.
+    assert less == pytest.approx(3 * size, rel=0.05)
+    assert [list(one["phases"]) for one in of_stage[3]] == [["build", "start", "step", "checkpoint"]] * 2
+
+
+@pytest.mark.nightly
+@pytest.mark.ort
+def test_onnx_runtime_is_probed_and_the_probes_are_used_again(tmp_path: Path) -> None:
+    words = ("model=mlp", "backend=ort", "device=cpu", "trainer=ddp", "launcher.workers_per_node=2")
+    cache = {"ORTLAUNCH_CACHE": str(tmp_path / "cache")}
+    quick = ("--quick", "--format=json")
+    before, probed, after, other = (
+        json.loads(ortlaunch(tmp_path, "estimate", *words, *more, **cache).stdout)
+        for more in (quick, ("--format=json",), quick, ("train.batch_size=6", *quick))
+    )
+    assert "which --quick and the check before a run leave out" in before["note"]
+    assert probed["probed_batch_sizes"] == after["probed_batch_sizes"] == other["probed_batch_sizes"] == [2, 4]
+    assert "by real steps with micro-batches 2 and 4" in probed["method"]
+    assert probed["machine"]["high_bytes"] < before["machine"]["high_bytes"]
+    assert probed["machine"]["peak_bytes"] == after["machine"]["peak_bytes"]
+    assert (before["note"] == "", probed["note"], after["note"]) == (False, "", "")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

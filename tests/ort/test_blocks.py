@@ -294,3 +294,28 @@ def test_close_ends_every_session(tmp_path: Path) -> None:
     session.close(model)
     assert all(ended() is None for ended in sessions)
     assert not session.is_active(model)
+
+
+class Counted(Scale):
+    """Counts its forwards in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) + self.calls
+
+
+def test_a_buffer_that_a_block_changes_moves_once(tmp_path: Path) -> None:
+    ort = wrapped(Stack(Counted(), Counted()), tmp_path, zero3=OrtZero3.hold)
+    for _ in range(2):
+        ort(torch.ones(2, 8, requires_grad=True)).sum().backward()
+    assert [block.calls.item() for block in ort.blocks] == [2, 2]
+
+
+def test_a_change_of_a_buffer_that_the_backward_would_repeat_is_refused(tmp_path: Path) -> None:
+    ort = wrapped(Stack(Counted(), Counted()), tmp_path, zero3=OrtZero3.recompute)
+    with pytest.raises(RequestError, match=r"the block blocks\.0 changes its buffer calls"):
+        ort(torch.ones(2, 8, requires_grad=True))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ortlaunch.check.cost import pays_off_after
 from ortlaunch.check.report import Parity, Report, Structure, to_json
@@ -25,6 +28,42 @@ def test_a_tensor_that_is_nearly_zero_is_measured_by_its_group() -> None:
     other = {"large": torch.tensor([1.0]), "rounding": torch.tensor([-1e-9])}
     assert compare(other, noise).ok
     assert not compare({**other, "rounding": torch.tensor([1e-5])}, noise).ok
+
+
+class Largest(TorchDispatchMode):
+    """Measures the largest memory that an operator takes for its results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        known = {x.untyped_storage().data_ptr() for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor)}
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in known:
+                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
+        return result
+
+
+def test_a_comparison_takes_little_memory_beside_the_gradients() -> None:
+    ours = {"large": torch.randn(3000, 1500)}
+    theirs = {name: tensor.clone() for name, tensor in ours.items()}
+    with Largest() as largest:
+        assert compare(ours, theirs).ok
+    assert 0 < largest.bytes <= ours["large"].nbytes / 4
+
+
+@pytest.mark.parametrize("place", [0, -1], ids=["first part", "last part"])
+def test_an_error_counts_wherever_it_is(place: int) -> None:
+    expected = torch.ones(3_000_000)
+    actual = expected.clone()
+    actual[place] = 1.5
+    assert relative_error(actual, expected) == 0.5
+    expected[place] = math.nan
+    assert relative_error(actual, expected) is None
+    actual[place] = math.nan
+    assert relative_error(actual, expected) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch
 
 from ortlaunch.config.schema import ModelConfig
 from ortlaunch.models.registry import build_model
-from ortlaunch.ort.mends.buffers import stale_buffers
 
 
 def train(model: torch.nn.Module, steps: int = 5) -> None:
@@ -52,7 +51,6 @@ def test_resnet_has_eagers_parameters_and_buffers_after_five_steps(to_ort: Any) 
         train(model)
     assert_same_state(ort, eager)
     assert {int(v) for k, v in ort.state_dict().items() if k.endswith("num_batches_tracked")} == {5}
-    assert stale_buffers(ort) == []
 
 
 @pytest.mark.parametrize(
@@ -121,26 +119,3 @@ def test_a_mode_set_in_the_model_survives_the_wrapping(to_ort: Any) -> None:
     model[1].eval()
     ort = to_ort(model)
     assert (ort.training, ort.module[1].training, ort.module[5].training) == (True, False, True)
-
-
-class Counting(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-        self.register_buffer("calls", torch.zeros(()))
-        self.register_buffer("mean", torch.zeros(4))
-        self.register_buffer("fixed", torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
-        return self.linear(x) * self.fixed
-
-
-def test_other_buffers_that_move_are_named_and_left_as_they_were(to_ort: Any) -> None:
-    ort = to_ort(Counting())
-    assert stale_buffers(ort) == []
-    ort(torch.rand(3, 4)).sum().backward()
-    assert stale_buffers(ort) == ["calls", "mean"]
-    assert not ort.calls.any()
-    assert not ort.mean.any()

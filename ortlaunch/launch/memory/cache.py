@@ -45,6 +45,8 @@ class Estimate:
     """The likely peak of the first worker before it collects the weights at the end, in bytes."""
     changes: tuple[Change, ...] = ()
     """Changes that were traced, the smallest first."""
+    is_probed: bool = False
+    """Whether the figures of ONNX Runtime are from real steps, and not factors on eager PyTorch's."""
 
 
 def load(key: str) -> Estimate | None:
@@ -65,7 +67,8 @@ def store(key: str, estimate: Estimate) -> None:
 def to_json(estimate: Estimate) -> dict[str, Any]:
     """The estimate as plain values."""
     changes = [{"words": one.words, "machine": _listed(one.machine)} for one in estimate.changes[:_MOST_CHANGES]]
-    return {"machine": _listed(estimate.machine), "worker": estimate.worker, "changes": changes}
+    figures = {"machine": _listed(estimate.machine), "worker": estimate.worker}
+    return {**figures, "changes": changes, "is_probed": estimate.is_probed}
 
 
 def from_json(content: Any) -> Estimate:
@@ -75,7 +78,8 @@ def from_json(content: Any) -> Estimate:
         KeyError, TypeError, ValueError: it is damaged.
     """
     changes = [Change(_words(one["words"]), _band(one["machine"])) for one in content["changes"][:_MOST_CHANGES]]
-    return Estimate(_band(content["machine"]), count(content["worker"]), tuple(changes))
+    is_probed = content.get("is_probed", False) is True
+    return Estimate(_band(content["machine"]), count(content["worker"]), tuple(changes), is_probed)
 
 
 def read_own(path: Path, largest: int) -> Any:

@@ -70,8 +70,13 @@ class Calibration:
         self._may_narrow = may_narrow
 
     @classmethod
-    def of(cls, config: Config) -> Calibration:
+    def of(cls, config: Config, *, is_probed: bool = False) -> Calibration:
         """What is known for a run; nothing if the file is missing, foreign or damaged.
+
+        Args:
+            config: the run's configuration.
+            is_probed: whether ONNX Runtime's memory was probed. A measurement says how far an estimate was from it, and
+                probes are nearer than factors on eager PyTorch's memory.
 
         With ``backend=auto`` these are the measurements of all backends that it may take. However many runs took the
         smallest one, the next may take another: its band becomes no narrower.
@@ -79,7 +84,7 @@ class Calibration:
         is_open = isinstance(config.backend, AutoConfig)
         points: dict[str, tuple[int, int]] = {}
         for one in (config, *(possible(config) if is_open else ())):
-            points |= _points(read_own(_file(one), _LARGEST))
+            points |= _points(read_own(_file(one, is_probed=is_probed), _LARGEST))
         return cls(points, may_narrow=not is_open)
 
     def near(self, estimated: int) -> Correction:
@@ -101,7 +106,7 @@ class Calibration:
         return Correction(len(ratios), max(1.0, statistics.median(ratios)), min(ratios), max(ratios))
 
 
-def learn(config: Config, key: str, estimated: int, measured: int) -> None:
+def learn(config: Config, key: str, estimated: int, measured: int, *, is_probed: bool = False) -> None:
     """Notes what a run has measured. A store that cannot be written notes nothing.
 
     Args:
@@ -109,16 +114,19 @@ def learn(config: Config, key: str, estimated: int, measured: int) -> None:
         key: of its estimate.
         estimated: the likely peak of its first worker without the end of the run, in bytes.
         measured: the largest peak of its workers up to there, in bytes.
+        is_probed: whether ONNX Runtime's memory was probed for the estimate.
     """
-    points = _points(read_own(_file(config), _LARGEST))
+    file = _file(config, is_probed=is_probed)
+    points = _points(read_own(file, _LARGEST))
     _, before = points.pop(key, (estimated, 0))
     points[key] = (estimated, max(before, measured))
     with suppress(OSError):
-        write_own(_file(config), {name: list(point) for name, point in list(points.items())[-_MOST:]})
+        write_own(file, {name: list(point) for name, point in list(points.items())[-_MOST:]})
 
 
-def _file(config: Config) -> Path:
-    return user_cache() / "measured" / f"{family_key(config)}.json"
+def _file(config: Config, *, is_probed: bool) -> Path:
+    mark = "-probed" if is_probed and config.backend.name == "ort" else ""
+    return user_cache() / "measured" / f"{family_key(config)}{mark}.json"
 
 
 def _points(content: Any) -> dict[str, tuple[int, int]]:

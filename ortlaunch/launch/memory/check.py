@@ -80,7 +80,8 @@ class Watch:
             return
         estimate = cache.load(self._question.key)
         if estimate is not None:
-            learn(self._question.config, self._question.key, estimate.worker, int(peak_gib * _GIB))
+            question, measured = self._question, int(peak_gib * _GIB)
+            learn(question.config, question.key, estimate.worker, measured, is_probed=estimate.is_probed)
 
     def close(self) -> None:
         """Ends the estimating process, if it is still there."""
@@ -219,7 +220,8 @@ def _waited_for(question: Question) -> Estimate:
 
 def _judged(question: Question, estimate: Estimate) -> tuple[str, bool]:
     """The warning about a run, and whether more is needed than there is; an empty text for a run that fits."""
-    correct = Calibration.of(question.config).near(estimate.worker).apply
+    calibration = Calibration.of(question.config, is_probed=estimate.is_probed)
+    correct = calibration.near(estimate.worker).apply
     band, limit = correct(estimate.machine), question.limit
     if band.high <= limit:
         return "", False

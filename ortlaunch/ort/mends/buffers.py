@@ -1,48 +1,98 @@
-"""Finds buffers that a model's forward changes but ORTModule's graph does not.
+"""Moves the buffers that a model's forward changes, such as a running mean of its own or spectral_norm's vectors.
 
-BatchNorm's buffers are updated by `ort.mends.statistics`. All others would change only during the trace.
+ORTModule's graph returns outputs and changes no buffers, so they would move during the trace and never again. Here the
+final value of each buffer that the traced forward has changed becomes a further output of the graph, and is put into
+the buffer after each forward. BatchNorm's buffers are updated by `ort.mends.statistics`.
+
+What the trace does not see, such as a change through ``.data``, is no output. Buffers that are not saved with the model
+(``persistent=False``) are constants of the graph. The check at a run's start finds both.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-_stale: WeakKeyDictionary[torch.nn.Module, list[str]] = WeakKeyDictionary()
 
+@dataclass
+class Moved:
+    """The buffers that a traced forward has changed."""
 
-def stale_buffers(wrapped: torch.nn.Module) -> list[str]:
-    """Returns the names of the buffers that eager training would change and this ORTModule does not.
-
-    The result is known after the first training forward, in which the model is traced. Before that it is empty.
-    """
-    inner: Any = wrapped._torch_module
-    return list(_stale.get(inner._original_module, ()))
+    names: list[str] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+    """What they are at its end, for the graph to return."""
 
 
 @contextlib.contextmanager
-def watched(model: torch.nn.Module) -> Iterator[None]:
-    """Records which buffers of `model` change, as in a training step, and restores them."""
+def collected(model: torch.nn.Module) -> Iterator[Moved]:
+    """Collects the buffers that a forward of `model`, a plain model, changes while it is traced."""
+    moved = Moved()
+    saved = model.state_dict(keep_vars=True)
+    # The others are constants of the graph.
+    before = {name: (buffer, buffer._version) for name, buffer in model.named_buffers() if name in saved}
+    with _AssignsWhatIsWrittenOut():
+        yield moved
+    for name, buffer in model.named_buffers():
+        if name not in before:
+            continue
+        same, version = before[name]
+        is_as_before = buffer is same and buffer._version == version
+        if not is_as_before and buffer.dtype == same.dtype and _same_size(buffer, same):
+            moved.names.append(name)
+            moved.values.append(buffer.detach() if buffer.is_floating_point() else buffer.clone())
+
+
+@torch.no_grad()
+def update(model: torch.nn.Module, names: list[str], values: Sequence[Tensor]) -> None:
+    """Gives buffers of `model` the values that the graph has returned."""
+    for name, value in zip(names, values, strict=True):
+        model.get_buffer(name).copy_(value)
+
+
+@contextlib.contextmanager
+def restored(model: torch.nn.Module) -> Iterator[None]:
+    """Restores the buffers that change while `model` is traced, each as the same tensor object."""
     before = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
     yield
     after = dict(model.named_buffers())
-    moved = []
     for name, (buffer, value) in before.items():
-        is_same = after.get(name) is buffer
-        if is_same and _equal(buffer, value):
+        if after.get(name) is buffer and _equal(buffer, value):
             continue
-        moved.append(name)
-        if not is_same:
+        if after.get(name) is not buffer:
             # The new buffer belongs to the trace.
             path, _, last = name.rpartition(".")
             model.get_submodule(path)._buffers[last] = buffer
         with torch.no_grad():
             buffer.copy_(value)
-    _stale[model] = moved
+
+
+class _AssignsWhatIsWrittenOut(TorchFunctionMode):
+    """Follows ``out=``, as in spectral_norm's power iteration: the exporter knows no operator that has it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = kwargs.get("out")
+        if not isinstance(out, Tensor):
+            return func(*args, **kwargs)
+        result = func(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+        # PyTorch gives `out` another size where it has to.
+        return out.copy_(result) if _same_size(out, result) else func(*args, **kwargs)
+
+
+def _same_size(left: Tensor, right: Tensor) -> bool:
+    # In a trace sizes are tensors, and comparing them a decision.
+    tracing = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        return left.shape == right.shape
+    finally:
+        torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
 
 
 def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:

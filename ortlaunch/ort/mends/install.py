@@ -27,6 +27,7 @@ from ortlaunch.ort.mends import (
     statistics,
     sums,
     unneeded,
+    views,
 )
 
 
@@ -41,6 +42,8 @@ class _Export:
     """Where the trace has read tensors' values."""
     watches: bool = True
     """Whether the graph is to return what was read."""
+    moved: list[str] = field(default_factory=list)
+    """The buffers that the trace has changed."""
 
 
 _exports: ContextVar[_Export | None] = ContextVar("_exports", default=None)
@@ -74,26 +77,30 @@ def install() -> None:
             modes.set_modes(self._original_module, current.flags)
         tracked = gradients.tracked() if is_training else contextlib.nullcontext()
         refusing = side_effects.RefusesSideEffects(self._original_module) if is_training else contextlib.nullcontext()
+        # The trace sees the buffers as the step finds them.
+        is_traced = torch._C._get_tracing_state() is not None
+        restored = contextlib.nullcontext() if is_traced else buffers.restored(self._original_module)
         with (
+            restored,
             tracked,
             refusing,
             fast_paths.off(),
             statistics.collected(self._original_module, is_training) as (names, batch_statistics),
+            buffers.collected(self._original_module) as moved,
             decisions.collected(current is not None and current.watches) as reads,
         ):
             flat = original_forward(self, *args)
         if current is not None:
-            current.reads = reads
+            current.reads, current.moved = reads, moved.names
         # ORTModule also makes a graph for inference of a model in train mode, if gradients are off.
         names, batch_statistics = (names, batch_statistics) if is_training else ([], [])
         self._output_schema = outputs.Outputs(self._output_schema, [x.dtype for x in flat], names)
-        return [*flat, *batch_statistics, *reads.tensors]
+        return [*flat, *batch_statistics, *moved.values, *reads.tensors]
 
     def export(*, flattened_module: Any, model_info_for_export: Any, **rest: Any) -> Any:
         is_training = model_info_for_export.export_mode == torch.onnx.TrainingMode.TRAINING
         model = flattened_module._original_module
-        watched = buffers.watched(model) if is_training else contextlib.nullcontext()
-        with modes.kept(model) as flags, watched, functions.watched():
+        with modes.kept(model) as flags, buffers.restored(model), functions.watched(), views.followed():
             current = _Export(flags, is_training)
             token = _exports.set(current)
             arguments = {"flattened_module": flattened_module, "model_info_for_export": model_info_for_export, **rest}
@@ -108,6 +115,7 @@ def install() -> None:
             finally:
                 _exports.reset(token)
         # The schema is that of a forward before the trace, which does not know on what the trace depends.
+        schema.buffers = current.moved
         schema.decisions = current.reads.decisions(evaluates=not is_training)
         return graph, schema
 

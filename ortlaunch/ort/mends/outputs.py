@@ -1,4 +1,4 @@
-"""Converts what an ORTModule's graph returns to what the model returns in eager training."""
+"""Converts what an ORTModule's graph returns to what the model returns in eager training, and moves its buffers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortlaunch.ort.mends import statistics
+from ortlaunch.ort.mends import buffers, statistics
 from ortlaunch.ort.mends.decisions import Decisions
+
+_PREFIX = "_original_module."
+"""What the graph's names of parameters and buffers begin with."""
 
 
 @dataclass
@@ -22,8 +25,19 @@ class Outputs:
     """Types of the model's flat outputs in eager; ONNX Runtime's CPU provider returns fp32 for some fp16 outputs."""
     batch_norms: list[str]
     """Modules whose batch statistics follow the outputs, with a mean and a variance each."""
+    buffers: list[str] = field(default_factory=list)
+    """The buffers whose new values follow the statistics."""
     decisions: Decisions = field(default_factory=Decisions)
-    """Values that the trace has frozen; what they are in a step follows the statistics."""
+    """Values that the trace has frozen; what they are in a step follows the buffers."""
+
+
+def moved_buffers(wrapped: Any) -> list[str]:
+    """Returns the names of the buffers that an ORTModule's training graph moves; none before its first forward."""
+    inner = wrapped._torch_module
+    if not hasattr(inner, "_execution_manager"):
+        return []
+    info = inner._execution_manager(True)._graph_transition_manager._post_export_processed_model_info
+    return [] if info is None else list(info.module_forward_output_schema.buffers)
 
 
 def install() -> None:
@@ -37,11 +51,12 @@ def install() -> None:
     def restore(self: Any, ort_flatten_outputs: Sequence[Tensor]) -> Any:
         expected: Outputs = self.module_forward_output_schema
         count = len(expected.dtypes)
-        rest = count + 2 * len(expected.batch_norms)
+        moved = count + 2 * len(expected.batch_norms)
+        rest = moved + len(expected.buffers)
+        model = self._flattened_module._original_module
         expected.decisions.compare(ort_flatten_outputs[rest:])
-        statistics.update(
-            self._flattened_module._original_module, expected.batch_norms, ort_flatten_outputs[count:rest]
-        )
+        statistics.update(model, expected.batch_norms, ort_flatten_outputs[count:moved])
+        buffers.update(model, expected.buffers, ort_flatten_outputs[moved:rest])
         # A tensor that has the right type is not copied.
         flat = [x.to(dtype) for x, dtype in zip(ort_flatten_outputs[:count], expected.dtypes, strict=True)]
         self.module_forward_output_schema = expected.schema
@@ -50,4 +65,13 @@ def install() -> None:
         finally:
             self.module_forward_output_schema = expected
 
+    construct = PostExportProcessedModelInfo.construct_inputs
+
+    def inputs(self: Any, *args: Any) -> Any:
+        result = construct(self, *args)
+        moved = [f"{_PREFIX}{name}" for name in self.module_forward_output_schema.buffers]
+        # The backward reads what the forward has read, and by then the buffers have moved.
+        return result | {name: result[name].clone() for name in moved if name in result} if moved else result
+
     PostExportProcessedModelInfo.restore_outputs = PostExportProcessedModelInfo._ortlaunch_restore = restore
+    PostExportProcessedModelInfo.construct_inputs = inputs

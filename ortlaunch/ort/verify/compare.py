@@ -18,6 +18,9 @@ CUDA_FP32_TOLERANCE = 1e-2
 AS_GOOD = 5.0
 """Factor of PyTorch's own error, both against fp64, up to which an error counts as rounding."""
 
+_PART = 1 << 20
+"""Number of elements that are compared at once."""
+
 _FLOOR = 1e-3
 """If a tensor's values are this much smaller than the largest of its group, its error is relative to the group's
 largest value. A gradient that is zero except for rounding (the bias of attention keys) has no meaningful error of its
@@ -31,7 +34,7 @@ def compare(actual: NamedTensors, expected: NamedTensors) -> TensorComparison:
         actual: ONNX Runtime's tensors.
         expected: PyTorch's tensors; a name that `actual` lacks counts as different.
     """
-    floor = _FLOOR * max((_scale(tensor) for tensor in expected.values()), default=0.0)
+    floor = floor_of(expected)
     result = TensorComparison(count=len(expected))
     for name, tensor in expected.items():
         other = actual.get(name)
@@ -75,13 +78,26 @@ def is_as_good(error: float | None, own: float | None, tolerance: float) -> bool
     return error is not None and error <= max(tolerance, AS_GOOD * (own or 0.0))
 
 
-def errors_from_exact(tensors: NamedTensors, exact: NamedTensors) -> dict[str, float | None]:
-    """Returns the relative error of each tensor against PyTorch's in fp64; see `relative_error`."""
-    floor = _FLOOR * max((_scale(tensor) for tensor in exact.values()), default=0.0)
+def errors_from_exact(
+    tensors: NamedTensors, exact: NamedTensors, floor: float | None = None
+) -> dict[str, float | None]:
+    """Returns the relative error of each tensor against PyTorch's in fp64; see `relative_error`.
+
+    Args:
+        tensors: by name.
+        exact: by the same names.
+        floor: see `floor_of`; by default that of `exact`.
+    """
+    floor = floor_of(exact) if floor is None else floor
     return {
         name: relative_error(tensor.double() if tensor.is_floating_point() else tensor, exact[name], floor)
         for name, tensor in tensors.items()
     }
+
+
+def floor_of(tensors: NamedTensors) -> float:
+    """Returns what an error is relative to at least, for a tensor of this group."""
+    return _FLOOR * max((_scale(tensor) for tensor in tensors.values()), default=0.0)
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float | None:
@@ -91,11 +107,11 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor, floor: float = 
     if not expected.is_floating_point():
         return 0.0 if torch.equal(actual.to(expected.dtype), expected) else None
     wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
-    a, e = actual.detach().to(wide), expected.detach().to(wide)
-    if e.numel() == 0:
+    if expected.numel() == 0:
         return 0.0
-    difference, scale = float((a - e).abs().max()), float(e.abs().max())
+    difference, scale = _difference_and_scale(actual, expected, wide)
     if not math.isfinite(difference + scale):
+        a, e = actual.detach().to(wide), expected.detach().to(wide)
         finite = torch.isfinite(e)
         # Infinities must be equal, and a NaN of PyTorch must be a NaN here too.
         if not torch.equal(torch.nan_to_num(a)[~finite], torch.nan_to_num(e)[~finite]) or not bool(
@@ -116,10 +132,26 @@ def tolerance_of(expected: torch.Tensor) -> float:
 
 
 def _scale(tensor: torch.Tensor) -> float:
+    """Returns the largest finite magnitude; 0 of integers."""
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return 0.0
-    finite = tensor.detach()[torch.isfinite(tensor)].abs()
-    return float(finite.max()) if finite.numel() else 0.0
+    return max(float(part.abs().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).max()) for part in _parts(tensor))
+
+
+def _difference_and_scale(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """Returns the largest difference and the largest magnitude of what is expected; NaN where there is one."""
+    pairs = [
+        (float((a.to(dtype) - e.to(dtype)).abs().max()), float(e.to(dtype).abs().max()))
+        for a, e in zip(_parts(actual), _parts(expected), strict=True)
+    ]
+    if any(math.isnan(value) for pair in pairs for value in pair):
+        return math.nan, math.nan
+    return max(difference for difference, _ in pairs), max(scale for _, scale in pairs)
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Returns a tensor in parts, so that a comparison takes little memory beside a large model's gradients."""
+    return tensor.detach().flatten().split(_PART)
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:

@@ -7,8 +7,9 @@ error is one that is larger than rounding explains, and several times PyTorch's 
 A model that draws random numbers gets the same ones on both sides. If the losses differ nevertheless, because not all
 numbers are torch's, then nothing is said. Numbers of fp64 are others, so such a model is not judged by fp64.
 
-At most two sets of gradients are in memory at once. Before the first step there is no state of an optimizer, so this is
-less than an adaptive optimizer takes later.
+At most two sets of gradients are in memory at once, and what compares them takes little beside them. Before the first
+step there is no state of an optimizer, so this is less than an adaptive optimizer takes later. Where gradients differ,
+only these are kept while the model runs in fp64.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
-from ortlaunch.ort.verify.compare import compare, errors_from_exact, is_as_good
+from ortlaunch.ort.verify.compare import compare, errors_from_exact, floor_of, is_as_good
 from ortlaunch.ort.verify.comparison import TensorDifference
 from ortlaunch.ort.verify.dropout_off import dropout_off
 from ortlaunch.ort.verify.gap import widest
@@ -68,7 +69,10 @@ class Gradients:
         if not far:
             return None
         if not self._is_random(batch, expected):
-            return self._judged(far, ort, eager, batch, tolerance_factor)
+            floor = floor_of(eager)
+            # The others make room for the model in fp64.
+            ort, eager = ({one.name: side[one.name] for one in far if one.name in side} for side in (ort, eager))
+            return self._judged(far, ort, eager, floor, batch, tolerance_factor)
         if _differ(actual, expected):
             return None
         wrong = [one for one in far if one.error is None or one.error > _UNJUDGED]
@@ -91,16 +95,15 @@ class Gradients:
         far: list[TensorDifference],
         ort: NamedTensors,
         eager: NamedTensors,
+        floor: float,
         batch: Batch,
         tolerance_factor: float,
     ) -> str | None:
         """Says which of the gradients that differ from PyTorch's is wrong by fp64; None where none is."""
-        truth = self._true(batch)
+        truth = self._true(batch, list(eager))
         if truth is None:
             return _said(far[0].name, far[0].error, "PyTorch's")
-        names = [one.name for one in far]
-        errors = errors_from_exact({name: ort[name] for name in names if name in ort}, truth)
-        owns = errors_from_exact({name: eager[name] for name in names}, truth)
+        errors, owns = errors_from_exact(ort, truth, floor), errors_from_exact(eager, truth, floor)
         for one in far:
             error, own = errors.get(one.name), owns[one.name]
             if not is_as_good(error, own, tolerance_factor * one.tolerance):
@@ -123,15 +126,15 @@ class Gradients:
             seed_all(seed)
             return self._task.loss(model, batch)
 
-    def _true(self, batch: Batch) -> NamedTensors | None:
-        """PyTorch's gradients in fp64; None where the model does not run so."""
+    def _true(self, batch: Batch, names: list[str]) -> NamedTensors | None:
+        """PyTorch's gradients of these names in fp64; None where the model does not run so."""
         try:
             self._state.restore()
             model = copy.deepcopy(self._plain).double()
             wide = in_fp64(batch)
             with torch.enable_grad(), Reference():
                 loss = self._task.loss(model, wide)
-            return _differentiated(loss, model, wide)
+            return _differentiated(loss, model, wide, names)
         except Exception:
             return None
 
@@ -145,10 +148,14 @@ def _said(name: str, error: float | None, reference: str) -> str:
     return f"under ONNX Runtime the gradient of {name} {amount} {reference}"
 
 
-def _differentiated(loss: torch.Tensor, model: torch.nn.Module, batch: Batch) -> NamedTensors:
-    """Returns the gradients of all parameters and inputs that need one; those that the loss does not use are zero."""
+def _differentiated(
+    loss: torch.Tensor, model: torch.nn.Module, batch: Batch, names: list[str] | None = None
+) -> NamedTensors:
+    """Returns the gradients of all parameters and inputs that need one, or of some; unused ones are zero."""
     leaves: NamedTensors = {name: one for name, one in model.named_parameters() if one.requires_grad}
     leaves |= {f"input {name}": tensor for name, tensor in batch.items() if tensor.requires_grad}
+    if names is not None:
+        leaves = {name: leaves[name] for name in names}
     if not leaves or not loss.requires_grad:
         return {}
     # Not `backward`, which would call the hooks of DDP and DeepSpeed.

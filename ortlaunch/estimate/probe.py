@@ -1,0 +1,116 @@
+"""A probe of ``ortlaunch estimate``: ``python -m ortlaunch.estimate.probe FOLDER``.
+
+ONNX Runtime's memory cannot be traced on tensors without content. So this process really takes a run's phases, as the
+first of its workers, with the micro-batch of the configuration, and measures itself. It reads ``config.yaml`` and
+``probe.json`` in the folder. It writes ``report.json``, or ``refused.txt`` if the phases cannot be run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import sys
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import psutil
+import torch
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.processes import be_first_to_die, die_with_parent
+from ortlaunch.config.load import load_config
+from ortlaunch.config.schema import Allow, Config, OrtConfig, OrtDebugConfig
+from ortlaunch.config.trainers import trainer_of
+from ortlaunch.estimate.ledger import Use
+from ortlaunch.estimate.pretend import join_nobody, replacements
+from ortlaunch.estimate.trace import Rehearsal
+from ortlaunch.launch.report_process import REFUSED, REPORT
+from ortlaunch.trainer.imports import import_stack
+from ortlaunch.trainer.prepare import open_loader
+
+REQUEST = "probe.json"
+"""The file with ``world_size``, ``most_bytes``, what the process may take beyond what it has at its start, and
+``most_seconds`` of processor time."""
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+
+
+class ProcessMeter:
+    """The resident memory of this process; its peak is the kernel's."""
+
+    @property
+    def now(self) -> Use:
+        """What is resident now."""
+        size = int(psutil.Process().memory_info().rss)
+        return Use(size, size)
+
+    def take_peak(self) -> Use:
+        """The largest resident memory since the last call; since the process began where the kernel keeps only that."""
+        lines = _STATUS.read_text().splitlines()
+        size = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+        with contextlib.suppress(OSError):
+            _CLEAR.write_text(_RESET_PEAK)
+        return Use(size, size)
+
+    def answering(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing is made up: tensors have content."""
+        return contextlib.nullcontext()
+
+
+def phases(config: Config, world_size: int) -> dict[str, int]:
+    """Takes the phases of a run, and returns the peak of this process in each of them in bytes.
+
+    Args:
+        config: the run's configuration, with ``backend=ort``.
+        world_size: its workers; this process is the first of them.
+
+    Raises:
+        RequestError: the request is refused as in a run.
+        Exception: a phase fails.
+    """
+    from ortlaunch.ort.verify.start import FRESH_BATCHES
+
+    assert isinstance(config.backend, OrtConfig)
+    # What the check at the start finds is no matter of memory, and no graphs are to be written.
+    config = replace(config, backend=replace(config.backend, allow=list(Allow), debug=OrtDebugConfig()))
+    workers = join_nobody(world_size)
+    with open_loader(config, workers) as loader:
+        batches = list(islice(loader, 1 + FRESH_BATCHES))
+        held_out = list(loader.held_out(config.train.eval_samples)) if config.train.eval_every is not None else []
+        with replacements():
+            found = Rehearsal(config, workers, batches, ProcessMeter(), is_fake=False).trace()
+        del held_out
+    return {name: use.process for name, use in found.phases.items()}
+
+
+def main() -> None:
+    """Probes the run whose configuration is in the folder."""
+    die_with_parent()
+    be_first_to_die()
+    folder = Path(sys.argv[1])
+    sys.path.insert(0, os.getcwd())
+    request = json.loads((folder / REQUEST).read_text())
+    resource.setrlimit(resource.RLIMIT_CPU, (int(request["most_seconds"]), resource.RLIM_INFINITY))
+    try:
+        config = load_config(folder / "config.yaml")
+        torch.set_num_threads(1)
+        import_stack(trainer_of(config.trainer), config.backend.name)
+        most = int(psutil.Process().memory_info().vms) + int(request["most_bytes"])
+        resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+        found = phases(config, int(request["world_size"]))
+    except RequestError as error:
+        (folder / REFUSED).write_text(str(error))
+    except Exception as error:
+        (folder / REFUSED).write_text(f"{type(error).__name__}: {error}")
+    else:
+        (folder / REPORT).write_text(json.dumps(found))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

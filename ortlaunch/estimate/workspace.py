@@ -1,0 +1,75 @@
+"""Memory that an operation holds on the CPU while it runs, beside its arguments and its results.
+
+The rules were found by measuring single operations on torch 2.13 (oneDNN's convolutions, gloo's exchanges). Most
+operations hold nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+
+def of_kernel(func: Any, args: tuple[Any, ...], out: Any) -> int:
+    """Bytes that the kernel itself holds, in the thread that calls it.
+
+    Args:
+        func: the operation, after it has run.
+        args: its arguments.
+        out: its results.
+    """
+    name = func.overloadpacket.__name__
+    if name == "convolution":
+        return _convolution(args[0], args[1], out, beside=_size(out) + _size(args[1]))
+    if name == "convolution_backward":
+        gradient, image, weight = args[:3]
+        return _convolution(image, weight, gradient, beside=max(_size(image) + _size(gradient), _size(weight)))
+    if name == "_reduce_scatter_base_" or (func.namespace == "c10d" and name == "reduce_scatter_tensor_coalesced_"):
+        return _size(args[1])  # gloo reduces a copy of the whole.
+    if name == "reduce_scatter_tensor":
+        return _size(args[0])
+    return 0
+
+
+def of_exchange(func: Any, args: tuple[Any, ...], out: Any) -> int:
+    """Bytes that an exchange between workers holds, in a thread of gloo's: what is gathered, once more."""
+    if func.namespace == "c10d" and func.overloadpacket.__name__ in (
+        *("_allgather_base_", "allgather_", "allgather_into_tensor_coalesced_", "allgather_coalesced_", "gather_"),
+    ):
+        return _size(args[0])
+    if func.namespace == "_c10d_functional" and func.overloadpacket.__name__.startswith("all_gather_into_tensor"):
+        return _size(out)
+    return 0
+
+
+def _convolution(image: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, *, beside: int) -> int:
+    """Bytes of a convolution's workspace.
+
+    Args:
+        image: its input.
+        weight: its weight.
+        result: its output, or the output's gradient.
+        beside: what oneDNN holds: arguments and results in an order of its own.
+    """
+    if image.dtype in (torch.bfloat16, torch.float16) and not _has_low_precision(image.dtype):
+        # Without such instructions torch multiplies by a matrix with a column for each place of the kernel.
+        places = math.prod(weight.shape[2:])
+        columns = image.shape[0] * image.shape[1] * places * math.prod(result.shape[2:])
+        return columns * image.element_size() if places > 1 else 0
+    return beside
+
+
+@cache
+def _has_low_precision(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has convolutions of this type on this machine."""
+    name = "bf16" if dtype is torch.bfloat16 else "fp16"
+    known = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
+    return known is not None and bool(known())
+
+
+def _size(tree: Any) -> int:
+    return sum(one.nbytes for one in tree_leaves(tree) if isinstance(one, torch.Tensor))

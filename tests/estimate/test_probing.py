@@ -1,0 +1,132 @@
+"""ONNX Runtime's memory by probes: the line through them, what is kept, and what becomes of a probe that fails."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.config.schema import Config
+from ortlaunch.estimate import probing
+from ortlaunch.estimate.probing import Line, NoMemoryError, line_of
+
+MIB = 2**20
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path / "cache"))
+    return to_config(compose(["model=gpt2_nano", "trainer=single", "backend=ort", "device=cpu"]))
+
+
+def with_batch(config: Config, size: int) -> Config:
+    return replace(config, train=replace(config.train, batch_size=size))
+
+
+@pytest.fixture
+def probes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The micro-batches that were probed; each sample of a step takes 10 MiB, and 100 MiB are always there."""
+    made: list[int] = []
+
+    def probed(_config: Config, size: int, _world_size: int) -> dict[str, int]:
+        made.append(size)
+        return {"start": 200 * MIB, "step": (100 + 10 * size) * MIB}
+
+    monkeypatch.setattr(probing, "_probed", probed)
+    return made
+
+
+def test_a_line_goes_through_its_probes_and_is_surest_there() -> None:
+    line = Line({8: {"step": 180 * MIB}, 16: {"step": 260 * MIB}})
+    (at, between, beyond) = (line.bands(size, 17 * MIB)["step"] for size in (16, 12, 64))
+    assert (at.middle, between.middle, beyond.middle) == (277 * MIB, 237 * MIB, 757 * MIB)
+    assert (at.high - at.middle) / at.middle < (beyond.high - beyond.middle) / beyond.middle
+    assert all(one.low < one.middle < one.high for one in (at, between, beyond))
+
+
+def test_a_larger_micro_batch_never_needs_less() -> None:
+    line = Line({1: {"step": 500 * MIB}, 2: {"step": 490 * MIB}})
+    assert line.bands(64, 0)["step"].middle == 490 * MIB
+
+
+def test_probes_are_kept_for_micro_batches_near_them(config: Config, probes: list[int]) -> None:
+    line = line_of(with_batch(config, 16), 1, 1, may_probe=True)
+    assert line is not None
+    assert (line.sizes, probes) == ((8, 16), [16, 8])
+    for size in (4, 16, 32):
+        assert line_of(with_batch(config, size), 1, 1, may_probe=True) is not None
+    assert probes == [16, 8]
+    again = line_of(with_batch(config, 128), 1, 1, may_probe=True)
+    assert again is not None
+    assert (again.sizes, probes) == ((8, 16, 64, 128), [16, 8, 128, 64])
+
+
+def test_without_leave_to_probe_only_what_is_kept_is_used(config: Config, probes: list[int]) -> None:
+    assert line_of(config, 1, 1, may_probe=False) is None
+    line_of(with_batch(config, 16), 1, 1, may_probe=True)
+    assert line_of(with_batch(config, 1024), 1, 1, may_probe=False) is not None
+    # Another key than the micro-batch makes another run.
+    longer = replace(config, train=replace(config.train, activation_checkpointing=True))
+    assert line_of(longer, 1, 1, may_probe=False) is None
+    assert line_of(config, 2, 1, may_probe=False) is None
+    assert probes == [16, 8]
+
+
+def test_one_sample_is_probed_beside_two(config: Config, probes: list[int]) -> None:
+    line = line_of(with_batch(config, 1), 1, 1, may_probe=True)
+    assert line is not None
+    assert line.sizes == (1, 2)
+
+
+def test_what_does_not_fit_is_halved(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probed(_config: Config, size: int, _world_size: int) -> dict[str, int]:
+        if size > 20:
+            raise NoMemoryError("too large")
+        return {"step": size}
+
+    monkeypatch.setattr(probing, "_probed", probed)
+    line = line_of(with_batch(config, 64), 1, 1, may_probe=True)
+    assert line is not None
+    assert line.sizes == (8, 16)
+    with pytest.raises(RequestError, match="too large"):
+        line_of(with_batch(config, 10_000), 1, 1, may_probe=True)
+
+
+def test_a_damaged_file_is_no_probe(config: Config, probes: list[int], tmp_path: Path) -> None:
+    line_of(config, 1, 1, may_probe=True)
+    (file,) = (tmp_path / "cache" / "probes").iterdir()
+    for content in ({"4": {}}, {"4": {"step": -1}}, {"x": {"step": 1}}, {"2": {"step": 1}, "4": {"end": 1}}, [1]):
+        file.write_text(json.dumps(content))
+        assert line_of(config, 1, 1, may_probe=False) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model.params.n_embd=130"], "micro-batch 4: .*130"),
+        (["data.vocab_size=999", "data=synthetic"], "micro-batch 4: "),
+    ],
+)
+@pytest.mark.nightly
+@pytest.mark.ort
+def test_a_probe_that_is_refused_says_why(config: Config, words: list[str], message: str) -> None:
+    wrong = to_config(compose(["model=gpt2_nano", "trainer=single", "backend=ort", "device=cpu", *words]))
+    with pytest.raises(RequestError, match=message):
+        line_of(wrong, 1, 1, may_probe=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.ort
+def test_a_probe_ends_at_its_limits(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "available", lambda: 20 * MIB)
+    with pytest.raises(NoMemoryError, match=r"micro-batch 2 does not fit into 0\.0 GiB"):
+        line_of(config, 1, 1, may_probe=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(probing, "_SECONDS", 1)
+    with pytest.raises(RequestError, match="micro-batch 4 takes more than 1 s of processor time"):
+        line_of(config, 1, 1, may_probe=True)

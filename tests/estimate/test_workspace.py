@@ -1,0 +1,89 @@
+"""What operations hold beside their arguments and results: kernels in the caller's thread, exchanges in gloo's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from ortlaunch.estimate import workspace
+from ortlaunch.estimate.ledger import Ledger
+
+MIB = 2**20
+QUARTER = MIB // 4
+"""Numbers in a MiB of fp32."""
+
+
+def peak_over_end(make: object) -> float:
+    """MiB by which the peak of tensors while `make` runs is above what is there after it."""
+    assert callable(make)
+    with FakeTensorMode(), Ledger() as ledger:
+        kept = make()
+        peak, now = ledger.take_peak().tensors, ledger.now.tensors
+        del kept
+    return (peak - now) / MIB
+
+
+@pytest.fixture
+def two_workers() -> object:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_convolution_holds_its_result_and_its_weight_in_another_order() -> None:
+    # 2 MiB of input, 4 MiB of result, 9 / 32 MiB of weight.
+    def convolved() -> torch.Tensor:
+        return torch.conv2d(torch.zeros(128, 64, 8, 8), torch.zeros(128, 64, 3, 3), padding=1)
+
+    # After it, its arguments are gone.
+    assert peak_over_end(convolved) == pytest.approx(2 + 9 / 32 + 4 + 9 / 32)
+
+
+def test_without_instructions_a_convolution_in_bf16_holds_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "_has_low_precision", lambda _dtype: False)
+
+    def convolved(kernel: int) -> torch.Tensor:
+        # Of these nothing was written.
+        image = torch.empty((64, 256, 8, 8), dtype=torch.bfloat16)
+        weight = torch.empty((256, 256, kernel, kernel), dtype=torch.bfloat16)
+        return torch.conv2d(image, weight, padding=kernel // 2)
+
+    assert peak_over_end(lambda: convolved(3)) == pytest.approx(2 * 9)
+    assert peak_over_end(lambda: convolved(1)) == 0
+
+
+@pytest.mark.usefixtures("two_workers")
+def test_gathered_tensors_are_there_twice_and_reduced_ones_too() -> None:
+    def gathered() -> object:
+        out, own = torch.zeros(8 * QUARTER), torch.zeros(4 * QUARTER)
+        dist.all_gather_into_tensor(out, own)
+        return out, own
+
+    def scattered() -> object:
+        out, whole = torch.zeros(4 * QUARTER), torch.zeros(8 * QUARTER)
+        dist.reduce_scatter_tensor(out, whole)
+        return out, whole
+
+    def reduced() -> object:
+        whole = torch.zeros(8 * QUARTER)
+        dist.all_reduce(whole)
+        return whole
+
+    assert [peak_over_end(one) for one in (gathered, scattered, reduced)] == [8, 8, 0]
+
+
+@pytest.mark.usefixtures("two_workers")
+def test_what_gloo_has_gathered_with_stays_in_the_arenas_of_its_threads() -> None:
+    with FakeTensorMode(), Ledger() as ledger:
+        freed = torch.zeros(16 * QUARTER)
+        # The threshold rises to 16 MiB, so that smaller blocks are kept.
+        del freed
+        before = ledger.now.process
+        out, own = torch.zeros(8 * QUARTER), torch.zeros(4 * QUARTER)
+        for _ in range(4):
+            dist.all_gather_into_tensor(out, own)
+        kept = (ledger.now.process - before) / MIB - 12
+    assert 15 < kept < 18
