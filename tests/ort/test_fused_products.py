@@ -88,12 +88,13 @@ def wrapped(model: nn.Module, folder: Path) -> nn.Module:
 
 
 def assert_same(model: nn.Module, ort: nn.Module) -> None:
+    exact = copy.deepcopy(model).double()
     for rows, length in ((2, 5), (3, 9), (1, 1)):
         x = torch.randn(rows, length, 12)
         weights = torch.randn(rows, length, 12)
-        for each in (model, ort):
+        for each, given in ((model, x), (ort, x), (exact, x.double())):
             each.zero_grad()
-            out = each(x)
+            out = each(given)
             (out * weights[..., : out.shape[-1]]).sum().backward()
         torch.testing.assert_close(ort(x), model(x), rtol=1e-6, atol=1e-6)
         for name, parameter in model.named_parameters():
@@ -101,23 +102,27 @@ def assert_same(model: nn.Module, ort: nn.Module) -> None:
             assert (mine is None) == (parameter.grad is None), name
             if mine is not None:
                 error = float((mine - parameter.grad).abs().max())
-                assert error <= 1e-5 * max(1.0, float(parameter.grad.abs().max())), name
+                # The root of a value near zero makes rounding large, in eager as well.
+                rounding = float((parameter.grad - exact.get_parameter(name).grad).abs().max())
+                assert error <= max(1e-5 * max(1.0, float(parameter.grad.abs().max())), 4 * rounding), name
     assert session.is_active(ort)
 
 
 @pytest.mark.parametrize(
-    ("model", "operator", "is_found"),
+    ("made", "kind", "operator", "is_found"),
     [
-        *[(Written(kind), RMS_NORM, True) for kind in ("transformers", "swapped", "torch")],
-        *[(Written(kind), RMS_NORM, False) for kind in ("other values", "other axis", "cubes", "sum")],
-        *[(Written(kind), RMS_NORM, False) for kind in ("number", "root")],
-        *[(Gated(kind), SILU_PRODUCT, True) for kind in ("silu", "swapped", "by hand", "one row")],
-        *[(Gated(kind), SILU_PRODUCT, False) for kind in ("other gate", "number", "vector")],
+        *[(Written, kind, RMS_NORM, True) for kind in ("transformers", "swapped", "torch")],
+        *[(Written, kind, RMS_NORM, False) for kind in ("other values", "other axis", "cubes", "sum")],
+        *[(Written, kind, RMS_NORM, False) for kind in ("number", "root")],
+        *[(Gated, kind, SILU_PRODUCT, True) for kind in ("silu", "swapped", "by hand", "one row")],
+        *[(Gated, kind, SILU_PRODUCT, False) for kind in ("other gate", "number", "vector")],
     ],
-    ids=lambda value: f"{type(value).__name__} {value.kind}" if isinstance(value, nn.Module) else str(value),
 )
-def test_what_is_such_a_chain_is_one_node(model: nn.Module, operator: str, is_found: bool, tmp_path: Path) -> None:
+def test_what_is_such_a_chain_is_one_node(
+    made: Callable[[str], nn.Module], kind: str, operator: str, is_found: bool, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
+    model = made(kind)
     ort = wrapped(model, tmp_path)
     assert_same(model, ort)
     found = operators(tmp_path)
