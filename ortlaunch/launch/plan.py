@@ -109,7 +109,8 @@ class NodePart:
         """Returns the text that a dry run prints."""
         plan = self.plan
         note = "" if plan.backend_reason is None else f"# {plan.backend_reason}\n"
-        return f"{note}# {counted(plan.workers, 'worker')}; the run folder would be\n# {plan.run_dir}\n{self.start.shell_line()}"
+        workers = counted(plan.workers, "worker")
+        return f"{note}# {workers}; the run folder would be\n# {plan.run_dir}\n{self.start.shell_line()}"
 
 
 def new_run() -> str:

@@ -51,6 +51,8 @@ class Attend(torch.nn.Module):
             shared = 8 if self.kind == "grouped" else 16
             query = three[0].view(batch, length, 4, 4).transpose(1, 2)
             key, value = (part[..., :shared].view(batch, length, -1, 4).transpose(1, 2) for part in three[1:])
+        if self.kind == "scaled":
+            query = query * 1.5
         mask = None
         if self.kind == "masked":
             mask = (x[:, None, None, :, 0] > -1) & torch.ones(length, length, dtype=torch.bool).tril()
@@ -115,7 +117,7 @@ def test_what_is_dropped_is_dropped_in_the_gradients() -> None:
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["packed", "permuted", "swapped", "separate", "grouped", "masked"])
+@pytest.mark.parametrize("kind", ["packed", "permuted", "swapped", "separate", "grouped", "masked", "scaled"])
 def test_attention_drops_weights_and_has_the_gradients_of_that(kind: str) -> None:
     torch.manual_seed(0)
     eager = Attend(kind)
@@ -137,10 +139,11 @@ def test_attention_drops_weights_and_has_the_gradients_of_that(kind: str) -> Non
     [
         ("packed", "attention_packed"),
         ("masked", "attention_packed"),
-        ("permuted", "attention"),
-        ("swapped", "attention"),
-        ("separate", "attention"),
-        ("grouped", "attention"),
+        ("permuted", "attention_sideways"),
+        ("swapped", "attention_sideways"),
+        ("separate", "attention_sideways"),
+        ("grouped", "attention_sideways"),
+        ("scaled", "attention"),
     ],
 )
 def test_attention_is_one_node(kind: str, operator: str, tmp_path: Path) -> None:
@@ -218,6 +221,36 @@ def test_the_number_of_threads_does_not_change_what_is_dropped() -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)
+
+
+def threefry(seed: int, row: int, counter: int) -> tuple[int, int, int, int]:
+    """Threefry-4x32 with twelve rounds, by its definition."""
+    low, high = seed % 2**32, seed >> 32
+    keys = (low, high, 0, 0, 0x1BD11BDA ^ low ^ high)
+    words = [(x + key) % 2**32 for x, key in zip((counter, row % 2**32, row >> 32, 0), keys[:4], strict=True)]
+    turns = ((10, 26), (11, 21), (13, 27), (23, 5), (6, 20), (17, 11), (25, 10), (18, 20))
+    for number in range(12):
+        pairs = ((0, 1), (2, 3)) if number % 2 == 0 else ((0, 3), (2, 1))
+        for (x, y), bits in zip(pairs, turns[number % 8], strict=True):
+            words[x] = (words[x] + words[y]) % 2**32
+            words[y] = (words[y] << bits | words[y] >> 32 - bits) % 2**32 ^ words[x]
+        if number % 4 == 3:
+            step = number // 4 + 1
+            words = [(x + keys[(step + place) % 5] + step * (place == 3)) % 2**32 for place, x in enumerate(words)]
+    return words[0], words[1], words[2], words[3]
+
+
+def test_every_processor_drops_the_same_elements() -> None:
+    """The kernels work in vectors as wide as the processor's; a run may go on on another machine."""
+    session.import_ortmodule()
+    session.extension.load_kernels()
+    seed, rate = 0x0123456789ABCDEF, 0.5
+    factors = torch.ops.ortlaunch.dropout_backward(torch.ones(4096 + 200), torch.tensor(seed), rate)
+    for place in (*range(130), *range(4096, 4096 + 200)):
+        row, inside = divmod(place, 4096)
+        block, rest = divmod(inside, 64)
+        word = threefry(seed, row, 16 * block + rest % 16)[rest // 16]
+        assert factors[place] == (2.0 if word >= rate * 2**32 else 0.0), place
 
 
 def test_gpt2_learns_with_its_dropout_as_eager_does() -> None:

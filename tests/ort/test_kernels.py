@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from ortlaunch.config.schema import ModelConfig, OrtConfig, OrtDebugConfig
 from ortlaunch.models.registry import build_model
 from ortlaunch.ort import session
+from tests.ort.conftest import operators
 
 
 class Net(torch.nn.Module):
@@ -113,6 +114,20 @@ def test_frozen_parameters_do_not_cut_off_the_gradients_of_others(kind: str, fro
     for name in frozen:
         eager.get_parameter(name).requires_grad_(False)
     assert_same_step(eager, wrapped(copy.deepcopy(eager)), torch.randn(3, 5, 16))
+
+
+def test_all_gradients_of_a_linear_layer_come_from_one_node(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(16, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 4, bias=False)]
+    eager = torch.nn.Sequential(*layers)
+    cfg = OrtConfig(debug=OrtDebugConfig(save_onnx=True))
+    ort = session.wrap(copy.deepcopy(eager), cfg, threads=1, onnx_dir=tmp_path)
+    assert_same_step(eager, ort, torch.randn(2, 5, 16))
+    found = operators(tmp_path)
+    assert found >= {"ortlaunch::linear_trained_backward", "ortlaunch::linear_bias_trained_backward"}
+    # The first layer's input needs no gradient.
+    assert "ortlaunch::linear_grad_weight" in found
+    assert "ortlaunch::linear_grad_x" not in found
 
 
 def test_an_input_that_wants_a_gradient_gets_it() -> None:

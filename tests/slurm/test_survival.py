@@ -131,7 +131,7 @@ def test_a_lost_node(slurm, folder, undisturbed):
     slurm.wait_for_nodes()
     assert (job.state, job.status) == ("COMPLETED", "FINISHED"), job.report
     same_losses(job, reference)
-    # On a busy machine the run is further when it is seen to have reached step 15, or can still write one at the signal.
+    # On a busy machine the run is further when step 15 is seen, and a signal may have had time for a checkpoint.
     assert int(job.tags["ortlaunch.resumed_from"].rpartition("step-")[2]) >= 10
 
 

@@ -1,7 +1,9 @@
 """Exports attention, with dropout, as one node that calls our own CPU kernel.
 
-If query, key and value are parts of one projection, as in GPT-2, the kernel reads them from its output. Splitting and
-transposing them would copy each one in the forward and the backward.
+If query, key and value are parts of one projection, as in GPT-2, the kernel reads them from its output. If each is a
+projection of its own, as in BERT and Llama, the kernel reads them before they are transposed, and applies a rotary
+position embedding to query and key. Splitting, transposing and rotating them as nodes of their own would copy each one
+several times in the forward and the backward.
 """
 
 from __future__ import annotations
@@ -12,12 +14,21 @@ from typing import Any
 import torch
 
 from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, none, step
+from ortlaunch.ort.kernels.sideways import TURNED, sources, untransposed
+from ortlaunch.ort.kernels.traced import attribute, integers, operator_called, size_of
 from ortlaunch.ort.mends import attention
 
 ATTENTION = "ortlaunch::attention"
 PACKED = "ortlaunch::attention_packed"
-_TURNED = [0, 2, 1, 3]
-_KEEP_PLACES = {"ortlaunch::linear": 1, "ortlaunch::linear_bias": 2, "ortlaunch::layer_norm": 2}
+SIDEWAYS = "ortlaunch::attention_sideways"
+_KEEP_PLACES = {
+    "ortlaunch::linear": 1,
+    "ortlaunch::linear_bias": 2,
+    "ortlaunch::linear_trained": 1,
+    "ortlaunch::linear_bias_trained": 2,
+    "ortlaunch::layer_norm": 2,
+    "ortlaunch::rms_norm": 1,
+}
 """Operators whose result has the sizes of an input except for the last one, and the index of that input."""
 _LISTS = ("prim::ListConstruct", "onnx::Concat")
 """Operators that build a shape, before and after the exporter's conversion."""
@@ -64,17 +75,77 @@ def symbolic(
     ]
     mask = none(g) if mask is None else mask
     packed = _packed(query, key, value) if query.type().scalarType() == "Float" else None
-    if packed is None:
-        output, _, _ = g.op(ATEN_OP, query, key, value, mask, *rest, operator_s=ATTENTION, outputs=3)
-    else:
+    found = sources(query, key, value) if packed is None else None
+    if packed is not None:
         inputs = [packed.tensor, mask, g.op("Constant", value_t=torch.tensor(packed.heads)), *rest]
         sideways, _, _ = g.op(ATEN_OP, *inputs, operator_s=PACKED, outputs=3)
-        # [B, L, H, E]
-        sideways.setType(query.node().inputsAt(0).type())
-        output = g.op("Transpose", sideways, perm_i=_TURNED)
-    # Sizes are known only when the graph runs.
+    elif found is not None:
+        rotation = [none(g) if x is None else x for x in (found.cosine, found.sine)]
+        inputs = [found.query, found.key, found.value, *rotation, mask, *rest]
+        sideways, _, _ = g.op(ATEN_OP, *inputs, operator_s=SIDEWAYS, outputs=3)
+    else:
+        output, _, _ = g.op(ATEN_OP, query, key, value, mask, *rest, operator_s=ATTENTION, outputs=3)
+        output.setType(query.type().with_sizes([None] * 4))
+        return output
+    # [B, L, H, E]; sizes are known only when the graph runs.
+    sideways.setType(query.type().with_sizes([None] * 4))
+    output = g.op("Transpose", sideways, perm_i=TURNED)
     output.setType(query.type().with_sizes([None] * 4))
     return output
+
+
+def transpose(g: Any, x: Any, one: Any, other: Any) -> Any:
+    """Exports ``transpose``; nothing is left of one that undoes the transposition of our attention's result."""
+    from torch.onnx import symbolic_helper, symbolic_opset9
+
+    sideways = _of_ours(x)
+    if sideways is not None and {symbolic_helper._get_const(axis, "i", "dim") % 4 for axis in (one, other)} == {1, 2}:
+        return sideways
+    return symbolic_opset9.transpose(g, x, one, other)
+
+
+def reshape(g: Any, x: Any, shape: Any) -> Any:
+    """Exports ``reshape``; nothing is left of one that gives our attention's result the shape that it has.
+
+    transformers 5 does so, for the sake of models whose queries of one position it has packed.
+    """
+    from torch.onnx import symbolic_opset9
+
+    sideways = _of_ours(x)
+    if sideways is not None and shape.node().kind() in _LISTS and _is_own_shape(sideways, list(shape.node().inputs())):
+        return x
+    return symbolic_opset9.reshape(g, x, shape)
+
+
+def _of_ours(x: Any) -> Any | None:
+    """Returns the result [B, L, H, E] of our attention if x is its transposition."""
+    source = untransposed(x)
+    return source if source is not None and operator_called(source.node()) in (PACKED, SIDEWAYS) else None
+
+
+def _is_own_shape(sideways: Any, places: list[Any]) -> bool:
+    """Whether the places say ``[B, -1, L, E]``, by sizes of the result or of what it was computed from."""
+    if len(places) != 4 or integers(places[1]) != [-1]:
+        return False
+    inputs = list(sideways.node().inputs())
+    result = sideways.debugName()
+    if operator_called(sideways.node()) == SIDEWAYS:
+        query, value = inputs[0].debugName(), inputs[2].debugName()
+        alike = [{(result, 0)}, {(result, 1), (query, 1)}, {(result, 3), (value, 3)}]
+        return all(size_of(place) in known for place, known in zip((places[0], *places[2:]), alike, strict=True))
+    names = {result, *(x.debugName() for x in _views_of_parts(inputs[0]))}
+    return all(
+        found is not None and found[0] in names and found[1] == axis
+        for found, axis in zip((size_of(place) for place in (places[0], *places[2:])), (0, 1, 3), strict=True)
+    )
+
+
+def _views_of_parts(packed: Any) -> list[Any]:
+    """Returns the tensors [B, L, H, E] that were made of the parts of [B, L, 3 * H * E]."""
+    splits = [use.user for use in packed.uses() if use.user.kind() == "onnx::Split"]
+    parts = [part for split in splits for part in split.outputs()]
+    users = [use.user for part in parts for use in part.uses()]
+    return [user.output() for user in users if user.kind() == "onnx::Reshape" and user.output().type().dim() == 4]
 
 
 def gradient() -> list[Any]:
@@ -87,6 +158,12 @@ def packed_gradient() -> list[Any]:
     """Returns the gradient of `PACKED`."""
     inputs = ["GO(0)", "I(0)", "O(0)", "O(1)", "O(2)", "I(1)", "I(2)", "I(3)", "I(4)", "I(5)"]
     return [step(f"{PACKED}_backward", inputs, ["GI(0)"])]
+
+
+def sideways_gradient() -> list[Any]:
+    """Returns the gradient of `SIDEWAYS`."""
+    inputs = ["GO(0)", "I(0)", "I(1)", "I(2)", "O(0)", "O(1)", "O(2)", *(f"I({index})" for index in range(3, 9))]
+    return [step(f"{SIDEWAYS}_backward", inputs, ["GI(0)", "GI(1)", "GI(2)"])]
 
 
 def _takes(query: Any, key: Any, value: Any, mask: Any) -> bool:
@@ -113,9 +190,9 @@ def _packed(query: Any, key: Any, value: Any) -> _Packed | None:
     if len(parts) < 3:
         return None
     split = parts[0].tensor.node()
-    if split.kind() != "onnx::Split" or _get(split, "axis") not in (2, -1):
+    if split.kind() != "onnx::Split" or attribute(split, "axis") not in (2, -1):
         return None
-    widths = _constant(split.inputsAt(1)) if split.inputsSize() == 2 else None
+    widths = integers(split.inputsAt(1)) if split.inputsSize() == 2 else None
     names = [x.debugName() for x in split.outputs()]
     if widths is None or len(set(widths)) != 1 or names != [part.tensor.debugName() for part in parts]:
         return None
@@ -140,7 +217,7 @@ class _Part:
 def _before_turn(x: Any) -> _Part | None:
     """Returns the tensor of which `x` is ``view(B, L, H, E).transpose(1, 2)``, if there is one."""
     turn = x.node()
-    if turn.kind() != "onnx::Transpose" or list(_get(turn, "perm")) != _TURNED:
+    if turn.kind() != "onnx::Transpose" or list(attribute(turn, "perm")) != TURNED:
         return None
     reshape = turn.inputsAt(0).node()
     if reshape.kind() != "onnx::Reshape":
@@ -151,49 +228,24 @@ def _before_turn(x: Any) -> _Part | None:
     places = list(shape.node().inputs())
     if len(places) != 4 or not all(_is_size(places[axis], source, axis) for axis in (0, 1)):
         return None
-    numbers = [(_constant(place) or [-1])[0] for place in places[2:]]
+    numbers = [(integers(place) or [-1])[0] for place in places[2:]]
     heads, size = (number if number > 0 else None for number in numbers)
     return _Part(source, heads, size) if heads or size else None
 
 
 def _is_size(value: Any, tensor: Any, axis: int) -> bool:
     """Whether the value is ``tensor.shape[axis]`` in the exporter's form."""
-    node = value.node()
-    if node.kind() == "onnx::Unsqueeze":
-        node = node.inputsAt(0).node()
-    if node.kind() != "onnx::Gather":
-        return False
-    shape, index = node.inputs()
-    if shape.node().kind() != "onnx::Shape" or _constant(index) != [axis]:
-        return False
-    return shape.node().inputsAt(0).debugName() in _with_places_of(tensor)
+    found = size_of(value)
+    return found is not None and found[1] == axis and found[0] in _with_places_of(tensor)
 
 
 def _with_places_of(tensor: Any) -> set[str]:
     """Returns names of tensors that have `tensor`'s sizes except for the last: its inputs, and their other results."""
     names = {tensor.debugName()}
-    while (node := tensor.node()).kind() == "onnx::Split" or _operator(node) in _KEEP_PLACES:
-        if node.kind() == "onnx::Split" and _get(node, "axis") not in (2, -1):
+    while (node := tensor.node()).kind() == "onnx::Split" or operator_called(node) in _KEEP_PLACES:
+        if node.kind() == "onnx::Split" and attribute(node, "axis") not in (2, -1):
             break
         names |= {x.debugName() for x in node.outputs()}
-        tensor = list(node.inputs())[_KEEP_PLACES.get(_operator(node), 0)]
+        tensor = list(node.inputs())[_KEEP_PLACES.get(operator_called(node), 0)]
         names.add(tensor.debugName())
     return names
-
-
-def _operator(node: Any) -> str:
-    """Returns the operator that an ATen node calls; empty for any other node."""
-    return str(_get(node, "operator")) if node.kind() == ATEN_OP else ""
-
-
-def _constant(value: Any) -> list[int] | None:
-    """Returns the integers of a constant; None for anything else."""
-    node = value.node()
-    if node.kind() == "onnx::Unsqueeze":
-        node = node.inputsAt(0).node()
-    return node.t("value").flatten().tolist() if node.kind() == "onnx::Constant" else None
-
-
-def _get(node: Any, attribute: str) -> Any:
-    """Returns the value of a node's attribute."""
-    return getattr(node, node.kindOf(attribute))(attribute) if node.hasAttribute(attribute) else ()

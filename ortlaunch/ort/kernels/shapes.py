@@ -145,14 +145,19 @@ def _padded(x: list[Any], widths: list[Any]) -> list[list[Any]]:
 _SHAPES: dict[str, Callable[..., list[list[Any]]]] = {
     **dict.fromkeys(padding.OPERATORS, _padded),
     "detach_copy": lambda x: [shape_alone(x)],
-    "gelu": lambda x, _approximate: [x],
+    "ortlaunch::gelu": lambda x: [x],
     "ortlaunch::gelu_tanh": lambda x: [x],
     "ortlaunch::dropout": lambda x, rate: [x, _SEED],
     "ortlaunch::linear": lambda weight, x: [[*x[:-1], weight[0]]],
     "ortlaunch::linear_bias": lambda weight, bias, x: [[*x[:-1], weight[0]]],
+    "ortlaunch::linear_trained": lambda weight, x: [[*x[:-1], weight[0]]],
+    "ortlaunch::linear_bias_trained": lambda weight, bias, x: [[*x[:-1], weight[0]]],
     "ortlaunch::conv1d": lambda bias, x, weight: [[x[0], weight[1]]],
     "ortlaunch::cross_entropy": lambda logits, target, ignore: [[], logits[:1], []],
     "ortlaunch::layer_norm": lambda weight, bias, x, epsilon: [x, *[_moments(weight, x)] * 2],
+    "ortlaunch::rms_norm": lambda weight, x, epsilon: [x, [*x[:-1], 1]],
+    "ortlaunch::silu_product": lambda gate, x: [_joined(gate, x)],
+    "ortlaunch::attention_sideways": lambda q, k, v, *rest: [[*q[:3], v[3]], [q[0], q[2], q[1]], _SEED],
     "ortlaunch::attention": lambda q, k, v, *rest: [[*q[:3], v[3]], q[:3], _SEED],
     "ortlaunch::attention_packed": lambda x, mask, heads, *rest: [
         [*x[:2], heads, x[2] // (3 * heads)],
@@ -160,6 +165,11 @@ _SHAPES: dict[str, Callable[..., list[list[Any]]]] = {
         _SEED,
     ],
 }
+
+
+def _joined(one: list[Any], other: list[Any]) -> list[Any]:
+    """Returns the shape to which two shapes of one length broadcast."""
+    return [b if a == 1 else a for a, b in zip(one, other, strict=True)]
 
 
 def _moments(weight: list[Any], x: list[Any]) -> list[Any]:

@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
-from ortlaunch.ort.kernels import fused_attention, shapes
+from ortlaunch.ort.kernels import fused_attention, products, shapes, sideways
 from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, constant, none, step
 from ortlaunch.ort.mends import losses, vectors
+from ortlaunch.ort.mends import symbolics as mended
 from ortlaunch.ort.mends.attention import known_size
 
 _OPSET = 17
@@ -29,11 +30,19 @@ _MEAN = 1
 _LAYER_NORM = "native_layer_norm"
 _WRITTEN_OUT_GELU = ("NewGELUActivation", "FastGELUActivation")
 _DROPOUT = "ortlaunch::dropout"
-RATES = {_DROPOUT: 1, fused_attention.ATTENTION: 4, fused_attention.PACKED: 3}
+RATES = {
+    _DROPOUT: 1,
+    fused_attention.ATTENTION: 4,
+    fused_attention.PACKED: 3,
+    fused_attention.SIDEWAYS: 6,
+}
 """Operators with dropout, and the index of the input with its rate."""
+_GELU = "ortlaunch::gelu"
 _GELU_TANH = "ortlaunch::gelu_tanh"
 _LINEAR = "ortlaunch::linear"
 _LINEAR_BIAS = "ortlaunch::linear_bias"
+_TRAINED = "_trained"
+"""Ends the name of a linear layer's operator of which all gradients are needed, and computed by one node."""
 _CONV1D = "ortlaunch::conv1d"
 _CROSS_ENTROPY = "ortlaunch::cross_entropy"
 _AFFINE_LAYER_NORM = "ortlaunch::layer_norm"
@@ -134,15 +143,13 @@ def _gelu(g: Any, values: Any, approximate: Any = None) -> Any:
     from torch.onnx import symbolic_helper
 
     kind = "none" if approximate is None else symbolic_helper._maybe_get_const(approximate, "s")
-    operator = _GELU_TANH if kind == "tanh" else "gelu"
-    inputs = [values] if kind == "tanh" else [values, none(g)]
-    output = g.op(ATEN_OP, *inputs, operator_s=operator)
+    output = g.op(ATEN_OP, values, operator_s=_GELU_TANH if kind == "tanh" else _GELU)
     output.setType(values.type())
     return output
 
 
 def _gelu_gradient() -> list[Any]:
-    return [step("gelu_backward", ["GO(0)", "I(0)", "I(1)"], ["GI(0)"])]
+    return [step(f"{_GELU}_backward", ["GO(0)", "I(0)"], ["GI(0)"])]
 
 
 def _gelu_tanh_gradient() -> list[Any]:
@@ -176,7 +183,10 @@ def _linear(g: Any, values: Any, weight: Any, bias: Any = None) -> Any:
     if not is_usual or not weight.requires_grad():
         return vectors.linear(g, values, weight, bias)
     inputs = [weight, bias, values] if has_bias else [weight, values]
-    output = g.op(ATEN_OP, *inputs, operator_s=_LINEAR_BIAS if has_bias else _LINEAR)
+    operator = _LINEAR_BIAS if has_bias else _LINEAR
+    if all(x.requires_grad() for x in inputs):
+        operator += _TRAINED
+    output = g.op(ATEN_OP, *inputs, operator_s=operator)
     output.setType(_widened(values, known_size(weight, 0)))
     return output
 
@@ -209,6 +219,14 @@ def _linear_bias_gradient() -> list[Any]:
         step("ortlaunch::grad_bias", ["GO(0)"], ["GI(1)"]),
         step("ortlaunch::linear_grad_x", ["GO(0)", "I(0)"], ["GI(2)"]),
     ]
+
+
+def _linear_trained_gradient() -> list[Any]:
+    return [step(f"{_LINEAR}{_TRAINED}_backward", ["GO(0)", "I(0)", "I(1)"], ["GI(0)", "GI(1)"])]
+
+
+def _linear_bias_trained_gradient() -> list[Any]:
+    return [step(f"{_LINEAR_BIAS}{_TRAINED}_backward", ["GO(0)", "I(0)", "I(2)"], ["GI(0)", "GI(1)", "GI(2)"])]
 
 
 def _grad_weight(values: str) -> Any:
@@ -260,6 +278,18 @@ def _cross_entropy_gradient() -> list[Any]:
     return [step(f"{_CROSS_ENTROPY}_backward", ["GO(0)", "I(0)", "O(1)", "O(2)", "I(1)", "I(2)"], ["GI(0)"])]
 
 
+def _rms_norm(g: Any, values: Any, shape: Any, weight: Any, eps: Any) -> Any:
+    from torch.onnx import _type_utils, symbolic_helper
+
+    output = None
+    if not symbolic_helper._is_none(weight):
+        dtype = _type_utils.JitScalarType.from_value(values).dtype()
+        is_given = not symbolic_helper._is_none(eps)
+        epsilon = symbolic_helper._get_const(eps, "f", "eps") if is_given else torch.finfo(dtype).eps
+        output = products.rms_norm(g, weight, values, epsilon)
+    return mended.rms_norm(g, values, shape, weight, eps) if output is None else output
+
+
 _SYMBOLICS = {
     "aten::scaled_dot_product_attention": _attention,
     "aten::layer_norm": _layer_norm,
@@ -268,18 +298,28 @@ _SYMBOLICS = {
     "aten::linear": _linear,
     "aten::addmm": _addmm,
     "aten::cross_entropy_loss": _cross_entropy,
+    "aten::mul": products.mul,
+    "aten::rms_norm": _rms_norm,
+    "aten::reshape": fused_attention.reshape,
+    "aten::size": sideways.size,
+    "aten::transpose": fused_attention.transpose,
 }
 
 _GRADIENTS = {
     fused_attention.ATTENTION: fused_attention.gradient,
     fused_attention.PACKED: fused_attention.packed_gradient,
+    fused_attention.SIDEWAYS: fused_attention.sideways_gradient,
+    products.RMS_NORM: products.rms_norm_gradient,
+    products.SILU_PRODUCT: products.silu_product_gradient,
     _LAYER_NORM: _layer_norm_gradient,
     _AFFINE_LAYER_NORM: _affine_layer_norm_gradient,
-    "gelu": _gelu_gradient,
+    _GELU: _gelu_gradient,
     _GELU_TANH: _gelu_tanh_gradient,
     _DROPOUT: _dropout_gradient,
     _LINEAR: _linear_gradient,
     _LINEAR_BIAS: _linear_bias_gradient,
+    _LINEAR + _TRAINED: _linear_trained_gradient,
+    _LINEAR_BIAS + _TRAINED: _linear_bias_trained_gradient,
     _CONV1D: _conv1d_gradient,
     _CROSS_ENTROPY: _cross_entropy_gradient,
 }

@@ -45,7 +45,7 @@ def register_standard() -> None:
 
     register_custom_op_symbolic("aten::diff", _diff, _OPSET)
     register_custom_op_symbolic("aten::layer_norm", _layer_norm, _OPSET)
-    register_custom_op_symbolic("aten::rms_norm", _rms_norm, _OPSET)
+    register_custom_op_symbolic("aten::rms_norm", rms_norm, _OPSET)
     register_custom_op_symbolic("aten::log_sigmoid", _log_sigmoid, _OPSET)
     register_custom_op_symbolic("aten::binary_cross_entropy_with_logits", _binary_cross_entropy_with_logits, _OPSET)
     register_custom_op_symbolic("aten::relu6", _relu6, _OPSET)
@@ -93,7 +93,7 @@ def _layer_norm(g: Any, values: Any, normalized_shape: Any, weight: Any, bias: A
     return normalized
 
 
-def _rms_norm(g: Any, values: Any, normalized_shape: Any, weight: Any, eps: Any) -> Any:
+def rms_norm(g: Any, values: Any, normalized_shape: Any, weight: Any, eps: Any) -> Any:
     """Exports ``torch.nn.functional.rms_norm``; half precision is computed in fp32, as torch does."""
     from torch.onnx import TensorProtoDataType, _type_utils, symbolic_helper
 

@@ -53,11 +53,64 @@ Layout heads_first(const at::Tensor& x) {
   return {x.size(1) * x.size(2) * x.size(3), x.size(2) * x.size(3), x.size(3)};
 }
 
+// The same for a tensor [B, L, H, E].
+Layout places_first(const at::Tensor& x) {
+  return {x.size(1) * x.size(2) * x.size(3), x.size(3), x.size(2) * x.size(3)};
+}
+
 struct Problem {
   int64_t batches, heads, shared_heads, queries, keys, size, value_size;
   Layout query, key, value, out;
   bool causal;
   double scale, p;
+};
+
+// Rotary position embedding: x * cos + rotated(x) * sin, where rotated swaps the halves of x and negates the second.
+// It is applied to rows of query and key while they are in the processor's cache.
+class Rotation {
+ public:
+  Rotation() = default;
+  // Cosine and sine are [B or 1, L, E].
+  Rotation(const at::Tensor& cosine, const at::Tensor& sine) : cosine_(cosine), sine_(sine) {
+    cosines_ = cosine.const_data_ptr<float>();
+    sines_ = sine.const_data_ptr<float>();
+    size_ = cosine.size(2);
+    of_cosine_ = cosine.size(0) == 1 ? 0 : cosine.size(1) * size_;
+    of_sine_ = sine.size(0) == 1 ? 0 : sine.size(1) * size_;
+  }
+
+  bool is_none() const { return cosines_ == nullptr; }
+
+  // Rotates `count` rows from position `first` on; the rows of the result follow each other.
+  void turn(int64_t batch, int64_t first, int64_t count, const float* from, int64_t step, float* to) const {
+    const int64_t half = size_ / 2;
+    for (int64_t row = 0; row < count; ++row, from += step, to += size_) {
+      const float* cosine = cosines_ + batch * of_cosine_ + (first + row) * size_;
+      const float* sine = sines_ + batch * of_sine_ + (first + row) * size_;
+      for (int64_t i = 0; i < half; ++i) {
+        to[i] = from[i] * cosine[i] - from[i + half] * sine[i];
+        to[i + half] = from[i + half] * cosine[i + half] + from[i] * sine[i + half];
+      }
+    }
+  }
+
+  // The gradient of `turn`.
+  void turn_back(int64_t batch, int64_t first, int64_t count, const float* from, float* to, int64_t step) const {
+    const int64_t half = size_ / 2;
+    for (int64_t row = 0; row < count; ++row, from += size_, to += step) {
+      const float* cosine = cosines_ + batch * of_cosine_ + (first + row) * size_;
+      const float* sine = sines_ + batch * of_sine_ + (first + row) * size_;
+      for (int64_t i = 0; i < half; ++i) {
+        to[i] = from[i] * cosine[i] + from[i + half] * sine[i + half];
+        to[i + half] = from[i + half] * cosine[i + half] - from[i] * sine[i];
+      }
+    }
+  }
+
+ private:
+  at::Tensor cosine_, sine_;
+  const float *cosines_ = nullptr, *sines_ = nullptr;
+  int64_t size_ = 0, of_cosine_ = 0, of_sine_ = 0;
 };
 
 // The values of a mask, and the last key that each block of queries sees.
@@ -136,7 +189,11 @@ class Mask {
   std::vector<int64_t> ends_;
 };
 
+// What a thread's buffers are for.
+enum class Use { kScores, kKeys, kQueries, kKeySlopes, kQuerySlopes };
+
 // Buffers of a thread, which later calls reuse.
+template <Use use>
 float* scratch(int64_t count) {
   thread_local std::vector<float> memory;
   if (static_cast<int64_t>(memory.size()) < count) memory.resize(count);
@@ -174,19 +231,34 @@ float softmax(float* row, int64_t count, int64_t width) {
 }
 
 void drop(float* row, int64_t width, const Noise& noise, uint64_t number) {
-  Floats factors[4];
+  Floats factors[kParts];
   for (int64_t at = 0; at < width; at += kBlock) {
     noise.block(factors, number, static_cast<uint32_t>(at / kBlock));
-    for (int part = 0; part < 4; ++part) {
+    for (int part = 0; part < kParts; ++part) {
       float* place = row + at + part * kLanes;
       store(place, load(place) * factors[part]);
     }
   }
 }
 
+// Rows of numbers, `step` apart.
+struct Rows {
+  const float* data;
+  int64_t step;
+};
+
+// Returns `count` rows from position `first` on after the rotation, or the same rows if there is none.
+template <Use use>
+Rows turned(const Rotation& rotation, int64_t batch, int64_t first, int64_t count, const Rows& rows, int64_t size) {
+  if (rotation.is_none()) return rows;
+  float* to = scratch<use>(count * size);
+  rotation.turn(batch, first, count, rows.data, rows.step, to);
+  return {to, size};
+}
+
 void run_forward(
-    const Problem& of, const Mask& mask, const float* query, const float* key, const float* value, float* out,
-    float* logarithms, const Noise& noise) {
+    const Problem& of, const Mask& mask, const Rotation& rotation, const float* query, const float* key,
+    const float* value, float* out, float* logarithms, const Noise& noise) {
   at::parallel_for(0, of.batches * of.heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t batch = item / of.heads, head = item % of.heads, shared = head / (of.heads / of.shared_heads);
@@ -194,13 +266,16 @@ void run_forward(
       const float* k = key + batch * of.key.batch + shared * of.key.head;
       const float* v = value + batch * of.value.batch + shared * of.value.head;
       float* o = out + batch * of.out.batch + head * of.out.head;
+      const Rows keys = turned<Use::kKeys>(rotation, batch, 0, of.keys, {k, of.key.place}, of.size);
       for (int64_t first = 0; first < of.queries; first += kQueries) {
         const int64_t last = std::min(of.queries, first + kQueries), rows = last - first;
         const int64_t seen = mask.end(batch, head, first, last), width = padded(seen);
-        float* scores = scratch(kQueries * std::max(width, kBlock));
+        float* scores = scratch<Use::kScores>(kQueries * std::max(width, kBlock));
         if (seen > 0) {
-          multiply(true, false, seen, rows, of.size, of.scale, k, of.key.place, q + first * of.query.place,
-                   of.query.place, 0.0f, scores, width);
+          const Rows block = turned<Use::kQueries>(
+              rotation, batch, first, rows, {q + first * of.query.place, of.query.place}, of.size);
+          multiply(true, false, seen, rows, of.size, of.scale, keys.data, keys.step, block.data, block.step, 0.0f,
+                   scores, width);
         }
         for (int64_t row = 0; row < rows; ++row) {
           float* line = scores + row * width;
@@ -237,10 +312,11 @@ void differentiate(
     scores[at] = kNever;
     slopes[at] = 0.0f;
   }
-  Floats factors[4] = {all(1.0f), all(1.0f), all(1.0f), all(1.0f)};
+  Floats factors[kParts];
+  for (Floats& factor : factors) factor = all(1.0f);
   for (int64_t at = 0; at < width; at += kBlock) {
     if (of.p > 0.0) noise.block(factors, number, static_cast<uint32_t>(at / kBlock));
-    for (int part = 0; part < 4; ++part) {
+    for (int part = 0; part < kParts; ++part) {
       const int64_t place = at + part * kLanes;
       const Floats weight = exponential(load(scores + place) - logarithm);
       store(scores + place, weight * factors[part]);
@@ -254,8 +330,9 @@ struct Gradients {
 };
 
 void run_backward(
-    const Problem& of, const Mask& mask, const float* grad, const float* query, const float* key, const float* value,
-    const float* out, const float* logarithms, const Noise& noise, const Gradients& to) {
+    const Problem& of, const Mask& mask, const Rotation& rotation, const float* grad, const float* query,
+    const float* key, const float* value, const float* out, const float* logarithms, const Noise& noise,
+    const Gradients& to) {
   const int64_t group = of.heads / of.shared_heads;
   at::parallel_for(0, of.batches * of.shared_heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
@@ -264,8 +341,13 @@ void run_backward(
       const float* v = value + batch * of.value.batch + shared * of.value.head;
       float* to_k = to.key + batch * of.key.batch + shared * of.key.head;
       float* to_v = to.value + batch * of.value.batch + shared * of.value.head;
+      const bool rotates = !rotation.is_none();
+      const Rows keys = turned<Use::kKeys>(rotation, batch, 0, of.keys, {k, of.key.place}, of.size);
+      // Gradients of what was rotated are collected before they are rotated back.
+      float* of_keys = rotates ? scratch<Use::kKeySlopes>(of.keys * of.size) : to_k;
+      const int64_t of_keys_step = rotates ? of.size : of.key.place;
       for (int64_t place = 0; place < of.keys; ++place) {
-        std::fill_n(to_k + place * of.key.place, of.size, 0.0f);
+        std::fill_n(of_keys + place * of_keys_step, of.size, 0.0f);
         std::fill_n(to_v + place * of.value.place, of.value_size, 0.0f);
       }
       for (int64_t head = shared * group; head < (shared + 1) * group; ++head) {
@@ -280,12 +362,13 @@ void run_backward(
             for (int64_t row = first; row < last; ++row) std::fill_n(to_q + row * of.query.place, of.size, 0.0f);
             continue;
           }
-          float* scores = scratch(2 * kQueries * width);
+          float* scores = scratch<Use::kScores>(2 * kQueries * width);
           float* slopes = scores + kQueries * width;
-          const float* q_rows = q + first * of.query.place;
+          const Rows block = turned<Use::kQueries>(
+              rotation, batch, first, rows, {q + first * of.query.place, of.query.place}, of.size);
           const float* slope_rows = slope + first * of.out.place;
-          multiply(true, false, seen, rows, of.size, of.scale, k, of.key.place, q_rows, of.query.place, 0.0f, scores,
-                   width);
+          multiply(true, false, seen, rows, of.size, of.scale, keys.data, keys.step, block.data, block.step, 0.0f,
+                   scores, width);
           multiply(true, false, seen, rows, of.value_size, 1.0f, v, of.value.place, slope_rows, of.out.place, 0.0f,
                    slopes, width);
           for (int64_t row = 0; row < rows; ++row) {
@@ -297,12 +380,17 @@ void run_backward(
           }
           multiply(false, true, of.value_size, seen, rows, 1.0f, slope_rows, of.out.place, scores, width, 1.0f, to_v,
                    of.value.place);
-          multiply(false, false, of.size, rows, seen, of.scale, k, of.key.place, slopes, width, 0.0f,
-                   to_q + first * of.query.place, of.query.place);
-          multiply(false, true, of.size, seen, rows, of.scale, q_rows, of.query.place, slopes, width, 1.0f, to_k,
-                   of.key.place);
+          float* of_block = rotates ? scratch<Use::kQuerySlopes>(kQueries * of.size) : to_q + first * of.query.place;
+          multiply(false, false, of.size, rows, seen, of.scale, keys.data, keys.step, slopes, width, 0.0f, of_block,
+                   rotates ? of.size : of.query.place);
+          if (rotates) {
+            rotation.turn_back(batch, first, rows, of_block, to_q + first * of.query.place, of.query.place);
+          }
+          multiply(false, true, of.size, seen, rows, of.scale, block.data, block.step, slopes, width, 1.0f, of_keys,
+                   of_keys_step);
         }
       }
+      if (rotates) rotation.turn_back(batch, 0, of.keys, of_keys, to_k, of.key.place);
     }
   });
 }
@@ -311,15 +399,19 @@ double factor(std::optional<double> scale, int64_t size) {
   return scale.has_value() ? *scale : 1.0 / std::sqrt(static_cast<double>(size));
 }
 
+// Query, key and value are [B, H, L, E], or [B, L, H, E] if `heads_axis` is 2.
 Problem unpacked(
-    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double p, bool causal,
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t heads_axis, double p, bool causal,
     std::optional<double> scale) {
   TORCH_CHECK(query.dim() == 4 && key.dim() == 4 && value.dim() == 4, "attention takes tensors of rank 4");
-  TORCH_CHECK(query.size(1) % key.size(1) == 0 && key.size(1) == value.size(1), "attention: heads do not divide");
-  const int64_t value_size = value.size(3), queries = query.size(2), heads = query.size(1);
-  return {query.size(0), heads, key.size(1), queries, key.size(2), query.size(3), value_size, heads_first(query),
-          heads_first(key), heads_first(value), {heads * queries * value_size, queries * value_size, value_size},
-          causal, factor(scale, query.size(3)), p};
+  const int64_t heads = query.size(heads_axis), shared = key.size(heads_axis), places = 3 - heads_axis;
+  TORCH_CHECK(heads % shared == 0 && shared == value.size(heads_axis), "attention: heads do not divide");
+  const auto layout = heads_axis == 1 ? heads_first : places_first;
+  const int64_t value_size = value.size(3), queries = query.size(places);
+  const Layout out = heads_axis == 1 ? Layout{heads * queries * value_size, queries * value_size, value_size}
+                                     : Layout{heads * queries * value_size, value_size, heads * value_size};
+  return {query.size(0), heads, shared, queries, key.size(places), query.size(3), value_size, layout(query),
+          layout(key), layout(value), out, causal, factor(scale, query.size(3)), p};
 }
 
 Problem packed_problem(const at::Tensor& x, int64_t heads, double p, bool causal, std::optional<double> scale) {
@@ -333,16 +425,27 @@ Problem packed_problem(const at::Tensor& x, int64_t heads, double p, bool causal
 // Makes query, key and value have the same number of batches, and key and value the same number of heads, which is at
 // most the query's.
 struct Aligned {
-  Aligned(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
-    const int64_t batches = std::max({query.size(0), key.size(0), value.size(0)});
-    const int64_t shared = std::max(key.size(1), value.size(1));
-    const int64_t heads = std::max(query.size(1), shared);
-    this->query = query.expand({batches, heads, -1, -1}).contiguous();
-    this->key = key.expand({batches, shared, -1, -1}).contiguous();
-    this->value = value.expand({batches, shared, -1, -1}).contiguous();
+  Aligned(
+      const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, int64_t heads_axis = 1,
+      int64_t batches = 1) {
+    batches_ = std::max({query.size(0), key.size(0), value.size(0), batches});
+    axis_ = heads_axis;
+    const int64_t shared = std::max(key.size(axis_), value.size(axis_));
+    this->query = expanded(query, std::max(query.size(axis_), shared));
+    this->key = expanded(key, shared);
+    this->value = expanded(value, shared);
   }
 
   at::Tensor query, key, value;
+
+ private:
+  at::Tensor expanded(const at::Tensor& x, int64_t heads) const {
+    std::vector<int64_t> sizes = {batches_, -1, -1, -1};
+    sizes[axis_] = heads;
+    return x.expand(sizes).contiguous();
+  }
+
+  int64_t batches_, axis_;
 };
 
 plain::Request request(const Problem& of, const std::optional<at::Tensor>& mask, const Noise& noise, double scale) {
@@ -358,6 +461,29 @@ plain::Request request(const Problem& of, const std::optional<at::Tensor>& mask,
   return {mask, factors, of.causal, scale};
 }
 
+bool is_given(const std::optional<at::Tensor>& tensor) { return tensor.has_value() && tensor->defined(); }
+
+int64_t batches_of(const std::optional<at::Tensor>& cosine, const std::optional<at::Tensor>& sine) {
+  return is_given(cosine) && is_given(sine) ? std::max(cosine->size(0), sine->size(0)) : 1;
+}
+
+void check_rotation(
+    const Problem& of, const std::optional<at::Tensor>& cosine, const std::optional<at::Tensor>& sine) {
+  TORCH_CHECK(is_given(cosine) == is_given(sine), "attention: cosine and sine belong together");
+  if (!is_given(cosine)) return;
+  for (const at::Tensor& x : {*cosine, *sine}) {
+    TORCH_CHECK(
+        x.dim() == 3 && (x.size(0) == 1 || x.size(0) == of.batches) && x.size(1) == of.queries &&
+            x.size(1) == of.keys && x.size(2) == of.size && of.size % 2 == 0,
+        "attention: the rotation has another shape than the queries and keys");
+  }
+}
+
+Rotation rotation_of(const std::optional<at::Tensor>& cosine, const std::optional<at::Tensor>& sine) {
+  if (!is_given(cosine)) return Rotation();
+  return Rotation(cosine->to(at::kFloat).contiguous(), sine->to(at::kFloat).contiguous());
+}
+
 Noise noise_of(const at::Tensor& seed, double p) { return Noise(static_cast<uint64_t>(seed.item<int64_t>()), p); }
 
 }  // namespace
@@ -366,7 +492,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
     double p, bool causal, std::optional<double> scale) {
   const Aligned in(query, key, value);
-  const Problem of = unpacked(in.query, in.key, in.value, p, causal, scale);
+  const Problem of = unpacked(in.query, in.key, in.value, 1, p, causal, scale);
   const at::Tensor seed = draw_seed(p);
   if (query.scalar_type() != at::kFloat) {
     auto [out, logarithms] =
@@ -375,7 +501,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention(
   }
   at::Tensor out = fresh({of.batches, of.heads, of.queries, of.value_size}, at::kFloat);
   at::Tensor logarithms = fresh({of.batches, of.heads, of.queries}, at::kFloat);
-  run_forward(of, Mask(mask, of), in.query.const_data_ptr<float>(), in.key.const_data_ptr<float>(),
+  run_forward(of, Mask(mask, of), Rotation(), in.query.const_data_ptr<float>(), in.key.const_data_ptr<float>(),
               in.value.const_data_ptr<float>(), out.data_ptr<float>(), logarithms.data_ptr<float>(), noise_of(seed, p));
   return {out, logarithms, seed};
 }
@@ -385,18 +511,64 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
     const at::Tensor& out, const at::Tensor& logarithms, const at::Tensor& seed, const std::optional<at::Tensor>& mask,
     double p, bool causal, std::optional<double> scale) {
   const Aligned in(query, key, value);
-  const Problem of = unpacked(in.query, in.key, in.value, p, causal, scale);
+  const Problem of = unpacked(in.query, in.key, in.value, 1, p, causal, scale);
   if (query.scalar_type() != at::kFloat) {
     const auto [of_query, of_key, of_value] = plain::backward(
         grad, in.query, in.key, in.value, out, logarithms, request(of, mask, noise_of(seed, p), of.scale));
     return {at::sum_to(of_query, query.sizes()), at::sum_to(of_key, key.sizes()), at::sum_to(of_value, value.sizes())};
   }
   at::Tensor of_query = fresh_like(in.query), of_key = fresh_like(in.key), of_value = fresh_like(in.value);
-  run_backward(of, Mask(mask, of), grad.const_data_ptr<float>(), in.query.const_data_ptr<float>(),
+  run_backward(of, Mask(mask, of), Rotation(), grad.const_data_ptr<float>(), in.query.const_data_ptr<float>(),
                in.key.const_data_ptr<float>(), in.value.const_data_ptr<float>(), out.const_data_ptr<float>(),
                logarithms.const_data_ptr<float>(), noise_of(seed, p),
                {of_query.data_ptr<float>(), of_key.data_ptr<float>(), of_value.data_ptr<float>()});
   // A tensor that has the right shape is returned unchanged.
+  return {at::sum_to(of_query, query.sizes()), at::sum_to(of_key, key.sizes()), at::sum_to(of_value, value.sizes())};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_sideways(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& cosine,
+    const std::optional<at::Tensor>& sine, const std::optional<at::Tensor>& mask, double p, bool causal,
+    std::optional<double> scale) {
+  const Aligned in(query, key, value, 2, batches_of(cosine, sine));
+  const Problem of = unpacked(in.query, in.key, in.value, 2, p, causal, scale);
+  check_rotation(of, cosine, sine);
+  const at::Tensor seed = draw_seed(p);
+  if (query.scalar_type() != at::kFloat) {
+    auto [out, logarithms] = plain::forward(
+        plain::turned(in.query, cosine, sine).transpose(1, 2), plain::turned(in.key, cosine, sine).transpose(1, 2),
+        in.value.transpose(1, 2), request(of, mask, noise_of(seed, p), of.scale));
+    return {out.transpose(1, 2).contiguous(), logarithms, seed};
+  }
+  at::Tensor out = fresh({of.batches, of.queries, of.heads, of.value_size}, at::kFloat);
+  at::Tensor logarithms = fresh({of.batches, of.heads, of.queries}, at::kFloat);
+  run_forward(of, Mask(mask, of), rotation_of(cosine, sine), in.query.const_data_ptr<float>(),
+              in.key.const_data_ptr<float>(), in.value.const_data_ptr<float>(), out.data_ptr<float>(),
+              logarithms.data_ptr<float>(), noise_of(seed, p));
+  return {out, logarithms, seed};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_sideways_backward(
+    const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& out, const at::Tensor& logarithms, const at::Tensor& seed,
+    const std::optional<at::Tensor>& cosine, const std::optional<at::Tensor>& sine,
+    const std::optional<at::Tensor>& mask, double p, bool causal, std::optional<double> scale) {
+  const Aligned in(query, key, value, 2, batches_of(cosine, sine));
+  const Problem of = unpacked(in.query, in.key, in.value, 2, p, causal, scale);
+  if (query.scalar_type() != at::kFloat) {
+    const auto [of_query, of_key, of_value] = plain::backward(
+        grad.transpose(1, 2), plain::turned(in.query, cosine, sine).transpose(1, 2),
+        plain::turned(in.key, cosine, sine).transpose(1, 2), in.value.transpose(1, 2), out.transpose(1, 2), logarithms,
+        request(of, mask, noise_of(seed, p), of.scale));
+    return {at::sum_to(plain::turned_back(of_query.transpose(1, 2), cosine, sine), query.sizes()).contiguous(),
+            at::sum_to(plain::turned_back(of_key.transpose(1, 2), cosine, sine), key.sizes()).contiguous(),
+            at::sum_to(of_value.transpose(1, 2), value.sizes()).contiguous()};
+  }
+  at::Tensor of_query = fresh_like(in.query), of_key = fresh_like(in.key), of_value = fresh_like(in.value);
+  run_backward(of, Mask(mask, of), rotation_of(cosine, sine), grad.const_data_ptr<float>(),
+               in.query.const_data_ptr<float>(), in.key.const_data_ptr<float>(), in.value.const_data_ptr<float>(),
+               out.const_data_ptr<float>(), logarithms.const_data_ptr<float>(), noise_of(seed, p),
+               {of_query.data_ptr<float>(), of_key.data_ptr<float>(), of_value.data_ptr<float>()});
   return {at::sum_to(of_query, query.sizes()), at::sum_to(of_key, key.sizes()), at::sum_to(of_value, value.sizes())};
 }
 
@@ -409,7 +581,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_packed(
   at::Tensor logarithms = fresh({of.batches, heads, of.queries}, at::kFloat);
   const float* query = x.const_data_ptr<float>();
   const int64_t step = heads * of.size;
-  run_forward(of, Mask(mask, of), query, query + step, query + 2 * step, out.data_ptr<float>(),
+  run_forward(of, Mask(mask, of), Rotation(), query, query + step, query + 2 * step, out.data_ptr<float>(),
               logarithms.data_ptr<float>(), noise_of(seed, p));
   return {out, logarithms, seed};
 }
@@ -423,7 +595,7 @@ at::Tensor attention_packed_backward(
   const float* query = x.const_data_ptr<float>();
   float* to = result.data_ptr<float>();
   const int64_t step = heads * of.size;
-  run_backward(of, Mask(mask, of), grad.const_data_ptr<float>(), query, query + step, query + 2 * step,
+  run_backward(of, Mask(mask, of), Rotation(), grad.const_data_ptr<float>(), query, query + step, query + 2 * step,
                out.const_data_ptr<float>(), logarithms.const_data_ptr<float>(), noise_of(seed, p),
                {to, to + step, to + 2 * step});
   return result;

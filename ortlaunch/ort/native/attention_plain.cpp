@@ -59,4 +59,18 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
       summed(at::matmul(dropped(weights, request).transpose(-1, -2), grad), value)};
 }
 
+at::Tensor turned(
+    const at::Tensor& x, const std::optional<at::Tensor>& cosine, const std::optional<at::Tensor>& sine) {
+  if (!cosine.has_value() || !cosine->defined()) return x;
+  const auto halves = x.chunk(2, -1);
+  return x * cosine->unsqueeze(2) + at::cat({-halves[1], halves[0]}, -1) * sine->unsqueeze(2);
+}
+
+at::Tensor turned_back(
+    const at::Tensor& grad, const std::optional<at::Tensor>& cosine, const std::optional<at::Tensor>& sine) {
+  if (!cosine.has_value() || !cosine->defined()) return grad;
+  const auto halves = (grad * sine->unsqueeze(2)).chunk(2, -1);
+  return grad * cosine->unsqueeze(2) + at::cat({halves[1], -halves[0]}, -1);
+}
+
 }  // namespace ortlaunch::plain

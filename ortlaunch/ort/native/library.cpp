@@ -55,6 +55,17 @@ at::Tensor linear_grad_weight(const at::Tensor& grad, const at::Tensor& x) { ret
 
 at::Tensor grad_bias(const at::Tensor& grad) { return rows(grad).sum(0); }
 
+// All gradients at once: each call from the graph costs some microseconds, as much as a small product.
+std::tuple<at::Tensor, at::Tensor> linear_trained_backward(
+    const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& x) {
+  return {linear_grad_weight(grad, x), linear_grad_x(grad, weight)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_bias_trained_backward(
+    const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& x) {
+  return {linear_grad_weight(grad, x), grad_bias(grad), linear_grad_x(grad, weight)};
+}
+
 at::Tensor conv1d_grad_x(const at::Tensor& grad, const at::Tensor& weight) { return product(grad, weight.t()); }
 
 at::Tensor conv1d_grad_weight(const at::Tensor& grad, const at::Tensor& x) { return product(x.t(), grad); }
@@ -98,10 +109,20 @@ at::Tensor add_outer_gradient(at::Tensor total, const at::Tensor& outer) {
 TORCH_LIBRARY(ortlaunch, library) {
   library.def("dropout(Tensor x, float p) -> (Tensor, Tensor)");
   library.def("dropout_backward(Tensor grad, Tensor seed, float p) -> Tensor");
+  library.def("gelu(Tensor x) -> Tensor");
+  library.def("gelu_backward(Tensor grad, Tensor x) -> Tensor");
   library.def("gelu_tanh(Tensor x) -> Tensor");
   library.def("gelu_tanh_backward(Tensor grad, Tensor x) -> Tensor");
+  library.def("silu_product(Tensor gate, Tensor x) -> Tensor");
+  library.def("silu_product_backward(Tensor grad, Tensor gate, Tensor x) -> (Tensor, Tensor)");
+  library.def("rms_norm(Tensor weight, Tensor x, float epsilon) -> (Tensor, Tensor)");
+  library.def("rms_norm_backward(Tensor grad, Tensor weight, Tensor x, Tensor scale) -> (Tensor, Tensor)");
   library.def("linear(Tensor weight, Tensor x) -> Tensor");
   library.def("linear_bias(Tensor weight, Tensor bias, Tensor x) -> Tensor");
+  library.def("linear_trained(Tensor weight, Tensor x) -> Tensor");
+  library.def("linear_trained_backward(Tensor grad, Tensor weight, Tensor x) -> (Tensor, Tensor)");
+  library.def("linear_bias_trained(Tensor weight, Tensor bias, Tensor x) -> Tensor");
+  library.def("linear_bias_trained_backward(Tensor grad, Tensor weight, Tensor x) -> (Tensor, Tensor, Tensor)");
   library.def("linear_grad_x(Tensor grad, Tensor weight) -> Tensor");
   library.def("linear_grad_weight(Tensor grad, Tensor x) -> Tensor");
   library.def("grad_bias(Tensor grad) -> Tensor");
@@ -126,6 +147,13 @@ TORCH_LIBRARY(ortlaunch, library) {
       "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logarithms, "
       "Tensor seed, Tensor? mask, float p, bool causal, float? scale) -> (Tensor, Tensor, Tensor)");
   library.def(
+      "attention_sideways(Tensor query, Tensor key, Tensor value, Tensor? cosine, Tensor? sine, Tensor? mask, float p, "
+      "bool causal, float? scale) -> (Tensor, Tensor, Tensor)");
+  library.def(
+      "attention_sideways_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, "
+      "Tensor logarithms, Tensor seed, Tensor? cosine, Tensor? sine, Tensor? mask, float p, bool causal, "
+      "float? scale) -> (Tensor, Tensor, Tensor)");
+  library.def(
       "attention_packed(Tensor x, Tensor? mask, int heads, float p, bool causal, float? scale) "
       "-> (Tensor, Tensor, Tensor)");
   library.def(
@@ -136,10 +164,20 @@ TORCH_LIBRARY(ortlaunch, library) {
 TORCH_LIBRARY_IMPL(ortlaunch, CPU, library) {
   library.impl("dropout", ortlaunch::dropout);
   library.impl("dropout_backward", ortlaunch::dropout_backward);
+  library.impl("gelu", ortlaunch::gelu);
+  library.impl("gelu_backward", ortlaunch::gelu_backward);
   library.impl("gelu_tanh", ortlaunch::gelu_tanh);
   library.impl("gelu_tanh_backward", ortlaunch::gelu_tanh_backward);
+  library.impl("silu_product", ortlaunch::silu_product);
+  library.impl("silu_product_backward", ortlaunch::silu_product_backward);
+  library.impl("rms_norm", ortlaunch::rms_norm);
+  library.impl("rms_norm_backward", ortlaunch::rms_norm_backward);
   library.impl("linear", ortlaunch::linear);
   library.impl("linear_bias", ortlaunch::linear_bias);
+  library.impl("linear_trained", ortlaunch::linear);
+  library.impl("linear_trained_backward", ortlaunch::linear_trained_backward);
+  library.impl("linear_bias_trained", ortlaunch::linear_bias);
+  library.impl("linear_bias_trained_backward", ortlaunch::linear_bias_trained_backward);
   library.impl("linear_grad_x", ortlaunch::linear_grad_x);
   library.impl("linear_grad_weight", ortlaunch::linear_grad_weight);
   library.impl("grad_bias", ortlaunch::grad_bias);
@@ -154,6 +192,8 @@ TORCH_LIBRARY_IMPL(ortlaunch, CPU, library) {
   library.impl("add_outer_gradient", ortlaunch::add_outer_gradient);
   library.impl("attention", ortlaunch::attention);
   library.impl("attention_backward", ortlaunch::attention_backward);
+  library.impl("attention_sideways", ortlaunch::attention_sideways);
+  library.impl("attention_sideways_backward", ortlaunch::attention_sideways_backward);
   library.impl("attention_packed", ortlaunch::attention_packed);
   library.impl("attention_packed_backward", ortlaunch::attention_packed_backward);
 }

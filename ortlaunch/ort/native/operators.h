@@ -14,8 +14,21 @@ at::Tensor draw_seed(double p);
 std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& x, double p);
 at::Tensor dropout_backward(const at::Tensor& grad, const at::Tensor& seed, double p);
 
+at::Tensor gelu(const at::Tensor& x);
+at::Tensor gelu_backward(const at::Tensor& grad, const at::Tensor& x);
+
 at::Tensor gelu_tanh(const at::Tensor& x);
 at::Tensor gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& x);
+
+// silu(gate) * x.
+at::Tensor silu_product(const at::Tensor& gate, const at::Tensor& x);
+std::tuple<at::Tensor, at::Tensor> silu_product_backward(
+    const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& x);
+
+// weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, and the reciprocal of that root for each row.
+std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& weight, const at::Tensor& x, double epsilon);
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward(
+    const at::Tensor& grad, const at::Tensor& weight, const at::Tensor& x, const at::Tensor& scale);
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> cross_entropy(
     const at::Tensor& x, const at::Tensor& target, int64_t ignore);
@@ -33,6 +46,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
     const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const at::Tensor& out, const at::Tensor& logarithms, const at::Tensor& seed, const std::optional<at::Tensor>& mask,
     double p, bool causal, std::optional<double> scale);
+
+// The same for query [B, L, H, E], key and value [B, S, H or a divisor of it, E or V]; returns [B, L, H, V]. Where
+// cosine and sine [B or 1, L, E] are given, they first rotate query and key: x * cosine + (-x2, x1) * sine, where x1 and
+// x2 are the halves of x.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_sideways(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& cosine,
+    const std::optional<at::Tensor>& sine, const std::optional<at::Tensor>& mask, double p, bool causal,
+    std::optional<double> scale);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_sideways_backward(
+    const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+    const at::Tensor& out, const at::Tensor& logarithms, const at::Tensor& seed,
+    const std::optional<at::Tensor>& cosine, const std::optional<at::Tensor>& sine,
+    const std::optional<at::Tensor>& mask, double p, bool causal, std::optional<double> scale);
 
 // The same for query, key and value in one tensor [B, L, 3 * heads * E], the output of one projection; returns
 // [B, L, heads, E].

@@ -1,4 +1,5 @@
-// Sixteen floats at a time in the compiler's own vector types, which it translates to the processor's.
+// Several floats at a time in the compiler's own vector types, as wide as the processor's registers. What is wider the
+// compiler splits, and comparisons down to single numbers: exponentials then take several times as long.
 #pragma once
 
 #include <cmath>
@@ -8,10 +9,19 @@
 
 namespace ortlaunch {
 
+#if defined(__AVX512F__)
 constexpr int kLanes = 16;
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+
+constexpr int64_t kBlock = 64;  // elements that share a number in the sequence of random words
+constexpr int kParts = kBlock / kLanes;
 
 inline Floats load(const float* from) {
   Floats value;
@@ -30,6 +40,27 @@ inline Floats load_part(const float* from, int64_t count, float rest = 0.0f) {
 inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof(value)); }
 
 inline void store_part(float* to, Floats value, int64_t count) { std::memcpy(to, &value, count * sizeof(float)); }
+
+// The first `count` lanes, which may be all.
+inline Floats load_group(const float* from, int64_t count) {
+  return count == kLanes ? load(from) : load_part(from, count);
+}
+
+inline void store_group(float* to, Floats value, int64_t count) {
+  if (count == kLanes) {
+    store(to, value);
+  } else {
+    store_part(to, value, count);
+  }
+}
+
+// Calls `body` with the place and the number of each group of at most kLanes elements from `begin` to `end`.
+template <typename Body>
+inline void in_groups(int64_t begin, int64_t end, const Body& body) {
+  int64_t at = begin;
+  for (; at + kLanes <= end; at += kLanes) body(at, static_cast<int64_t>(kLanes));
+  if (at < end) body(at, end - at);
+}
 
 inline Floats all(float value) { return Floats{} + value; }
 
@@ -68,13 +99,12 @@ inline Floats exponential(Floats x) {
   return x < -87.0f ? Floats{} : (x != x ? x : result);
 }
 
-// Random words that depend only on a seed and a position: Threefry-4x32 with twelve rounds (Salmon et al., 2011).
-// Each call gives the 64 words of one block of one row.
-inline void random_words(Words out[4], uint64_t seed, uint64_t row, uint32_t block) {
-  const uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
+// The words of kLanes counters from `first` on, in out[0], out[step], out[2 * step] and out[3 * step].
+inline void threefry(Words* out, int step, uint64_t seed, uint64_t row, uint32_t first) {
+  const uint32_t key0= static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
   const uint32_t keys[5] = {key0, key1, 0, 0, 0x1BD11BDAu ^ key0 ^ key1};
-  const Words lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  Words a = lane + block * kLanes + keys[0];
+  Words a;
+  for (int lane = 0; lane < kLanes; ++lane) a[lane] = first + lane + key0;
   Words b = Words{} + static_cast<uint32_t>(row) + keys[1];
   Words c = Words{} + static_cast<uint32_t>(row >> 32) + keys[2];
   Words d = Words{} + keys[3];
@@ -90,11 +120,11 @@ inline void random_words(Words out[4], uint64_t seed, uint64_t row, uint32_t blo
   ORTLAUNCH_MIX(c, d, r5)                                     \
   ORTLAUNCH_MIX(a, d, r6)                                     \
   ORTLAUNCH_MIX(c, b, r7)
-#define ORTLAUNCH_KEY(step)        \
-  a += keys[(step) % 5];           \
-  b += keys[((step) + 1) % 5];     \
-  c += keys[((step) + 2) % 5];     \
-  d += keys[((step) + 3) % 5] + (step);
+#define ORTLAUNCH_KEY(round)       \
+  a += keys[(round) % 5];          \
+  b += keys[((round) + 1) % 5];    \
+  c += keys[((round) + 2) % 5];    \
+  d += keys[((round) + 3) % 5] + (round);
   ORTLAUNCH_FOUR_ROUNDS(10, 26, 11, 21, 13, 27, 23, 5)
   ORTLAUNCH_KEY(1u)
   ORTLAUNCH_FOUR_ROUNDS(6, 20, 17, 11, 25, 10, 18, 20)
@@ -105,9 +135,19 @@ inline void random_words(Words out[4], uint64_t seed, uint64_t row, uint32_t blo
 #undef ORTLAUNCH_FOUR_ROUNDS
 #undef ORTLAUNCH_MIX
   out[0] = a;
-  out[1] = b;
-  out[2] = c;
-  out[3] = d;
+  out[step] = b;
+  out[2 * step] = c;
+  out[3 * step] = d;
+}
+
+// Random words that depend only on a seed and a position: Threefry-4x32 with twelve rounds (Salmon et al., 2011).
+// Each call gives the 64 words of one block of one row: those of the counters from 16 * block to 16 * block + 15, first
+// the first word of each, then the second and so on. They do not depend on the width of the registers.
+inline void random_words(Words out[kParts], uint64_t seed, uint64_t row, uint32_t block) {
+  constexpr int kSteps = kParts / 4;
+  for (int step = 0; step < kSteps; ++step) {
+    threefry(out + step, kSteps, seed, row, block * (kBlock / 4) + step * kLanes);
+  }
 }
 
 // Dropout's factors: 0 with probability p, else 1 / (1 - p).
@@ -118,17 +158,15 @@ struct Noise {
         kept(p >= 1.0 ? 0.0f : static_cast<float>(1.0 / (1.0 - p))) {}
 
   // The 64 factors of one block of one row.
-  inline void block(Floats out[4], uint64_t row, uint32_t number) const {
-    Words words[4];
+  inline void block(Floats out[kParts], uint64_t row, uint32_t number) const {
+    Words words[kParts];
     random_words(words, seed, row, number);
-    for (int part = 0; part < 4; ++part) out[part] = words[part] >= threshold ? all(kept) : Floats{};
+    for (int part = 0; part < kParts; ++part) out[part] = words[part] >= threshold ? all(kept) : Floats{};
   }
 
   uint64_t seed;
   uint32_t threshold;
   float kept;
 };
-
-constexpr int64_t kBlock = 4 * kLanes;
 
 }  // namespace ortlaunch
