@@ -116,6 +116,8 @@ class TorchTrainer:
         self._optimizer = cfg.build([{"params": chosen, "weight_decay": cfg.weight_decay}])
         self._forward: Forward | None = None
         self._largest: NamedTensors = {}
+        self._first: NamedTensors = {}
+        """The gradient of each value in the first step in which it had one."""
 
     def loss(self, batch: TrainingBatch) -> torch.Tensor:
         """Computes the loss in the model's current mode."""
@@ -151,19 +153,22 @@ class TorchTrainer:
             if parameter.grad is not None:
                 size = parameter.grad.abs()
                 self._largest[name] = torch.maximum(self._largest[name], size) if name in self._largest else size
+                first = self._first.get(name, torch.zeros_like(size))
+                self._first[name] = torch.where(first > 0, first, size)
         self._optimizer.step()
         return float(loss.detach())
 
     def chance(self) -> dict[str, torch.Tensor]:
-        """Marks the values of each parameter whose gradient was never more than a rounding error.
+        """Marks the values of each parameter whose first gradient was no more than a rounding error.
 
-        A bias before a BatchNorm, or of attention keys, has no other gradient, and AdamW makes full steps from it.
+        A bias before a BatchNorm, or of attention keys, never has another gradient. AdamW divides a gradient by the
+        size of those so far, so that it makes a full step from a first one of any size, and later ones do not undo it.
 
         Returns:
             For each parameter, booleans of its shape.
         """
         top = max((float(size.max()) for size in self._largest.values()), default=0.0)
-        return {name: (size > 0) & (size < _ROUNDING * top) for name, size in self._largest.items()}
+        return {name: (size > 0) & (size < _ROUNDING * top) for name, size in self._first.items()}
 
 
 def _attached(outputs: Any) -> dict[str, torch.Tensor]:

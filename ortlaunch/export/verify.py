@@ -45,7 +45,7 @@ class Verification:
     weight: str = ""
     """The parameter with the largest difference."""
     left_to_chance: dict[str, int] = field(default_factory=dict)
-    """For each parameter, how many values had only rounding errors as gradients; these are not compared."""
+    """For each parameter, how many values had a rounding error as their first gradient; these are not compared."""
     frozen_unchanged: bool = False
     dropout_active: bool | None = None
     """Whether dropout is active in the unchanged artifacts; None if the model has no dropout."""
