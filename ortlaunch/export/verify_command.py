@@ -85,7 +85,9 @@ def page(folder: Path, found: Verification) -> str:
     ]
     if found.left_to_chance:
         count = sum(found.left_to_chance.values())
-        lines.append(f"  chance     {count} weights have a rounding error for their first gradient, and are not compared")
+        lines.append(
+            f"  chance     {count} weights have a rounding error for their first gradient, and are not compared"
+        )
     if found.dropout_active is not None:
         lines.append(f"  dropout    {'active' if found.dropout_active else 'DOES NOTHING'} in the files as they are")
     lines.append(
