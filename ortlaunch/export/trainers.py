@@ -115,7 +115,8 @@ class TorchTrainer:
         chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._optimizer = cfg.build([{"params": chosen, "weight_decay": cfg.weight_decay}])
         self._forward: Forward | None = None
-        self._largest: NamedTensors = {}
+        self._top = 0.0
+        """The largest gradient of all values in all steps."""
         self._first: NamedTensors = {}
         """The gradient of each value in the first step in which it had one."""
 
@@ -152,7 +153,7 @@ class TorchTrainer:
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
                 size = parameter.grad.abs()
-                self._largest[name] = torch.maximum(self._largest[name], size) if name in self._largest else size
+                self._top = max(self._top, float(size.max()))
                 first = self._first.get(name, torch.zeros_like(size))
                 self._first[name] = torch.where(first > 0, first, size)
         self._optimizer.step()
@@ -167,8 +168,7 @@ class TorchTrainer:
         Returns:
             For each parameter, booleans of its shape.
         """
-        top = max((float(size.max()) for size in self._largest.values()), default=0.0)
-        return {name: (size > 0) & (size < _ROUNDING * top) for name, size in self._first.items()}
+        return {name: (size > 0) & (size < _ROUNDING * self._top) for name, size in self._first.items()}
 
 
 def _attached(outputs: Any) -> dict[str, torch.Tensor]:

@@ -61,7 +61,8 @@ class Notes:
             key = f"{effort.stage} {effort.number} {cell}"
             stored = self.get(key)
             if stored is not None:
-                return Outcome(**{name: value for name, value in stored.items() if name in _FIELDS}, is_noted=True)
+                known = {name: value for name, value in stored.items() if name in _FIELDS}
+                return Outcome(**known | {"is_noted": True})
             outcome = trial(cell, effort)
             self.put(key, outcome.to_json())
             return outcome

@@ -110,7 +110,7 @@ def _of_training(choice: random.Random, trainer: Sequence[str], backend: str, *,
 
 def _mlp(choice: random.Random) -> tuple[list[str], float]:
     width, size = choice.choice((50_000, 200_000, 500_000)), choice.choice((8, 8, 16))
-    words = ["model=mlp", f"model.params.hidden_dim={width}", f"model.params.input_dim={size * size}"]
+    words = _model("mlp", hidden_dim=width, input_dim=size * size)
     return [*words, f"data.image_size={size}"], 6e-9 * width * (size * size + 10)
 
 
@@ -130,15 +130,13 @@ def _resnet(choice: random.Random) -> tuple[list[str], float]:
 
 def _vit(choice: random.Random) -> tuple[list[str], float]:
     width, layers, size = choice.choice((256, 384, 512)), choice.randint(3, 8), choice.choice((8, 16))
-    words = [
-        "model=vit",
-        f"model.params.image_size={size}",
-        f"model.params.hidden_size={width}",
-        f"model.params.intermediate_size={4 * width}",
-        f"model.params.num_hidden_layers={layers}",
-        f"data.image_size={size}",
-    ]
-    return words, 6e-9 * 12 * layers * width * width * ((size // 2) ** 2 + 1)
+    words = _model("vit", image_size=size, hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers)
+    return [*words, f"data.image_size={size}"], 6e-9 * 12 * layers * width * width * ((size // 2) ** 2 + 1)
+
+
+def _model(name: str, **parameters: int) -> list[str]:
+    """A model of the registry and its parameters, as words."""
+    return [f"model={name}", *(f"model.params.{key}={value}" for key, value in parameters.items())]
 
 
 def _tokens(choice: random.Random, lengths: Sequence[int] = (64, 128, 256)) -> tuple[list[str], int]:
@@ -149,47 +147,41 @@ def _tokens(choice: random.Random, lengths: Sequence[int] = (64, 128, 256)) -> t
 def _gpt2(choice: random.Random) -> tuple[list[str], float]:
     layers = choice.choice((1, 2, 3, 4))
     of_data, length = _tokens(choice, (64, 128))
-    words = ["model=gpt2", f"model.params.n_layer={layers}", *of_data]
-    return words, 6e-9 * length * (7_100_000 * layers + 768 * 50_257)
+    return [*_model("gpt2", n_layer=layers), *of_data], 6e-9 * length * (7_100_000 * layers + 768 * 50_257)
 
 
 def _gpt2_nano(choice: random.Random) -> tuple[list[str], float]:
     width, layers = choice.choice((256, 512, 640)), choice.randint(3, 9)
     of_data, length = _tokens(choice)
-    words = [
-        "model=gpt2_nano",
-        f"model.params.n_embd={width}",
-        f"model.params.n_head={width // 64}",
-        f"model.params.n_layer={layers}",
-        *choice.choice(([], [f"model.params.{name}_pdrop=0" for name in ("attn", "resid", "embd")])),
-    ]
+    words = _model("gpt2_nano", n_embd=width, n_head=width // 64, n_layer=layers)
+    words += choice.choice(([], [f"model.params.{name}_pdrop=0" for name in ("attn", "resid", "embd")]))
     return [*words, *of_data], 6e-9 * length * 12 * layers * width * width
 
 
 def _bert(choice: random.Random) -> tuple[list[str], float]:
     width, layers = choice.choice((384, 512, 768)), choice.randint(2, 6)
     of_data, length = _tokens(choice, (64, 128))
-    words = [
-        "model=bert",
-        f"model.params.hidden_size={width}",
-        f"model.params.num_attention_heads={width // 64}",
-        f"model.params.intermediate_size={4 * width}",
-        f"model.params.num_hidden_layers={layers}",
-    ]
+    words = _model(
+        "bert",
+        hidden_size=width,
+        num_attention_heads=width // 64,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+    )
     return [*words, *of_data], 6e-9 * length * (12 * layers * width * width + width * 30_522)
 
 
 def _llama(choice: random.Random) -> tuple[list[str], float]:
     width, layers, few = choice.choice((384, 512, 768)), choice.randint(2, 7), choice.choice((True, False))
     of_data, length = _tokens(choice)
-    words = [
-        "model=llama",
-        f"model.params.hidden_size={width}",
-        f"model.params.intermediate_size={width * 8 // 3}",
-        f"model.params.num_attention_heads={width // 64}",
-        f"model.params.num_key_value_heads={2 if few else width // 64}",
-        f"model.params.num_hidden_layers={layers}",
-    ]
+    words = _model(
+        "llama",
+        hidden_size=width,
+        intermediate_size=width * 8 // 3,
+        num_attention_heads=width // 64,
+        num_key_value_heads=2 if few else width // 64,
+        num_hidden_layers=layers,
+    )
     return [*words, *of_data], 6e-9 * length * 12 * layers * width * width
 
 
