@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ortlaunch.config import trainers
+from ortlaunch.run.names import CHANGED_PARAM
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -110,7 +111,7 @@ def row_of(run: Run) -> RunRow:
         other_cpu_percent=logged_number(metrics.get("summary/other_cpu_percent")),
         started=run.info.start_time or 0,
         experiment_id=str(run.info.experiment_id),
-        params=_shared(_with_steps(params, metrics), ""),
+        params=_shared(_with_changes(_with_steps(params, metrics), tags), ""),
         tags=_shared(tags, _TAGS),
         curves=_curves(metrics),
     )
@@ -125,6 +126,12 @@ def _with_steps(params: Mapping[str, str], metrics: Mapping[str, float]) -> dict
     """Adds the steps taken to the parameters; a resumed run may have made more steps than its parameters say."""
     reached = metrics.get("summary/last_step")
     return dict(params) if reached is None else {**params, STEPS_TAKEN: f"{reached:g}"}
+
+
+def _with_changes(params: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
+    """Adds what a resume changed; a run that began with another value is no repeat of one that had it throughout."""
+    changed = {key.removeprefix(CHANGED_PARAM): value for key, value in tags.items() if key.startswith(CHANGED_PARAM)}
+    return {**params, **{key: f"{params[key]}, then {value}" for key, value in changed.items() if key in params}}
 
 
 def _shared(values: Mapping[str, str], prefix: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ortlaunch.run import events
 from ortlaunch.run.events import Event
+from ortlaunch.run.names import CHANGED_PARAM
 
 PARAM_LIMIT = 6000
 """The longest parameter value that MLflow stores, in characters."""
@@ -95,7 +96,8 @@ class Translator:
     """Translates a journal's events to operations. It must get all events in order from the journal's beginning.
 
     It remembers the points and parameters that it has seen. A resumed run journals steps again, and MLflow would store
-    them as further points. A parameter that an attempt changes would make MLflow refuse the whole batch.
+    them as further points. A parameter that an attempt changes would make MLflow refuse the whole batch: its new value
+    becomes a tag.
     """
 
     def __init__(self) -> None:
@@ -175,7 +177,12 @@ class Translator:
             if key not in self._params:
                 self._params[key] = self._new_params[key] = value
             elif self._params[key] != value:
-                self.notes.append(f"the parameter {original!r} keeps its first value: MLflow never changes one")
+                self._params[key] = value
+                self._tags[safe_key(CHANGED_PARAM + key)] = fitted(value, TAG_LIMIT)
+                self.notes.append(
+                    f"the parameter {original!r} keeps its first value, since MLflow never changes one; "
+                    f"the new value is the tag {CHANGED_PARAM}{key}"
+                )
 
     def _add_failure(self, event: events.WorkerFailed) -> None:
         if not self._failed:  # Only the first failure is kept: the other workers fail because of it.

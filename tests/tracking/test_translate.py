@@ -81,11 +81,14 @@ def test_second_start_without_an_end_reopens_nothing() -> None:
     assert Translator().translate([START, START]) == []
 
 
-def test_parameter_keeps_its_first_value() -> None:
+def test_parameter_keeps_its_first_value_and_a_tag_has_the_last() -> None:
     translator = Translator()
     assert translator.translate([event("params", values={"a": "1", "b": "2"})]) == [Params({"a": "1", "b": "2"})]
-    assert translator.translate([event("params", values={"a": "3", "b": "2", "c": "4"})]) == [Params({"c": "4"})]
+    second = translator.translate([event("params", values={"a": "3", "b": "2", "c": "4"})])
+    assert second == [Params({"c": "4"}), Tags({"ortlaunch.changed.a": "3"})]
     assert len(translator.notes) == 1 and "'a'" in translator.notes[0]
+    assert translator.translate([event("params", values={"a": "1", "b": "2"})]) == [Tags({"ortlaunch.changed.a": "1"})]
+    assert translator.translate([event("params", values={"a": "1", "c": "4"})]) == []
 
 
 def test_first_failure_of_an_attempt_is_the_tag() -> None:
