@@ -18,9 +18,6 @@ from tests.integration.conftest import Started, journal, mentioning
 from tests.support.control_groups import Group
 from tests.support.needs import needs
 
-# Each takes more than ten seconds.
-pytestmark = pytest.mark.nightly
-
 STANDING = "ortlaunch.standing_still"
 
 
@@ -71,6 +68,7 @@ def test_stop_of_a_worker(start, trial):
     goes_on(run, rank)
 
 
+@pytest.mark.nightly  # A control group needs root, and a kernel that lets this machine make one.
 @pytest.mark.parametrize("group", ["freezer"], indirect=True)
 def test_pause_of_a_container(start, trial, group):
     run = start(trial)
@@ -123,6 +121,7 @@ def test_resumes_at_once(start, trial):
     assert len(attempts) == 2, "the first one, and the one that went on"
 
 
+@pytest.mark.nightly  # As above.
 @pytest.mark.parametrize("group", ["memory"], indirect=True)
 def test_kill_for_lack_of_memory(start, trial, group):
     """By the kernel, in a control group whose limit is reached."""

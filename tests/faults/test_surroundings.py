@@ -1,4 +1,4 @@
-"""What a run survives around it: its terminal, its disk, its folder, its store and its clock.
+"""What a run survives around it: its terminal, its disk, its folder and its store.
 
 ``tests/launch/test_local_faults.py`` shows most of this in CI with a stand-in for the workers. Here whole runs are
 disturbed, by ``make test-faults``.
@@ -19,7 +19,7 @@ from ortlaunch.run.run import Run
 from ortlaunch.tracking.sqlite_store import State, look
 from tests.faults.test_faults import SmallDisk
 from tests.faults.trials import STEPS, WORDS, Trial, end
-from tests.integration.conftest import Started, journal
+from tests.integration.conftest import Started
 from tests.support.environment import environment
 from tests.support.needs import needs
 
@@ -72,7 +72,7 @@ def test_full_disk_for_the_whole_run_folder(base, trial, tmp_path):
 
 
 @pytest.mark.parametrize("second", [5, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(15) if n != 5)])
-def test_ctrl_c_twice_in_the_first_seconds(base, tmp_path, monkeypatch, second):
+def test_ctrl_c_again_and_again_in_the_first_seconds(base, tmp_path, monkeypatch, second):
     """In a new folder, where MLflow makes its store: whatever was cut off, the next command can use the folder."""
     monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path / "cache"))  # MLflow makes the store, not a template's copy.
     running = Started(tmp_path, (*WORDS, "tracking=mlflow"))
@@ -99,30 +99,3 @@ def test_ctrl_c_twice_in_the_first_seconds(base, tmp_path, monkeypatch, second):
         assert look(tmp_path / "mlruns.db").state is State.COMPLETE
         assert Run(run_dir).state().ended == result.status
     assert result.run_dirs or result.returncode in (-signal.SIGINT, 130)
-
-
-@pytest.mark.nightly
-def test_clock_set_back(base, trial, tmp_path):
-    """By an hour, for the launcher and its workers, while they train."""
-    moment = tmp_path / "now"
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, time\n"
-        "seconds, nanoseconds, signal = time.time, time.time_ns, os.environ['CLOCK_SET_BACK']\n"
-        "back = lambda: 3600 if os.path.exists(signal) else 0\n"
-        "time.time = lambda: seconds() - back()\n"
-        "time.time_ns = lambda: nanoseconds() - back() * 10**9\n"
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CLOCK_SET_BACK", str(moment))
-        patch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-        run = Trial(base, trial)
-    try:
-        run.reach_some_step()
-        moment.touch()
-        result = run.running.finish()
-        assert result.returncode == 0, result.report
-        run.check_same()
-        times = [event["t"] for event in journal(run.run_dir)]
-        assert times[-1] < times[0], "the clock was set back"
-    finally:
-        end(run)
