@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ortlaunch.launch.memory.band import COMPILER, MIB, Band, compilers
+from ortlaunch.launch.memory.band import MIB, Band
 
 
 def phase_band(backend: str, base: int, use: Mapping[str, int]) -> Band:
@@ -37,8 +37,9 @@ def _ort(base: int, tensors: int) -> Band:
 
 
 def _compile(eager: Band, base: int, tensors: int) -> Band:
-    # Fused operations keep less than eager ones do. Compilers work beside the first step.
-    return Band(int(0.95 * base) + tensors // 2, eager.middle + COMPILER, eager.high + compilers() * COMPILER)
+    # Fused operations keep less than eager ones do. The compiler's modules and graphs took 75 to 100 MiB for an mlp.
+    low = int(0.95 * base) + 40 * MIB + tensors // 2
+    return Band(low, max(low, eager.middle + 90 * MIB), max(low, eager.high + 200 * MIB))
 
 
 def worst(bands: Mapping[str, Band]) -> tuple[str, Band]:
@@ -51,7 +52,7 @@ def worst(bands: Mapping[str, Band]) -> tuple[str, Band]:
 
 
 def bands_of(
-    backends: Sequence[str], base: int, phases: Mapping[str, Any], ort: Mapping[str, Band] | None = None
+    backends: Sequence[str], base: int, phases: Mapping[str, Any], probed: Mapping[str, Mapping[str, Band]]
 ) -> dict[str, Band]:
     """The band of each phase of a trace, as `Trace.to_json` wrote it.
 
@@ -60,12 +61,10 @@ def bands_of(
             that needs the most, and the low figure is of the one that needs the least.
         base: bytes of the process without tensors.
         phases: what the phases use, by name.
-        ort: the memory of the phases under ONNX Runtime, where it was probed.
+        probed: the memory of the phases under the backends that were probed.
     """
     return {
-        name: _any_of(
-            [ort[name] if ort is not None and one == "ort" else phase_band(one, base, use) for one in backends]
-        )
+        name: _any_of([probed[one][name] if one in probed else phase_band(one, base, use) for one in backends])
         for name, use in phases.items()
     }
 

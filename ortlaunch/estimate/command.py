@@ -37,8 +37,8 @@ Usage:
   ortlaunch estimate [KEY=VALUE ...] [--memory SIZE] [--quick] [--format table|json]
 
 Takes the keys of ortlaunch run. Traces start, steps, evaluation, checkpoint and end with the run's own trainer and
-optimizer on tensors without content, so that no weights are allocated. backend=ort is probed: real steps with two
-micro-batches, each in a process with a memory limit, kept for later. Knows workers on the CPU, not backend=compile.
+optimizer on tensors without content, so that no weights are allocated. backend=ort and backend=compile are probed: real
+steps with two micro-batches, each in a process with a memory limit, kept for later. Knows workers on the CPU only.
 
 Options:
   --memory SIZE  memory of a machine, such as 80GiB; by default what this machine has free, or launcher.memory on SLURM
@@ -99,22 +99,17 @@ def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) ->
             "ortlaunch estimate knows the memory of workers on the CPU, not of GPUs: device=cpu estimates the same run "
             "on the CPU"
         )
-    if isinstance(config.backend, CompileConfig):
-        raise RequestError(
-            "ortlaunch estimate does not know backend=compile, whose compiler decides what is kept: backend=eager "
-            "estimates the same run without it"
-        )
     plan = make_plan(config)
     key = key_of(config, plan.workers, plan.nodes)
     limit, source = (memory, "--memory") if memory is not None else limit_of(config)
-    probes = isinstance(config.backend, OrtConfig) and not quick
+    probes = isinstance(config.backend, OrtConfig | CompileConfig) and not quick
     return report_of(
         "estimate",
         config,
         trackers.worker_environment(config),
         status="tracing the run, then probing ONNX Runtime by real steps ..." if probes else "tracing the run ...",
         quiet=quiet,
-        add_files=Request(plan.workers, plan.nodes, limit, source, quick, key, may_probe_ort=probes).write,
+        add_files=Request(plan.workers, plan.nodes, limit, source, quick, key, may_probe_backend=probes).write,
     )
 
 

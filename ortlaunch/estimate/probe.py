@@ -1,8 +1,9 @@
 """A probe of ``ortlaunch estimate``: ``python -m ortlaunch.estimate.probe FOLDER``.
 
-ONNX Runtime's memory cannot be traced on tensors without content. So this process really takes a run's phases, as the
-first of its workers, with the micro-batch of the configuration, and measures itself. It reads ``config.yaml`` and
-``probe.json`` in the folder. It writes ``report.json``, or ``refused.txt`` if the phases cannot be run.
+The memory of ONNX Runtime and of torch.compile cannot be traced on tensors without content. So this process really
+takes a run's phases, as the first of its workers, with the configuration's micro-batch, and measures itself. It reads
+``config.yaml`` and ``probe.json`` in the folder. It writes ``report.json``, or ``refused.txt`` if the phases cannot be
+run.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def phases(config: Config, world_size: int) -> dict[str, int]:
     """Takes the phases of a run, and returns the peak of this process in each of them in bytes.
 
     Args:
-        config: the run's configuration, with ``backend=ort``.
+        config: the run's configuration, with ``backend=ort`` or ``backend=compile``.
         world_size: its workers; this process is the first of them.
 
     Raises:
@@ -73,9 +74,9 @@ def phases(config: Config, world_size: int) -> dict[str, int]:
     """
     from ortlaunch.ort.verify.start import FRESH_BATCHES
 
-    assert isinstance(config.backend, OrtConfig)
-    # What the check at the start finds is no matter of memory, and no graphs are to be written.
-    config = replace(config, backend=replace(config.backend, allow=list(Allow), debug=OrtDebugConfig()))
+    if isinstance(config.backend, OrtConfig):
+        # What the check at the start finds is no matter of memory, and no graphs are to be written.
+        config = replace(config, backend=replace(config.backend, allow=list(Allow), debug=OrtDebugConfig()))
     workers = join_nobody(world_size)
     with open_loader(config, workers) as loader:
         batches = list(islice(loader, 1 + FRESH_BATCHES))

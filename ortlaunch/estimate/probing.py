@@ -1,4 +1,6 @@
-"""ONNX Runtime's memory by two probes, which are kept: the peak of each phase as a line in the micro-batch.
+"""A backend's memory by two probes, which are kept: the peak of each phase as a line in the micro-batch.
+
+ONNX Runtime and torch.compile decide themselves what they keep, so their memory cannot be traced.
 
 Each probe is a process of its own (`ortlaunch.estimate.probe`) with a memory limit and a time limit. What it has
 measured is kept in the user's cache for the model, all keys but the micro-batch, the machine and the versions.
@@ -50,7 +52,7 @@ _LARGEST, _MOST_POINTS = 1 << 16, 8
 
 
 class Line:
-    """The memory of a worker under ONNX Runtime by the micro-batch."""
+    """The memory of a worker by the micro-batch."""
 
     def __init__(self, points: Points) -> None:
         """
@@ -92,7 +94,7 @@ def line_of(config: Config, workers: int, nodes: int, *, may_probe: bool) -> Lin
     """The line of a configuration by the probes that are kept; others are made where they are too far.
 
     Args:
-        config: the run's configuration, with ``backend=ort``.
+        config: the run's configuration, with ``backend=ort`` or ``backend=compile``.
         workers: workers on each machine.
         nodes: machines.
         may_probe: whether to start probes.

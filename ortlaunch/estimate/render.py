@@ -34,15 +34,18 @@ def render(report: dict[str, Any], console: Console) -> None:
     )
     if report["note"]:
         console.out(f"note: {report['note']}", highlight=False)
-    console.print(_parts(first))
+    # Parts of other backends are not known, only the peaks of their phases.
+    console.print(
+        _parts(first, "a worker holds" if report["backend"] == "eager" else "a worker holds in eager PyTorch")
+    )
     console.print(_phases(first))
     console.out("\n".join(_conclusions(report)), highlight=False)
     console.print(Text(report["verdict"], _STYLE[report["verdict"]]))
 
 
-def _parts(worker: dict[str, Any]) -> Table:
+def _parts(worker: dict[str, Any], title: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("a worker holds")
+    table.add_column(title)
     table.add_column("", justify="right")
     for key, text in _PARTS.items():
         table.add_row(text, size(worker["parts"][key]))
@@ -67,6 +70,8 @@ def _conclusions(report: dict[str, Any]) -> list[str]:
         f"{size(machine['high_bytes'])}, likely {size(machine['peak_bytes'])}; "
         + (f"limit {size(limit)} ({machine['limit_source']})" if limit is not None else machine["limit_source"])
     ]
+    if compilers := machine["compilers_bytes"]:
+        lines.append(f"{size(compilers)} of it for torch.compile's compilers in the first step, if no kernels are kept")
     if runs := report["calibrated_by_runs"]:
         how = "" if report["calibration_narrows"] else ", too few to make the band narrower"
         lines.append(f"calibrated by {runs} configuration{'s' if runs > 1 else ''} that ran on this machine{how}")

@@ -12,12 +12,12 @@ from torch._subclasses import fake_tensor
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.candidates import possible
-from ortlaunch.config.schema import AutoConfig, Config, EagerConfig, OrtConfig
+from ortlaunch.config.schema import AutoConfig, Config, EagerConfig
 from ortlaunch.estimate.band import bands_of, worst
 from ortlaunch.estimate.pretend import join_nobody
 from ortlaunch.estimate.probing import Line, line_of
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
-from ortlaunch.launch.memory.band import MIB, Band, times, verdict
+from ortlaunch.launch.memory.band import MIB, Band, compilers_of, times, total, verdict
 from ortlaunch.launch.memory.cache import Change, Estimate, store, to_json
 from ortlaunch.launch.memory.calibration import Calibration
 from ortlaunch.launch.memory.request import Request
@@ -40,8 +40,10 @@ _OF_FAKE_TENSORS = (
     fake_tensor.MetadataMismatchError,
 )
 _SIGNS = ("data is not allocated", "data pointer", "FakeTensor", "() is not supported for tensor subclasses")
-_NOTE_OF_ORT = (
-    "ONNX Runtime's memory is not known without real steps, {}: the figures are factors on what eager PyTorch holds, "
+_PROBED = {"ort": "ONNX Runtime", "compile": "torch.compile"}
+"""The backends whose memory only real steps show."""
+_NOTE_WITHOUT_PROBE = (
+    "the memory of {} is not known without real steps, {}: the figures are factors on what eager PyTorch holds, "
     "with a wide band"
 )
 _NOTE_OF_AUTO = (
@@ -57,8 +59,8 @@ class Found:
     """What is known of one configuration's memory."""
 
     trace: Trace
-    ort: dict[str, Band] | None
-    """The memory of each phase under ONNX Runtime, by its probes; None if there are none."""
+    probed: dict[str, dict[str, Band]]
+    """The memory of each phase under a backend that was probed, by the backend's name."""
 
 
 class Study:
@@ -84,7 +86,8 @@ class Study:
         self._is_fake = True
         self._base = 0
         self._possible = possible(config)
-        self._line: Line | None = None
+        self._lines: dict[str, Line] = {}
+        """By the backend that was probed."""
         self._why_no_line = "which --quick and the check before a run leave out"
         self._calibration = Calibration.of(config)
         self._found_asked: Found | None = None
@@ -100,13 +103,14 @@ class Study:
         """
         config = self._config
         traced = self._asked()
-        self._find_line()
-        asked = self._found_asked = Found(traced, self._of_ort(config))
-        self._calibration = Calibration.of(config, is_probed=asked.ort is not None)
+        self._find_lines()
+        asked = self._found_asked = Found(traced, self._by_lines(config))
+        is_probed = set(asked.probed) == self._unknown
+        self._calibration = Calibration.of(config, is_probed=is_probed)
         plain = self._plain_machine(asked)
         correction = self._calibration.near(self._plain_worker(asked))
-        total = correction.apply(plain)
-        word = verdict(total, self._request.limit)
+        machine = correction.apply(plain)
+        word = verdict(machine, self._request.limit)
         found = {
             "model": config.model.target or config.model.name,
             "backend": config.backend.name,
@@ -115,11 +119,12 @@ class Study:
             "batch_size": config.train.batch_size,
             "world_size": self._request.world_size,
             "method": self._method(asked),
-            "probed_batch_sizes": None if self._line is None else list(self._line.sizes),
+            "probed_batch_sizes": next((list(line.sizes) for line in self._lines.values()), None),
             "note": self._note or self._of_backend(),
             "workers": [self._worker(rank, asked) for rank in range(self._request.workers)],
             "machine": {
-                **total.to_json(),
+                **machine.to_json(),
+                "compilers_bytes": self._compilers.middle,
                 "limit_bytes": self._request.limit,
                 "limit_source": self._request.limit_source,
             },
@@ -127,9 +132,8 @@ class Study:
             "calibrated_by_runs": correction.runs,
             "calibration_narrows": correction.narrows,
         }
-        neighbours = self._neighbours(asked, total, word)
-        changes, is_probed = tuple(self._found_changes), asked.ort is not None
-        estimate = Estimate(plain, self._plain_worker(asked), changes, is_probed)
+        neighbours = self._neighbours(asked, machine, word)
+        estimate = Estimate(plain, self._plain_worker(asked), tuple(self._found_changes), is_probed)
         if self._request.key and self._is_fake:
             store(self._request.key, estimate)
         return {**found, **neighbours, "uncalibrated": to_json(estimate)}
@@ -139,31 +143,43 @@ class Study:
         names = [one.backend.name for one in self._possible]
         if isinstance(self._config.backend, AutoConfig) and len(names) > 1:
             return _NOTE_OF_AUTO.format(f"{', '.join(names[:-1])} or {names[-1]}")
-        return _NOTE_OF_ORT.format(self._why_no_line) if names == ["ort"] and self._line is None else ""
+        if not self._unknown or self._lines:
+            return ""
+        return _NOTE_WITHOUT_PROBE.format(_PROBED[names[0]], self._why_no_line)
 
     def _method(self, asked: Found) -> str:
         if not self._is_fake:
             return "a probe: one real step"
-        sizes = "" if self._line is None or asked.ort is None else " and ".join(map(str, self._line.sizes))
-        return f"fake tensors, ONNX Runtime by real steps with micro-batches {sizes}" if sizes else "fake tensors"
+        by_steps = [
+            f"{_PROBED[backend]} by real steps with micro-batches {' and '.join(map(str, self._lines[backend].sizes))}"
+            for backend in asked.probed
+        ]
+        return ", ".join(["fake tensors", *by_steps])
 
-    def _find_line(self) -> None:
-        """Looks for probes of ONNX Runtime's memory, and makes them if the request allows that."""
-        config = next((one for one in self._possible if isinstance(one.backend, OrtConfig)), None)
-        if config is None:
-            return
+    @property
+    def _unknown(self) -> set[str]:
+        """The backends that the run may take and whose memory only real steps show."""
+        return {one.backend.name for one in self._possible} & set(_PROBED)
+
+    def _find_lines(self) -> None:
+        """Looks for probes of the backends that cannot be traced, and makes them if the request allows that."""
         workers, nodes = self._request.workers, self._request.nodes
-        try:
-            self._line = line_of(config, workers, nodes, may_probe=self._request.may_probe_ort)
-        except RequestError as error:
-            self._why_no_line = f"and the probe failed ({_shortened(error)})"
+        for config in self._possible:
+            if config.backend.name not in _PROBED:
+                continue
+            try:
+                line = line_of(config, workers, nodes, may_probe=self._request.may_probe_backend)
+            except RequestError as error:
+                self._why_no_line = f"and the probe failed ({_shortened(error)})"
+            else:
+                self._lines |= {} if line is None else {config.backend.name: line}
 
-    def _of_ort(self, config: Config) -> dict[str, Band] | None:
-        """The memory of each phase under ONNX Runtime with the micro-batch of a configuration; None if not probed."""
-        is_same = config.train.activation_checkpointing == self._config.train.activation_checkpointing
-        if self._line is None or not is_same:
-            return None
-        return self._line.bands(config.train.batch_size, _CONNECTIONS if self._request.world_size > 1 else 0)
+    def _by_lines(self, config: Config) -> dict[str, dict[str, Band]]:
+        """The memory of each phase with the micro-batch of a configuration, by the backend that was probed."""
+        if config.train.activation_checkpointing != self._config.train.activation_checkpointing:
+            return {}
+        connections = _CONNECTIONS if self._request.world_size > 1 else 0
+        return {name: line.bands(config.train.batch_size, connections) for name, line in self._lines.items()}
 
     def _asked(self) -> Trace:
         """The trace of the run as it is asked for; a probe if its model needs tensors with content.
@@ -197,7 +213,7 @@ class Study:
 
     def _traced(self, config: Config) -> Trace:
         shapes = shapes_of(self._batch, config.train.batch_size)
-        # What ONNX Runtime holds is a factor on this; see `phase_band`.
+        # What other backends hold is a factor on this where they are not probed; see `phase_band`.
         config = replace(config, backend=EagerConfig())
         return trace(config, self._workers, shapes, is_fake=self._is_fake)
 
@@ -217,7 +233,7 @@ class Study:
     def _bands(self, found: Found, *, is_first: bool) -> dict[str, Band]:
         of_all = found.trace.to_json()["phases"]
         phases = {name: of_all[name] for name in found.trace.phases_of(is_first=is_first)}
-        return bands_of([one.backend.name for one in self._possible], self._base, phases, found.ort)
+        return bands_of([one.backend.name for one in self._possible], self._base, phases, found.probed)
 
     def _plain_worker(self, found: Found) -> int:
         """The likely peak of the first worker up to the end of the run, which its own measurement leaves out."""
@@ -254,17 +270,22 @@ class Study:
         """The same without what earlier runs have measured."""
         first = worst(self._bands(found, is_first=True))[1]
         others = times(worst(self._bands(found, is_first=False))[1], self._request.workers - 1)
-        return Band(first.low + others.low, first.middle + others.middle, first.high + others.high)
+        return total([first, others, self._compilers])
 
-    def _neighbours(self, asked: Found, total: Band, word: str) -> dict[str, Any]:
+    @property
+    def _compilers(self) -> Band:
+        """The memory of torch.compile's compilers on a machine."""
+        return compilers_of([one.backend.name for one in self._possible], self._request.workers)
+
+    def _neighbours(self, asked: Found, machine: Band, word: str) -> dict[str, Any]:
         """What checkpointing would save, the largest micro-batch, and the change that makes the run fit."""
         if not self._is_fake or self._request.quick:
             return {"checkpointing_saves_bytes": None, "largest_batch_size": None, "change": None}
         is_needed = word in ("tight", "does not fit")
         if self._request.change_only:
-            change = self._nearest_change(lambda: self._largest(self._config, total)) if is_needed else None
+            change = self._nearest_change(lambda: self._largest(self._config, machine)) if is_needed else None
             return {"checkpointing_saves_bytes": None, "largest_batch_size": None, "change": change}
-        largest = self._largest(self._config, total)
+        largest = self._largest(self._config, machine)
         change = self._nearest_change(lambda: largest) if is_needed else None
         return {
             "checkpointing_saves_bytes": self._checkpointing(asked.trace),
@@ -319,10 +340,10 @@ class Study:
     def _with_batch(self, config: Config, batch_size: int) -> Band:
         train = replace(config.train, batch_size=batch_size)
         config = replace(config, train=train)
-        ort = self._of_ort(config)
-        # Where ONNX Runtime alone may run and is probed, eager PyTorch need not be traced.
-        asked = self._found_asked if ort is not None and len(self._possible) == 1 else None
-        found = Found(self._traced(config) if asked is None else asked.trace, ort)
+        probed = self._by_lines(config)
+        # Where only a backend may run that was probed, eager PyTorch need not be traced.
+        asked = self._found_asked if len(probed) == len(self._possible) else None
+        found = Found(self._traced(config) if asked is None else asked.trace, probed)
         self._plain_bands[train.activation_checkpointing, batch_size] = self._plain_machine(found)
         return self._machine(found)
 

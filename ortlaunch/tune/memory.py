@@ -15,7 +15,6 @@ from ortlaunch.tune.cell import Cell, Outcome
 from ortlaunch.tune.notes import Notes
 from ortlaunch.tune.pruning import MICRO
 from ortlaunch.tune.space import Space
-from ortlaunch.tune.words import BACKEND
 
 _FAR = 0.5
 """A cell that by its micro-batch would need less than this share of the limit is tried without an estimate."""
@@ -46,7 +45,7 @@ class Estimates:
             seen: the outcomes so far.
         """
         # The first trial shows more than an estimate of it, and its memory is limited.
-        if self._limit is None or not seen or cell[BACKEND] == "compile" or self._is_far(cell, seen):
+        if self._limit is None or not seen or self._is_far(cell, seen):
             return None
         found = self._low(cell)
         low = found.get("low_bytes")

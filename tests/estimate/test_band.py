@@ -7,7 +7,7 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.estimate.band import bands_of, phase_band, worst
 from ortlaunch.estimate.study import _next_size
-from ortlaunch.launch.memory.band import Band, times, verdict
+from ortlaunch.launch.memory.band import Band, compilers_of, times, total, verdict
 from ortlaunch.launch.memory.limit import parsed
 
 GIB = 2**30
@@ -29,18 +29,39 @@ def test_a_band_is_in_order(backend: str) -> None:
 
 def test_what_may_take_several_backends_has_the_memory_of_the_worst() -> None:
     phases = {"step": {"tensors": GIB, "process": GIB + GIB // 4}, "end": {"tensors": 0, "process": 0}}
-    single = {name: bands_of([name], GIB, phases) for name in ("eager", "compile", "ort")}
-    for phase, band in bands_of(list(single), GIB, phases).items():
+    single = {name: bands_of([name], GIB, phases, {}) for name in ("eager", "compile", "ort")}
+    for phase, band in bands_of(list(single), GIB, phases, {}).items():
         assert band.high == max(one[phase].high for one in single.values())
         assert band.middle == max(one[phase].middle for one in single.values())
         # A run "does not fit" only if none of them does.
         assert band.low == min(one[phase].low for one in single.values())
 
 
+def test_a_probe_replaces_the_factors_of_its_backend_alone() -> None:
+    phases = {"step": {"tensors": GIB, "process": GIB}}
+    probe = {"step": Band(5 * GIB, 6 * GIB, 7 * GIB)}
+    assert bands_of(["compile"], GIB, phases, {"compile": probe}) == probe
+    assert bands_of(["ort"], GIB, phases, {"compile": probe}) == bands_of(["ort"], GIB, phases, {})
+    both = bands_of(["ort", "compile"], GIB, phases, {"compile": probe})["step"]
+    assert both.middle == 6 * GIB and both.low < 5 * GIB
+
+
+@pytest.mark.parametrize("names", [["eager"], ["ort"], ["eager", "ort"]])
+def test_without_torch_compile_there_are_no_compilers(names: list[str]) -> None:
+    assert compilers_of(names, 4) == Band(0, 0, 0)
+
+
+def test_compilers_may_all_be_spared_and_are_beside_every_worker() -> None:
+    one, four = compilers_of(["eager", "compile"], 1), compilers_of(["compile"], 4)
+    # Kernels that are kept from an earlier run are not compiled again.
+    assert one.low == four.low == 0
+    assert 0 < one.middle <= one.high and four == times(one, 4)
+
+
 def test_the_worst_phase_covers_the_others() -> None:
     name, band = worst({"build": Band(5, 6, 20), "step": Band(9, 10, 11)})
     assert (name, band) == ("step", Band(9, 10, 20))
-    assert times(band, 3) == Band(27, 30, 60)
+    assert times(band, 3) == total([band] * 3) == Band(27, 30, 60)
 
 
 def test_the_line_through_two_traces_gives_the_next_micro_batch() -> None:

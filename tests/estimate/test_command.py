@@ -122,9 +122,9 @@ def test_under_deepspeed_the_first_worker_alone_copies_the_model_for_a_checkpoin
 
 
 @pytest.mark.nightly
-@pytest.mark.ort
-def test_onnx_runtime_is_probed_and_the_probes_are_used_again(tmp_path: Path) -> None:
-    words = ("model=mlp", "backend=ort", "device=cpu", "trainer=ddp", "launcher.workers_per_node=2")
+@pytest.mark.parametrize("backend", ["compile", pytest.param("ort", marks=pytest.mark.ort)])
+def test_a_backend_is_probed_and_the_probes_are_used_again(tmp_path: Path, backend: str) -> None:
+    words = ("model=mlp", f"backend={backend}", "device=cpu", "trainer=ddp", "launcher.workers_per_node=2")
     cache = {"ORTLAUNCH_CACHE": str(tmp_path / "cache")}
     quick = ("--quick", "--format=json")
     before, probed, after, other = (
@@ -134,7 +134,8 @@ def test_onnx_runtime_is_probed_and_the_probes_are_used_again(tmp_path: Path) ->
     assert "which --quick and the check before a run leave out" in before["note"]
     assert probed["probed_batch_sizes"] == after["probed_batch_sizes"] == other["probed_batch_sizes"] == [2, 4]
     assert "by real steps with micro-batches 2 and 4" in probed["method"]
-    assert probed["machine"]["high_bytes"] < before["machine"]["high_bytes"]
+    assert probed["workers"][0]["high_bytes"] < before["workers"][0]["high_bytes"]
+    assert (probed["machine"]["compilers_bytes"] > 0) is (backend == "compile")
     assert probed["machine"]["peak_bytes"] == after["machine"]["peak_bytes"]
     assert (before["note"] == "", probed["note"], after["note"]) == (False, "", "")
 
@@ -144,7 +145,6 @@ def test_onnx_runtime_is_probed_and_the_probes_are_used_again(tmp_path: Path) ->
     [
         (["--format=xml"], "--format takes one of"),
         (["--memory=lots"], "--memory=lots: not a size of memory"),
-        (["device=cpu", "backend=compile"], "backend=eager estimates the same run"),
         (["launcher=slurm", "launcher.gpus_per_node=2"], "not of GPUs"),
         (["train.stepz=3"], "train.stepz"),
         (["train.steps=3,4", "--multirun"], "one configuration"),

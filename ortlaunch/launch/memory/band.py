@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ortlaunch.config.devices import usable_cores
@@ -40,6 +41,24 @@ def verdict(total: Band, limit: int | None) -> str:
 def times(band: Band, count: int) -> Band:
     """The memory of several equal processes."""
     return Band(band.low * count, band.middle * count, band.high * count)
+
+
+def total(bands: Iterable[Band]) -> Band:
+    """The memory of processes beside each other."""
+    listed = list(bands)
+    return Band(sum(one.low for one in listed), sum(one.middle for one in listed), sum(one.high for one in listed))
+
+
+def compilers_of(backends: Collection[str], workers: int) -> Band:
+    """The compilers that work beside the workers of a machine in a first step; none if all kernels are kept.
+
+    Args:
+        backends: the backends that the run may take.
+        workers: workers on the machine.
+    """
+    if "compile" not in backends:
+        return Band(0, 0, 0)
+    return Band(0, workers * COMPILER, workers * compilers() * COMPILER)
 
 
 def compilers() -> int:

@@ -46,7 +46,7 @@ class Estimate:
     changes: tuple[Change, ...] = ()
     """Changes that were traced, the smallest first."""
     is_probed: bool = False
-    """Whether the figures of ONNX Runtime are from real steps, and not factors on eager PyTorch's."""
+    """Whether the figures of ONNX Runtime and torch.compile are from real steps, not factors on eager PyTorch's."""
 
 
 def load(key: str) -> Estimate | None:

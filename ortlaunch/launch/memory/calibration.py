@@ -75,8 +75,8 @@ class Calibration:
 
         Args:
             config: the run's configuration.
-            is_probed: whether ONNX Runtime's memory was probed. A measurement says how far an estimate was from it, and
-                probes are nearer than factors on eager PyTorch's memory.
+            is_probed: whether the memory of ONNX Runtime and torch.compile was probed. A measurement says how far an
+                estimate was from it, and probes are nearer than factors on eager PyTorch's memory.
 
         With ``backend=auto`` these are the measurements of all backends that it may take. However many runs took the
         smallest one, the next may take another: its band becomes no narrower.
@@ -114,7 +114,7 @@ def learn(config: Config, key: str, estimated: int, measured: int, *, is_probed:
         key: of its estimate.
         estimated: the likely peak of its first worker without the end of the run, in bytes.
         measured: the largest peak of its workers up to there, in bytes.
-        is_probed: whether ONNX Runtime's memory was probed for the estimate.
+        is_probed: whether the backend's memory was probed for the estimate.
     """
     file = _file(config, is_probed=is_probed)
     points = _points(read_own(file, _LARGEST))
@@ -125,7 +125,7 @@ def learn(config: Config, key: str, estimated: int, measured: int, *, is_probed:
 
 
 def _file(config: Config, *, is_probed: bool) -> Path:
-    mark = "-probed" if is_probed and config.backend.name == "ort" else ""
+    mark = "-probed" if is_probed and config.backend.name in ("ort", "compile") else ""
     return user_cache() / "measured" / f"{family_key(config)}{mark}.json"
 
 

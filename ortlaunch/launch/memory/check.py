@@ -17,7 +17,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
 from ortlaunch.base.text import say
 from ortlaunch.config.devices import resolve_device
-from ortlaunch.config.schema import CompileConfig, Config, Device, MemoryCheck
+from ortlaunch.config.schema import Config, Device, MemoryCheck
 from ortlaunch.launch.memory import cache
 from ortlaunch.launch.memory.band import Band, size
 from ortlaunch.launch.memory.cache import Estimate
@@ -169,7 +169,7 @@ def _asked(plan: LaunchPlan, config: Config) -> Question | None:
 
 def _question(config: Config, workers: int, limit: int | None, source: str) -> Question | None:
     """What is to be asked about a run; None for nothing, or if it cannot be known."""
-    if limit is None or config.train.memory_check is MemoryCheck.off or isinstance(config.backend, CompileConfig):
+    if limit is None or config.train.memory_check is MemoryCheck.off:
         return None
     if resolve_device(config.device) is Device.cuda:
         return None

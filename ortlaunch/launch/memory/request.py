@@ -28,8 +28,8 @@ class Request:
     """Of what could be changed about the run, whether to trace only the nearest change, if the run does not fit."""
     may_probe: bool = True
     """Whether a model that cannot be traced may be run for a real step. Beside a run that starts it may not."""
-    may_probe_ort: bool = False
-    """Whether ONNX Runtime's memory may be probed by real steps; those that are kept are used in any case."""
+    may_probe_backend: bool = False
+    """Whether a backend that cannot be traced may be probed by real steps; kept probes are used in any case."""
 
     @property
     def world_size(self) -> int:
