@@ -34,10 +34,8 @@ def render(report: dict[str, Any], console: Console) -> None:
     )
     if report["note"]:
         console.out(f"note: {report['note']}", highlight=False)
-    # Parts of other backends are not known, only the peaks of their phases.
-    console.print(
-        _parts(first, "a worker holds" if report["backend"] == "eager" else "a worker holds in eager PyTorch")
-    )
+    # Of another backend only the peaks of the phases are known.
+    console.print(_parts(first, f"a worker holds{'' if report['backend'] == 'eager' else ' in eager PyTorch'}"))
     console.print(_phases(first))
     console.out("\n".join(_conclusions(report)), highlight=False)
     console.print(Text(report["verdict"], _STYLE[report["verdict"]]))
