@@ -74,7 +74,7 @@ class OrtBlock:
             outputs = self._held(signature.ort_module, tensors)
         else:
             outputs = self._recomputed(signature.ort_module, tensors)
-            self._check_buffers(signature.ort_module)
+            self._check_buffers(signature.moved_buffers.of_new_export())
         return signature.rebuild(outputs)
 
     def ask_for_gradients(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,10 +123,8 @@ class OrtBlock:
                 "and each is exported anew: let the model pass what changes as a tensor, or use trainer.zero_stage=2"
             )
 
-    def _check_buffers(self, ort_module: nn.Module) -> None:
-        from ortlaunch.ort.mends.outputs import moved_buffers
-
-        for name in moved_buffers(ort_module):
+    def _check_buffers(self, moved: list[str]) -> None:
+        for name in moved:
             raise RequestError(
                 f"the block {self.path} changes its buffer {name.removeprefix('block.')} in forward, and with "
                 "trainer.zero_stage=3 the backward would repeat this change: use backend.zero3=hold, "
@@ -211,6 +209,10 @@ class _Signature:
         self.ort_module = ort_module
         self.constants = original.constants
         self.structure = original.structure
+        # ORTModule can be imported only after the compatibility layer.
+        from ortlaunch.ort.mends.outputs import MovedBuffers
+
+        self.moved_buffers = MovedBuffers(ort_module)
 
     def follow_training_mode(self) -> None:
         """Copies the block's mode; ``train()`` and ``eval()`` of the model reach the block but not this object."""

@@ -17,13 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortlaunch.ort.kernels.aten_nodes import ATEN, operator_of
-from ortlaunch.ort.mends import torch_calls
-from ortlaunch.ort.verify.trace import location, place_in_stack, statement_at
+from ortlaunch.ort.failed_node import described, stacks_of
+from ortlaunch.ort.kernels.aten_nodes import ATEN
 
 MARK = "ortlaunch::mark"
 _LIBRARY = torch.library.Library("ortlaunch", "FRAGMENT")
-_ROOT = "_original_module"
 
 _lines: list[bytes] = []
 _write: Callable[[bytes], None] | None = None
@@ -74,8 +72,7 @@ def _create_marked(manager: Any, create: Callable[[Any], None]) -> None:
             manager._get_session_config = saving
             create(manager)
             model = onnx.load(str(path))
-            sources = manager._graph_transition_manager._exported_model_info.exported_model.graph.node
-            _mark(model.graph, {node.name: node.doc_string for node in sources if node.doc_string})
+            _mark(model.graph, stacks_of(manager))
             manager._onnx_models.optimized_model = model
             manager._get_session_config = as_it_is
             create(manager)
@@ -99,7 +96,7 @@ def _mark(graph: Any, stacks: dict[str, str]) -> None:
         place = next((at for at, name in enumerate(node.input) if name in known), None)
         if place is not None:
             number = len(_lines)
-            _lines.append(json.dumps(_described(node, stacks, weights)).encode())
+            _lines.append(json.dumps(described(node, stacks, weights)).encode())
             index = helper.make_tensor(f"ortlaunch_mark_{number}", 7, [], [number])
             graph.initializer.append(index)
             source, marked = node.input[place], f"ortlaunch_marked_{number}"
@@ -114,32 +111,6 @@ def _mark(graph: Any, stacks: dict[str, str]) -> None:
         token = next((name for name in node.output if name in known), token)
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def _described(node: Any, stacks: dict[str, str], weights: dict[str, Any]) -> dict[str, str]:
-    """Returns what is known of a node: its operator, and the module and the line that it comes from."""
-    # The gradient of a node is named after it.
-    name = node.name.partition("_Grad/")[0]
-    place = place_in_stack(stacks.get(node.name) or stacks.get(name) or "")
-    path = [part for part in name.split("/")[:-1] if part not in ("", _ROOT)]
-    return {
-        "operator": _operator(node, weights),
-        "module": ".".join(path),
-        "location": location(place) if place else "",
-        "statement": statement_at(*place) if place else "",
-    }
-
-
-def _operator(node: Any, weights: dict[str, Any]) -> str:
-    from onnx import numpy_helper
-
-    operator = operator_of(node)
-    if not operator:
-        return f"onnx::{node.op_type}" if not node.domain else f"{node.domain}::{node.op_type}"
-    spelled = weights.get(node.input[-1])
-    if torch_calls.is_call(operator) and spelled is not None:
-        return torch_calls.called(numpy_helper.to_array(spelled).tolist())
-    return operator if "::" in operator else f"aten::{operator}"
 
 
 def _note(x: Tensor, token: Tensor, index: int) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 
+_NAMED = (LookupError, AttributeError, TypeError, ValueError)
 _LONGEST = 500
 """Characters of a cause."""
 
@@ -33,12 +34,14 @@ def last_line(text: str) -> str:
 def cause(error: BaseException) -> str:
     """Returns in one line what is the matter, from an error of ORTModule or of its exporter, which quote tracebacks."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    causes = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b(?! raised from)", line)]
     if lines:
         # An error of C++ begins with a file and a signature.
         line = (causes or lines)[-1].partition("  [Caused by the value")[0]
         line = re.sub(r"^\S*onnxruntime_src\S* .*(?:\[ONNXRuntimeError\] : \d+ : \w+ : |\) (?=\S))", "", line)
-        return line[:_LONGEST]
+        # A KeyError, for example, says nothing but the key.
+        is_plain = not causes and isinstance(error, _NAMED)
+        return f"{type(error).__name__}: {line}"[:_LONGEST] if is_plain else line[:_LONGEST]
     frames = traceback.extract_tb(error.__traceback__)
     place = f" in {frames[-1].name} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return type(error).__name__ + place

@@ -48,20 +48,34 @@ class BackendRun:
         """
         return {}
 
-    def recheck(self, step: int, batch: Batch, *, last: bool) -> bool:
-        """Compares what the backend computes with PyTorch again, where that is due; called after each micro-batch.
+    def recheck(self, step: int, batch: Batch) -> bool:
+        """Compares the gradients with PyTorch's again, where that is due.
+
+        It is called before a step's first micro-batch, when no gradients of the run are in memory.
 
         Args:
-            step: the step that the micro-batch belongs to.
-            batch: the micro-batch.
-            last: whether it is the step's last one, so that the optimizer comes next.
+            step: the step.
+            batch: its first micro-batch.
 
         Returns:
             Whether it has compared, which takes the time of some steps.
 
         Raises:
-            RequestError: a value that the graph has frozen now decides otherwise.
             TrainingError: the backend computes something else.
+        """
+        return False
+
+    def check_decisions(self, batch: Batch) -> bool:
+        """Compares gradients where a value that the graph has frozen is a new one; called after each micro-batch.
+
+        Args:
+            batch: the micro-batch.
+
+        Returns:
+            As `recheck`.
+
+        Raises:
+            RequestError: the value now decides otherwise.
         """
         return False
 
@@ -159,16 +173,8 @@ class OrtRun(BackendRun):
             self._journal.tags({"ortlaunch.allowed": ",".join(allowed)})
         return {"startup/ort_check_seconds": float(everyone.seconds.max())}
 
-    def recheck(self, step: int, batch: Batch, *, last: bool) -> bool:
-        from ortlaunch.ort.mends import decisions
-
-        # On a GPU, a step's values are read when the next one has begun.
-        read, self._batch_before = (self._batch_before if self._workers.device.type == "cuda" else batch), batch
-        unverified = decisions.take_unverified()
-        if unverified and read is not None:
-            self._verify(unverified, read)
-            return True
-        if not last or self._blocks or not _is_due(step, self._cfg.recheck_every) or not self.is_active:
+    def recheck(self, step: int, batch: Batch) -> bool:
+        if self._blocks or not _is_due(step, self._cfg.recheck_every) or not self.is_active:
             return False
         error = self._gradient_error(batch)
         if error is not None and Allow["wrong_gradients"] not in self._cfg.allow:
@@ -178,8 +184,21 @@ class OrtRun(BackendRun):
             )
         return True
 
+    def check_decisions(self, batch: Batch) -> bool:
+        from ortlaunch.ort.mends import decisions
+
+        # On a GPU, a step's values are read when the next one has begun.
+        read, self._batch_before = (self._batch_before if self._workers.device.type == "cuda" else batch), batch
+        unverified = decisions.take_unverified()
+        if not unverified or read is None:
+            return False
+        self._verify(unverified, read)
+        return True
+
     def _verify(self, unverified: list[tuple[Decision, torch.Tensor]], batch: Batch) -> None:
         """Compares the gradients of a batch with numbers in Python that no comparison stands for yet."""
+        from ortlaunch.ort.mends import decisions
+
         decision, value = unverified[0]
         # With a graph for each block, there is no whole model to compare.
         error = "" if self._blocks else self._gradient_error(batch)
@@ -187,6 +206,7 @@ class OrtRun(BackendRun):
             raise RequestError(decision.change(value) + (f". With this batch, {error}" if error else ""))
         for decision, value in unverified:
             decision.verified.append(value)
+        decisions.forget_verified()  # The comparison has computed the same values again.
 
     def check_evaluated(self, batch: Batch, loss: torch.Tensor) -> None:
         from ortlaunch.ort.mends import decisions
@@ -208,15 +228,12 @@ class OrtRun(BackendRun):
             decision.verified.append(value)
 
     def _gradient_error(self, batch: Batch) -> str | None:
-        from ortlaunch.ort.mends import decisions
         from ortlaunch.ort.verify.start import gradient_error
 
         if self._task is None:
             return None
         here = {name: tensor.to(self._workers.device) for name, tensor in batch.items()}
-        error = gradient_error(self._engine.inner, self._task, self._engine.precision_context, here)
-        decisions.take_unverified()  # The comparison has computed the same values again.
-        return error
+        return gradient_error(self._engine.inner, self._task, self._engine.precision_context, here)
 
     @property
     def is_active(self) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
 from ortlaunch.config.schema import TrainConfig
 from ortlaunch.trainer.auto.probation import Probation
+from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.evaluation import Evaluation
 from ortlaunch.trainer.feed import Feed
@@ -32,7 +32,7 @@ def run_steps(
     evaluation: Evaluation | None = None,
     start_step: int = 0,
     profile: Profile | None = None,
-    recheck: Callable[..., bool] | None = None,
+    backend: BackendRun | None = None,
     probation: Probation | None = None,
 ) -> None:
     """Takes optimizer steps until ``cfg.steps`` are done or the run is asked to stop.
@@ -48,7 +48,7 @@ def run_steps(
         evaluation: what is evaluated after some steps; None for nothing.
         start_step: steps that earlier attempts have done.
         profile: profiles some of the steps; None for none.
-        recheck: called after each micro-batch, see `BackendRun.recheck`; None for nothing.
+        backend: compares gradients while the run trains; None for nothing.
         probation: decides the backend after the first steps; None where it is decided.
 
     Raises:
@@ -67,7 +67,7 @@ def run_steps(
                 profile.step_begins(step)
             with span("forward and backward"):
                 loss, disturbed = _accumulate(
-                    engine, feed, cfg.grad_accumulation, device, recorder, step_end, recheck and partial(recheck, step)
+                    engine, feed, cfg.grad_accumulation, device, recorder, step_end, backend or BackendRun()
                 )
             with span("optimizer"):
                 grad_norm = engine.step()
@@ -103,12 +103,12 @@ def _accumulate(
     device: torch.device,
     recorder: Recorder,
     step_end: StepEnd,
-    recheck: Callable[..., bool] | None,
+    backend: BackendRun,
 ) -> tuple[torch.Tensor, bool]:
     """Forward and backward over the micro-batches of one step.
 
     Returns:
-        Their mean loss, still on the device, and whether `recheck` took the time of some steps.
+        Their mean loss, still on the device, and whether `backend` took the time of some steps.
     """
     total = torch.zeros((), device=device)
     disturbed = False
@@ -118,10 +118,10 @@ def _accumulate(
         batch = feed.take()
         recorder.micro_batch(batch)
         step_end.beat()
-        last = index == count - 1
-        total += engine.micro_step(batch, last=last)
-        if recheck is not None:
-            disturbed |= recheck(batch, last=last)
+        if index == 0:
+            disturbed |= backend.recheck(engine.guard.step, batch)
+        total += engine.micro_step(batch, last=index == count - 1)
+        disturbed |= backend.check_decisions(batch)
         recorder.own_time.begin()
         feed.prefetch()
         recorder.own_time.end()

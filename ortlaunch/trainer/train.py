@@ -61,7 +61,7 @@ def train(context: RunContext, observed: Observed) -> Trained:
         observed.evaluation,
         start_step=parts.start.step,
         profile=make_profile(context.config.profile, parts.start.step + 1, context.run.path, context.workers),
-        recheck=parts.backend.recheck,
+        backend=parts.backend,
         probation=probation,
     )
     if probation is not None:

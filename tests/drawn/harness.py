@@ -151,11 +151,12 @@ def _train(
         course = Course([], [], {})
         for step, batch in enumerate(batches, 1):
             engine.guard.step = step
+            run.recheck(step, batch)
             course.losses.append(engine.micro_step(batch, last=True).clone())
             course.gradients.append(
                 {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
             )
-            run.recheck(step, batch, last=True)
+            run.check_decisions(batch)
             engine.step()
         if isinstance(backend, OrtConfig) and not session.is_active(engine.inner):
             raise AssertionError("ONNX Runtime did not run the model")

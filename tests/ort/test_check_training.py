@@ -5,19 +5,25 @@ from __future__ import annotations
 import contextlib
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
 from onnx import helper
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.config.schema import Allow, OrtConfig
 from ortlaunch.models.task import Batch, make_task
 from ortlaunch.ort import session
 from ortlaunch.ort.mends import decisions
+from ortlaunch.ort.verify import gradients as gradients_module
+from ortlaunch.ort.verify import value_reads
+from ortlaunch.ort.verify.dropout_off import dropout_off
 from ortlaunch.ort.verify.gradients import Gradients
 from ortlaunch.ort.verify.start import QuickCheck, gradient_error
 from ortlaunch.ort.verify.state import ModelState
@@ -136,9 +142,64 @@ def test_a_model_in_which_rounding_decides_is_judged_by_fp64(monkeypatch: pytest
     data = drawn()
     gradients = Gradients(wrapped, make_task(model, data[0]), contextlib.nullcontext, ModelState(model))
     assert gradients.error(data[1], 10.0) is None
+    # All that differ are judged, some at a time.
+    judged: list[list[str]] = []
+    in_fp64 = Gradients._run_in_fp64
+
+    def noted(self: Gradients, batch: Batch, take: Any, names: list[str]) -> bool:
+        judged.append(names)
+        return in_fp64(self, batch, take, names)
+
+    monkeypatch.setattr(Gradients, "_run_in_fp64", noted)
+    monkeypatch.setattr(gradients_module, "_JUDGED", 0.0)
+    assert gradients.error(data[1], 10.0) is None
+    assert len(judged) > 1
+    assert all(len(names) == 1 for names in judged)
     # Without fp64 it would be refused.
-    monkeypatch.setattr(Gradients, "_true", lambda *_: None)
+    monkeypatch.setattr(Gradients, "_run_in_fp64", lambda *_: False)
     assert gradients.error(data[1], 10.0) is not None
+
+
+def test_gradients_are_compared_as_they_come() -> None:
+    model = Net()
+    expected = model(**drawn()[0])
+    alive: list[int] = []
+    seen: list[StorageWeakRef] = []
+
+    def take(name: str, gradient: torch.Tensor) -> None:
+        alive.append(sum(not one.expired() for one in seen))
+        seen.append(StorageWeakRef(gradient.untyped_storage()))
+
+    gradients_module._differentiate(expected, dict(model.named_parameters()), take)
+    assert len(seen) == 5
+    assert max(alive) <= 1
+
+
+def test_the_session_without_dropout_has_no_arena_and_leaves_the_runs_own() -> None:
+    wrapped = trained(Net(0.3))
+    manager = session.training_manager(wrapped)
+    assert manager is not None
+    own = manager._execution_agent
+
+    def options() -> Any:
+        return manager._execution_agent._inference_session.get_session_options()
+
+    assert options().enable_cpu_mem_arena
+    with dropout_off(wrapped):
+        assert not options().enable_cpu_mem_arena
+        assert options().optimized_model_filepath == ""
+    assert manager._execution_agent is own
+    assert manager._get_session_config()[0].enable_cpu_mem_arena
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_checkpoints_that_enter_again_are_compared(backward: bool) -> None:
+    class Checkpointed(Net):
+        def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            hidden = hidden if backward else hidden.detach()
+            return checkpoint(torch.sin, hidden, use_reentrant=True) + hidden
+
+    assert findings(wrapped_model(Checkpointed())) == []
 
 
 class Warming(Net):
@@ -190,7 +251,42 @@ class Carrying(Net):
         return hidden
 
 
-@pytest.mark.parametrize("kind", [Warming, Periodic, InDict, InGlobal, BesideGru, Carrying])
+class Averaging(Net):
+    """A running mean that further passes over one batch do not move."""
+
+    mean: torch.Tensor | None = None
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        now = hidden.detach().mean(0)
+        self.mean = now if self.mean is None else 0.9 * self.mean + 0.1 * now
+        return hidden - self.mean
+
+
+class Delayed(Net):
+    """What one batch leaves for the next is the same after each pass over one batch."""
+
+    before: torch.Tensor | None = None
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        before, self.before = self.before, hidden.detach().mean(0)
+        return hidden if before is None else hidden + before
+
+
+class InOwnDict(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.means: dict[str, torch.Tensor] = {}
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        now = hidden.detach().mean(0)
+        self.means["all"] = (self.means.get("all", now) + now) / 2
+        return hidden - self.means["all"]
+
+
+STATES = [Warming, Periodic, InDict, InGlobal, BesideGru, Carrying, Averaging, Delayed, InOwnDict]
+
+
+@pytest.mark.parametrize("kind", STATES)
 def test_python_state_that_matters_is_found(kind: type[Net]) -> None:
     kinds = [one.kind for one in findings(wrapped_model(kind()))]
     assert Allow.python_state in kinds
@@ -235,6 +331,7 @@ class Deciding(Net):
 @pytest.fixture
 def enforced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "_enforced", False)
+    monkeypatch.setattr(decisions, "_unverified", [])
 
 
 @pytest.mark.usefixtures("enforced")
@@ -304,14 +401,14 @@ def test_a_number_that_differs_and_decides_nothing_yet_is_compared_when_it_is_ne
     backend = run_of(wrapped, OrtConfig(export_cache=False))
     backend.check(task, first)
     compared = []
-    for step, batch in enumerate(summing(*harmless), 1):
+    for batch in summing(*harmless):
         task.loss(wrapped, batch).backward()
-        compared.append(backend.recheck(step, batch, last=step % 2 == 0))
+        compared.append(backend.check_decisions(batch))
     assert compared == ([True, True, False] if kind is Counted else [False] * 4)
     (batch,) = summing(decides)
     task.loss(wrapped, batch).backward()
     with pytest.raises(RequestError, match=rf"{words} in this step.* traced with .*frozen_branch"):
-        backend.recheck(9, batch, last=False)
+        backend.check_decisions(batch)
 
 
 @pytest.mark.usefixtures("enforced")
@@ -365,6 +462,15 @@ def test_a_decision_by_an_operator_without_an_export_does_not_stop_the_export(ki
     assert len(processed.module_forward_output_schema.decisions.all) == watched
 
 
+def test_a_value_without_a_comparison_of_its_own_is_kept() -> None:
+    decision = decisions.Decision(value_reads.ValueRead("net.py", 1), False, torch.tensor(1.0, dtype=torch.float64))
+    compared, other = torch.tensor(3.0, dtype=torch.float64), torch.tensor(5.0, dtype=torch.float64)
+    decisions._unverified[:] = [(decision, compared), (decision, other)]
+    decision.verified.append(compared)
+    decisions.forget_verified()
+    assert decisions.take_unverified() == [(decision, other)]
+
+
 def run_of(wrapped: nn.Module, cfg: OrtConfig) -> OrtRun:
     """The backend of a run with one worker, whose engine is the ORTModule alone."""
     engine = types.SimpleNamespace(inner=wrapped, precision_context=contextlib.nullcontext)
@@ -379,15 +485,14 @@ def test_gradients_are_compared_again_while_a_run_trains(allow: list[Allow]) -> 
     backend = run_of(wrapped, OrtConfig(recheck_every=5, allow=allow))
     data = drawn()
     backend.check(make_task(model, data[0]), data)
-    assert [step for step in range(1, 12) if backend.recheck(step, data[0], last=True)] == [5, 10]
+    assert [step for step in range(1, 12) if backend.recheck(step, data[0])] == [5, 10]
     double_a_gradient(wrapped, "first.bias")
-    assert backend.recheck(15, data[0], last=False) is False
-    assert backend.recheck(14, data[0], last=True) is False
+    assert backend.recheck(14, data[0]) is False
     if allow:
-        assert backend.recheck(15, data[0], last=True) is True
+        assert backend.recheck(15, data[0]) is True
     else:
         with pytest.raises(TrainingError, match=r"step 15: .*the gradient of first.bias differs by"):
-            backend.recheck(15, data[0], last=True)
+            backend.recheck(15, data[0])
 
 
 class Sampling(Net):

@@ -184,6 +184,112 @@ def _joined(split: Callable[..., Any], count: int) -> Callable[[Tensor], Tensor]
     return lambda x: torch.cat([part * (number + 1) for number, part in enumerate(split(x, count, 1))], 1)
 
 
+def written(rng: random.Random) -> dict[str, Case]:
+    """Assignments to elements whose value is broadcast, by tensors of indices and by masks."""
+
+    def assigned(index: Callable[[Tensor, Tensor], Any], value: Callable[[Tensor, Tensor], Any]) -> Case:
+        def function(a: Tensor, b: Tensor, i: Tensor) -> Tensor:
+            result = a * 1.0
+            result[index(a, i)] = value(a, b)
+            return result + a
+
+        return Case(function, [(3, 4), (4,)], [((3,), 3)])
+
+    def samples(a: Tensor) -> Tensor:
+        return torch.arange(a.shape[0])
+
+    return {
+        "row": assigned(lambda a, i: (samples(a), i[:, 0]), lambda a, b: b[0]),
+        "one": assigned(lambda a, i: (samples(a), i[:, 0]), lambda a, b: b[0, :1]),
+        "elements": assigned(lambda a, i: (samples(a), i[:, 0], i[:, 1]), lambda a, b: b[0, 0]),
+        "rows": assigned(lambda a, i: (samples(a)[:, None], i[:, :2]), lambda a, b: b[:, None]),
+        "behind": assigned(lambda a, i: (torch.tensor([-1, 0]), torch.tensor([2, -3])), lambda a, b: b[0]),
+        "samples_and_columns": assigned(lambda a, i: (slice(0, 1), slice(None), [2, 1]), lambda a, b: b[0, :2]),
+        "rows_by_a_mask": assigned(lambda a, i: a[..., 0] > 0, lambda a, b: b[0]),
+        "mask_and_index": assigned(lambda a, i: (a[:, 0, 0] > -9, 1), lambda a, b: b[0]),
+        "part": Case(lambda a, b, i: a[:, 1].index_put((i[:, 0],), b[0, 0]) + a[:, 0], [(3, 4), (4,)], [((3,), 1)]),
+        "mask_of_a_part": Case(_masked_part, [(3, 4), (4,)]),
+        "mask_of_elements": assigned(lambda a, i: a > 0, lambda a, b: 0.5),
+        "mask_of_elements_gradient": assigned(lambda a, i: a > 0, lambda a, b: b[0, 0]),
+    }
+
+
+def _masked_part(a: Tensor, b: Tensor) -> Tensor:
+    result = a * 1.0
+    result[..., -1][a[..., 0] > 0] = 0.3
+    result[:, 1][a[:, 0] > 0] = b[0, 0]
+    return result + a
+
+
+def chosen(rng: random.Random) -> dict[str, Case]:
+    """``torch.where`` with choices of fewer elements than the result."""
+
+    def case(first: Callable[[Tensor, Tensor], Any], second: Callable[[Tensor, Tensor], Any]) -> Case:
+        return Case(lambda a, b: torch.where(a > 0, first(a, b), second(a, b)) + a, [(3, 4), (4,)])
+
+    return {
+        "one": case(lambda a, b: b[0, :1], lambda a, b: a),
+        "number": case(lambda a, b: a, lambda a, b: b[0, 0]),
+        "row": case(lambda a, b: b[0], lambda a, b: a.mean(0, keepdim=True)),
+        "both": case(lambda a, b: b[:, None], lambda a, b: b[0, :1]),
+        "larger_condition": case(lambda a, b: b[0, :1], lambda a, b: b[0, 1:2]),
+        "filled": Case(lambda a, b: a.masked_fill(a > 0, b[0, 0]) + a, [(3, 4), (4,)]),
+        "method": Case(lambda a, b: a.where(a > 0, b[0, :1]) + b[0].where(b[0] > 1, a), [(3, 4), (4,)]),
+        "through_a_view": Case(_broadcast_into, [(3, 4), (4,)]),
+    }
+
+
+def _broadcast_into(a: Tensor, b: Tensor) -> Tensor:
+    result = a * 1.0
+    part = result.narrow(-1, 1, 2)
+    part.copy_(b[0, :1])
+    return result[..., :1].sum(-1) + part.sum(-1) * result[..., 3:].sum(-1) + a.sum(-1)
+
+
+def of_a_size(rng: random.Random) -> dict[str, Case]:
+    """Tables whose length is a size of the input."""
+    return {
+        "linspace": Case(lambda x: x * torch.linspace(0.5, 1.5, x.size(0), dtype=x.dtype)[:, None, None]),
+        "of_one": Case(lambda x: x * torch.linspace(0.5, 1.5, 1, dtype=x.dtype)),
+        "of_integers": Case(lambda x: x * torch.linspace(0, 9, x.size(0), dtype=torch.long)[:, None, None]),
+    }
+
+
+def numbers(rng: random.Random) -> dict[str, Case]:
+    """Reductions of a tensor without dimensions."""
+
+    def case(function: Callable[[Tensor], Tensor]) -> Case:
+        return Case(lambda x: x * function(x.mean() + 0.1))
+
+    return {
+        "amax": case(lambda a: torch.amax(a)),
+        "amin": case(lambda a: a.amin(0)),
+        "logsumexp": case(lambda a: a.logsumexp(0)),
+        "prod": case(lambda a: a.prod()),
+        "prod_of_all": Case(lambda x: x * x[0, 0].prod()),
+        "prod_of_integers": Case(lambda x, i: x * (i + 1).prod(-1)[:, None, None], integers=[((3,), 4)]),
+    }
+
+
+def distances(rng: random.Random) -> dict[str, Case]:
+    return {
+        **{f"p{p:.0f}": Case(lambda a, b, p=p: torch.cdist(a, b, p=p), [(5, 4), (3, 4)]) for p in (1.0, 2.0, 3.0)},
+        "of_itself": Case(lambda a: torch.cdist(a, a, p=1.0) @ a),
+    }
+
+
+def rolls(rng: random.Random) -> dict[str, Case]:
+    return {
+        "flat": Case(lambda x: x.roll(3) * x),
+        "both_ends": Case(lambda x: torch.stack(torch.aminmax(x, dim=1)) * x[:, 0]),
+        "two": Case(lambda x: x.roll((1, -2), (1, 2)) * x),
+        "tile": Case(lambda x: x.tile((1, 2, 1))[:, ::2] * x),
+        "tile_of_the_last": Case(lambda x: x.tile(2)[..., 2:6] * x),
+        "counts": Case(lambda x: torch.repeat_interleave(x, torch.tensor([1, 0, 2, 1, 1]), dim=1) * x),
+        "counts_of_all": Case(lambda x: x * torch.repeat_interleave(x[0, 0], torch.tensor([1, 0, 2, 1]))),
+    }
+
+
 def integers(rng: random.Random) -> dict[str, Case]:
     one, two = [((5, 4), 9)], [((5, 4), 9), ((5, 4), 9)]
 
@@ -204,7 +310,10 @@ def integers(rng: random.Random) -> dict[str, Case]:
 
 GROUPS = {
     function.__name__: function
-    for function in (scatters, interpolations, convolutions, images, powers, reductions, integers)
+    for function in (
+        *(scatters, interpolations, convolutions, images, powers, reductions, integers),
+        *(written, chosen, of_a_size, numbers, distances, rolls),
+    )
 }
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ortlaunch.errors import RequestError
+from tests.ort.precise import assert_model_as_in_fp64
 
 Wrap = Callable[..., nn.Module]
 
@@ -81,3 +82,26 @@ def test_an_embedding_with_a_largest_norm_is_refused(to_ort: Wrap, layer: type[n
 def test_what_only_reads_the_weight_is_not_refused(to_ort: Wrap) -> None:
     model = Net(lambda weight: (weight.data.clone().clamp_(0, 1), weight.detach() + 1))
     to_ort(model)(torch.randn(2, 4)).sum().backward()
+
+
+def test_gradients_that_forward_computes_are_refused_with_their_line(to_ort: Wrap) -> None:
+    def slope(weight: nn.Parameter) -> None:
+        torch.autograd.grad(weight.square().sum(), weight, create_graph=True)
+
+    with pytest.raises(RequestError, match=r"`torch.autograd.grad\(.*test_mend_side_effects.py:\d+ computes gradients"):
+        to_ort(Net(slope))(torch.randn(2, 4))
+
+
+def test_a_function_over_samples_is_no_side_effect(to_ort: Wrap) -> None:
+    """Inside ``torch.vmap`` tensors have no memory of their own."""
+
+    class Mapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.vmap(lambda one: one @ one.T @ one)(x) + torch.vmap(self.layer, in_dims=1, out_dims=1)(x)
+
+    torch.manual_seed(0)
+    assert_model_as_in_fp64(to_ort, Mapped(), torch.randn(2, 5, 4), torch.randn(3, 5, 4))

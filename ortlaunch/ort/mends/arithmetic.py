@@ -207,6 +207,14 @@ def _reduce_symbolic(name: str, g: Any, x: Any, dims: Any = None, keep: Any = No
     return _reduce(g, x, _REDUCTIONS.index(name), axes, kept, dims=_result_dims(x, axes, kept))
 
 
+def _aminmax_symbolic(g: Any, x: Any, dim: Any = None, keep: Any = None) -> Any:
+    from torch.onnx import symbolic_helper
+
+    is_whole = dim is None or symbolic_helper._is_none(dim)
+    dims = None if is_whole else g.op("Constant", value_t=torch.tensor([symbolic_helper._get_const(dim, "i", "dim")]))
+    return tuple(_reduce_symbolic(name, g, x, dims, keep) for name in ("amin", "amax"))
+
+
 def _norm_symbolic(g: Any, x: Any, order: Any, dims: Any = None, keep: Any = None, dtype: Any = None) -> Any:
     from torch.onnx import symbolic_helper
 
@@ -222,10 +230,8 @@ def _norm_symbolic(g: Any, x: Any, order: Any, dims: Any = None, keep: Any = Non
 
 
 def _prod_symbolic(g: Any, x: Any, *rest: Any) -> Any:
-    from torch.onnx import symbolic_helper, symbolic_opset9
+    from torch.onnx import symbolic_helper
 
-    if len(rest) != 3 or not is_floating(x):
-        return symbolic_opset9.prod(g, x, *rest)
     dim = symbolic_helper._get_const(rest[0], "i", "dim")
     keep = bool(symbolic_helper._get_const(rest[1], "b", "keepdim"))
     return _prod(g, x, dim, keep, dims=_result_dims(x, [dim], keep))
@@ -375,6 +381,7 @@ _SYMBOLICS = {
     "aten::prelu": _prelu_symbolic,
     "aten::pow": _pow_symbolic,
     **{f"aten::{name}": partial(_reduce_symbolic, name) for name in _REDUCTIONS},
+    "aten::aminmax": _aminmax_symbolic,
     "aten::norm": _norm_symbolic,
     "aten::linalg_vector_norm": _norm_symbolic,
     "aten::prod": _prod_symbolic,

@@ -4,8 +4,10 @@ ORTModule's graph returns outputs and changes no buffers, so they would move dur
 final value of each buffer that the traced forward has changed becomes a further output of the graph, and is put into
 the buffer after each forward. BatchNorm's buffers are updated by `ort.mends.statistics`.
 
-What the trace does not see, such as a change through ``.data``, is no output. Buffers that are not saved with the model
-(``persistent=False``) are constants of the graph. The check at a run's start finds both.
+Buffers that are not saved with the model (``persistent=False``) are constants of the graph. If a trace has changed
+some, the model is traced again with these as inputs.
+
+What the trace does not see, such as a change through ``.data``, is no output. The check at a run's start finds it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ class Moved:
     names: list[str] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     """What they are at its end, for the graph to return."""
+    constants: list[str] = field(default_factory=list)
+    """Further ones, which are constants of the graph."""
 
 
 @contextlib.contextmanager
@@ -34,8 +38,7 @@ def collected(model: torch.nn.Module) -> Iterator[Moved]:
     """Collects the buffers that a forward of `model`, a plain model, changes while it is traced."""
     moved = Moved()
     saved = model.state_dict(keep_vars=True)
-    # The others are constants of the graph.
-    before = {name: (buffer, buffer._version) for name, buffer in model.named_buffers() if name in saved}
+    before = {name: (buffer, buffer._version) for name, buffer in model.named_buffers()}
     with _AssignsWhatIsWrittenOut():
         yield moved
     for name, buffer in model.named_buffers():
@@ -43,9 +46,27 @@ def collected(model: torch.nn.Module) -> Iterator[Moved]:
             continue
         same, version = before[name]
         is_as_before = buffer is same and buffer._version == version
-        if not is_as_before and buffer.dtype == same.dtype and _same_size(buffer, same):
+        if is_as_before or buffer.dtype != same.dtype or not _same_size(buffer, same):
+            continue
+        if name not in saved:
+            moved.constants.append(name)
+        else:
             moved.names.append(name)
             moved.values.append(buffer.detach() if buffer.is_floating_point() else buffer.clone())
+
+
+@contextlib.contextmanager
+def as_inputs(model: torch.nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Makes buffers that are not saved inputs of the graphs that are traced meanwhile."""
+    owners = [(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
+    # torch's exporter takes what `state_dict` returns.
+    for module, name in owners:
+        module._non_persistent_buffers_set.discard(name)
+    try:
+        yield
+    finally:
+        for module, name in owners:
+            module._non_persistent_buffers_set.add(name)
 
 
 @torch.no_grad()

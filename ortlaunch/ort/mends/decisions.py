@@ -168,6 +168,11 @@ def take_unverified() -> list[tuple[Decision, Tensor]]:
     return taken
 
 
+def forget_verified() -> None:
+    """Forgets the values for which a comparison stands by now."""
+    _unverified[:] = [(decision, value) for decision, value in _unverified if not decision.stands_for(value)]
+
+
 @dataclass
 class Reads:
     """The reads of one trace, in order."""

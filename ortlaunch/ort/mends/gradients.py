@@ -15,6 +15,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ortlaunch.ort.mends import convolutions, functions, splits, torch_nodes
+from ortlaunch.ort.refusal import refusal
+from ortlaunch.ort.verify.reference import asking_place
+from ortlaunch.ort.verify.trace import location, statement_at
 
 _DOMAIN, _OPERATOR = "org.pytorch.aten", "detach_copy"
 _SMALL = 1024
@@ -64,13 +67,21 @@ def install() -> None:
 def tracked() -> Iterator[None]:
     """Traces a model with gradients as in training, and detaches results where the model switches gradients off."""
     # Nothing is differentiated here, so no tensors need be saved.
-    forgetting = torch.autograd.graph.saved_tensors_hooks(_nothing, _nothing)
+    forgetting = torch.autograd.graph.saved_tensors_hooks(_nothing, _refuse_gradients)
     with torch.enable_grad(), forgetting, _DetachesWhereGradientsAreOff():
         yield
 
 
 def _nothing(_tensor: Any) -> Any:
     return None
+
+
+def _refuse_gradients(_nothing_saved: Any) -> Any:
+    place = asking_place()
+    raise refusal(
+        f"`{statement_at(*place)}` at {location(place)} computes gradients in forward, and ONNX Runtime's graph has no "
+        "gradients of gradients: use backend=eager or backend=compile"
+    )
 
 
 class _DetachesWhereGradientsAreOff(TorchFunctionMode):

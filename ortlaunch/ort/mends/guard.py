@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ortlaunch.base.errors import TrainingError
+from ortlaunch.ort.failed_node import failure
 from ortlaunch.ort.refusal import cause, refusal
 
 _FAILED = "Error in forward pass execution"
@@ -60,8 +61,9 @@ def _guarded(original: Any, is_training: bool) -> Any:
         except RuntimeError as error:
             if _FAILED not in str(error):
                 raise
+            what = failure(self, str(error)) or cause(error)
             raise TrainingError(
-                f"ONNX Runtime cannot compute this batch: {cause(error)}. If other batches work, its graph holds a "
+                f"ONNX Runtime cannot compute this batch: {what}. If other batches work, its graph holds a "
                 "size that depends on a batch's values: use backend=eager or backend=compile"
             ) from error
         guard.settle()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ortlaunch.ort.mends import (
     buffers,
+    checkpoints,
     copying,
     decisions,
     fast_paths,
@@ -44,6 +45,8 @@ class _Export:
     """Whether the graph is to return what was read."""
     moved: list[str] = field(default_factory=list)
     """The buffers that the trace has changed."""
+    constants: list[str] = field(default_factory=list)
+    """Those that it has changed although they are constants of the graph."""
 
 
 _exports: ContextVar[_Export | None] = ContextVar("_exports", default=None)
@@ -82,6 +85,7 @@ def install() -> None:
         restored = contextlib.nullcontext() if is_traced else buffers.restored(self._original_module)
         with (
             restored,
+            checkpoints.without_reentrance(),
             tracked,
             refusing,
             fast_paths.off(),
@@ -91,11 +95,21 @@ def install() -> None:
         ):
             flat = original_forward(self, *args)
         if current is not None:
-            current.reads, current.moved = reads, moved.names
+            current.reads, current.moved, current.constants = reads, moved.names, moved.constants
         # ORTModule also makes a graph for inference of a model in train mode, if gradients are off.
         names, batch_statistics = (names, batch_statistics) if is_training else ([], [])
         self._output_schema = outputs.Outputs(self._output_schema, [x.dtype for x in flat], names)
         return [*flat, *batch_statistics, *moved.values, *reads.tensors]
+
+    def exported(current: _Export, arguments: dict[str, Any]) -> Any:
+        try:
+            return original_export(**arguments)
+        except Exception:
+            if not current.reads.tensors or not current.watches:
+                raise
+            # What was read may come from operators that cannot be exported, and that the outputs do not need.
+            current.watches = False
+            return original_export(**arguments)
 
     def export(*, flattened_module: Any, model_info_for_export: Any, **rest: Any) -> Any:
         is_training = model_info_for_export.export_mode == torch.onnx.TrainingMode.TRAINING
@@ -105,13 +119,10 @@ def install() -> None:
             token = _exports.set(current)
             arguments = {"flattened_module": flattened_module, "model_info_for_export": model_info_for_export, **rest}
             try:
-                graph, schema = original_export(**arguments)
-            except Exception:
-                if not current.reads.tensors:
-                    raise
-                # What was read may come from operators that cannot be exported, and that the outputs do not need.
-                current.watches = False
-                graph, schema = original_export(**arguments)
+                graph, schema = exported(current, arguments)
+                if current.constants:
+                    with buffers.restored(model), buffers.as_inputs(model, current.constants):
+                        graph, schema = exported(current, arguments)
             finally:
                 _exports.reset(token)
         # The schema is that of a forward before the trace, which does not know on what the trace depends.

@@ -31,13 +31,27 @@ class Outputs:
     """Values that the trace has frozen; what they are in a step follows the buffers."""
 
 
-def moved_buffers(wrapped: Any) -> list[str]:
-    """Returns the names of the buffers that an ORTModule's training graph moves; none before its first forward."""
-    inner = wrapped._torch_module
-    if not hasattr(inner, "_execution_manager"):
-        return []
-    info = inner._execution_manager(True)._graph_transition_manager._post_export_processed_model_info
-    return [] if info is None else list(info.module_forward_output_schema.buffers)
+class MovedBuffers:
+    """The buffers that an ORTModule's training graph moves."""
+
+    def __init__(self, wrapped: Any) -> None:
+        """
+        Args:
+            wrapped: the ORTModule.
+        """
+        inner = wrapped._torch_module
+        # There is none after a fallback.
+        has_graph = hasattr(inner, "_execution_manager")
+        self._graphs: Any = inner._execution_manager(True)._graph_transition_manager if has_graph else None
+        self._seen: Any = None
+
+    def of_new_export(self) -> list[str]:
+        """Returns their names if the module has exported since the last call, otherwise none."""
+        exported = None if self._graphs is None else self._graphs._post_export_processed_model_info
+        if exported is None or exported is self._seen:
+            return []
+        self._seen = exported
+        return list(exported.module_forward_output_schema.buffers)
 
 
 def install() -> None:

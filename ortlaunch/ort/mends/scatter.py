@@ -6,6 +6,7 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
 - ``index_add`` and ``index_put(accumulate=True)``: of several values for one place only one is added.
 - ``scatter_reduce``: ONNX Runtime aborts the process while it builds the gradient. Means and ``include_self=False`` are
   not exported.
+- ``index_put``: a value that is broadcast, or what a mask assigns, fails when it is computed.
 - ``index_copy`` and ``index_fill``: the exporter fails.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ortlaunch.ort.mends.torch_nodes import torch_node
@@ -48,21 +50,29 @@ def _index_fill(base: Tensor, value: Tensor, dim: int, index: Tensor) -> Tensor:
     return base.index_fill(dim, index, value)
 
 
-@torch_node("Tensor base, Tensor values, Tensor? one, Tensor? two, Tensor? three, Tensor? four", differentiable=(0, 1))
-def _index_accumulate(
-    base: Tensor,
-    values: Tensor,
-    one: Tensor | None,
-    two: Tensor | None,
-    three: Tensor | None,
-    four: Tensor | None,
-) -> Tensor:
-    indices = [one, two, three, four][: base.dim()]
+_FOUR = "Tensor one, Tensor two, Tensor three, Tensor four"
+
+
+@torch_node(f"Tensor base, Tensor values, {_FOUR}", differentiable=(0, 1))
+def _index_accumulate(base: Tensor, values: Tensor, one: Tensor, two: Tensor, three: Tensor, four: Tensor) -> Tensor:
+    return _put(base, values, [one, two, three, four], accumulate=True)
+
+
+@torch_node(f"Tensor base, Tensor values, {_FOUR}", differentiable=(0, 1))
+def _index_put(base: Tensor, values: Tensor, one: Tensor, two: Tensor, three: Tensor, four: Tensor) -> Tensor:
+    return _put(base, values, [one, two, three, four], accumulate=False)
+
+
+def _put(base: Tensor, values: Tensor, given: list[Tensor], *, accumulate: bool) -> Tensor:
+    """Puts values to indices; a floating-point number stands for a dimension without an index."""
     # An ATen node passes booleans as uint8, which torch takes for a mask as well, with a warning.
-    masks = [x.bool() if x is not None and x.element_size() == 1 else x for x in indices]
-    while masks and masks[-1] is None:
-        masks.pop()
-    return base.index_put(tuple(masks), values, accumulate=True)  # type: ignore[arg-type]
+    indices = [x.bool() if x.element_size() == 1 else None if x.is_floating_point() else x for x in given[: base.dim()]]
+    # A mask stands for several dimensions.
+    while indices and indices[-1] is None:
+        indices.pop()
+    # Not the method, which takes no None.
+    result: Tensor = torch.ops.aten.index_put(base, indices, values, accumulate)
+    return result
 
 
 def register() -> None:
@@ -105,13 +115,47 @@ def _index_fill_symbolic(g: Any, base: Any, dim: Any, index: Any, value: Any) ->
 def _index_put_symbolic(g: Any, base: Any, indices: Any, values: Any, accumulate: Any = False) -> Any:
     from torch.onnx import errors, symbolic_helper, symbolic_opset11
 
-    if not symbolic_helper._parse_arg(accumulate, "b"):
-        return symbolic_opset11.index_put(g, base, indices, values, accumulate)
     given = symbolic_helper._unpack_list(indices) if symbolic_helper._is_packed_list(indices) else [indices]
+    if not symbolic_helper._parse_arg(accumulate, "b"):
+        ranks = _rank(g, 0, base), _rank(g, 2, values)
+        is_broadcast = 1 in (g.original_node.inputsAt(2).type().sizes() or ())
+        if len(given) > _MOST_INDICES or None in ranks or _are_whole(given, *ranks, is_broadcast):
+            return symbolic_opset11.index_put(g, base, indices, values, accumulate)
+        return _index_put(g, base, values, *_four(g, given), dims=[None] * ranks[0])
     if len(given) > _MOST_INDICES:
         raise errors.SymbolicValueError(f"index_put with accumulate takes at most {_MOST_INDICES} indices here", base)
-    given = [None if symbolic_helper._is_none(index) else index for index in given]
-    return _index_accumulate(g, base, values, *given, *[None] * (_MOST_INDICES - len(given)))
+    return _index_accumulate(g, base, values, *_four(g, given))
+
+
+def _rank(g: Any, index: int, value: Any) -> Any:
+    """Returns the dimensions of an argument, which its value in ONNX's graph need not know."""
+    from torch.onnx import symbolic_helper
+
+    known = symbolic_helper._get_tensor_rank(value)
+    return g.original_node.inputsAt(index).type().dim() if known is None else known
+
+
+def _four(g: Any, given: list[Any]) -> list[Any]:
+    """Returns the indices, with a floating-point number where there is none; see `_put`."""
+    from torch.onnx import symbolic_helper
+
+    padded = [*given, *[None] * (_MOST_INDICES - len(given))]
+    nothing = g.op("Constant", value_t=torch.tensor(0.0))
+    return [nothing if one is None or symbolic_helper._is_none(one) else one for one in padded]
+
+
+def _are_whole(indices: list[Any], base_rank: int, value_rank: int, is_broadcast: bool) -> bool:
+    """Whether the exporter's ScatterND writes what is assigned: it broadcasts one number, or nothing."""
+    from torch.onnx import symbolic_helper
+
+    given = [index for index in indices if not symbolic_helper._is_none(index)]
+    if not given:
+        # The exporter writes a `copy_` so.
+        return True
+    if any(index.type().scalarType() == "Bool" for index in given):
+        return False
+    places = max((symbolic_helper._get_tensor_rank(index) or 0) for index in given)
+    return value_rank == 0 or (value_rank == places + base_rank - len(given) and not is_broadcast)
 
 
 def _like(g: Any, number: Any, like: Any) -> Any:

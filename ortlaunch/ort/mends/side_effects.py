@@ -72,5 +72,9 @@ def _address(tensor: Tensor) -> int:
         return 0
     with torch._C.DisableTorchFunction():
         # Not the method of Tensor, which the export cache watches for values that a model takes unseen.
-        storage: torch.UntypedStorage = torch._C.TensorBase.untyped_storage(tensor)
+        try:
+            storage: torch.UntypedStorage = torch._C.TensorBase.untyped_storage(tensor)
+        except NotImplementedError:
+            # One inside torch.vmap.
+            return 0
         return storage.data_ptr()

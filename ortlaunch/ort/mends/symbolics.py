@@ -11,6 +11,8 @@ import torch
 
 from ortlaunch.ort.mends import (
     arithmetic,
+    as_calls,
+    choices,
     embeddings,
     losses,
     noise,
@@ -24,7 +26,7 @@ from ortlaunch.ort.mends import (
     vectors,
 )
 from ortlaunch.ort.mends.attention import scaled_dot_product_attention
-from ortlaunch.ort.mends.values import number
+from ortlaunch.ort.mends.values import cast, number
 
 _OPSET = 17
 _NO_REDUCTION, _MEAN = 0, 1
@@ -35,7 +37,7 @@ def register() -> None:
     """Registers the symbolics for training; call it after the constructor of an ORTModule, which registers its own."""
     register_standard()
     # Their nodes call PyTorch.
-    for subject in (arithmetic, embeddings, losses, noise, recurrent, scatter, spatial, padding, torch_calls):
+    for subject in (arithmetic, embeddings, losses, noise, recurrent, scatter, spatial, padding, torch_calls, as_calls):
         subject.register()
 
 
@@ -52,9 +54,12 @@ def register_standard() -> None:
     register_custom_op_symbolic("aten::hardtanh", _hardtanh, _OPSET)
     register_custom_op_symbolic("aten::count_nonzero", _count_nonzero, _OPSET)
     register_custom_op_symbolic("aten::repeat_interleave", _repeat_interleave, _OPSET)
+    register_custom_op_symbolic("aten::linspace", _linspace, _OPSET)
+    register_custom_op_symbolic("aten::roll", _roll, _OPSET)
+    register_custom_op_symbolic("aten::tile", _tile, _OPSET)
     register_custom_op_symbolic("aten::scaled_dot_product_attention", scaled_dot_product_attention, _OPSET)
     arithmetic.register_standard()
-    for subject in (stacks, unflattening, vectors):
+    for subject in (choices, stacks, unflattening, vectors):
         subject.register()
 
 
@@ -183,6 +188,45 @@ def _count_nonzero(g: Any, values: Any, dim: Any = None) -> Any:
     is_nonzero = g.op("Cast", g.op("Cast", values, to_i=TensorProtoDataType.BOOL), to_i=TensorProtoDataType.INT64)
     inputs = [] if axes is None else [g.op("Constant", value_t=torch.tensor(axes))]
     return g.op("ReduceSum", is_nonzero, *inputs, keepdims_i=0)
+
+
+def _linspace(g: Any, start: Any, end: Any, steps: Any, *_options: Any) -> Any:
+    """Exports ``torch.linspace``.
+
+    The exporter's own graph mixes dtypes where the number of steps is a size of the input; building the gradient of
+    such a graph ends the process.
+    """
+    from torch.onnx import TensorProtoDataType
+
+    zero, one = (g.op("Constant", value_t=torch.tensor(value)) for value in (0, 1))
+    steps = g.op("Cast", steps, to_i=TensorProtoDataType.INT64)
+    first, last, places, intervals = (
+        g.op("Cast", value, to_i=TensorProtoDataType.DOUBLE)
+        for value in (start, end, g.op("Range", zero, steps, one), g.op("Max", g.op("Sub", steps, one), one))
+    )
+    step = g.op("Div", g.op("Sub", last, first), intervals)
+    return cast(g, g.op("Add", first, g.op("Mul", places, step)), g.original_node.output())
+
+
+def _roll(g: Any, values: Any, shifts: Any, dims: Any) -> Any:
+    """Exports ``torch.roll``; without dimensions, which the exporter lacks, the flattened tensor is rolled."""
+    from torch.onnx import symbolic_helper, symbolic_opset9
+
+    if symbolic_helper._get_const(dims, "is", "dims"):
+        return symbolic_opset9.roll(g, values, shifts, dims)
+    flat = g.op("Reshape", values, g.op("Constant", value_t=torch.tensor([-1])))
+    rolled = symbolic_opset9.roll(g, flat, shifts, g.op("Constant", value_t=torch.tensor([0])))
+    return g.op("Reshape", rolled, g.op("Shape", values)).setType(values.type())
+
+
+def _tile(g: Any, values: Any, counts: Any) -> Any:
+    """Exports ``torch.tile`` as ``repeat``; ORTModule's inference of shapes does not follow the exporter's graph."""
+    from torch.onnx import symbolic_helper, symbolic_opset9
+
+    known = symbolic_helper._get_const(counts, "is", "dims")
+    rank = symbolic_helper._get_tensor_rank(values) or 0
+    padded = [*[1] * (rank - len(known)), *known]
+    return symbolic_opset9.repeat(g, values, g.op("Constant", value_t=torch.tensor(padded)))
 
 
 def _repeat_interleave(g: Any, values: Any, repeats: Any, dim: Any = None, output_size: Any = None) -> Any:

@@ -202,7 +202,11 @@ def _other(value: Any, kind: Any, tensors: list[Any]) -> Any:
         if isinstance(known, Tensor) and known.numel() == 1 and not known.is_complex():
             return known.item()
     elif name in _CONSTANTS:
-        known = symbolic_helper._maybe_get_const(value, _CONSTANTS[name])
+        try:
+            known = symbolic_helper._maybe_get_const(value, _CONSTANTS[name])
+        except ValueError as error:
+            # A tensor of several elements, for which the operator has another form.
+            raise _NotServedError(f"an argument of type {name} is a tensor") from error
         if not isinstance(known, torch._C.Value):
             return known
     raise _NotServedError(f"an argument of type {name} is not a constant")

@@ -247,4 +247,6 @@ def _graph_value(g: Any, argument: Any) -> Any:
         return none(g)
     if isinstance(argument, torch._C.Value):
         return argument
-    return g.op("Constant", value_t=torch.tensor(argument))
+    # An empty list would be one of fp32 numbers.
+    kind = torch.int64 if isinstance(argument, list) else None
+    return g.op("Constant", value_t=torch.tensor(argument, dtype=kind))

@@ -51,14 +51,14 @@ def followed() -> Iterator[None]:
     def process(graph: Any) -> None:
         original(graph)
         change = _Seeing().unseen_change(graph)
-        if change is None:
-            return
-        message = _message(change)
-        try:
-            _Rewriting(graph).run()
-        except _CannotFollowError:
-            said.append(message)
-            raise
+        if change is not None:
+            message = _message(change)
+            try:
+                _Rewriting(graph).run()
+            except _CannotFollowError:
+                said.append(message)
+                raise
+        _copy_parts(graph)
 
     torch._C._jit_pass_lower_all_tuples = process
     try:
@@ -70,6 +70,20 @@ def followed() -> Iterator[None]:
         raise
     finally:
         torch._C._jit_pass_lower_all_tuples = original
+
+
+def _copy_parts(graph: Any) -> None:
+    """Copies a part of a tensor before ``index_put``; of a part, the exporter would return the whole tensor."""
+    for node in list(graph.nodes()):
+        part = node.inputsAt(0) if _name(node) == "index_put" else None
+        if part is None or _name(part.node()) not in _ELEMENTS:
+            continue
+        as_it_is = graph.create("prim::Constant", [], 1)
+        as_it_is.insertBefore(node)
+        copy = graph.create("aten::clone", [part, as_it_is.output().setType(torch._C.NoneType.get())], 1)
+        copy.insertBefore(node)
+        copy.copyMetadata(node)
+        node.replaceInput(0, copy.output().setType(part.type()))
 
 
 def _message(change: Any) -> str:
@@ -208,6 +222,8 @@ class _Seeing:
             alias.memory.changed = node
             # torch's exporter follows an assignment to what the assigned elements are part of.
             is_followed = _name(node) in _ASSIGNS and all(step[0] in _ELEMENTS for step in alias.signature)
+            # It takes a mask of a part for a mask of the whole.
+            is_followed = is_followed and not (alias.signature and _has_mask(node))
             parent = alias.parent
             while parent is not None and is_followed:
                 parent.is_old = False
@@ -453,6 +469,13 @@ def _changed_inputs(node: Any) -> tuple[int, ...]:
     if schema is None or not schema.is_mutable or _name(node) in _METADATA:
         return ()
     return tuple(index for index, one in enumerate(schema.arguments) if one.alias_info and one.alias_info.is_write)
+
+
+def _has_mask(node: Any) -> bool:
+    """Whether an assignment to elements chooses some by a mask."""
+    if _name(node) != "index_put_":
+        return False
+    return any(_dtype(index) in ("Bool", "Byte") for index in node.inputsAt(1).node().inputs())
 
 
 def _functional(kind: str) -> str:

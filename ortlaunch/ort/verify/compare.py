@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -27,6 +28,39 @@ largest value. A gradient that is zero except for rounding (the bias of attentio
 own."""
 
 
+class Comparing:
+    """Compares tensors one after the other, so that they need not be in memory together."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[Difference | None, float]] = {}
+        self._largest = 0.0
+
+    def add(self, name: str, actual: torch.Tensor | None, expected: torch.Tensor) -> None:
+        """Compares one tensor.
+
+        Args:
+            name: of the tensor.
+            actual: ONNX Runtime's; None if it is missing.
+            expected: PyTorch's.
+        """
+        difference = None if actual is None else Difference.between(actual, expected)
+        scale = _scale(expected) if difference is None else difference.scale
+        self._largest = max(self._largest, scale)
+        self._found[name] = difference, tolerance_of(expected)
+
+    @property
+    def floor(self) -> float:
+        """What an error is relative to at least, for a tensor of this group."""
+        return _FLOOR * self._largest
+
+    def results(self) -> list[TensorDifference]:
+        """Returns the error of each tensor, in order."""
+        return [
+            TensorDifference(name, None if one is None else one.relative(self.floor), tolerance)
+            for name, (one, tolerance) in self._found.items()
+        ]
+
+
 def compare(actual: NamedTensors, expected: NamedTensors) -> TensorComparison:
     """Compares tensors by name.
 
@@ -34,20 +68,25 @@ def compare(actual: NamedTensors, expected: NamedTensors) -> TensorComparison:
         actual: ONNX Runtime's tensors.
         expected: PyTorch's tensors; a name that `actual` lacks counts as different.
     """
-    floor = floor_of(expected)
-    result = TensorComparison(count=len(expected))
+    comparing = Comparing()
     for name, tensor in expected.items():
-        other = actual.get(name)
-        tolerance = tolerance_of(tensor)
-        error = None if other is None else relative_error(other, tensor, floor)
-        if error is None or error > tolerance:
-            result.differing.append(TensorDifference(name, error, tolerance))
-        if error is not None and (error > result.largest_error or result.largest is None):
-            result.largest_error, result.largest, result.tolerance = error, name, tolerance
-        if other is not None and other.dtype != tensor.dtype:
-            result.dtypes[name] = [_dtype_name(tensor), _dtype_name(other)]
-    result.differing.sort(key=lambda one: -(math.inf if one.error is None else one.error))
+        comparing.add(name, actual.get(name), tensor)
+    result = TensorComparison(count=len(expected))
+    for one in comparing.results():
+        if one.error is None or one.error > one.tolerance:
+            result.differing.append(one)
+        if one.error is not None and (one.error > result.largest_error or result.largest is None):
+            result.largest_error, result.largest, result.tolerance = one.error, one.name, one.tolerance
+    for name, tensor in expected.items():
+        if name in actual and actual[name].dtype != tensor.dtype:
+            result.dtypes[name] = [_dtype_name(tensor), _dtype_name(actual[name])]
+    result.differing = worst_first(result.differing)
     return result
+
+
+def worst_first(differences: list[TensorDifference]) -> list[TensorDifference]:
+    """Sorts by the error; those that are not defined come first."""
+    return sorted(differences, key=lambda one: -(math.inf if one.error is None else one.error))
 
 
 def compare_with_exact(actual: NamedTensors, expected: NamedTensors, exact: NamedTensors | None) -> TensorComparison:
@@ -78,50 +117,56 @@ def is_as_good(error: float | None, own: float | None, tolerance: float) -> bool
     return error is not None and error <= max(tolerance, AS_GOOD * (own or 0.0))
 
 
-def errors_from_exact(
-    tensors: NamedTensors, exact: NamedTensors, floor: float | None = None
-) -> dict[str, float | None]:
-    """Returns the relative error of each tensor against PyTorch's in fp64; see `relative_error`.
-
-    Args:
-        tensors: by name.
-        exact: by the same names.
-        floor: see `floor_of`; by default that of `exact`.
-    """
-    floor = floor_of(exact) if floor is None else floor
-    return {
-        name: relative_error(tensor.double() if tensor.is_floating_point() else tensor, exact[name], floor)
-        for name, tensor in tensors.items()
-    }
-
-
-def floor_of(tensors: NamedTensors) -> float:
-    """Returns what an error is relative to at least, for a tensor of this group."""
-    return _FLOOR * max((_scale(tensor) for tensor in tensors.values()), default=0.0)
+def errors_from_exact(tensors: NamedTensors, exact: NamedTensors) -> dict[str, float | None]:
+    """Returns the relative error of each tensor against PyTorch's in fp64; see `relative_error`."""
+    floor = _FLOOR * max((_scale(tensor) for tensor in exact.values()), default=0.0)
+    return {name: relative_error(tensor, exact[name], floor) for name, tensor in tensors.items()}
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) -> float | None:
     """Returns the largest difference over the largest expected value; None if it is not defined."""
-    if actual.shape != expected.shape:
-        return None
-    if not expected.is_floating_point():
-        return 0.0 if torch.equal(actual.to(expected.dtype), expected) else None
-    wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
-    if expected.numel() == 0:
-        return 0.0
-    difference, scale = _difference_and_scale(actual, expected, wide)
-    if not math.isfinite(difference + scale):
-        a, e = actual.detach().to(wide), expected.detach().to(wide)
-        finite = torch.isfinite(e)
-        # Infinities must be equal, and a NaN of PyTorch must be a NaN here too.
-        if not torch.equal(torch.nan_to_num(a)[~finite], torch.nan_to_num(e)[~finite]) or not bool(
-            torch.isfinite(a)[finite].all()
-        ):
+    measured = Difference.between(actual, expected)
+    return None if measured is None else measured.relative(floor)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a tensor is from what is expected; it stands for both where they need not be kept."""
+
+    largest: float
+    """The largest absolute difference."""
+    scale: float
+    """The largest expected magnitude."""
+    wide: torch.dtype
+    """The type in which they were compared."""
+
+    @classmethod
+    def between(cls, actual: torch.Tensor, expected: torch.Tensor) -> Difference | None:
+        """Returns the difference of two tensors; None if it is not defined, for example for another shape."""
+        if actual.shape != expected.shape:
             return None
-        if not bool(finite.any()):
-            return 0.0
-        difference, scale = float((a - e).abs()[finite].max()), float(e.abs()[finite].max())
-    return 0.0 if difference == 0.0 else difference / max(scale, floor, torch.finfo(wide).tiny)
+        if not expected.is_floating_point():
+            return cls(0.0, 0.0, torch.float32) if torch.equal(actual.to(expected.dtype), expected) else None
+        wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
+        if expected.numel() == 0:
+            return cls(0.0, 0.0, wide)
+        difference, scale = _difference_and_scale(actual, expected, wide)
+        if not math.isfinite(difference + scale):
+            a, e = actual.detach().to(wide), expected.detach().to(wide)
+            finite = torch.isfinite(e)
+            # Infinities must be equal, and a NaN of PyTorch must be a NaN here too.
+            if not torch.equal(torch.nan_to_num(a)[~finite], torch.nan_to_num(e)[~finite]) or not bool(
+                torch.isfinite(a)[finite].all()
+            ):
+                return None
+            if not bool(finite.any()):
+                return cls(0.0, 0.0, wide)
+            difference, scale = float((a - e).abs()[finite].max()), float(e.abs()[finite].max())
+        return cls(difference, scale, wide)
+
+    def relative(self, floor: float) -> float:
+        """Returns the difference relative to the scale, or to `floor` where that is larger."""
+        return 0.0 if self.largest == 0.0 else self.largest / max(self.scale, floor, torch.finfo(self.wide).tiny)
 
 
 def tolerance_of(expected: torch.Tensor) -> float:

@@ -49,12 +49,32 @@ def dropout_off(wrapped: torch.nn.Module) -> Iterator[None]:
         return
     try:
         graphs.optimized_model = without
-        manager._create_execution_agent()
+        with _small_session(manager):
+            manager._create_execution_agent()
         # A seed for dropout would be drawn in vain, and shift the numbers that the model itself draws.
         manager._execution_agent._ortlaunch_draws = randomness.draws(without.graph, with_dropout=False)
         yield
     finally:
         graphs.optimized_model, manager._execution_agent = original, agent
+
+
+@contextlib.contextmanager
+def _small_session(manager: Any) -> Iterator[None]:
+    """Gives a session no arena, which would hold a second peak of the activations beside that of the run's own."""
+    configured = manager._get_session_config
+
+    def small() -> Any:
+        options, providers, provider_options = configured()
+        options.enable_cpu_mem_arena = False
+        # Otherwise the run's own file of backend.debug.save_onnx would be overwritten.
+        options.optimized_model_filepath = ""
+        return options, providers, provider_options
+
+    manager._get_session_config = small
+    try:
+        yield
+    finally:
+        del manager._get_session_config
 
 
 def _switch_off(graph: Any) -> bool:

@@ -108,7 +108,7 @@ class Examination:
     @cached_property
     def python_change(self) -> PythonChange | None:
         """A value of the model's Python code that each forward changes; None where there is none."""
-        return self._pair.python_change(self.batches[-1])
+        return self._pair.python_change(self.batches[-1], self.batches[0])
 
     @property
     def moved(self) -> set[str]:

@@ -7,20 +7,23 @@ error is one that is larger than rounding explains, and several times PyTorch's 
 A model that draws random numbers gets the same ones on both sides. If the losses differ nevertheless, because not all
 numbers are torch's, then nothing is said. Numbers of fp64 are others, so such a model is not judged by fp64.
 
-At most two sets of gradients are in memory at once, and what compares them takes little beside them. Before the first
-step there is no state of an optimizer, so this is less than an adaptive optimizer takes later. Where gradients differ,
-only these are kept while the model runs in fp64.
+While a run trains, ONNX Runtime's gradients are in memory once, as in a step. PyTorch's are compared as they come, each
+with ONNX Runtime's, and both are freed. Where gradients differ, as many at a time are computed again, and kept, as
+`_JUDGED` says, while the model runs in fp64.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
-from ortlaunch.ort.verify.compare import compare, errors_from_exact, floor_of, is_as_good
+from ortlaunch.ort.mends.checkpoints import without_reentrance
+from ortlaunch.ort.verify.compare import Comparing, is_as_good, relative_error, worst_first
 from ortlaunch.ort.verify.comparison import TensorDifference
 from ortlaunch.ort.verify.dropout_off import dropout_off
 from ortlaunch.ort.verify.gap import widest
@@ -32,6 +35,11 @@ from ortlaunch.ort.verify.state import ModelState, copied, in_fp64, same_random_
 _SEEDS = (1, 2)
 _UNJUDGED = 0.05
 """An error from which a gradient counts as wrong where fp64 cannot judge it."""
+_JUDGED = 1 / 8
+"""Share of the model's gradients that fp64 judges at a time, if no gradient alone is larger."""
+
+_Take = Callable[[str, torch.Tensor], None]
+"""Is given each gradient by its name."""
 
 
 class Gradients:
@@ -58,21 +66,23 @@ class Gradients:
             batch: on the model's device.
             tolerance_factor: multiple of the tolerances of `compare` within which gradients count as equal.
         """
-        eager, expected = self._of(self._plain, batch)
-        with dropout_off(self._wrapped):
-            ort, actual = self._of(self._wrapped, batch)
+        ort: NamedTensors = {}
+        actual = self._under_ort(batch, ort.__setitem__)
+        comparing = Comparing()
+
+        def compare(name: str, gradient: torch.Tensor) -> None:
+            comparing.add(name, ort.pop(name, None), gradient)
+
+        expected = self._computed(self._plain, batch, compare)
         far = [
             one
-            for one in compare(ort, eager).differing
+            for one in worst_first(comparing.results())
             if one.error is None or one.error > tolerance_factor * one.tolerance
         ]
         if not far:
             return None
         if not self._is_random(batch, expected):
-            floor = floor_of(eager)
-            # The others make room for the model in fp64.
-            ort, eager = ({one.name: side[one.name] for one in far if one.name in side} for side in (ort, eager))
-            return self._judged(far, ort, eager, floor, batch, tolerance_factor)
+            return self._judged(far, comparing.floor, batch, tolerance_factor)
         if _differ(actual, expected):
             return None
         wrong = [one for one in far if one.error is None or one.error > _UNJUDGED]
@@ -88,55 +98,71 @@ class Gradients:
 
     def compute(self, batch: Batch) -> None:
         """Computes ONNX Runtime's gradients alone, for a model whose gradients are random; raises what that raises."""
-        self._of(self._wrapped, batch)
+        self._computed(self._wrapped, batch, _forget)
 
-    def _judged(
-        self,
-        far: list[TensorDifference],
-        ort: NamedTensors,
-        eager: NamedTensors,
-        floor: float,
-        batch: Batch,
-        tolerance_factor: float,
-    ) -> str | None:
+    def _judged(self, far: list[TensorDifference], floor: float, batch: Batch, tolerance_factor: float) -> str | None:
         """Says which of the gradients that differ from PyTorch's is wrong by fp64; None where none is."""
-        truth = self._true(batch, list(eager))
-        if truth is None:
-            return _said(far[0].name, far[0].error, "PyTorch's")
-        errors, owns = errors_from_exact(ort, truth, floor), errors_from_exact(eager, truth, floor)
-        for one in far:
-            error, own = errors.get(one.name), owns[one.name]
-            if not is_as_good(error, own, tolerance_factor * one.tolerance):
-                own_text = "not known" if own is None else f"{own:.2g}"
-                return _said(one.name, error, f"PyTorch's in fp64 (PyTorch's own error: {own_text})")
+        for some in self._parts(far, batch):
+            names = [one.name for one in some]
+            ort, eager, errors = NamedTensors(), NamedTensors(), dict[str, tuple[float | None, float | None]]()
+            self._under_ort(batch, ort.__setitem__, names)
+            self._computed(self._plain, batch, eager.__setitem__, names)
+            judge = partial(_judge, ort=ort, eager=eager, floor=floor, errors=errors)
+            if not self._run_in_fp64(batch, judge, names):
+                return _said(some[0].name, some[0].error, "PyTorch's")
+            for one in some:
+                error, own = errors[one.name]
+                if not is_as_good(error, own, tolerance_factor * one.tolerance):
+                    own_text = "not known" if own is None else f"{own:.2g}"
+                    return _said(one.name, error, f"PyTorch's in fp64 (PyTorch's own error: {own_text})")
         return None
 
-    def _of(self, model: torch.nn.Module, batch: Batch) -> tuple[NamedTensors, torch.Tensor]:
-        """Returns the gradients and the loss."""
+    def _parts(self, far: list[TensorDifference], batch: Batch) -> Iterator[list[TensorDifference]]:
+        """Divides what differs into parts of which copies take little memory."""
+        sizes = {name: leaf.numel() for name, leaf in _leaves(self._plain, batch).items()}
+        most = _JUDGED * sum(sizes.values())
+        part: list[TensorDifference] = []
+        for one in far:
+            if part and sum(sizes[other.name] for other in (*part, one)) > most:
+                yield part
+                part = []
+            part.append(one)
+        yield part
+
+    def _under_ort(self, batch: Batch, take: _Take, names: list[str] | None = None) -> torch.Tensor:
+        with dropout_off(self._wrapped):
+            return self._computed(self._wrapped, batch, take, names)
+
+    def _computed(
+        self, model: torch.nn.Module, batch: Batch, take: _Take, names: list[str] | None = None
+    ) -> torch.Tensor:
+        """Computes the gradients, or those of some names, and returns the loss."""
         inputs = copied(batch)
         self._state.restore()
         try:
             loss = self._loss(model, inputs, seed=_SEEDS[0])
-            return _differentiated(loss, self._plain, inputs), loss.detach()
+            _differentiate(loss, _leaves(self._plain, inputs, names), take)
+            return loss.detach()
         finally:
             self._state.restore()
 
     def _loss(self, model: torch.nn.Module, batch: Batch, seed: int) -> torch.Tensor:
-        with same_random_numbers(), torch.enable_grad(), Reference(), self._precision():
+        with same_random_numbers(), torch.enable_grad(), Reference(), self._precision(), without_reentrance():
             seed_all(seed)
             return self._task.loss(model, batch)
 
-    def _true(self, batch: Batch, names: list[str]) -> NamedTensors | None:
-        """PyTorch's gradients of these names in fp64; None where the model does not run so."""
+    def _run_in_fp64(self, batch: Batch, take: _Take, names: list[str]) -> bool:
+        """Computes PyTorch's gradients of these names in fp64; returns whether the model runs so."""
         try:
             self._state.restore()
             model = copy.deepcopy(self._plain).double()
             wide = in_fp64(batch)
-            with torch.enable_grad(), Reference():
+            with torch.enable_grad(), Reference(), without_reentrance():
                 loss = self._task.loss(model, wide)
-            return _differentiated(loss, model, wide, names)
+            _differentiate(loss, _leaves(model, wide, names), take)
         except Exception:
-            return None
+            return False
+        return True
 
 
 def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -148,19 +174,53 @@ def _said(name: str, error: float | None, reference: str) -> str:
     return f"under ONNX Runtime the gradient of {name} {amount} {reference}"
 
 
-def _differentiated(
-    loss: torch.Tensor, model: torch.nn.Module, batch: Batch, names: list[str] | None = None
-) -> NamedTensors:
-    """Returns the gradients of all parameters and inputs that need one, or of some; unused ones are zero."""
+def _forget(_name: str, _gradient: torch.Tensor) -> None:
+    """Takes a gradient that is only computed."""
+
+
+def _judge(
+    name: str,
+    truth: torch.Tensor,
+    ort: NamedTensors,
+    eager: NamedTensors,
+    floor: float,
+    errors: dict[str, tuple[float | None, float | None]],
+) -> None:
+    """Notes how far ONNX Runtime's gradient and PyTorch's own are from the one in fp64."""
+    ours = ort.pop(name, None)
+    error = None if ours is None else relative_error(ours, truth, floor)
+    errors[name] = error, relative_error(eager.pop(name), truth, floor)
+
+
+def _leaves(model: torch.nn.Module, batch: Batch, names: list[str] | None = None) -> NamedTensors:
+    """Returns the parameters and inputs that need a gradient, or some of them."""
     leaves: NamedTensors = {name: one for name, one in model.named_parameters() if one.requires_grad}
     leaves |= {f"input {name}": tensor for name, tensor in batch.items() if tensor.requires_grad}
-    if names is not None:
-        leaves = {name: leaves[name] for name in names}
+    return leaves if names is None else {name: leaves[name] for name in names}
+
+
+def _differentiate(loss: torch.Tensor, leaves: NamedTensors, take: _Take) -> None:
+    """Computes gradients and gives each to `take` as soon as it is complete; those of unused leaves are zero."""
     if not leaves or not loss.requires_grad:
-        return {}
-    # Not `backward`, which would call the hooks of DDP and DeepSpeed.
-    gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(leaf) if gradient is None else gradient.detach()
-        for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
-    }
+        return
+    handles = [leaf.register_hook(partial(_taken, take, name)) for name, leaf in leaves.items()]
+    try:
+        # Not `backward`, which would call the hooks of DDP and DeepSpeed.
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
+        if gradient is None:
+            take(name, torch.zeros_like(leaf))
+
+
+def _taken(take: _Take, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Hook of a leaf: gives its gradient away, and returns one of the same shape that takes no memory."""
+    if gradient is None:
+        return None
+    if gradient.layout != torch.strided:
+        take(name, gradient.detach().to_dense())
+        return None
+    take(name, gradient.detach())
+    return gradient.new_zeros(()).expand(gradient.shape)

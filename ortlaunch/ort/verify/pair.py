@@ -65,12 +65,12 @@ class Pair:
         self._state.restore()
         return buffers, reference.dropped
 
-    def python_change(self, batch: Batch) -> PythonChange | None:
+    def python_change(self, batch: Batch, another: Batch) -> PythonChange | None:
         """Returns a value of the model's Python code that each pass changes; None where there is none."""
 
-        def forward() -> NamedTensors:
+        def forward(*, other: bool = False) -> NamedTensors:
             with same_random_numbers(), _as_in_training(), self._precision(), Reference():
-                return named_tensors(self._task.outputs(self._plain, copied(batch)))
+                return named_tensors(self._task.outputs(self._plain, copied(another if other else batch)))
 
         self._state.restore()
         try:

@@ -36,29 +36,40 @@ class PythonChange:
 
 
 def python_change(
-    model: torch.nn.Module, forward: Callable[[], NamedTensors], restore_buffers: Callable[[], None]
+    model: torch.nn.Module, forward: Callable[..., NamedTensors], restore_buffers: Callable[[], None]
 ) -> PythonChange | None:
     """Returns a value of the model's Python code that each forward changes and that matters; None where there is none.
 
     A value matters if the outputs change with it, if forward compares it, or if forward gives it to torch. One that is
     only counted or kept does not. Nor does one that only the first forward changes, such as a table that it makes once.
-    A number outside the modules (of a closure, a global) counts as one that matters.
+    A number outside the modules (of a closure, a global) counts as one that matters. So does what one batch leaves for
+    the next: a running mean that one batch alone does not move any more, the activations of the batch before.
 
     Args:
         model: the plain model.
-        forward: runs it and returns its outputs; with the same batch and the same random numbers each time.
+        forward: runs it and returns its outputs; with the same batch and the same random numbers each time, or with
+            another batch if its argument ``other`` is true.
         restore_buffers: gives the model the buffers of the start.
     """
     first = _after(model, forward, restore_buffers)
     second = _after(model, forward, restore_buffers)
     change = _difference("", first.facts, second.facts)
-    if change is None:
+    if change is not None:
+        if widest(second.outputs, first.outputs).exceeds(_ROUNDING) or not change.is_of_module:
+            return change
+        with _Uses(_changing_numbers(model, first.numbers)) as uses:
+            forward()
+        if uses.found:
+            return change
+    restore_buffers()
+    forward(other=True)
+    restore_buffers()
+    if not widest(forward(), second.outputs).exceeds(_ROUNDING):
         return None
-    if widest(second.outputs, first.outputs).exceeds(_ROUNDING) or not change.is_of_module:
-        return change
-    with _Uses(_changing_numbers(model, first.numbers)) as uses:
-        forward()
-    return change if uses.found else None
+    restore_buffers()
+    forward(other=True)
+    change = _difference("", second.facts, _facts(model))
+    return change or PythonChange("a value that the batch before decides", "one", "another", is_of_module=True)
 
 
 @dataclass(frozen=True)

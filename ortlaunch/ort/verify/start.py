@@ -14,13 +14,16 @@ from collections.abc import Iterable
 
 import torch
 
-from ortlaunch.base.errors import RequestError
+from ortlaunch.base.errors import RequestError, TrainingError
 from ortlaunch.config.options import TRAPS
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
+from ortlaunch.ort.failed_node import failure
+from ortlaunch.ort.mends.checkpoints import without_reentrance
 from ortlaunch.ort.refusal import cause
 from ortlaunch.ort.verify.examination import WIDER, Examination
 from ortlaunch.ort.verify.gap import widest
+from ortlaunch.ort.verify.gradients import Gradients
 from ortlaunch.ort.verify.pair import Context
 from ortlaunch.ort.verify.state import ModelState, copied, same_random_numbers
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
@@ -66,8 +69,12 @@ class QuickCheck:
                 state.restore()
                 # The model's own error comes first.
                 self._run_plain(batches)
+                if isinstance(error, TrainingError):
+                    raise RequestError(f"backend=ort cannot train this model: {error}") from error
+                manager = session.training_manager(self._wrapped)
+                what = (failure(manager, str(error)) if manager is not None else None) or cause(error)
                 raise RequestError(
-                    f"backend=ort cannot train this model: {cause(error)}. Use backend=eager or backend=compile, or "
+                    f"backend=ort cannot train this model: {what}. Use backend=eager or backend=compile, or "
                     "change that part (`ortlaunch check` with the same keys names it where it can)"
                 ) from error
             finally:
@@ -93,7 +100,7 @@ class QuickCheck:
         plain = session.plain_model(self._wrapped)
         leaves = [parameter for parameter in plain.parameters() if parameter.requires_grad]
         for batch in batches:
-            with torch.enable_grad(), self._precision():
+            with torch.enable_grad(), self._precision(), without_reentrance():
                 loss = self._task.loss(plain, copied(batch))
             if leaves and loss.requires_grad:
                 torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -111,8 +118,8 @@ def gradient_error(wrapped: torch.nn.Module, task: Task, precision: Context, bat
     with same_random_numbers():
         state = ModelState(session.plain_model(wrapped))
         try:
-            return Examination(wrapped, task, precision, state, [batch], []).gradient_error
-        except (MemoryError, torch.OutOfMemoryError):
+            return Gradients(wrapped, task, precision, state).error(batch, WIDER)
+        except (RequestError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             return f"ONNX Runtime cannot compute the model's gradients ({cause(error)})"

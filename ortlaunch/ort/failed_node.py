@@ -1,0 +1,86 @@
+"""Says which part of a model an operator of ONNX Runtime's graph comes from, and which one has failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ortlaunch.ort.kernels.aten_nodes import operator_of
+from ortlaunch.ort.mends import torch_calls
+from ortlaunch.ort.verify.trace import location, place_in_stack, statement_at
+
+_ROOT = "_original_module"
+_FAILED = re.compile(
+    r"while running (?P<kind>\S+) node\. Name:'(?P<name>[^']*)' Status Message: (?P<why>.*)", re.DOTALL
+)
+_WHERE_IN_NATIVE_CODE = re.compile(r"^/onnxruntime_src/\S+ .*?\) (?=[A-Za-z'(])")
+_TRACE_OF_NATIVE_CODE = re.compile(r"\s*(Exception raised from|, please report a bug to PyTorch).*", re.DOTALL)
+_LONGEST = 300
+
+
+def described(node: Any, stacks: dict[str, str], weights: dict[str, Any]) -> dict[str, str]:
+    """Returns what is known of a node: its operator, and the module and the line that it comes from.
+
+    Args:
+        node: an ``onnx.NodeProto``.
+        stacks: by the name of a node, the stack from which it was exported.
+        weights: the graph's initializers by name.
+    """
+    # The gradient of a node is named after it.
+    name = node.name.partition("_Grad/")[0]
+    place = place_in_stack(stacks.get(node.name) or stacks.get(name) or "")
+    path = [part for part in name.split("/")[:-1] if part not in ("", _ROOT)]
+    return {
+        "operator": _operator(node, weights),
+        "module": ".".join(path),
+        "location": location(place) if place else "",
+        "statement": statement_at(*place) if place else "",
+    }
+
+
+def stacks_of(manager: Any) -> dict[str, str]:
+    """Returns the stacks from which an ORTModule's manager has exported, by the names of the nodes."""
+    nodes = manager._graph_transition_manager._exported_model_info.exported_model.graph.node
+    return {node.name: node.doc_string for node in nodes if node.doc_string}
+
+
+def failure(manager: Any, message: str) -> str | None:
+    """Says which operator of a graph has failed, where the model calls it, and why; None where no message names one.
+
+    Args:
+        manager: ORTModule's manager of the graph.
+        message: of the error of ONNX Runtime.
+    """
+    found = _FAILED.search(message)
+    if found is None:
+        return None
+    graph = manager._onnx_models.optimized_model.graph
+    node = next((node for node in _nodes(graph) if node.name == found["name"]), None)
+    reason = _TRACE_OF_NATIVE_CODE.sub("", _WHERE_IN_NATIVE_CODE.sub("", found["why"])).strip()[:_LONGEST]
+    if node is None:
+        return f"the operator {found['kind']} fails ({reason})"
+    known = described(node, stacks_of(manager), {weight.name: weight for weight in graph.initializer})
+    where = f" of `{known['statement']}` at {known['location']}" if known["location"] else ""
+    gradient = "the gradient of " if "_Grad/" in found["name"] else ""
+    return f"{gradient}the operator {known['operator']}{where} fails ({reason})"
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
+
+
+def _operator(node: Any, weights: dict[str, Any]) -> str:
+    from onnx import numpy_helper
+
+    operator = operator_of(node)
+    if not operator:
+        return f"onnx::{node.op_type}" if not node.domain else f"{node.domain}::{node.op_type}"
+    spelled = weights.get(node.input[-1])
+    if torch_calls.is_call(operator) and spelled is not None:
+        return torch_calls.called(numpy_helper.to_array(spelled).tolist())
+    return operator if "::" in operator else f"aten::{operator}"

@@ -1,0 +1,58 @@
+"""Operators that torch's exporter has, but whose export fails or is wrong in some forms, as calls of PyTorch.
+
+- ``cdist``: the exporter's shapes are wrong for p=1, and building the gradient fails where both tensors are the same.
+- ``repeat_interleave`` with a tensor of counts: a sequence, which ORTModule's inference of shapes does not know.
+- ``prod`` of all elements, or of integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ortlaunch.ort.mends import torch_calls
+from ortlaunch.ort.mends.values import is_floating
+
+
+def register() -> None:
+    """Registers the symbolics; call it after those that they replace in part."""
+    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
+    from torch.onnx._internal import registration
+
+    for name, is_served in _FORMS.items():
+        group = registration.registry.get_function_group(name)
+        original = group.get(torch_calls.OPSET) if group is not None else None
+        if original is not None and not isinstance(original, _InPart):
+            register_custom_op_symbolic(name, _InPart(original, is_served), torch_calls.OPSET)
+
+
+@dataclass(frozen=True)
+class _InPart:
+    """Exports some forms of an operator as a call, and the others as without us."""
+
+    original: Callable[..., Any]
+    is_served: Callable[..., bool]
+
+    def __call__(self, g: Any, *arguments: Any, **outputs: Any) -> Any:
+        if self.is_served(*arguments):
+            return torch_calls.exported(g, *arguments)
+        return self.original(g, *arguments, **outputs)
+
+
+def _has_counts(_values: Any, repeats: Any, *_rest: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    is_known = symbolic_helper._is_constant(repeats) and symbolic_helper._get_tensor_rank(repeats) == 0
+    return not is_known and repeats.type().kind() == "TensorType" and symbolic_helper._get_tensor_rank(repeats) == 1
+
+
+def _is_of_all(values: Any, *rest: Any) -> bool:
+    return len(rest) != 3 or not is_floating(values)
+
+
+_FORMS: dict[str, Callable[..., bool]] = {
+    "aten::cdist": lambda *_: True,
+    "aten::repeat_interleave": _has_counts,
+    "aten::prod": _is_of_all,
+}
