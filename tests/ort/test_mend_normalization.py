@@ -119,6 +119,7 @@ class Written(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["whole", "centered"])
+@pytest.mark.parametrize("torch_kernels", [True])
 def test_in_double_precision_the_epsilon_is_the_models(to_ort: Wrap, kind: str) -> None:
     torch.manual_seed(0)
     model = Written(kind).double()

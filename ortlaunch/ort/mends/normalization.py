@@ -2,8 +2,8 @@
 
 The fusions of onnxruntime 1.19.2 follow Pow, ReduceMean, Add, Sqrt, Div and Mul. They check neither that the exponent
 is 2 nor the size of the weight, and where the epsilon is not a constant of fp32 that is added second, they take 1e-5
-instead. With a sliced weight the run stops; with another exponent or epsilon the numbers are wrong. Such a chain gets
-an Abs after its root, which changes no number and which the fusions do not know.
+instead. With a sliced weight the run stops; with another exponent or epsilon the node computes something else. Such a
+chain gets an Abs after its root, which changes no number and which the fusions do not know.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+_TWO = "normalization/exponent"
+
 
 def avoid_fusion(model: Any) -> None:
     """Changes each chain that the fusions would take for a normalization, in place.
@@ -22,27 +24,47 @@ def avoid_fusion(model: Any) -> None:
         model: an exported ``onnx.ModelProto``.
     """
     graph = model.graph
-    if not any(node.op_type == "Sqrt" for node in graph.node):
+    producers = {name: node for node in graph.node for name in node.output}
+    means = {node.output[0]: _mean_under(node, producers) for node in graph.node if node.op_type == "Sqrt"}
+    if all(mean is None for mean in means.values()):
         return
-    view = _View(graph, onnx.shape_inference.infer_shapes(model).graph.value_info)
-    nodes = []
+    view = _View(graph, producers, onnx.shape_inference.infer_shapes(model).graph.value_info)
+    two = helper.make_node(
+        "Constant", [], [_TWO], name=_TWO, value=helper.make_tensor(_TWO, TensorProto.FLOAT, [], [2.0])
+    )
+    nodes = [two]
     for node in graph.node:
         nodes.append(node)
-        mean = view.mean_under(node) if node.op_type == "Sqrt" else None
-        if mean is not None and not view.is_normalization(node, mean):
-            root = node.output[0]
+        root = node.output[0] if node.output else ""
+        mean = means.get(root)
+        if mean is None:
+            continue
+        if view.is_normalization(node, mean):
+            # The fusion stops at an exponent that is cast and shared with another chain.
+            producers[mean.input[0]].input[1] = _TWO
+        else:
             node.output[0] = f"{root}/signed"
             nodes.append(helper.make_node("Abs", [node.output[0]], [root], name=f"{root}/abs"))
-    if len(nodes) > len(graph.node):
-        del graph.node[:]
-        graph.node.extend(nodes)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _mean_under(root: Any, producers: dict[str, Any]) -> Any | None:
+    """Returns the ReduceMean of powers to which something is added under the root; None if there is none."""
+    total = producers.get(root.input[0])
+    for name in total.input if total is not None and total.op_type == "Add" else ():
+        mean = producers.get(name)
+        if mean is not None and mean.op_type == "ReduceMean":
+            power = producers.get(mean.input[0])
+            return mean if power is not None and power.op_type == "Pow" else None
+    return None
 
 
 class _View:
     """A graph, and what is known of its values."""
 
-    def __init__(self, graph: Any, inferred: Any) -> None:
-        self.producers = {name: node for node in graph.node for name in node.output}
+    def __init__(self, graph: Any, producers: dict[str, Any], inferred: Any) -> None:
+        self.producers = producers
         self.users: dict[str, list[Any]] = defaultdict(list)
         for node in graph.node:
             for name in node.input:
@@ -56,16 +78,6 @@ class _View:
             name: [size.dim_value for size in kind.shape.dim] for name, kind in types.items() if kind.HasField("shape")
         }
         self.shapes |= {name: list(tensor.dims) for name, tensor in self.constants.items()}
-
-    def mean_under(self, root: Any) -> Any | None:
-        """Returns the ReduceMean of powers to which something is added under the root; None if there is none."""
-        total = self.producers.get(root.input[0])
-        for name in total.input if total is not None and total.op_type == "Add" else ():
-            mean = self.producers.get(name)
-            if mean is not None and mean.op_type == "ReduceMean":
-                power = self.producers.get(mean.input[0])
-                return mean if power is not None and power.op_type == "Pow" else None
-        return None
 
     def is_normalization(self, root: Any, mean: Any) -> bool:
         """Whether what the fusions take for granted is known to hold."""
