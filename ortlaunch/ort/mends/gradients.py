@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ortlaunch.ort.mends import convolutions, functions, splits, torch_nodes
+from ortlaunch.ort.mends import convolutions, functions, normalization, splits, torch_nodes
 from ortlaunch.ort.refusal import refusal
 from ortlaunch.ort.verify.reference import asking_place
 from ortlaunch.ort.verify.trace import location, statement_at
@@ -46,6 +46,7 @@ def install() -> None:
         convolutions.pad_explicitly(model.graph)
         if not any(entry.domain == _DOMAIN for entry in model.opset_import):
             model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+        normalization.avoid_fusion(model)
         torch_nodes.choose_gradients(model.graph, set(wanted))
         splits.slice_where_gradients_end(model.graph, _stops, _stopped)
         _separate_unwanted(model.graph, set(wanted))

@@ -318,7 +318,9 @@ void differentiate(
     if (of.p > 0.0) noise.block(factors, number, static_cast<uint32_t>(at / kBlock));
     for (int part = 0; part < kParts; ++part) {
       const int64_t place = at + part * kLanes;
-      const Floats weight = exponential(load(scores + place) - logarithm);
+      const Floats score = load(scores + place);
+      // A hidden key has no part in a query that is NaN.
+      const Floats weight = score == kNever ? Floats{} : exponential(score - logarithm);
       store(scores + place, weight * factors[part]);
       store(slopes + place, weight * (load(slopes + place) * factors[part] - common));
     }

@@ -27,8 +27,9 @@ at::Tensor scores_of(const at::Tensor& query, const at::Tensor& key, const Reque
 }
 
 at::Tensor weights_of(const at::Tensor& scores, const at::Tensor& logarithms) {
-  // If no key is seen, the logarithm is infinite and the weights are zero.
-  return (scores - logarithms.unsqueeze(-1)).exp();
+  // If no key is seen, the logarithm is infinite and the weights are zero. A hidden key has no part in a query that is
+  // NaN.
+  return (scores - logarithms.unsqueeze(-1)).exp().masked_fill(scores == -std::numeric_limits<double>::infinity(), 0.0);
 }
 
 at::Tensor dropped(const at::Tensor& weights, const Request& request) {
