@@ -130,9 +130,11 @@ class Queue:
 
     def slate(self) -> store.Slate:
         """Returns the slots as they are now."""
-        return store.Slate(self.slots.names(), self.slots.foreign())
+        return store.Slate(self.slots.names(), self.slots.withheld())
 
     def _run(self) -> None:
+        # The first answer of nvidia-smi may take long: it is there when somebody asks.
+        self.slots.names()
         while not self._over.is_set():
             try:
                 self.turn()

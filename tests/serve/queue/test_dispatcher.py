@@ -311,7 +311,7 @@ def test_a_gpu_that_somebody_else_uses_is_withheld(
     assert until(engine, first, lambda job: job.state == JobState.RUNNING).taken == ["gpu0"]
     assert until(engine, second, lambda job: bool(job.reason)).state == JobState.WAITING
     queue.stop()
-    assert queue.slots.foreign() == {"gpu1"}
+    assert set(queue.slots.withheld()) == {"gpu1"}
     assert actor.actions("start")[0]["gpus"] == [0]
 
 
