@@ -314,3 +314,20 @@ def test_scripts_write_figures_as_the_server_does(ada: Person) -> None:
     for name, cases in (("number", NUMBERS), ("duration", DURATIONS), ("bytes", SIZES)):
         values, texts = zip(*cases, strict=True)
         assert page.evaluate(write, [name, list(values)]) == list(texts)
+
+
+@pytest.mark.parametrize(("path", "pause"), [("/?state=failed", 11_000), ("/queue", 4_000)], ids=["list", "queue"])
+def test_a_run_that_goes_on_loads_no_page_anew_that_does_not_show_it(
+    ada: Person, site: Site, path: str, pause: int
+) -> None:
+    shown, page = ada.tab("/"), ada.tab(path)
+    page.clock.install()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for step in range(20, 24):
+        site.measure(step, 1.0)
+        row = shown.locator(f'tr[data-id="{run_path(site.running).rpartition("/")[2]}"]')
+        expect(row.locator('[data-cell="step"]')).to_have_text(f"{step} / {STEPS}")
+        page.clock.run_for(pause)
+    # What was not heard of before may belong on the page.
+    assert len(asked) <= 1, asked
