@@ -270,6 +270,15 @@ def test_the_index_can_be_made_anew(service: Service, viewer: TestClient, make_r
     assert rows(viewer)[0]["name"] == "gpt2-ort-ddp"
 
 
+def test_a_run_whose_folder_was_deleted_by_hand_says_so(service: Service, viewer: TestClient, tmp_path: Path) -> None:
+    place = tmp_path / "runs" / "e" / "20260101-000000-n-aaaaaa"
+    add_job(service, 1, place, state="ended", outcome="killed")
+    for asked in ("q1", "20260101-000000-aaaaaa"):
+        answer = viewer.get(f"/api/runs/{asked}")
+        assert (answer.status_code, "the run folder is gone" in answer.text) == (404, True)
+    assert rows(viewer) == []
+
+
 def test_a_damaged_folder_is_a_row_and_breaks_nothing(service: Service, viewer: TestClient, make_run: Maker) -> None:
     damaged, fifo = make_run("damaged"), make_run("fifo")
     (damaged / "config.yaml").write_bytes(b"\xff\xfe[[[")

@@ -98,7 +98,7 @@ def test_the_list_shows_hostile_names_as_text_and_is_filtered_and_turned_without
     assert page.locator("tbody tr").count() == 50
     page.get_by_role("link", name="Next page").click()
     expect(page.locator("tbody tr")).to_have_count(13)
-    page.get_by_label("Name, id or reason").fill("<img")
+    page.get_by_label("Name, experiment or id").fill("<img")
     expect(page.locator("tbody tr")).to_have_count(1)
     expect(page.locator("tbody a")).to_contain_text('<img src=x onerror="document.title=1">')
     assert page.title().startswith("Runs")
@@ -135,7 +135,7 @@ def test_a_box_counts_however_late_its_script_comes_and_after_the_list_was_filte
     page.get_by_label("compare gpt2-ort").check()
     page.goto(f"{site.server.url}/?text=gpt2")
     expect(page.locator("#tray output")).to_have_text("1 ticked")
-    page.get_by_label("Name, id or reason").fill("gpt2-eager")
+    page.get_by_label("Name, experiment or id").fill("gpt2-eager")
     expect(page.locator("tbody tr")).to_have_count(1)
     page.get_by_label("compare gpt2-eager").check()
     expect(page.locator("#tray output")).to_have_text("2 ticked")
