@@ -226,6 +226,22 @@ def test_after_a_lost_connection_the_same_request_is_sent_again(odd: Connection)
     assert len(_Odd.asked) == 4, "without a key it may have been done"
 
 
+def test_a_service_that_restarts_is_waited_for_by_who_follows_it(
+    odd: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    away = [(0, {}, b""), (503, {}, b""), (502, {}, b"")] * 5
+    _Odd.answers[:] = [(200, {}, b"{}"), *away, (200, {}, b'{"id": "x"}')]
+    odd.get("runs")
+    assert odd.get("runs", "x") == {"id": "x"}
+    _Odd.answers[:] = [(200, {}, b"[]")]
+    assert Connection(odd.url).get("runs") == []
+    _Odd.answers[:] = away
+    with pytest.raises(RequestError, match="no answer at the moment"):
+        Connection(odd.url).get("runs")
+    assert len(_Odd.answers) == len(away) - 2, "one that has never answered is not waited for"
+
+
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [(200, b"<html>", "is no JSON"), (500, b"oops", "HTTP 500"), (503, b"", "no answer at the moment")],

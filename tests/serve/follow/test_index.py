@@ -147,6 +147,21 @@ def test_runs_that_could_not_be_forgotten_are_forgotten_later(
     assert rows(viewer) == []
 
 
+@pytest.mark.parametrize("path", ["/api/runs", "/"])
+@pytest.mark.parametrize("place", ["access.reading", "follow.page_of"])
+def test_a_database_that_cannot_be_used_now_is_an_answer(
+    viewer: TestClient, path: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OperationalError("SELECT secret", (), Exception("database or disk is full"))
+
+    monkeypatch.setattr(f"ortlaunch.serve.{place}", full)
+    answer = viewer.get(path, headers={"Accept": "text/html"})
+    assert answer.status_code == 503
+    assert "the service cannot use its database now: database or disk is full" in answer.text
+    assert "SELECT" not in answer.text
+
+
 def test_filters_sorting_and_pages(service: Service, viewer: TestClient, make_run: Maker) -> None:
     for number in range(7):
         make_run(
