@@ -240,6 +240,10 @@ class ListChannel:
 
     def pass_over(self) -> None:
         """Counts a change that nobody was there for, so that it was not made into an event."""
+        if self._followers:
+            # Somebody has come since, perhaps with a page from before the change.
+            self.publish(None)
+            return
         self.leave_out()
         self._number += 1
         self._kept.clear()

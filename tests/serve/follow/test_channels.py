@@ -388,3 +388,15 @@ def test_all_who_listen_are_asked_about_together(served: InProcess) -> None:
     event.listen(service.engine, "before_cursor_execute", lambda *words: asked.append(words[2]))
     assert those_allowed(service, people) == set(people[1:])
     assert len([text for text in asked if text.startswith("SELECT")]) <= 4
+
+
+def test_who_comes_between_a_change_and_its_count_loads_the_list_again() -> None:
+    async def main() -> None:
+        channel, one = ListChannel(), client()
+        task = asyncio.create_task(channel.follow(one, None))
+        await until(lambda: channel.followers == 1)
+        channel.pass_over()
+        assert "event: reload" in got(one)
+        task.cancel()
+
+    asyncio.run(main())
