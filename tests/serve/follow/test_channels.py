@@ -168,14 +168,16 @@ def test_a_row_is_asked_for_once_for_all_and_again_after_nobody_was_there(tail: 
             task.cancel()
         assert rows.asked == 1
         assert [states(one) for one in several] == [["running"]] * 5
+        streams._publish({"/place": cast(Row, {"id": "00aa00", "state": "stopping"})}, [])
         rows.row = {"id": "00aa00", "state": "finished"}
-        streams._pass_over()
-        late = client()
-        task = asyncio.create_task(streams._follow_file("run:00aa00", (key, tail), late, None))
-        await until(lambda: bool(states(late)))
-        assert states(late) == ["finished"]
+        for state, asked in (("stopping", 1), ("finished", 2)):
+            late = client()
+            task = asyncio.create_task(streams._follow_file("run:00aa00", (key, tail), late, None))
+            await until(lambda late=late: bool(states(late)))
+            assert (states(late), rows.asked) == ([state], asked)
+            task.cancel()
+            streams._pass_over()
         streams._end_all()
-        task.cancel()
 
     asyncio.run(main())
 
