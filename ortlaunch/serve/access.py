@@ -7,7 +7,7 @@ cookie does not count: only then may `guard` let it pass without looking for a f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -105,6 +105,24 @@ def still_allowed(service: Service, caller: Caller, role: Role = Role.viewer) ->
     """
     with reading(service.engine) as session:
         return allowed(session, caller, role)
+
+
+def those_allowed(service: Service, callers: Collection[Caller]) -> set[Caller]:
+    """Returns those of some callers who may still look, by one question for each table.
+
+    Args:
+        service: the service.
+        callers: who has opened streams.
+    """
+    asked = (
+        (User, {one.user_id for one in callers}),
+        (Token, {one.token_id for one in callers}),
+        (LoginSession, {one.session_id for one in callers}),
+    )
+    with reading(service.engine) as session:
+        # `allowed` finds in the session what was read here, as long as somebody holds it.
+        _held = [session.scalars(select(table).where(table.id.in_(ids))).all() for table, ids in asked if any(ids)]
+        return {caller for caller in callers if allowed(session, caller, Role.viewer)}
 
 
 def allowed(session: Session, caller: Caller, role: Role) -> bool:

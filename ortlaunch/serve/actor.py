@@ -20,6 +20,7 @@ from typing import Any
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
+from ortlaunch.base.reading import in_words
 from ortlaunch.base.secrets import without_secrets
 from ortlaunch.base.user import user_name
 from ortlaunch.serve.exchange import TooMuch, exchange
@@ -159,6 +160,8 @@ class Actor:
             return []
         except RequestError as error:
             raise Refused(str(error)) from error
+        except OSError as error:
+            raise Unavailable(f"{self.allow_list} cannot be read: {in_words(error)}") from error
 
 
 def _abandon(child: subprocess.Popen[bytes]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from urllib.parse import urlencode
 
 from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
+from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from ortlaunch.base.text import public_text
@@ -15,6 +17,7 @@ from ortlaunch.serve.actor import Refused, Unavailable
 from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.unfit import Unfit
 
+_LOG = logging.getLogger(__name__)
 _MOST_PROBLEMS = 50
 
 
@@ -77,6 +80,13 @@ async def refused_by_child(_request: Request, error: Exception) -> Response:
     """The answer to what the checks refuse when it is composed, or the run's state does not allow."""
     assert isinstance(error, Refused)
     return problems([(error.key, error.message)])
+
+
+async def without_database(_request: Request, error: Exception) -> Response:
+    """The answer while the database cannot be used, for example because its disk is full."""
+    assert isinstance(error, OperationalError)
+    _LOG.error("the database cannot be used: %s", error.orig)
+    return problems([(None, f"the service cannot use its database now: {error.orig}")], 503, {"Retry-After": "5"})
 
 
 async def unavailable(_request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ import anyio
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
+from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
@@ -51,6 +52,7 @@ _ANSWERS = {
     TooManyRequests: too_many,
     Refused: answers.refused_by_child,
     Unavailable: answers.unavailable,
+    OperationalError: answers.without_database,
 }
 
 

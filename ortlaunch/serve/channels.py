@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -57,6 +58,8 @@ class FileChannel:
         """How many are in `follow`, also those who do not have everything up to the position yet."""
         self._followers: dict[Client, str] = {}
         """The topic under which each one follows it: several ids mean one run."""
+        self.told: dict[str, Any] | None = None
+        """What was told last, for those who come later; None if it may be old."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -69,13 +72,20 @@ class FileChannel:
         """How many browsers follow it."""
         return len(self._followers)
 
-    async def follow(self, client: Client, topic: str, position: int | None) -> None:
+    async def follow(
+        self,
+        client: Client,
+        topic: str,
+        position: int | None,
+        joined: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Sends a client what comes after a position, and then everything new, until it is cancelled.
 
         Args:
             client: the client.
             topic: what the client calls the file.
             position: where it was; None for the file's present end.
+            joined: is called once the client gets everything that is told.
         """
         # Whoever is still on the way here counts too: a channel that is closed meanwhile would stay silent for ever.
         self._inside += 1
@@ -85,6 +95,8 @@ class FileChannel:
             await self._catch_up(client, topic, position)
             # Nothing was awaited since the client was where the channel is, so no event lies between.
             self._followers[client] = topic
+            if joined is not None:
+                await joined()
             await asyncio.get_running_loop().create_future()
         finally:
             self._inside -= 1
@@ -93,6 +105,7 @@ class FileChannel:
 
     def tell(self, content: dict[str, Any]) -> None:
         """Sends all who follow an event that does not move the position."""
+        self.told = content
         if self._followers:
             where = {"offset": self._position, "next": self._position}
             self._send(encoded(self._tail.event, content | where))
@@ -227,6 +240,10 @@ class ListChannel:
 
     def pass_over(self) -> None:
         """Counts a change that nobody was there for, so that it was not made into an event."""
+        if self._followers:
+            # Somebody has come since, perhaps with a page from before the change.
+            self.publish(None)
+            return
         self.leave_out()
         self._number += 1
         self._kept.clear()

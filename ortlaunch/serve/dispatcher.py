@@ -130,9 +130,11 @@ class Queue:
 
     def slate(self) -> store.Slate:
         """Returns the slots as they are now."""
-        return store.Slate(self.slots.names(), self.slots.foreign())
+        return store.Slate(self.slots.names(), self.slots.withheld())
 
     def _run(self) -> None:
+        # The first answer of nvidia-smi may take long: it is there when somebody asks.
+        self.slots.names()
         while not self._over.is_set():
             try:
                 self.turn()
@@ -231,6 +233,9 @@ class Queue:
         except Refused as error:
             self._end(job_id, JobState.REFUSED, reason=error.message)
             return
+        except Unavailable as error:
+            self._explain(job_id, f"not started yet, and tried again: {error}")
+            raise
         if answer.get("withdrawn"):
             self._end(job_id, JobState.CANCELLED, reason=job.reason or _NOT_BEGUN)
             return
@@ -239,10 +244,17 @@ class Queue:
             job = session.get_one(Job, job_id)
             if job.state != JobState.STARTING:
                 return
-            job.state = JobState.RUNNING
+            job.state, job.reason = JobState.RUNNING, ""
             if process is not None:
                 job.pid, job.ticks, job.machine = process.pid, process.start_ticks, process.machine
         self.wake()
+
+    def _explain(self, job_id: str, reason: str) -> None:
+        """Notes why a job has not started yet, for its owner. What is said of a job that is to stop is kept."""
+        with writing(self.engine) as session:
+            job = session.get_one(Job, job_id)
+            if job.state == JobState.STARTING and job.stop_asked is None:
+                job.reason = reason
 
     def _ask(self, unix_user: str, jobs: list[Job]) -> None:
         """Notes how jobs have ended."""

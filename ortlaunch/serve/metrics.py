@@ -68,7 +68,7 @@ class ServiceCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields the figures."""
         with reading(self._service.engine) as session:
-            taken = session.scalar(select(func.sum(Job.slots)).where(Job.state.in_(_HOLDING))) or 0
+            taken = session.scalars(select(Job.taken).where(Job.state.in_(_HOLDING))).all()
             jobs = dict(session.execute(select(Job.state, func.count()).group_by(Job.state)).all())
             runs = dict(session.execute(select(IndexedRun.state, func.count()).group_by(IndexedRun.state)).all())
             unsent = session.scalar(select(func.sum(IndexedRun.unsent))) or 0
@@ -77,18 +77,17 @@ class ServiceCollector(Collector):
         yield _by("runs", "Runs of the index.", "state", runs)
         yield _one("relay_unsent_bytes", "Bytes of journals that tracking servers have not got.", unsent)
         yield _one("webhooks_waiting", "Messages to webhooks that were not delivered yet.", due)
-        yield from self._slots(taken)
+        yield from self._slots({name for names in taken for name in names})
         streams, files = self._service.streams.counts
         yield _one("streams", "Open event streams.", streams)
         yield _one("followed_files", "Files that are followed for event streams.", files)
         yield _one("index_age_seconds", "Time since the run folders were looked at.", self._service.runs.age)
 
-    def _slots(self, taken: int) -> Iterator[Metric]:
+    def _slots(self, taken: set[str]) -> Iterator[Metric]:
         slate = self._service.queue.slate()
-        foreign = set(slate.foreign) & set(slate.names)
-        yield _by(
-            "slots", "Slots of this machine.", "use", {"all": len(slate.names), "taken": taken, "foreign": len(foreign)}
-        )
+        foreign = len(slate.withheld.keys() - taken)
+        counts = {"all": len(slate.names), "taken": len(taken), "foreign": foreign}
+        yield _by("slots", "Slots of this machine.", "use", counts)
 
 
 def exposition(service: Service) -> bytes:

@@ -98,9 +98,9 @@ def _slots(slate: store.Slate, holding: list[Job], set_by_admins: store.Switches
     for name in slate.names:
         job, note = holder.get(name), ""
         is_held = set_by_admins.is_drained or name in set_by_admins.drained
-        state = "busy" if job is not None else "held" if is_held else "foreign" if name in slate.foreign else "free"
+        state = "busy" if job is not None else "held" if is_held else "foreign" if name in slate.withheld else "free"
         if state == "foreign":
-            note = "a process that is not of this queue uses it"
+            note = slate.withheld[name]
         elif is_held:
             note = "an administrator has taken it out"
         run = {"run": job.run_key, "run_name": job.name} if job is not None else {"run": None, "run_name": None}

@@ -7,19 +7,21 @@ import logging
 import re
 import threading
 from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
 
 import anyio
 from fastapi import HTTPException
 from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from ortlaunch.serve.access import Caller, still_allowed
+from ortlaunch.serve.access import Caller, those_allowed
 from ortlaunch.serve.api.shapes import Row
 from ortlaunch.serve.channels import FileChannel, ListChannel
 from ortlaunch.serve.clients import Client, EventStream
 from ortlaunch.serve.database import reading
 from ortlaunch.serve.follow.logs import log_file
-from ortlaunch.serve.index.finding import find
+from ortlaunch.serve.index.finding import Found, find
 from ortlaunch.serve.index.indexer import Change
 from ortlaunch.serve.index.listing import rows_of
 from ortlaunch.serve.limits import TooManyRequests
@@ -115,20 +117,22 @@ class Streams:
     async def _follow_file(self, topic: str, found: tuple[str, Tail], client: Client, position: str | None) -> None:
         key, tail = found
         at = int(position) if position is not None and position.isdecimal() and len(position) < 16 else None
-        if tail.event == "run":
-            await self._say_row(client, key)
         # Nothing is awaited from here until `follow` has begun: the channel could be closed as idle meanwhile.
         channel = self._files.get(key)
         if channel is None:
             channel = self._files[key] = FileChannel(tail, self._readers)
-        await channel.follow(client, topic, at)
+        # After it has joined: a change that comes while a client catches up is told to those who have.
+        joined = partial(self._say_row, client, channel, key.partition(" ")[2]) if tail.event == "run" else None
+        await channel.follow(client, topic, at, joined)
 
-    async def _say_row(self, client: Client, key: str) -> None:
+    async def _say_row(self, client: Client, channel: FileChannel, place: str) -> None:
         """Sends the row of a run as it is now, which a browser may have missed a change of."""
-        place = key.partition(" ")[2]
-        rows = await anyio.to_thread.run_sync(self._rows, [place])
-        for row in rows.values():
-            client.say("run", {"id": row["id"], "row": row, "points": {}})
+        if channel.told is None:
+            rows = await anyio.to_thread.run_sync(self._rows, [place])
+            # What was told meanwhile is newer.
+            channel.told = channel.told or next(map(_as_told, rows.values()), None)
+        if channel.told is not None:
+            client.say("run", channel.told)
 
     def _new_client(self, caller: Caller) -> Client:
         if sum(client.caller.user_id == caller.user_id for client in self._clients) >= self._most:
@@ -147,21 +151,21 @@ class Streams:
         """Ends the streams of those who may not listen any more, and the tasks of files that nobody follows."""
         while self._clients or self._files:
             await anyio.sleep(_ASK_SECONDS)
-            for caller in {client.caller for client in self._clients}:
-                may = await anyio.to_thread.run_sync(self._may_listen, caller)
-                for client in [one for one in self._clients if one.caller == caller and not may]:
-                    # One that has been told and is still here reads nothing.
-                    if may is None or client.is_over:
-                        client.cut()
-                    else:
-                        client.end("you are logged out, or the token was revoked")
+            asked = {client.caller for client in self._clients}
+            may = await anyio.to_thread.run_sync(self._who_may_listen, asked)
+            for client in [one for one in self._clients if one.caller in asked and one.caller not in (may or ())]:
+                # One that has been told and is still here reads nothing.
+                if may is None or client.is_over:
+                    client.cut()
+                else:
+                    client.end("you are logged out, or the token was revoked")
             for key in [key for key, channel in self._files.items() if channel.is_idle]:
                 self._files.pop(key).close()
 
-    def _may_listen(self, caller: Caller) -> bool | None:
-        """Whether somebody may go on listening; None if it cannot be asked: the browser then comes back."""
+    def _who_may_listen(self, callers: set[Caller]) -> set[Caller] | None:
+        """Those who may go on listening; None if it cannot be asked: the browsers then come back."""
         try:
-            return still_allowed(self._service, caller)
+            return those_allowed(self._service, callers)
         except SQLAlchemyError:
             _LOG.exception("it could not be asked who may listen to events")
             return None
@@ -183,21 +187,22 @@ class Streams:
         found: dict[str, tuple[str, Tail]] = {}
         refusals: list[Exception] = []
         wanted = list(topics)
+        runs = _Runs(self._service)
         for topic in wanted:
             if topic == ListChannel.topic:
                 continue
             try:
-                found[topic] = self._tail(topic)
+                found[topic] = self._tail(topic, runs)
             except (HTTPException, Unfit) as error:
                 refusals.append(error)
         if len(refusals) == len(wanted):
             raise refusals[0]
         return found
 
-    def _tail(self, topic: str) -> tuple[str, Tail]:
+    def _tail(self, topic: str, runs: _Runs) -> tuple[str, Tail]:
         """The file of a topic, and the key of its channel: several ids may mean one run."""
         kind, asked, *rest = topic.split(":")
-        found = find(self._service, asked)
+        found = runs[asked]
         run = found.run
         if kind == "run":
             return f"run {found.place}", JournalTail(run, run.journal_file.relative_to(run.path), {"id": found.id})
@@ -217,17 +222,25 @@ class Streams:
         if loop is None or loop.is_closed():
             self._list.leave_out()
         elif not self._clients:
-            loop.call_soon_threadsafe(self._list.pass_over)
+            loop.call_soon_threadsafe(self._pass_over)
         elif len(places) > _MOST_ROWS:
-            loop.call_soon_threadsafe(self._list.publish, None)
+            followed = [place for place in places if f"run {place}" in self._files]
+            loop.call_soon_threadsafe(self._publish, self._rows(followed), None)
         else:
             loop.call_soon_threadsafe(self._publish, self._rows(sorted(places)), list(change.gone))
 
-    def _publish(self, rows: Mapping[str, Row], gone: list[str]) -> None:
-        self._list.publish({"rows": list(rows.values()), "gone": gone})
+    def _pass_over(self) -> None:
+        """Notes a change that nobody is there for."""
+        self._list.pass_over()
+        for channel in self._files.values():
+            channel.told = None
+
+    def _publish(self, rows: Mapping[str, Row], gone: list[str] | None) -> None:
+        """Tells a change of some rows; without `gone` there are more than these, and the list is loaded again."""
+        self._list.publish(None if gone is None else {"rows": list(rows.values()), "gone": gone})
         for place, row in rows.items():
             if (channel := self._files.get(f"run {place}")) is not None:
-                channel.tell({"id": row["id"], "row": row, "points": {}})
+                channel.tell(_as_told(row))
 
     def _changed_jobs(self) -> set[str]:
         """The run folders of the jobs whose place in the queue has changed since the last call."""
@@ -245,6 +258,23 @@ class Streams:
     def _rows(self, places: list[str]) -> dict[str, Row]:
         with reading(self._service.engine) as session:
             return rows_of(session, self._service.queue.positions(), places)
+
+
+class _Runs(dict[str, Found]):
+    """The runs that the topics of one stream are about, each looked for once."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__()
+        self._service = service
+
+    def __missing__(self, asked: str) -> Found:
+        found = self[asked] = find(self._service, asked)
+        return found
+
+
+def _as_told(row: Row) -> dict[str, Any]:
+    """The event of a run that tells its row alone."""
+    return {"id": row["id"], "row": row, "points": {}}
 
 
 def parsed_topics(text: str, *, is_strict: bool = True) -> dict[str, str | None]:

@@ -198,7 +198,9 @@ def stop(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
             store.note_end(session, job, JobState.CANCELLED, reason=f"taken from the queue by {caller.name}")
             state = str(JobState.CANCELLED)
         elif job is not None:
-            job.stop_asked = job.stop_asked or time.time()
+            if job.stop_asked is None:
+                # Why it could not be started before does not count any more.
+                job.stop_asked, job.reason = time.time(), ""
             state = "stopping"
     if job is None:
         if not found.has_folder:

@@ -128,18 +128,27 @@ class JournalTail(FileTail):
         """Returns the points, the step that training went back to, and how the run ended."""
         points: dict[str, list[tuple[int, float | None]]] = {}
         told: dict[str, Any] = {}
+        names = _Names()
         for event in decoded_lines(lines):
-            _take(event, points, told)
+            _take(event, names, points, told)
         return {"row": None, "points": points, **told} if points or told else None
 
 
-def _take(event: Event, points: dict[str, list[tuple[int, float | None]]], told: dict[str, Any]) -> None:
+class _Names(dict[str, str]):
+    """How metrics are called outside. Each name is looked at once: a piece has thousands of points of a few names."""
+
+    def __missing__(self, name: str) -> str:
+        shown = self[name] = public_text(name[:_LONGEST_METRIC_NAME])
+        return shown
+
+
+def _take(event: Event, names: _Names, points: dict[str, list[tuple[int, float | None]]], told: dict[str, Any]) -> None:
     match event:
         case Measured():
             for name, value in event.values.items():
                 # JSON has neither NaN nor infinity.
                 shown = float(f"{value:.6g}") if value - value == 0 else None
-                points.setdefault(public_text(name[:_LONGEST_METRIC_NAME]), []).append((event.step, shown))
+                points.setdefault(names[name], []).append((event.step, shown))
         case Rewound():
             told["rewound"] = event.step
         case Ended():

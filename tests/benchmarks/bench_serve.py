@@ -70,6 +70,11 @@ class Bench:
         """The memory of the service's process, without its children, in MB."""
         return psutil.Process(self.server.process.pid).memory_info().rss // 1_000_000
 
+    def cpu(self) -> float:
+        """The CPU seconds that the service's process has taken, without its children."""
+        taken = psutil.Process(self.server.process.pid).cpu_times()
+        return taken.user + taken.system
+
 
 def main() -> None:
     """Makes the runs, starts the service, and measures."""
@@ -194,17 +199,16 @@ def relaying(bench: Bench, make: Maker) -> None:
 
 async def cpu_seconds(bench: Bench, run_dir: Path, topics: str, tokens: list[dict[str, str]], count: int) -> float:
     """The service's own CPU time while a log and a journal grow evenly, one line each at a time."""
-    process = psutil.Process(bench.server.process.pid)
     async with crowd(bench, tokens, topics, count):
-        before = process.cpu_times()
+        before = bench.cpu()
         with (run_dir / "logs" / "rank-0.log").open("a", buffering=1) as log, Run(run_dir).journal() as journal:
             began = time.monotonic()
             for number in range(RELAYED_PER_SECOND * RELAYED_SECONDS):
                 log.write("some text of a usual length that a worker has printed\n")
                 journal.metrics(number, {"train/loss": 1.0, "throughput/tokens_per_second": 1000.0 + number})
                 await asyncio.sleep(max(0.0, began + (number + 1) / RELAYED_PER_SECOND - time.monotonic()))
-        after = process.cpu_times()
-    return after.user + after.system - before.user - before.system
+        after = bench.cpu()
+    return after - before
 
 
 def tokens_for(bench: Bench, followers: int) -> list[dict[str, str]]:
@@ -300,17 +304,25 @@ def training(bench: Bench) -> None:
 
 
 async def in_turns(bench: Bench, run_dir: Path) -> list[float]:
-    """Pairs of windows, one with followers and one without, in changing order; the ratios of their step times."""
+    """Pairs of windows, one with followers and one without, in changing order; the ratios of their step times.
+
+    What the service computes in these windows is printed; the coming and going of browsers is not part of it.
+    """
     run = f"{run_dir.name[:15]}-{run_dir.name[-6:]}"
     topics = f"run:{run},log:{run}:0,list"
     tokens = tokens_for(bench, 100)
-    ratios = []
+    ratios, spent = [], {True: 0.0, False: 0.0}
     for number in range(PAIRS):
         times = {}
         for crowded in (number % 2 == 0, number % 2 == 1):
             async with crowd(bench, tokens, topics, 100 if crowded else 0):
+                before = bench.cpu()
                 times[crowded] = await step_seconds(run_dir)
+                spent[crowded] += bench.cpu() - before
         ratios.append(times[True] / times[False])
+    with_all, with_none = (60 * spent[crowded] / (PAIRS * WINDOW_SECONDS) for crowded in (True, False))
+    print(f"CPU time of the service in a minute beside a training: {with_all:.2f} s with 100 followers", end="")
+    print(f", {with_none:.2f} s without", flush=True)
     return ratios
 
 

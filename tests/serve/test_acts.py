@@ -163,6 +163,11 @@ def test_a_child_that_nobody_can_kill_ends_itself() -> None:
     assert done.returncode == -signal.SIGALRM
 
 
+def test_runs_without_a_record_in_mlflow_are_not_compared(actor: Actor, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=f"MLflow has no record of these runs: there is no {tmp_path}/mlruns.db"):
+        call(actor, "compare", run_dirs=["a", "b"])
+
+
 def starting(actor: Actor, **changes: Any) -> dict[str, Any]:
     checked = call(actor, "check", words=WORDS, run_key=KEY)
     request = {"token": "t", "attempt": 1, "resumes": False, "begun_before": 0, "gpus": None, "run_key": KEY}

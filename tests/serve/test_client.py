@@ -17,7 +17,7 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.run.identity import start_ticks
 from ortlaunch.run.journal import Journal
-from ortlaunch.serve.client import show
+from ortlaunch.serve.client import command, following, show
 from ortlaunch.serve.client.command import keys_of
 from ortlaunch.serve.client.connection import Connection
 from tests.launch.follow.conftest import Maker
@@ -70,6 +70,35 @@ def test_a_log_comes_whole_and_without_control_characters(ask: Any) -> None:
     assert "\x1b" not in lines[-1]
     assert ask("logs", "aaaaa1", "-f").stdout.splitlines() == lines, "it is over, so that following ends"
     assert ask("logs", "aaaaa1", "-n", "2").stdout.splitlines() == lines[-2:]
+
+
+def test_of_a_long_log_only_the_end_is_read_for_its_last_lines(
+    ask: Any, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    get = Connection.get
+
+    def noting(self: Connection, *path: str, **query: Any) -> Any:
+        asked.append(query.get("offset", 0))
+        return get(self, *path, **query)
+
+    monkeypatch.setattr(Connection, "get", noting)
+    monkeypatch.setattr(following, "_PART_BYTES", 4096)
+    lines = [f"line {number}" for number in range(30_000)]
+    assert ask("logs", "aaaaa1", "-n", "3").stdout.splitlines()[:2] == lines[-2:]
+    assert asked == [-4096]
+    # More lines than one part has: further back, until they are enough.
+    assert ask("logs", "aaaaa1", "-n", "1000").stdout.splitlines()[:999] == lines[-999:]
+    assert len(asked) < 20
+    monkeypatch.setattr(following, "_PART_BYTES", 65536)
+    assert ask("logs", "aaaaa1", "-n", "40000").stdout.splitlines()[:-1] == lines
+
+
+def test_more_rows_than_one_page_has(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_MOST_ROWS", 1)
+    names = [row["name"] for row in json.loads(ask("jobs", "--json", "--last", "2").stdout)]
+    assert names == [row["name"] for row in json.loads(ask("jobs", "--json", "--last", "200").stdout)][:2]
+    assert len(names) == 2
 
 
 def test_the_log_of_a_run_that_has_only_begun_is_waited_for(ask: Any, server: Server) -> None:
@@ -195,6 +224,22 @@ def test_after_a_lost_connection_the_same_request_is_sent_again(odd: Connection)
     with pytest.raises(RequestError, match="cannot be reached"):
         odd.post("runs", "x", "cancel")
     assert len(_Odd.asked) == 4, "without a key it may have been done"
+
+
+def test_a_service_that_restarts_is_waited_for_by_who_follows_it(
+    odd: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    away = [(0, {}, b""), (503, {}, b""), (502, {}, b"")] * 5
+    _Odd.answers[:] = [(200, {}, b"{}"), *away, (200, {}, b'{"id": "x"}')]
+    odd.get("runs")
+    assert odd.get("runs", "x") == {"id": "x"}
+    _Odd.answers[:] = [(200, {}, b"[]")]
+    assert Connection(odd.url).get("runs") == []
+    _Odd.answers[:] = away
+    with pytest.raises(RequestError, match="no answer at the moment"):
+        Connection(odd.url).get("runs")
+    assert len(_Odd.answers) == len(away) - 2, "one that has never answered is not waited for"
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_a_run_that_needs_more_slots_than_there_are_is_refused(desk: Desk) -> No
 
 def test_a_run_waits_for_no_answer_of_ours_where_the_gpus_cannot_be_told(desk: Desk) -> None:
     slots = desk.inside.service.queue.slots
-    slots._names, slots.trouble, slots._looked = None, "nvidia-smi fails with exit code 255", float("inf")
+    slots._names, slots.trouble, slots._next = None, "nvidia-smi fails with exit code 255", float("inf")
     answer = desk.ask("rob", "POST", "/api/runs", STEPS)
     assert (answer.status_code, "nvidia-smi fails" in answer.text) == (503, True)
 

@@ -8,8 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
-import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,7 +20,7 @@ import pytest
 
 from tests.support.needs import needs
 from tests.support.service import PASSWORD, Server, cookie_of, start
-from tests.support.users import needs_root
+from tests.support.users import folder_for_all, needs_root, python_for_all
 
 pytestmark = [pytest.mark.nightly, needs_root]
 PROGRAMS = ("sudo", "visudo", "useradd", "userdel", "setpriv")
@@ -78,23 +76,6 @@ class House:
         return result.stdout
 
 
-def python_for_all(folder: Path) -> str | None:
-    """A Python with the packages of the tests that every user may run; None if there is none."""
-    here = folder / "python"
-    system = shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path="/usr/bin:/usr/local/bin")
-    for base in (None, system):
-        program = sys.executable
-        if base is not None:
-            subprocess.run([base, "-m", "venv", "--without-pip", str(here)], check=True, capture_output=True)
-            packages = here / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-            (packages / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
-            program = str(here / "bin" / "python3")
-        words = ["setpriv", "--reuid=nobody", "--clear-groups", "env", "HOME=/none", program, "-c", "import omegaconf"]
-        if subprocess.run(words, capture_output=True, check=False).returncode == 0:
-            return program
-    return None
-
-
 def remove(users: tuple[str, ...]) -> None:
     """Ends all processes of some users, and removes the users."""
     for process in psutil.process_iter(["username"]):
@@ -106,23 +87,26 @@ def remove(users: tuple[str, ...]) -> None:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def house() -> Iterator[House]:
     lacking = [name for name in PROGRAMS if shutil.which(name) is None]
     needs(not lacking, f"needs {', '.join(lacking)}")
-    for above in (tmp_path, *tmp_path.parents):
-        if above != Path("/") and above.owner() == "root":
-            above.chmod(above.stat().st_mode | 0o055)
-    python = python_for_all(tmp_path)
+    with folder_for_all() as folder:
+        yield from house_in(folder)
+
+
+def house_in(folder: Path) -> Iterator[House]:
+    """A machine with its users in a folder."""
+    python = python_for_all(folder)
     needs(python, "needs a Python with the packages of the tests that every user may run")
     service, *people = (f"ort{os.getpid()}{letter}" for letter in "sab")
     rules = Path("/etc/sudoers.d") / f"ortlaunch-test-{os.getpid()}"
     try:
         for user in (service, *people):
-            home = ["--create-home", "--home-dir", str(tmp_path / "home" / user)]
-            (tmp_path / "home").mkdir(exist_ok=True)
+            home = ["--create-home", "--home-dir", str(folder / "home" / user)]
+            (folder / "home").mkdir(exist_ok=True)
             subprocess.run(["useradd", "--user-group", *home, user], check=True, capture_output=True)
-        made = House(tmp_path, python or "", service, (people[0], people[1]), rules)
-        root = tmp_path / "runs"
+        made = House(folder, python or "", service, (people[0], people[1]), rules)
+        root = folder / "runs"
         for owner, place in ((service, root), *((user, root / user) for user in people), (service, root / ".serve")):
             place.mkdir(mode=0o700 if place.name == ".serve" else 0o755)
             shutil.chown(place, owner, owner)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.serve.actor import Actor, Refused, own_user
+from ortlaunch.serve.actor import Actor, Refused, Unavailable, own_user
 
 
 def test_a_list_that_others_may_write_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -18,6 +18,12 @@ def test_a_list_that_others_may_write_is_refused_with_the_reason(tmp_path: Path)
         Actor(tmp_path / "runs", listed).may_act_for("nobody")
     listed.chmod(0o600)
     assert Actor(tmp_path / "runs", listed).may_act_for("nobody")
+
+
+def test_a_list_that_cannot_be_read_now_refuses_nobody_for_good(tmp_path: Path) -> None:
+    (tmp_path / "unix_users").mkdir(mode=0o700)
+    with pytest.raises(Unavailable, match="unix_users cannot be read: it is a folder"):
+        Actor(tmp_path / "runs", tmp_path / "unix_users").call("nobody", "check", {})
 
 
 def test_an_account_without_a_name_goes_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

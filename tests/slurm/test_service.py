@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from tests.slurm.conftest import PATIENCE, Slurm
 from tests.support.needs import needs
 from tests.support.service import PASSWORD, Server, cookie_of, start
+from tests.support.users import python_for_all
 
 OTHER = "nobody"
 KEYS = {"launcher": "slurm", "model": "mlp", "backend": "eager", "trainer": "single", "tracking": "none"}
@@ -46,13 +45,6 @@ def place_of(folder: Path) -> Path:
     return folder
 
 
-def may_run_python() -> bool:
-    """Whether the other user may run the Python of these tests; a tree below /root forbids it."""
-    # By env: what setpriv itself starts is found with the rights of before.
-    words = ["setpriv", "--reuid", OTHER, "--clear-groups", "env", sys.executable, "-c", "import omegaconf"]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0
-
-
 def submit(server: Server, name: str, **changes: Any) -> dict[str, Any]:
     """Submits a run of this name, always the same one."""
     body = {"keys": KEYS | {"name": name, "train.steps": 100000} | changes}
@@ -76,10 +68,12 @@ def wait_for(server: Server, run: str, state: str) -> dict[str, Any]:
 def test_each_run_is_submitted_once_by_its_own_unix_user(
     slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs(os.geteuid() == 0 and may_run_python(), f"needs root, and a Python that the user {OTHER} may run")
+    needs(os.geteuid() == 0, "needs root")
     folder = place_of(tmp_path)
+    python = python_for_all(folder)
+    needs(python, f"needs a Python that the user {OTHER} may run")
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
-    server = start(folder, SLURM_CONF=str(slurm.lab.conf))
+    server = start(folder, python=python, SLURM_CONF=str(slurm.lab.conf))
     try:
         server.first_administrator()
         made = server.ask("POST", "/api/users", {"name": "ann", "role": "runner", "unix_user": OTHER}).json
@@ -90,7 +84,7 @@ def test_each_run_is_submitted_once_by_its_own_unix_user(
         for name, server.cookie in (("of-ann", ann), ("of-ada", admin)):
             ids[name] = submit(server, name)["id"]
         server.kill()
-        server = start(folder, SLURM_CONF=str(slurm.lab.conf))
+        server = start(folder, python=python, SLURM_CONF=str(slurm.lab.conf))
         for name, server.cookie in (("of-ann", ann), ("of-ada", admin)):
             assert submit(server, name)["id"] == ids[name]
             wait_for(server, ids[name], "running")

@@ -10,6 +10,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -168,7 +169,7 @@ def start(
         **variables: of its environment.
     """
     output = folder / "serve.out"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_packages()), **variables}
     with open(output, "w") as stream:
         process = subprocess.Popen(
             [*prefix, python, "-m", "ortlaunch", "serve", f"--port={port}", *arguments],
@@ -189,6 +190,12 @@ def start(
         time.sleep(0.05)
     process.kill()
     raise AssertionError(f"the service did not start: {output.read_text()}")
+
+
+def _packages() -> list[str]:
+    """Where this Python finds packages. Its own library is left out: another Python has another one."""
+    own = sysconfig.get_path("stdlib")
+    return [one for one in sys.path if one not in ("", own, f"{own}/lib-dynload") and not one.endswith(".zip")]
 
 
 def _answers(port: int, *, has_tls: bool) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import redacted
 from ortlaunch.base.text import public_text
 from ortlaunch.compare.choose import Selection, choose
@@ -15,7 +16,7 @@ from ortlaunch.compare.page import plot_data
 from ortlaunch.compare.reading import opened
 from ortlaunch.compare.table import baseline_line, difference_columns, reason_lines, repeats_line
 from ortlaunch.config.schema import MlflowConfig
-from ortlaunch.config.tracking_uri import check_uri, default_uri, resolve_tracking
+from ortlaunch.config.tracking_uri import check_uri, default_uri, resolve_tracking, sqlite_path
 
 
 def compare(request: dict[str, Any]) -> dict[str, Any]:
@@ -30,6 +31,9 @@ def compare(request: dict[str, Any]) -> dict[str, Any]:
     runs = request["run_dirs"]
     check_uri(default_uri(), None)
     uri = resolve_tracking(MlflowConfig(uri=default_uri()), Path.cwd()).uri
+    database = sqlite_path(uri)
+    if database is not None and not database.exists():
+        raise RequestError(f"MLflow has no record of these runs: there is no {database} (see tracking)")
     selection = Selection(runs=runs, sweep=None, tags=[], experiment=None, last=None, baseline=None)
     with opened(uri) as client:
         chosen = choose(client, selection)

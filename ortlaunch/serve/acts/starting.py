@@ -109,6 +109,8 @@ def _spawn(record: Path, request: dict[str, Any]) -> None:
     environment = dict(os.environ)
     if request.get("gpus") is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, request["gpus"]))
+        # CUDA would number the fastest GPU first, and not as nvidia-smi does.
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     words = [sys.executable, "-P", "-m", "ortlaunch.serve.runner", str(record), *request["words"]]
     # A service of systemd would take the runs along when it ends, unless they have a scope of their own.
     for scope in ([*_SCOPE], []) if _has_scopes() else ([],):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import uuid
+from typing import Any
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.arguments import Parser, positive
@@ -15,6 +16,8 @@ from ortlaunch.serve.client.connection import Connection
 from ortlaunch.serve.client.following import OVER, follow, print_log, wait_for_end
 
 _WAIT_SECONDS = 900.0
+_MOST_ROWS = 100
+"""Rows that the service gives at once."""
 _DESCRIPTION = """\
 Ask a service (ortlaunch serve) instead of this machine. The token stands in ORTLAUNCH_TOKEN, or in
 ~/.config/ortlaunch/token with mode 600.
@@ -38,11 +41,21 @@ def main(arguments: list[str]) -> int:
 
 def _jobs(service: Connection, options: argparse.Namespace) -> int:
     states = ",".join(options.state)
-    page = service.get("runs", state=states or None, owner=options.owner, text=options.text, size=options.last)
+    filters = {"state": states or None, "owner": options.owner, "text": options.text}
+    # By their ids: a run that comes meanwhile moves another one to the next page.
+    found: dict[str, Any] = {}
+    number = 0
+    while len(found) < options.last:
+        number += 1
+        page = service.get("runs", **filters, size=min(options.last, _MOST_ROWS), page=number)
+        found |= {row["id"]: row for row in page["runs"]}
+        if number >= page["pages"]:
+            break
+    rows = list(found.values())[: options.last]
     if options.json:
-        print(json_text(page["runs"]))
+        print(json_text(rows))
     else:
-        show.rows(page["runs"], page["total"])
+        show.rows(rows, page["total"])
     return exit_codes.DONE
 
 

@@ -21,7 +21,9 @@ from ortlaunch.base.reading import read_text
 TOKEN = "ORTLAUNCH_TOKEN"
 """The environment variable that holds the token."""
 _SECONDS = 60
-_TRIES = 4
+_TRIES, _TRIES_WHILE_IT_RESTARTS = 4, 60
+"""How often a request is sent, a second apart; and a question to a service that has answered before, so that whoever
+follows a run stays through an update of the service."""
 _LARGEST_ANSWER = 64 << 20
 _OVERLOADED = (502, 503, 504)
 
@@ -53,6 +55,7 @@ class Connection:
             raise RequestError(f"--server {url}: the token would be sent unencrypted: use https://")
         self.url = url.rstrip("/")
         self._token = _token()
+        self._has_answered = False
         # A proxy named by the environment would see the token of an unencrypted connection.
         proxies = urllib.request.ProxyHandler({} if parts.scheme == "http" else None)
         self._opener = urllib.request.build_opener(_NoRedirects, proxies)
@@ -99,12 +102,15 @@ class Connection:
             headers["Idempotency-Key"] = key
         content = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, content, headers, method=method)
-        for tries_left in reversed(range(_TRIES)):
+        is_patient = method == "GET" and self._has_answered
+        for tries_left in reversed(range(_TRIES_WHILE_IT_RESTARTS if is_patient else _TRIES)):
             try:
                 with self._opener.open(request, timeout=_SECONDS) as answer:
-                    return _parsed(answer.read(_LARGEST_ANSWER), self.url)
+                    found = _parsed(answer.read(_LARGEST_ANSWER), self.url)
+                self._has_answered = True
+                return found
             except urllib.error.HTTPError as error:
-                wait = _wait(error)
+                wait = 1.0 if is_patient and error.code in _OVERLOADED else _wait(error)
                 if wait is None or not tries_left:
                     raise RequestError(_refusal(error, self.url)) from None
             except (OSError, HTTPException) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from ortlaunch.base.text import log_line
@@ -25,20 +26,18 @@ def print_log(service: Connection, run: str, log: str, last: int | None) -> None
         log: a rank, or the name of another log.
         last: only so many lines at its end; None for all.
     """
-    offset, kept = 0, deque[str](maxlen=last)
-    while True:
-        part = service.get("runs", run, "logs", log, offset=offset, limit=_PART_BYTES)
-        lines = _lines(part)
-        if not part["more"] and part["rest"]:
-            lines.append(part["rest"])
-        if last is None:
+    if last is None:
+        for _, lines in _parts(service, run, log, 0):
             _show(lines)
-        kept.extend(lines)
-        if not part["more"] or part["next"] == offset:
-            break
-        offset = part["next"]
-    if last is not None:
-        _show(list(kept))
+        return
+    # No more is read of a long log than its last lines need.
+    begin, kept, back = 1, deque[str](maxlen=last), _PART_BYTES
+    while begin > 0 and len(kept) < last:
+        parts = list(_parts(service, run, log, -back))
+        begin = parts[0][0]
+        kept = deque((line for _, lines in parts for line in lines), maxlen=last)
+        back *= 4
+    _show(list(kept))
 
 
 def follow(service: Connection, run: str, log: str) -> None:
@@ -91,6 +90,17 @@ def wait_for_end(service: Connection, run: str, seconds: float) -> dict[str, Any
         if row["state"] in OVER or time.monotonic() >= deadline:
             return row
         time.sleep(_POLL_SECONDS)
+
+
+def _parts(service: Connection, run: str, log: str, offset: int) -> Iterator[tuple[int, list[str]]]:
+    """Yields the lines of a log from a byte on, part by part, each with the byte where it begins."""
+    while True:
+        part = service.get("runs", run, "logs", log, offset=offset, limit=_PART_BYTES)
+        rest = [part["rest"]] if not part["more"] and part["rest"] else []
+        yield part["offset"], [*_lines(part), *rest]
+        if not part["more"] or part["next"] == offset:
+            return
+        offset = part["next"]
 
 
 def _lines(part: dict[str, Any]) -> list[str]:

@@ -18,6 +18,7 @@ from ortlaunch.serve.follow.logs import MOST_BYTES, PAGE_BYTES, log_file, part, 
 from ortlaunch.serve.index.finding import Found, find, found_run
 from ortlaunch.serve.index.listing import SORTS, facets_of, page_of, rows_of
 from ortlaunch.serve.index.tables import IndexedRun
+from ortlaunch.serve.queue.tables import OPEN_STATES, Job
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.unfit import unfit
 
@@ -66,6 +67,9 @@ def run_detail(service: Service, caller: Caller, asked: str) -> Detail:
     with reading(service.engine) as session:
         row = rows_of(session, service.queue.positions(), [found.place]).get(found.place)
         run = session.get(IndexedRun, found.place)
+        job = session.get(Job, found.job_id) if found.job_id is not None else None
+    if row is None and job is not None and job.state not in OPEN_STATES:
+        raise HTTPException(404, f"the run folder is gone, {found.place}: somebody has deleted or moved it")
     if row is None:
         raise HTTPException(404, "the run is not in the index yet")
     if run is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,6 +67,10 @@ class Index:
         self._known: dict[str, _Known] = {}
         self._read_at: dict[str, tuple[float, tuple[int, ...]]] = {}
         """When the run of a folder that goes on was read last, and how the folder looked then."""
+        self._is_behind = True
+        """Whether folders have changed, or may have, since `_open` was made."""
+        self._open: dict[str, Stamp] = {}
+        """The folders whose runs may change though their folders do not: all but those of runs that are over."""
         self._left_out: dict[str, tuple[Stamp, float]] = {}
         """The folders that could not be taken: how each looked then, and when that was."""
         self._listeners: list[Callable[[Change], None]] = []
@@ -106,18 +110,17 @@ class Index:
             self._known.clear()
             self._read_at.clear()
             self._left_out.clear()
+            self._is_behind = True
         self.refresh()
         return len(self._known)
 
     def refresh(self) -> None:
         """Looks at the run folders once, and brings the index up to date."""
         with self._lock:
-            self._folders.look()
-            present = self._folders.known
-            self._left_out = {place: why for place, why in self._left_out.items() if place in present}
-            gone = self._remove([place for place in self._known if place not in present])
+            self._is_behind |= self._folders.look()
+            gone = self._take_look() if self._is_behind else ()
             changed: set[str] = set()
-            due = iter(self._due(present))
+            due = iter(self._due())
             while batch := list(islice(due, _BATCH)):
                 if self._stopping.is_set():
                     break
@@ -147,19 +150,31 @@ class Index:
             ).all()
         self._known = {place: _Known(changed, is_over, state) for place, changed, is_over, state in rows}
 
-    def _due(self, present: dict[str, Stamp]) -> Iterator[tuple[str, Stamp]]:
-        """Yields the folders to read, the newest first."""
-        found = []
-        for place, stamp in present.items():
-            if self._is_left_out(place, stamp):
-                continue
-            known = self._known.get(place)
-            if known is None or known.changed != stamp.changed or (not known.is_over and self._has_moved(place, known)):
-                found.append((place, stamp))
-        yield from sorted(found, key=_when, reverse=True)
+    def _take_look(self) -> tuple[str, ...]:
+        """Takes what was found below the roots; forgets the runs whose folders are gone, and returns their keys."""
+        present = self._folders.known
+        self._left_out = {place: why for place, why in self._left_out.items() if place in present}
+        self._open = {place: stamp for place, stamp in present.items() if not self._is_settled(place, stamp)}
+        gone = self._remove([place for place in self._known if place not in present])
+        self._is_behind = False
+        return gone
 
-    def _has_moved(self, place: str, known: _Known) -> bool:
-        """Whether a run that goes on has to be read again."""
+    def _due(self) -> list[tuple[str, Stamp]]:
+        """The folders to read, the newest first."""
+        self._open = {place: stamp for place, stamp in self._open.items() if not self._is_settled(place, stamp)}
+        found = [one for one in self._open.items() if not self._is_left_out(*one) and self._has_moved(*one)]
+        return sorted(found, key=_when, reverse=True)
+
+    def _is_settled(self, place: str, stamp: Stamp) -> bool:
+        """Whether a run is over and was read as its folder is now."""
+        known = self._known.get(place)
+        return known is not None and known.is_over and known.changed == stamp.changed
+
+    def _has_moved(self, place: str, stamp: Stamp) -> bool:
+        """Whether a run has to be read again."""
+        known = self._known.get(place)
+        if known is None or known.changed != stamp.changed:
+            return True
         at, before = self._read_at.get(place, (0.0, ()))
         longest = _UNKNOWN_SECONDS if known.state == "unknown" else _JUDGE_SECONDS
         return time.monotonic() - at > longest or fingerprint(place) != before

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 import anyio
 from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
+from sqlalchemy.exc import OperationalError
 
-from ortlaunch.serve.access import caller_or_none
+from ortlaunch.serve.access import Caller, caller_or_none
 from ortlaunch.serve.pages.render import render
 
 _TITLES = {
@@ -32,7 +33,7 @@ def error_page(request: Request, status: int, message: str) -> HTMLResponse:
         message: why, and what to do.
     """
     title = _TITLES.get(status, "Something went wrong")
-    page = render(request, "error.html", caller_or_none(request), title=title, message=message)
+    page = render(request, "error.html", _caller(request), title=title, message=message)
     page.status_code = status
     return page
 
@@ -53,6 +54,14 @@ def for_browsers(answer: Callable[[Request, Exception], Awaitable[Response]]) ->
         return await anyio.to_thread.run_sync(error_page, request, status, " ".join(messages))
 
     return either
+
+
+def _caller(request: Request) -> Caller | None:
+    try:
+        return caller_or_none(request)
+    except OperationalError:
+        # It may be the database that the page is about.
+        return None
 
 
 def _is_for_person(request: Request) -> bool:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+
+from ortlaunch.base.text import public_text
 
 _log = logging.getLogger(__name__)
 _SECONDS = 20.0
+_PATIENCE_SECONDS = 3.0
+"""So long is an answer waited for. One that takes longer counts when it comes."""
 _FRESH_SECONDS = 5.0
 _DRIVER_SECONDS = 60.0
 """How often a machine is asked again whose nvidia-smi finds no GPU: at boot the driver may come after the service."""
 _GPU = "gpu"
-_T = TypeVar("_T")
+_USED, _MISSING = "a process that is not of this queue uses it", "nvidia-smi does not find it"
+_NO_DEVICES = "No devices were found"
+"""What some versions say without an exit code."""
+_LONGEST_LINE = 200
 _WITHOUT_GPU = (6, 9, 12)
 """Exit codes of nvidia-smi: it finds no device, the driver is not loaded, or its library is not there."""
 
@@ -29,16 +36,26 @@ class NoAnswer(Exception):
 
 @dataclass
 class Slots:
-    """Looks at the machine when it is asked, every few seconds at most."""
+    """Looks at the machine when it is asked, every few seconds at most.
+
+    A thread looks, one at a time: a driver that hangs holds nvidia-smi so that not even a kill ends it.
+    """
 
     limit: int | None = None
     """How many slots there are; None: all GPUs, or one group of workers on a machine without GPUs."""
     trouble: str = ""
     """Why the slots, or those that other processes use, cannot be told now; empty if they can."""
     _names: tuple[str, ...] | None = None
-    _foreign: frozenset[str] | None = None
-    _looked: float = float("-inf")
+    _withheld: dict[str, str] | None = None
+    _next: float = float("-inf")
+    """When the machine may be looked at again."""
+    _began: float = float("-inf")
+    _is_done: threading.Event = field(default_factory=threading.Event)
+    """Whether the latest look has ended."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._is_done.set()
 
     def names(self) -> tuple[str, ...]:
         """Returns the names of all slots, such as ``gpu0``.
@@ -46,55 +63,60 @@ class Slots:
         There are none as long as they cannot be told: a run on the CPU would be no answer to a GPU that is not found.
         GPUs stay as they are while the service runs; groups on the CPU give way to GPUs that nvidia-smi finds later.
         """
-        with self._lock:
-            if self._is_open() and (found := self._asked(self._found)) is not None:
-                self._names = found
-            return self._names or ()
+        self._refresh()
+        return self._names or ()
 
-    def _is_open(self) -> bool:
-        """Whether there may be other slots than those known."""
-        if self._names is None:
-            return self._is_due(_FRESH_SECONDS)
-        is_cpu = not any(name.startswith(_GPU) for name in self._names)
-        return is_cpu and self._is_due(_DRIVER_SECONDS) and shutil.which("nvidia-smi") is not None
+    def withheld(self) -> dict[str, str]:
+        """Returns the slots that no run may get now, and why. GPUs that our own runs use are among them.
 
-    def foreign(self) -> frozenset[str]:
-        """Returns the slots on which some process computes. Those of our own runs are among them.
-
-        If they cannot be told, these are the former ones; all slots, if there was no answer yet.
+        While that cannot be told, what was told last counts; all GPUs are withheld, if there was no answer yet.
         """
-        names = self.names()
-        if not names or not names[0].startswith(_GPU):
-            return frozenset()
+        self._refresh()
+        if self._withheld is None:
+            return {name: self.trouble for name in self._names or () if name.startswith(_GPU)}
+        return self._withheld
+
+    def _refresh(self) -> None:
+        """Begins a look if one is due, and waits for it, though not for one that hangs."""
         with self._lock:
-            is_first = self._foreign is None and not self.trouble
-            if (is_first or self._is_due(_FRESH_SECONDS)) and (used := self._asked(_used_gpus)) is not None:
-                self._foreign = used & frozenset(names)
-            return frozenset(names) if self._foreign is None else self._foreign
+            if self._is_done.is_set() and time.monotonic() >= self._next:
+                self._is_done.clear()
+                self._began = time.monotonic()
+                threading.Thread(target=self._look, name="slots", daemon=True).start()
+        if not self._is_done.wait(max(0.0, self._began + _PATIENCE_SECONDS - time.monotonic())):
+            self._note(f"nvidia-smi has given no answer for more than {_PATIENCE_SECONDS:g} s")
 
-    def _is_due(self, seconds: float) -> bool:
-        return time.monotonic() - self._looked > seconds
-
-    def _asked(self, question: Callable[[], _T]) -> _T | None:
-        """Returns an answer of nvidia-smi; None if it gives none. A failure is written into the log once."""
+    def _look(self) -> None:
         try:
-            answer = question()
+            self._ask()
         except NoAnswer as error:
-            if str(error) != self.trouble:
-                _log.warning("%s", error)
-            self.trouble = str(error)
-            return None
+            self._note(str(error))
         else:
-            self.trouble = ""
-            return answer
+            self._note("")
         finally:
-            self._looked = time.monotonic()
+            is_cpu = any(not name.startswith(_GPU) for name in self._names or ())
+            self._next = time.monotonic() + (_DRIVER_SECONDS if is_cpu else _FRESH_SECONDS)
+            self._is_done.set()
 
-    def _found(self) -> tuple[str, ...]:
-        gpus = tuple(f"{_GPU}{index}" for index in _gpus())
-        if gpus:
-            return gpus[: self.limit]
-        return tuple(f"cpu{index}" for index in range(1 if self.limit is None else self.limit))
+    def _ask(self) -> None:
+        """Asks which GPUs there are, and which of them other processes use."""
+        present = _uuids()
+        names = tuple(f"{_GPU}{index}" for index in _visible(present))[: self.limit]
+        if names and (self._names is None or not self._names[0].startswith(_GPU)):
+            self._withheld = None
+            self._names = names
+        elif self._names is None:
+            self._names = tuple(f"cpu{index}" for index in range(1 if self.limit is None else self.limit))
+        used = _used() if present else frozenset()
+        states = {f"{_GPU}{index}": _USED if uuid in used else "" for index, uuid in present.items()}
+        gpus = [name for name in self._names if name.startswith(_GPU)]
+        self._withheld = {name: why for name in gpus if (why := states.get(name, _MISSING))}
+
+    def _note(self, trouble: str) -> None:
+        """Notes why there is no answer. A failure is written into the log once."""
+        if trouble and trouble != self.trouble:
+            _log.warning("%s", trouble)
+        self.trouble = trouble
 
 
 def gpus_of(names: Iterable[str]) -> list[int] | None:
@@ -103,9 +125,8 @@ def gpus_of(names: Iterable[str]) -> list[int] | None:
     return numbers or None
 
 
-def _gpus() -> list[int]:
+def _visible(present: dict[int, str]) -> list[int]:
     """The numbers of the GPUs that the service may give away."""
-    present = _uuids()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return list(present)
@@ -120,33 +141,45 @@ def _means(word: str, index: int, uuid: str) -> bool:
 
 def _uuids() -> dict[int, str]:
     """The UUIDs of the GPUs by their numbers."""
-    rows = _query("gpu", "index,uuid")
-    return {int(row[0]): row[1] for row in rows if len(row) == 2 and row[0].isdecimal()}
+    return {int(number): uuid for number, uuid in _query("gpu", "index,uuid", r"(\d+), *(GPU-\S+)")}
 
 
-def _used_gpus() -> frozenset[str]:
-    used = {row[0] for row in _query("compute-apps", "gpu_uuid,pid") if row}
-    return frozenset(f"{_GPU}{index}" for index, uuid in _uuids().items() if uuid in used)
+def _used() -> frozenset[str]:
+    """The UUIDs of the GPUs on which some process computes."""
+    return frozenset(uuid for uuid, _ in _query("compute-apps", "gpu_uuid,pid", r"((?:GPU|MIG)-\S+), *(.*)"))
 
 
-def _query(what: str, columns: str) -> list[list[str]]:
+def _query(what: str, columns: str, form: str) -> list[tuple[str, ...]]:
     """Asks nvidia-smi; no rows where it is not there, or finds no GPU.
 
+    Args:
+        what: what is asked for.
+        columns: the columns.
+        form: a regular expression with a group for each column of a row.
+
     Raises:
-        NoAnswer: it fails otherwise, or takes too long.
+        NoAnswer: it fails otherwise, takes too long, or says something else.
     """
     if shutil.which("nvidia-smi") is None:
         return []
     words = ["nvidia-smi", f"--query-{what}={columns}", "--format=csv,noheader"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run(words, capture_output=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"nvidia-smi gives no answer within {_SECONDS:g} s") from None
     except OSError as error:
         raise NoAnswer(f"nvidia-smi cannot be started: {error.strerror}") from None
-    if done.returncode in _WITHOUT_GPU:
+    lines = [line.strip() for line in done.stdout.decode(errors="replace").splitlines() if line.strip()]
+    if done.returncode in _WITHOUT_GPU or lines == [_NO_DEVICES]:
         return []
     if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        raise NoAnswer(f"nvidia-smi fails with exit code {done.returncode}{f': {said[-1]}' if said else ''}")
-    return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+        said = [*lines, *done.stderr.decode(errors="replace").strip().splitlines()]
+        raise NoAnswer(f"nvidia-smi fails with exit code {done.returncode}{f': {_shown(said[-1])}' if said else ''}")
+    rows = [re.fullmatch(form, line) for line in lines]
+    if None in rows:
+        raise NoAnswer(f"nvidia-smi says what cannot be read: {_shown(lines[rows.index(None)])}")
+    return [row.groups() for row in rows if row is not None]
+
+
+def _shown(line: str) -> str:
+    return public_text(line)[:_LONGEST_LINE]

@@ -6,8 +6,8 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import func, select
@@ -43,12 +43,12 @@ class Slate:
     """The slots at one moment."""
 
     names: Sequence[str]
-    foreign: frozenset[str] = frozenset()
-    """Slots on which some process computes."""
+    withheld: Mapping[str, str] = field(default_factory=dict)
+    """Slots that no run may get now, and why; those that runs of the queue use are among them."""
 
     def free(self, taken: Iterable[str], drained: frozenset[str]) -> list[str]:
         """Returns the slots that a run may get."""
-        used = set(taken) | self.foreign | drained
+        used = set(taken) | set(self.withheld) | drained
         return [name for name in self.names if name not in used]
 
 

@@ -2,8 +2,13 @@
 import { agreed, call, say, working } from "./api.js";
 import { subscribe } from "./stream.js";
 
-const refresh = () => htmx.ajax("GET", "/queue", { target: "#queue", swap: "outerHTML" });
 const FRESH_AFTER = 3000;
+const OLD_AFTER = 30000;
+let fresh = Date.now();
+const refresh = () => {
+  fresh = Date.now();
+  return htmx.ajax("GET", "/queue", { target: "#queue", swap: "outerHTML" });
+};
 let timer = 0;
 const soon = () => {
   timer ||= setTimeout(() => {
@@ -35,4 +40,14 @@ document.body.addEventListener("submit", (event) => {
   });
 });
 
-subscribe("list", soon);
+// A run that only goes on changes nothing in the queue; the times and shares are shown anew now and then.
+const places = new Map();
+subscribe("list", ({ rows, gone, again: missed }) => {
+  let isOld = missed || gone?.length > 0 || Date.now() - fresh > OLD_AFTER;
+  for (const { id, state, position, reason } of rows) {
+    const now = JSON.stringify([state, position, reason]);
+    isOld ||= places.get(id) !== now;
+    places.set(id, now);
+  }
+  if (isOld) soon();
+});

@@ -52,12 +52,17 @@ const again = () => {
   }, Math.max(300, FRESH_AFTER - (Date.now() - fresh)));
 };
 
+// The states of runs that are not shown: one that only goes on changes no page.
+const unseen = new Map();
+
 subscribe("list", ({ rows, gone, again: missed }) => {
   if (missed || gone?.length) again();
   const shown = new Map([...document.querySelectorAll("#runs tr[data-id]")].map((tr) => [tr.dataset.id, tr]));
   for (const row of rows) {
     const tr = shown.get(row.id);
-    if (!tr || tr.querySelector('[data-cell="state"]').textContent !== row.state) again();
+    const before = tr ? tr.querySelector('[data-cell="state"]').textContent : unseen.get(row.id);
+    if (before !== row.state) again();
+    unseen.set(row.id, row.state);
     if (tr) fillIn(tr, row);
   }
 });

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
 import pytest
+from sqlalchemy import event
 from starlette.types import Message
 
-from ortlaunch.serve import channels
-from ortlaunch.serve.access import Caller, Role
+from ortlaunch.base.text import public_text
+from ortlaunch.run.run import Run
+from ortlaunch.serve import channels, tails
+from ortlaunch.serve.access import Caller, Role, those_allowed
+from ortlaunch.serve.api.shapes import Row
 from ortlaunch.serve.channels import FileChannel, ListChannel
 from ortlaunch.serve.clients import Client
 from ortlaunch.serve.index.indexer import Change
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.streams import Streams
-from ortlaunch.serve.tails import Piece
+from ortlaunch.serve.tails import JournalTail, Piece
+from ortlaunch.serve.tokens import make_token, revoke_token
+from tests.support.service import InProcess
 
 TOPIC = "log:00aa00:0"
 
@@ -108,19 +116,85 @@ def test_a_channel_is_not_idle_while_somebody_is_on_the_way_to_it(tail: FakeTail
     asyncio.run(main())
 
 
-def test_a_channel_that_ends_while_a_row_is_asked_for_is_not_followed(tail: FakeTail) -> None:
+@dataclass
+class Rows:
+    """Streams whose database has one row."""
+
+    row: dict[str, Any]
+    asked: int = 0
+
+    def streams(self) -> Streams:
+        made = Streams(cast(Service, SimpleNamespace(runs=None)))
+        made._rows = self._found  # type: ignore[method-assign]
+        return made
+
+    def _found(self, places: list[str]) -> dict[str, Any]:
+        self.asked += 1
+        return dict.fromkeys(places, self.row)
+
+
+def states(one: Client) -> list[str]:
+    """The states that a client was told."""
+    return re.findall(r'"state":"(\w+)"', got(one))
+
+
+def test_a_row_that_changes_while_a_client_catches_up_is_told(tail: FakeTail) -> None:
     async def main() -> None:
-        streams = Streams(cast(Service, SimpleNamespace(runs=None)))
-        tail.event = "run"
-        old = streams._files["key"] = channel_of(tail)
+        tail.event, rows = "run", Rows({"id": "00aa00", "state": "running"})
+        streams = rows.streams()
+        tail.gate.clear()
+        late, key = client(), "run /place"
+        task = asyncio.create_task(streams._follow_file("run:00aa00", (key, tail), late, "0"))
+        await until(lambda: key in streams._files and streams._files[key]._position > 0)
+        rows.row = {"id": "00aa00", "state": "finished"}
+        streams._publish({"/place": cast(Row, rows.row)}, [])
+        tail.gate.set()
+        await until(lambda: bool(states(late)))
+        assert states(late)[-1] == "finished"
+        streams._end_all()
+        task.cancel()
 
-        async def say_row(_client: Client, key: str) -> None:
-            streams._files.pop(key).close()
+    asyncio.run(main())
 
-        streams._say_row = say_row  # type: ignore[method-assign]
-        task = asyncio.create_task(streams._follow_file("run:00aa00", ("key", tail), client(), None))
-        await until(lambda: any(one.followers for one in (old, *streams._files.values())))
-        assert old.followers == 0
+
+def test_a_row_is_asked_for_once_for_all_and_again_after_nobody_was_there(tail: FakeTail) -> None:
+    async def main() -> None:
+        tail.event, rows = "run", Rows({"id": "00aa00", "state": "running"})
+        streams, key = rows.streams(), "run /place"
+        several = [client() for _ in range(5)]
+        for one in several:
+            task = asyncio.create_task(streams._follow_file("run:00aa00", (key, tail), one, None))
+            await until(lambda one=one: bool(states(one)))
+            task.cancel()
+        assert rows.asked == 1
+        assert [states(one) for one in several] == [["running"]] * 5
+        streams._publish({"/place": cast(Row, {"id": "00aa00", "state": "stopping"})}, [])
+        rows.row = {"id": "00aa00", "state": "finished"}
+        for state, asked in (("stopping", 1), ("finished", 2)):
+            late = client()
+            task = asyncio.create_task(streams._follow_file("run:00aa00", (key, tail), late, None))
+            await until(lambda late=late: bool(states(late)))
+            assert (states(late), rows.asked) == ([state], asked)
+            task.cancel()
+            streams._pass_over()
+        streams._end_all()
+
+    asyncio.run(main())
+
+
+def test_a_run_that_changes_among_very_many_is_told_to_those_who_follow_it(
+    tail: FakeTail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        tail.event, rows = "run", Rows({"id": "00aa00", "state": "running"})
+        streams, one = rows.streams(), client()
+        monkeypatch.setattr(streams, "_changed_jobs", set)
+        streams._loop, streams._clients = asyncio.get_running_loop(), {one}
+        task = asyncio.create_task(streams._follow_file("run:00aa00", ("run /place", tail), one, None))
+        await until(lambda: bool(states(one)))
+        rows.row = {"id": "00aa00", "state": "finished"}
+        streams._take_change(Change(frozenset(["/place", *map(str, range(300))]), ()))
+        await until(lambda: states(one) == ["running", "finished"])
         streams._end_all()
         task.cancel()
 
@@ -282,5 +356,49 @@ def test_events_that_come_together_are_sent_at_once() -> None:
             await until(lambda: len(sent) > 1)
             task.cancel()
         assert b"first" in sent[1] and b"second" in sent[1]
+
+    asyncio.run(main())
+
+
+def test_the_names_of_metrics_are_looked_at_once_for_all_their_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+    names = ("train/loss", "token=abcdefgh1", "token=abcdefgh2")
+    with run.journal() as journal:
+        for step in range(100):
+            journal.metrics(step, {name: float(number) for number, name in enumerate(names)})
+    looked: list[str] = []
+    monkeypatch.setattr(tails, "public_text", lambda name: looked.append(name) or public_text(name))
+    told = JournalTail(run, Path("journal.jsonl"), {}).read(0).content
+    assert told is not None
+    assert sorted(looked) == sorted(names)
+    # Two names that are shown as one keep the points of both.
+    assert {name: len(points) for name, points in told["points"].items()} == {"train/loss": 100, "token=***": 200}
+
+
+def test_all_who_listen_are_asked_about_together(served: InProcess) -> None:
+    service = served.service
+    people = []
+    for number in range(10):
+        person = served.person(f"person-{number}", Role.viewer)
+        token, _ = make_token(service, person, "t", Role.viewer, 1)
+        people.append(replace(person, token_id=token.id))
+    gone = people[0]
+    revoke_token(service, gone, gone.token_id or 0)
+    asked: list[str] = []
+    event.listen(service.engine, "before_cursor_execute", lambda *words: asked.append(words[2]))
+    assert those_allowed(service, people) == set(people[1:])
+    assert len([text for text in asked if text.startswith("SELECT")]) <= 4
+
+
+def test_who_comes_between_a_change_and_its_count_loads_the_list_again() -> None:
+    async def main() -> None:
+        channel, one = ListChannel(), client()
+        task = asyncio.create_task(channel.follow(one, None))
+        await until(lambda: channel.followers == 1)
+        channel.pass_over()
+        assert "event: reload" in got(one)
+        task.cancel()
 
     asyncio.run(main())

@@ -7,15 +7,16 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 from starlette.testclient import TestClient
 
 from ortlaunch.run.journal import Journal
-from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.index import rebuild
@@ -26,30 +27,13 @@ from ortlaunch.serve.index.tables import Delivery, Webhook
 from ortlaunch.serve.queue.tables import Job
 from ortlaunch.serve.service import Service
 from tests.launch.follow.conftest import Maker
+from tests.serve.follow.conftest import add_job
 
 
 def rows(viewer: TestClient, **filters: object) -> list[dict]:
     answer = viewer.get("/api/runs", params=filters)
     assert answer.status_code == 200, answer.text
     return answer.json()["runs"]
-
-
-def add_job(service: Service, number: int, run_dir: Path | str, **values: object) -> None:
-    run_id = str(run_dir)[-6:]
-    facts = {"user_id": 1, "owner": "olga", "unix_user": "root", "slots": 1, "submitted": time.time(), "name": "queued"}
-    facts |= {
-        "experiment": "waiting-room",
-        "run_id": run_id,
-        "run_dir": str(run_dir),
-        "run_key": str(RunKey.of_folder(Path(run_dir).name)),
-        "request": {},
-        "words": [],
-    }
-    required = [one.name for one in Job.__table__.columns if not one.nullable and one.default is None]
-    with writing(service.engine) as session:
-        session.execute(
-            insert(Job), [{**dict.fromkeys(required, ""), "id": f"q{number}", "number": number, **facts, **values}]
-        )
 
 
 def test_a_row_has_what_the_folder_says(service: Service, viewer: TestClient, make_run: Maker) -> None:
@@ -115,6 +99,67 @@ def test_a_run_that_is_over_is_not_read_again(
     again = make_run()
     service.runs.refresh()
     assert [place for place, _ in read] == [str(again)]
+
+
+def test_a_look_that_finds_nothing_new_costs_nothing_for_runs_that_are_over(
+    service: Service, make_run: Maker, alive: dict
+) -> None:
+    asked: list[str] = []
+
+    class Noting(dict):
+        def get(self, place: str, default: object = None) -> object:
+            asked.append(place)
+            return super().get(place, default)
+
+        def __iter__(self) -> Iterator[str]:
+            asked.append("all")
+            return super().__iter__()
+
+    for _ in range(20):
+        made = make_run()
+    going = make_run(end=None, launcher=alive)
+    os.utime(made.parent, (1, 1))  # Folders that have just changed are looked at again.
+    os.utime(made.parents[1], (1, 1))
+    for _ in range(2):
+        service.runs.refresh()
+    service.runs._known = Noting(service.runs._known)
+    service.runs.refresh()
+    assert set(asked) == {str(going)}
+
+
+def test_runs_that_could_not_be_forgotten_are_forgotten_later(
+    service: Service, viewer: TestClient, make_run: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = make_run()
+    service.runs.refresh()
+    shutil.rmtree(run_dir)
+
+    def locked(_places: list[str]) -> tuple[str, ...]:
+        raise OperationalError("", (), Exception("locked"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.runs, "_remove", locked)
+        with pytest.raises(OperationalError):
+            service.runs.refresh()
+    os.utime(run_dir.parent, (1, 1))
+    service.runs._folders.look()
+    service.runs.refresh()
+    assert rows(viewer) == []
+
+
+@pytest.mark.parametrize("path", ["/api/runs", "/"])
+@pytest.mark.parametrize("place", ["access.reading", "follow.page_of"])
+def test_a_database_that_cannot_be_used_now_is_an_answer(
+    viewer: TestClient, path: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OperationalError("SELECT secret", (), Exception("database or disk is full"))
+
+    monkeypatch.setattr(f"ortlaunch.serve.{place}", full)
+    answer = viewer.get(path, headers={"Accept": "text/html"})
+    assert answer.status_code == 503
+    assert "the service cannot use its database now: database or disk is full" in answer.text
+    assert "SELECT" not in answer.text
 
 
 def test_filters_sorting_and_pages(service: Service, viewer: TestClient, make_run: Maker) -> None:
@@ -238,6 +283,15 @@ def test_the_index_can_be_made_anew(service: Service, viewer: TestClient, make_r
         session.connection().exec_driver_sql("update runs set name = 'wrong'")
     assert rebuild(service.settings) == "the index was made anew: 1 run"
     assert rows(viewer)[0]["name"] == "gpt2-ort-ddp"
+
+
+def test_a_run_whose_folder_was_deleted_by_hand_says_so(service: Service, viewer: TestClient, tmp_path: Path) -> None:
+    place = tmp_path / "runs" / "e" / "20260101-000000-n-aaaaaa"
+    add_job(service, 1, place, state="ended", outcome="killed")
+    for asked in ("q1", "20260101-000000-aaaaaa"):
+        answer = viewer.get(f"/api/runs/{asked}")
+        assert (answer.status_code, "the run folder is gone" in answer.text) == (404, True)
+    assert rows(viewer) == []
 
 
 def test_a_damaged_folder_is_a_row_and_breaks_nothing(service: Service, viewer: TestClient, make_run: Maker) -> None:

@@ -15,9 +15,11 @@ from ortlaunch.run.run import Run
 from ortlaunch.serve.access import Role
 from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.index.tables import Delivery, Webhook
+from ortlaunch.serve.queue.store import Slate
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.webhooks import MOST_TRIES, Webhooks, signature
 from tests.launch.follow.conftest import Maker
+from tests.serve.follow.conftest import add_job
 from tests.support.service import InProcess
 
 
@@ -129,6 +131,17 @@ def test_which_addresses_are_webhooks(served: InProcess, service: Service) -> No
     assert admin.delete(f"/api/webhooks/{number}").status_code == 204
     with reading(service.engine) as session:
         assert session.scalars(select(Webhook)).all() == []
+
+
+def test_gpus_of_our_own_runs_are_not_held_by_others(
+    served: InProcess, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = dict.fromkeys(("gpu0", "gpu2"), "a process uses it")
+    monkeypatch.setattr(service.queue, "slate", lambda: Slate(("gpu0", "gpu1", "gpu2"), used))
+    add_job(service, 1, "/nowhere/e/20260101-000000-n-aaaaaa", state="running", slots=2, taken=["gpu0", "gpu1"])
+    text = served.client(served.token("vera", Role.viewer)).get("/metrics").text
+    assert 'ortlaunch_slots{use="taken"} 2.0' in text
+    assert 'ortlaunch_slots{use="foreign"} 1.0' in text
 
 
 def test_prometheus_gets_figures_of_every_part(served: InProcess, service: Service, make_run: Maker) -> None:

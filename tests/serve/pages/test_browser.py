@@ -98,7 +98,7 @@ def test_the_list_shows_hostile_names_as_text_and_is_filtered_and_turned_without
     assert page.locator("tbody tr").count() == 50
     page.get_by_role("link", name="Next page").click()
     expect(page.locator("tbody tr")).to_have_count(13)
-    page.get_by_label("Name, id or reason").fill("<img")
+    page.get_by_label("Name, experiment or id").fill("<img")
     expect(page.locator("tbody tr")).to_have_count(1)
     expect(page.locator("tbody a")).to_contain_text('<img src=x onerror="document.title=1">')
     assert page.title().startswith("Runs")
@@ -135,7 +135,7 @@ def test_a_box_counts_however_late_its_script_comes_and_after_the_list_was_filte
     page.get_by_label("compare gpt2-ort").check()
     page.goto(f"{site.server.url}/?text=gpt2")
     expect(page.locator("#tray output")).to_have_text("1 ticked")
-    page.get_by_label("Name, id or reason").fill("gpt2-eager")
+    page.get_by_label("Name, experiment or id").fill("gpt2-eager")
     expect(page.locator("tbody tr")).to_have_count(1)
     page.get_by_label("compare gpt2-eager").check()
     expect(page.locator("#tray output")).to_have_text("2 ticked")
@@ -314,3 +314,21 @@ def test_scripts_write_figures_as_the_server_does(ada: Person) -> None:
     for name, cases in (("number", NUMBERS), ("duration", DURATIONS), ("bytes", SIZES)):
         values, texts = zip(*cases, strict=True)
         assert page.evaluate(write, [name, list(values)]) == list(texts)
+
+
+@pytest.mark.parametrize(("path", "pause"), [("/?state=failed", 11_000), ("/queue", 4_000)], ids=["list", "queue"])
+def test_a_run_that_goes_on_loads_no_page_anew_that_does_not_show_it(
+    ada: Person, site: Site, path: str, pause: int
+) -> None:
+    shown, page = ada.tab("/"), ada.tab("/tokens")
+    page.clock.install()
+    page.goto(site.server.url + path)
+    asked: list[str] = []
+    page.on("request", lambda one: asked.append(one.url) if one.resource_type in ("xhr", "fetch") else None)
+    for step in range(20, 24):
+        site.measure(step, 1.0)
+        row = shown.locator(f'tr[data-id="{run_path(site.running).rpartition("/")[2]}"]')
+        expect(row.locator('[data-cell="step"]')).to_have_text(f"{step} / {STEPS}")
+        page.clock.run_for(pause)
+    # What was not heard of before may belong on the page.
+    assert len(asked) <= 1, asked

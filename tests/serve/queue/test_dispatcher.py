@@ -122,6 +122,17 @@ def test_a_start_without_an_answer_is_asked_for_again_and_means_the_same_start(
     assert set(actor.begun) == {(job.token, 1)}
 
 
+def test_a_start_that_is_tried_again_says_why(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    actor.silent = 1
+    job_id = add(engine)
+    queue.wake()
+    job = until(engine, job_id, lambda job: bool(job.reason))
+    assert (job.state, job.reason) == (JobState.STARTING, "not started yet, and tried again: start: no answer")
+    queue._again.clear()
+    queue.wake()
+    assert until(engine, job_id, lambda job: job.state == JobState.RUNNING).reason == ""
+
+
 def test_a_refusal_at_the_start_is_kept_with_its_message(engine: Engine, actor: FakeActor, queue: Queue) -> None:
     actor.start_refuses = "the disk is full"
     job_id = add(engine)
@@ -311,7 +322,7 @@ def test_a_gpu_that_somebody_else_uses_is_withheld(
     assert until(engine, first, lambda job: job.state == JobState.RUNNING).taken == ["gpu0"]
     assert until(engine, second, lambda job: bool(job.reason)).state == JobState.WAITING
     queue.stop()
-    assert queue.slots.foreign() == {"gpu1"}
+    assert set(queue.slots.withheld()) == {"gpu1"}
     assert actor.actions("start")[0]["gpus"] == [0]
 
 
