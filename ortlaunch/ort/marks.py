@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ortlaunch.base.private_folder import PrivateFolder
 from ortlaunch.ort.kernels.aten_nodes import ATEN, operator_of
 from ortlaunch.ort.mends import torch_calls
 from ortlaunch.ort.verify.trace import location, place_in_stack, statement_at
@@ -57,8 +56,8 @@ def _create_marked(manager: Any, create: Callable[[Any], None]) -> None:
     import onnxruntime
 
     configured = manager._get_session_config
-    with tempfile.TemporaryDirectory(prefix="ortlaunch-marks-") as folder:
-        path = Path(folder) / "final.onnx"
+    with PrivateFolder("marks") as folder:
+        path = folder / "final.onnx"
 
         def saving() -> Any:
             options, *rest = configured()
