@@ -26,7 +26,7 @@ _SHARE_TAKEN = 0.125
 _MOST_TAKEN = 30
 _MOST_TAKEN_OF_BLOCK = 0.4
 """An aligned block leaves pieces of 32 to 128 bytes before and behind it. Objects of Python and C++ of these sizes take
-this share of them, by chance, and glibc keeps some for such objects. Neighbours of a taken piece can then not be joined,
+this share of them, by chance, and glibc keeps some for such objects. Neighbours of a taken piece cannot be joined then,
 and a hole in which a block was is too small for the next block of the same size. So holes grow from step to step. They
 stop growing when so many pieces are taken, for the process and for each block, that one is given back for each further
 one. The numbers are fitted to the resident memory of training runs of 3 and 20 steps (docs/estimate.md)."""
