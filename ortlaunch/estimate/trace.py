@@ -242,6 +242,7 @@ class Rehearsal:
                 if differs:
                     self._phases[OTHERS_CHECKPOINT] = self._snapshot(engine)
         self._phases["checkpoint"] = self._snapshot(engine)
+        self._meter.take_peak()  # The copy is gone only now.
 
     def _snapshot(self, engine: Engine) -> Use:
         train = self._config.train

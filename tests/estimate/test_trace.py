@@ -86,6 +86,8 @@ def test_a_checkpoint_copies_weights_and_state() -> None:
     phases = traced().phases
     assert list(phases) == ["build", "start", "step", "checkpoint", "end"]
     assert 6 * PARAMETERS <= phases["checkpoint"].tensors < 6.5 * PARAMETERS
+    # The end has copies of the weights alone, and not this one.
+    assert 5 * PARAMETERS <= phases["end"].tensors < 5.5 * PARAMETERS
 
 
 def test_a_checkpoint_between_steps_may_be_in_memory_with_the_next_step_or_be_written_before() -> None:
