@@ -17,18 +17,19 @@ def phase_band(backend: str, base: int, use: Mapping[str, int]) -> Band:
     Args:
         backend: the backend's name.
         base: bytes of the process without tensors.
-        use: the phase's ``tensors`` and ``process`` in bytes, as eager PyTorch has them.
+        use: the phase's ``least``, ``tensors``, ``process`` and ``most`` in bytes, as eager PyTorch has them.
     """
     tensors, process = use["tensors"], use["process"]
     holes = process - tensors
     if backend == "ort":
         return _ort(base, tensors)
     eager = Band(
-        low=int(0.95 * base) + tensors,
+        low=int(0.95 * base) + use["least"],
         middle=base + process,
-        high=int(1.05 * (base + process)) + holes // 2,
+        # Holes of up to 1.75 times the middle model's were measured.
+        high=int(1.05 * (base + process)) + max(3 * holes // 4, use["most"] - process),
     )
-    return _compile(eager, base, tensors) if backend == "compile" else eager
+    return _compile(eager, base, use["least"]) if backend == "compile" else eager
 
 
 def _ort(base: int, tensors: int) -> Band:
@@ -36,9 +37,9 @@ def _ort(base: int, tensors: int) -> Band:
     return Band(base + tensors // 2, base + 140 * MIB + int(0.7 * tensors), base + 400 * MIB + 2 * tensors)
 
 
-def _compile(eager: Band, base: int, tensors: int) -> Band:
+def _compile(eager: Band, base: int, least: int) -> Band:
     # Fused operations keep less than eager ones do. The compiler's modules and graphs took 75 to 100 MiB for an mlp.
-    low = int(0.95 * base) + 40 * MIB + tensors // 2
+    low = int(0.95 * base) + 40 * MIB + least // 2
     return Band(low, max(low, eager.middle + 90 * MIB), max(low, eager.high + 200 * MIB))
 
 

@@ -11,6 +11,7 @@ The rules are those of glibc 2.26 to 2.37 (malloc/malloc.c: ``_int_malloc``, ``_
 from __future__ import annotations
 
 import os
+import random
 from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,11 +22,14 @@ _ALIGNMENT = 64
 _SMALL = 768
 """Bytes of these objects for a tensor."""
 _TAKEN_AT_MOST = 128
-_TAKEN_ONE_IN = 8
+_SHARE_TAKEN = 0.125
+_MOST_TAKEN = 30
+_MOST_TAKEN_OF_BLOCK = 0.4
 """An aligned block leaves pieces of 32 to 128 bytes before and behind it. Objects of Python and C++ of these sizes take
-one in so many. Its neighbours can then not be joined, and a hole in which a block was is too small for the next block
-of the same size. This share is fitted: with it, four training runs of 1 to 124 million parameters have the resident
-memory that was measured (docs/estimate.md); with none, the heap would hold a third of the holes that it has."""
+this share of them, by chance, and glibc keeps some for such objects. Neighbours of a taken piece cannot be joined then,
+and a hole in which a block was is too small for the next block of the same size. So holes grow from step to step. They
+stop growing when so many pieces are taken, for the process and for each block, that one is given back for each further
+one. The numbers are fitted to the resident memory of training runs of 3 and 20 steps (docs/estimate.md)."""
 _PAGE = 4096
 _TOP_PAD = 128 * 1024
 _TRIM_THRESHOLD = 128 * 1024
@@ -67,11 +71,14 @@ class Thresholds:
 class Heap:
     """One arena of glibc, for blocks as torch asks for them."""
 
-    def __init__(self, variables: Mapping[str, str] | None = None, beside: Heap | None = None) -> None:
+    def __init__(
+        self, variables: Mapping[str, str] | None = None, beside: Heap | None = None, *, seed: int = 0
+    ) -> None:
         """
         Args:
             variables: the environment of the process; by default this one's. glibc reads its settings from it.
             beside: another arena of the same process.
+            seed: of what small objects of the process do.
         """
         of_process = Thresholds(os.environ if variables is None else variables)
         self._thresholds: Thresholds = of_process if beside is None else beside._thresholds
@@ -85,8 +92,10 @@ class Heap:
         self._by_begin: dict[int, int] = {}
         self._by_end: dict[int, int] = {}
         self._mapped = 0
-        self._pieces = 0
-        """How many small pieces were cut off so far."""
+        self._chance = random.Random(seed)
+        self._blocks = 0
+        self._taken: list[tuple[int, int]] = []
+        """Small pieces that objects have taken, as (address, length)."""
         self._small: list[int] = []
         """Addresses of freed small blocks, which glibc keeps for the next small ones and does not join."""
 
@@ -97,6 +106,7 @@ class Heap:
 
     def allocate(self, size: int) -> Block:
         """Gives out a block of `size` bytes at a multiple of 64, as ``posix_memalign`` does."""
+        self._blocks += 1
         needed = _chunk(size)
         searched = _chunk(needed + _ALIGNMENT + _LEAST_CHUNK)
         hole = bisect_left(self._free, (searched, 0))
@@ -116,6 +126,7 @@ class Heap:
 
     def free(self, block: Block) -> None:
         """Takes a block back."""
+        self._blocks -= 1
         if not block.is_mapping:
             self._release(block.address, block.size)
             return
@@ -159,11 +170,18 @@ class Heap:
 
     def _give_back(self, address: int, length: int) -> None:
         """Makes a hole of what an aligned block leaves over, unless a small object of the process takes it at once."""
-        if length <= _TAKEN_AT_MOST:
-            self._pieces += 1
-            if self._pieces % _TAKEN_ONE_IN == 0:
+        if length <= _TAKEN_AT_MOST and self._chance.random() < _SHARE_TAKEN:
+            self._taken.append((address, length))
+            if len(self._taken) <= _MOST_TAKEN + _MOST_TAKEN_OF_BLOCK * self._blocks:
                 return
+            address, length = self._given_back()
         self._release(address, length)
+
+    def _given_back(self) -> tuple[int, int]:
+        """One of the taken pieces, by chance, which is not taken any more."""
+        index = self._chance.randrange(len(self._taken))
+        self._taken[index], self._taken[-1] = self._taken[-1], self._taken[index]
+        return self._taken.pop()
 
     def _release(self, address: int, length: int) -> None:
         """Adds a hole, joined with its neighbours. One at the heap's end becomes a part of the end."""

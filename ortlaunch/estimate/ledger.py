@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ortlaunch.estimate import workspace
-from ortlaunch.estimate.heap import Block, Heap
+from ortlaunch.estimate.resident import Resident
 
 _WITHOUT_CONTENT = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 """Operations whose result the system does not yet hold in memory: a page becomes resident when it is written."""
@@ -24,22 +25,25 @@ _WITHOUT_CONTENT = ("empty", "empty_like", "empty_strided", "new_empty", "new_em
 class _Entry:
     """One storage."""
 
-    block: Block
+    block: int
+    """Its number in `Resident`."""
     size: int
     written: int
     """Bytes of it that were written, from its beginning."""
-    objects: int
-    """Where the objects are that describe it."""
 
 
 @dataclass(frozen=True)
 class Use:
     """A use of memory, in bytes."""
 
+    least: int
+    """Bytes that are in use at least, whatever chance and timing do."""
     tensors: int
     """Bytes of tensors that were written."""
     process: int
-    """Bytes that the process keeps for them: the same with the allocator's holes."""
+    """Bytes that the process keeps for them, with the allocator's holes: the middle one of several models."""
+    most: int
+    """The same by the model that keeps the most."""
 
 
 class Ledger(TorchDispatchMode):
@@ -47,13 +51,12 @@ class Ledger(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._heap = Heap()
-        self._of_threads = [Heap(beside=self._heap), Heap(beside=self._heap)]
-        """Arenas of the two threads in which gloo exchanges, by turns."""
+        self._resident = Resident()
+        self._gloo_arena = 1
+        """The arena of the thread that does gloo's next exchange. Two threads take turns."""
         self._entries: dict[int, _Entry] = {}
-        self._unwritten = 0
         self._tensors = 0
-        self._peak = Use(0, 0)
+        self._peak = 0
         self._answers = False
 
     def __torch_dispatch__(
@@ -73,22 +76,25 @@ class Ledger(TorchDispatchMode):
         if func._schema.is_mutable:
             for one in _written(func, args, kwargs):
                 self._note(one, is_written=True)
-        self._borrow(self._heap, workspace.of_kernel(func, args, out))
+        self._borrow(workspace.of_kernel(func, args, out), 0)
         if size := workspace.of_exchange(func, args, out):
-            self._of_threads.reverse()
-            self._borrow(self._of_threads[0], size)
+            self._gloo_arena = 3 - self._gloo_arena
+            self._borrow(size, self._gloo_arena)
         return out
 
     @property
     def now(self) -> Use:
         """What is in use now."""
-        resident = self._heap.resident + sum(one.resident for one in self._of_threads)
-        return Use(self._tensors, resident - self._unwritten)
+        return _use(self._tensors, self._resident.now)
 
     def take_peak(self) -> Use:
         """The largest use since the last call, or since the beginning."""
-        peak, self._peak = self._peak, self.now
-        return peak
+        peak, self._peak = self._peak, self._tensors
+        return _use(peak, self._resident.take_peaks())
+
+    def repeated(self, times: int) -> contextlib.AbstractContextManager[None]:
+        """Within it is a step; what its tensors do to the allocator is repeated after it."""
+        return self._resident.repeated(times)
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
@@ -120,17 +126,16 @@ class Ledger(TorchDispatchMode):
         finally:
             torch.UntypedStorage.resize_ = usual  # type: ignore[method-assign]
 
-    def _borrow(self, heap: Heap, size: int) -> None:
+    def _borrow(self, size: int, arena: int) -> None:
         """Counts bytes that an operation holds only while it runs."""
         if size == 0:
             return
-        block = heap.allocate(size)
-        self._tensors += size
-        self._raise_peak()
-        self._tensors -= size
-        heap.free(block)
+        self._resident.borrow(size, arena)
+        self._peak = max(self._peak, self._tensors + size)
 
     def _note(self, tensor: torch.Tensor, *, is_written: bool) -> None:
+        if tensor.device.type == "meta":
+            return  # It has no memory. DeepSpeed keeps the parameters' shapes so.
         storage = tensor.untyped_storage()
         entry = self._entries.get(storage._cdata)
         if entry is None:
@@ -139,21 +144,17 @@ class Ledger(TorchDispatchMode):
             self._write(entry, entry.size if is_written else 0)
         elif is_written and entry.written < entry.size:
             self._write(entry, _extent(tensor))
-        self._raise_peak()
 
     def _new(self, size: int) -> _Entry:
-        entry = _Entry(self._heap.allocate(size), size, 0, self._heap.allocate_small())
-        if entry.block.is_mapping:
-            self._unwritten += size
-        return entry
+        return _Entry(self._resident.allocate(size), size, 0)
 
     def _write(self, entry: _Entry, extent: int) -> None:
         added = min(extent, entry.size) - entry.written
         if added > 0:
             entry.written += added
+            self._resident.write(entry.block, added)
             self._tensors += added
-            if entry.block.is_mapping:
-                self._unwritten -= added
+            self._peak = max(self._peak, self._tensors)
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         entry = self._entries[storage._cdata]
@@ -166,15 +167,11 @@ class Ledger(TorchDispatchMode):
 
     def _forget(self, entry: _Entry) -> None:
         self._tensors -= entry.written
-        if entry.block.is_mapping:
-            self._unwritten -= entry.size - entry.written
-        self._heap.free(entry.block)
-        self._heap.free_small(entry.objects)
+        self._resident.free(entry.block)
 
-    def _raise_peak(self) -> None:
-        now, peak = self.now, self._peak
-        if now.tensors > peak.tensors or now.process > peak.process:
-            self._peak = Use(max(now.tensors, peak.tensors), max(now.process, peak.process))
+
+def _use(tensors: int, resident: list[int]) -> Use:
+    return Use(tensors, tensors, int(statistics.median(resident)), max(resident))
 
 
 def _made_up(tensor: torch.Tensor) -> bool | int | float:

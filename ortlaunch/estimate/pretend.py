@@ -17,12 +17,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.workers import Workers
+
+_SHAPES = "_propagate_tensor_meta_non_cached"
+"""DTensor's method that finds the shapes of an operation's results."""
 
 
 def join_nobody(world_size: int) -> Workers:
@@ -46,6 +50,8 @@ def replacements() -> Iterator[None]:
             (torch.utils, "swap_tensors", _take_data),
             # The mesh of workers is a tensor of real numbers.
             (fsdp_engine, "init_device_mesh", _outside(init_device_mesh)),
+            # To find an operation's sharding, DTensor runs it on fake tensors of the whole shape.
+            (ShardingPropagator, _SHAPES, _outside(getattr(ShardingPropagator, _SHAPES))),
             # Fake tensors have no address.
             (host, "storage_key", _storage_key),
             (torch_state, "storage_key", _storage_key),

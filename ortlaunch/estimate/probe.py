@@ -46,7 +46,7 @@ class ProcessMeter:
     def now(self) -> Use:
         """What is resident now."""
         size = int(psutil.Process().memory_info().rss)
-        return Use(size, size)
+        return Use(size, size, size, size)
 
     def take_peak(self) -> Use:
         """The largest resident memory since the last call; since the process began where the kernel keeps only that."""
@@ -54,7 +54,11 @@ class ProcessMeter:
         size = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
         with contextlib.suppress(OSError):
             _CLEAR.write_text(_RESET_PEAK)
-        return Use(size, size)
+        return Use(size, size, size, size)
+
+    def repeated(self, times: int) -> contextlib.AbstractContextManager[None]:
+        """Nothing is repeated."""
+        return contextlib.nullcontext()
 
     def answering(self) -> contextlib.AbstractContextManager[None]:
         """Nothing is made up: tensors have content."""
@@ -84,7 +88,7 @@ def phases(config: Config, world_size: int) -> dict[str, int]:
         with replacements():
             found = Rehearsal(config, workers, batches, ProcessMeter(), is_fake=False).trace()
         del held_out
-    return {name: use.process for name, use in found.phases.items()}
+    return {name: use.most for name, use in found.phases.items()}
 
 
 def main() -> None:

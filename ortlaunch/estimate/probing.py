@@ -14,7 +14,6 @@ import platform
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
+from ortlaunch.base.private_folder import PrivateFolder
 from ortlaunch.base.user import user_cache
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config
@@ -148,15 +148,14 @@ def _probed(config: Config, size: int, world_size: int) -> dict[str, int]:
     """
     most = int(_SHARE * available())
     config = replace(config, train=replace(config.train, batch_size=size))
-    with tempfile.TemporaryDirectory(prefix="ortlaunch-probe-", ignore_cleanup_errors=True) as place:
-        folder = Path(place)
+    with PrivateFolder("probe") as folder:
         save_config(config, folder / "config.yaml")
         request = {"world_size": world_size, "most_bytes": most, "most_seconds": _SECONDS}
         (folder / REQUEST).write_text(json.dumps(request))
         log = folder / "probe.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "ortlaunch.estimate.probe", place],
+                [sys.executable, "-m", "ortlaunch.estimate.probe", str(folder)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from ortlaunch.config.schema import Config
 from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import as_another_worker, replacements, settle
+from ortlaunch.launch.memory.question import MOST_STEPS
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.task import Batch, Task, make_task
 from ortlaunch.trainer.backend_run import backend_run
@@ -113,6 +114,10 @@ class Meter(Protocol):
         """The largest use since the last call, or since the beginning."""
         ...
 
+    def repeated(self, times: int) -> contextlib.AbstractContextManager[None]:
+        """Within it is a step, which may be repeated so many times after it."""
+        ...
+
     def answering(self) -> contextlib.AbstractContextManager[None]:
         """Within it, a value that Python reads from a tensor may be made up."""
         ...
@@ -152,7 +157,9 @@ class Rehearsal:
         self._ended("build")
         engine = self._start(model)
         self._step(engine)
-        parts = self._measured_step(engine)
+        # Holes of the allocator grow in the first steps. Tensors are the same in each.
+        with self._meter.repeated(min(self._config.train.steps, MOST_STEPS) - 2):
+            parts = self._measured_step(engine)
         self._ended("step")
         self._evaluation(engine)
         self._checkpoint(engine)
@@ -233,20 +240,24 @@ class Rehearsal:
         if self._workers.world_size > 1:
             with as_another_worker(engine) as differs:
                 if differs:
-                    self._snapshot(engine)
-                    self._ended(OTHERS_CHECKPOINT)
-        self._snapshot(engine)
-        self._ended("checkpoint")
+                    self._phases[OTHERS_CHECKPOINT] = self._snapshot(engine)
+        self._phases["checkpoint"] = self._snapshot(engine)
+        self._meter.take_peak()  # The copy is gone only now.
 
-    def _snapshot(self, engine: Engine) -> None:
+    def _snapshot(self, engine: Engine) -> Use:
         train = self._config.train
         assert train.checkpoint_every is not None
         with self._made_up():
             write = engine.snapshot(_NOWHERE)
-        if train.checkpoint_every < train.steps and train.checkpoint_async:
-            # The copy is being written while the next steps are taken.
-            self._step(engine)
+        alone = self._meter.take_peak()
+        if train.checkpoint_every >= train.steps or not train.checkpoint_async:
+            return alone
+        # The copy is being written while the next step is taken. Whether it is gone before that step's peak is chance.
+        self._step(engine)
+        together = self._meter.take_peak()
         del write
+        tensors, process = (alone.tensors + together.tensors) // 2, (alone.process + together.process) // 2
+        return Use(alone.least, tensors, process, together.most)
 
     def _end(self, engine: Engine) -> None:
         if not self._config.train.save_weights:

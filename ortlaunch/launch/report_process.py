@@ -12,7 +12,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from rich.console import Console
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.own_code import last_frames, users_place
+from ortlaunch.base.private_folder import PrivateFolder
 from ortlaunch.base.processes import be_first_to_die, die_with_parent
 from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config
@@ -65,15 +65,15 @@ class ReportProcess:
         """
         self._verb = verb
         self._ended = ended
-        self._place = tempfile.TemporaryDirectory(prefix=f"ortlaunch-{verb}-", ignore_cleanup_errors=True)
-        folder = self._folder = Path(self._place.name)
+        self._place = PrivateFolder(verb)
+        folder = self._folder = self._place.path
         try:
             save_config(config, folder / "config.yaml")
             if add_files is not None:
                 add_files(folder)
             with self._log.open("wb") as output:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", f"ortlaunch.{verb}.process", self._place.name, *words],
+                    [sys.executable, "-m", f"ortlaunch.{verb}.process", str(folder), *words],
                     env={**os.environ, **variables},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -82,7 +82,7 @@ class ReportProcess:
                     start_new_session=is_background,
                 )
         except BaseException:
-            self._place.cleanup()
+            self._place.close()
             raise
 
     @property
@@ -131,7 +131,7 @@ class ReportProcess:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        self._place.cleanup()
+        self._place.close()
 
 
 def report_of(

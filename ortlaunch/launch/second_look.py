@@ -10,13 +10,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ortlaunch.base.note import read_note
 from ortlaunch.base.own_code import last_frames, users_place
+from ortlaunch.base.private_folder import PrivateFolder
 from ortlaunch.base.processes import die_with_parent
 from ortlaunch.base.reading import read_tail
 from ortlaunch.config.load import save_config
@@ -80,14 +80,13 @@ def look_again(config: Config, variables: Mapping[str, str], number: int, log: s
     """
     frames, _ = last_frames(log, number)
     during, place, note = _during(frames), users_place(frames), {}
-    with tempfile.TemporaryDirectory(prefix="ortlaunch-look-") as name:
-        folder = Path(name)
+    with PrivateFolder("look") as folder:
         save_config(config, folder / "config.yaml")
         output = folder / "look.log"
         with output.open("wb") as file:
             try:
                 code = subprocess.run(
-                    [sys.executable, "-m", "ortlaunch.check.second_look", name],
+                    [sys.executable, "-m", "ortlaunch.check.second_look", str(folder)],
                     env={**os.environ, **variables},
                     stdin=subprocess.DEVNULL,
                     stdout=file,

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ortlaunch.base.private_folder import PrivateFolder
 from ortlaunch.ort.failed_node import described, stacks_of
 from ortlaunch.ort.kernels.aten_nodes import ATEN
 
@@ -55,8 +54,8 @@ def _create_marked(manager: Any, create: Callable[[Any], None]) -> None:
     import onnxruntime
 
     configured = manager._get_session_config
-    with tempfile.TemporaryDirectory(prefix="ortlaunch-marks-") as folder:
-        path = Path(folder) / "final.onnx"
+    with PrivateFolder("marks") as folder:
+        path = folder / "final.onnx"
 
         def saving() -> Any:
             options, *rest = configured()

@@ -52,6 +52,8 @@ MINUTES = 10.0
 _MOST_MINUTES = 7 * 24 * 60.0
 _SPARE = 0.9
 """Share of the free memory that a trial may take, so that other processes can go on."""
+_LEAST_MEMORY = 200 * 2**20
+"""Torch 2.13 alone takes 220 MiB (measured)."""
 _EPILOG = f"""\
 Takes the keys of ortlaunch run. Searches backend, trainer with its ZeRO stage, workers, micro-batch with accumulation,
 and activation checkpointing, for the same global batch, precision and optimizer. A key that you give holds its axis:
@@ -257,7 +259,13 @@ def _minutes(text: str) -> float:
 
 
 def _size(text: str) -> int:
-    return parsed(text, "--memory")
+    size = parsed(text, "--memory")
+    if size < _LEAST_MEMORY:
+        raise RequestError(
+            f"--memory={text}: no trial fits: a worker that has imported torch takes more than "
+            f"{_LEAST_MEMORY // 2**20} MiB without a model; give more, such as --memory=8GiB"
+        )
+    return size
 
 
 def _names(known: tuple[str, ...]) -> Callable[[str], list[str]]:

@@ -23,12 +23,16 @@ def test_the_verdict_asks_for_the_whole_band(limit: int | None, word: str) -> No
 
 @pytest.mark.parametrize("backend", ["eager", "compile", "ort"])
 def test_a_band_is_in_order(backend: str) -> None:
-    band = phase_band(backend, GIB, {"tensors": GIB, "process": GIB + GIB // 4})
+    band = phase_band(backend, GIB, {"least": GIB, "tensors": GIB, "process": GIB + GIB // 4, "most": 2 * GIB})
     assert GIB < band.low <= band.middle <= band.high
+    # What chance does to the allocator is within the band.
+    assert band.high > 3 * GIB
 
 
 def test_what_may_take_several_backends_has_the_memory_of_the_worst() -> None:
-    phases = {"step": {"tensors": GIB, "process": GIB + GIB // 4}, "end": {"tensors": 0, "process": 0}}
+    nothing = {"least": 0, "tensors": 0, "process": 0, "most": 0}
+    step = {"least": GIB // 2, "tensors": GIB, "process": GIB + GIB // 4, "most": GIB + GIB // 3}
+    phases = {"step": step, "end": nothing}
     single = {name: bands_of([name], GIB, phases, {}) for name in ("eager", "compile", "ort")}
     for phase, band in bands_of(list(single), GIB, phases, {}).items():
         assert band.high == max(one[phase].high for one in single.values())
@@ -38,7 +42,7 @@ def test_what_may_take_several_backends_has_the_memory_of_the_worst() -> None:
 
 
 def test_a_probe_replaces_the_factors_of_its_backend_alone() -> None:
-    phases = {"step": {"tensors": GIB, "process": GIB}}
+    phases = {"step": {"least": GIB, "tensors": GIB, "process": GIB, "most": GIB}}
     probe = {"step": Band(5 * GIB, 6 * GIB, 7 * GIB)}
     assert bands_of(["compile"], GIB, phases, {"compile": probe}) == probe
     assert bands_of(["ort"], GIB, phases, {"compile": probe}) == bands_of(["ort"], GIB, phases, {})

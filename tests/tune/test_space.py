@@ -138,6 +138,8 @@ def test_the_winner_is_a_ready_job_and_a_command_that_compose_to_it(tmp_path: Pa
         (["--minutes", "0"], "--minutes"),
         (["--minutes=nan"], "--minutes"),
         (["--memory", "lots"], "--memory=lots: not a size of memory"),
+        (["--memory=1KiB"], "--memory=1KiB: no trial fits: a worker that has imported torch takes more"),
+        (["--memory", "199MiB"], "--memory=199MiB: no trial fits: a worker that has imported torch takes more"),
         (["--hold", "lr"], "'lr': must be of backend"),
         (["--free", "model"], "'model': must be of batch"),
         (["--format", "xml"], "--format"),

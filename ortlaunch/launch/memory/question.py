@@ -25,6 +25,8 @@ _PACKAGES = ("torch", "transformers", "deepspeed", "onnxruntime-training", "onnx
 _VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "LD_PRELOAD")
 """Variables that change what a process keeps."""
 _MOST_FILES = 500
+MOST_STEPS = 20
+"""After so many steps a run does not need more memory."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ def key_of(config: Config, workers: int, nodes: int) -> str:
         nodes: machines.
     """
     train = asdict(config.train)
-    for name in ("steps", "log_every", "steady_after", "gc_every", "keep_checkpoints", "resume", "memory_check"):
+    train["steps"] = min(config.train.steps, MOST_STEPS)
+    for name in ("log_every", "steady_after", "gc_every", "keep_checkpoints", "resume", "memory_check"):
         del train[name]
     if (every := config.train.checkpoint_every) is not None:
         train["checkpoint_every"] = every < config.train.steps

@@ -89,6 +89,9 @@ def test_the_key_has_what_the_memory_depends_on_and_nothing_else(config: Config)
         return key_of(replace(config, train=replace(config.train, **train)), 2, 1)  # type: ignore[arg-type]
 
     assert key() == key(log_every=3) == key(steps=200, keep_checkpoints=5)
+    # Holes of the allocator grow in the first steps.
+    few, more, many = (key(checkpoint_every=None, steps=steps) for steps in (3, 20, 2000))
+    assert few != more == many
     others = [key(batch_size=8), key(checkpoint_every=None), key(steps=2000), key(eval_every=2), key_of(config, 1, 1)]
     assert len({key(), *others}) == 6
 

@@ -1,0 +1,196 @@
+"""What a process keeps resident for the blocks that it asks of its allocator.
+
+Where holes of a heap can be joined depends on small objects of the process that are not traced. So the same calls go to
+several models of the allocator that differ in chance alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from ortlaunch.estimate.heap import Block, Heap
+
+_CHANCES = 5
+"""How many models of the allocator there are."""
+_ARENAS = 3
+"""The main thread's part of the heap, and those of the two threads in which gloo exchanges."""
+
+
+class _Kind(Enum):
+    allocate = auto()
+    write = auto()
+    free = auto()
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of the allocator, or the first write to bytes of a block."""
+
+    kind: _Kind
+    block: int
+    size: int
+    """Bytes of the block, or bytes that are written."""
+    arena: int = 0
+    is_tensor: bool = False
+
+
+@dataclass
+class _Held:
+    """A block that was given out."""
+
+    heap: Heap
+    block: Block
+    objects: int | None
+    """Where the objects are that describe its tensor, if it is one's."""
+    unwritten: int
+    """Bytes that the system has not given yet: it gives a page of a mapping when the page is written."""
+
+
+class _Process:
+    """One model: the heaps of a process and the blocks in them."""
+
+    def __init__(self, seed: int) -> None:
+        main = Heap(seed=seed)
+        self._heaps = [main, *(Heap(beside=main, seed=seed + index) for index in range(1, _ARENAS))]
+        self._held: dict[int, _Held] = {}
+        self._unwritten = 0
+        self.peak = 0
+
+    @property
+    def now(self) -> int:
+        return sum(heap.resident for heap in self._heaps) - self._unwritten
+
+    def apply(self, call: _Call) -> None:
+        if call.kind is _Kind.allocate:
+            heap = self._heaps[call.arena]
+            block = heap.allocate(call.size)
+            unwritten = call.size if block.is_mapping else 0
+            objects = heap.allocate_small() if call.is_tensor else None
+            self._held[call.block] = _Held(heap, block, objects, unwritten)
+            self._unwritten += unwritten
+        elif call.kind is _Kind.write:
+            held = self._held[call.block]
+            written = min(call.size, held.unwritten)
+            held.unwritten -= written
+            self._unwritten -= written
+        else:
+            held = self._held.pop(call.block)
+            self._unwritten -= held.unwritten
+            held.heap.free(held.block)
+            if held.objects is not None:
+                held.heap.free_small(held.objects)
+        self.peak = max(self.peak, self.now)
+
+
+class Resident:
+    """Counts what blocks keep resident. Blocks have numbers."""
+
+    def __init__(self) -> None:
+        self._processes = [_Process(_ARENAS * index) for index in range(_CHANCES)]
+        self._count = 0
+        self._sizes: dict[int, int] = {}
+        self._renamed: dict[int, int] = {}
+        """The block that stands for one after its step was repeated."""
+        self._tape: list[_Call] | None = None
+
+    def allocate(self, size: int) -> int:
+        """Returns the number of a block of a tensor in which nothing was written."""
+        return self._allocate(size, 0, is_tensor=True)
+
+    def borrow(self, size: int, arena: int) -> None:
+        """Notes that an operation holds so many bytes only while it runs, in a part of the heap."""
+        block = self._allocate(size, arena, is_tensor=False)
+        self.write(block, size)
+        self.free(block)
+
+    def write(self, block: int, size: int) -> None:
+        """Notes that so many bytes of a block are written for the first time."""
+        self._apply(_Call(_Kind.write, self._renamed.get(block, block), size))
+
+    def free(self, block: int) -> None:
+        """Takes a block back."""
+        self._apply(_Call(_Kind.free, self._renamed.pop(block, block), self._sizes.pop(block)))
+
+    @property
+    def now(self) -> list[int]:
+        """Bytes that are resident by each model."""
+        return [one.now for one in self._processes]
+
+    def take_peaks(self) -> list[int]:
+        """The most that was resident by each model since the last call, or since the beginning."""
+        peaks = [one.peak for one in self._processes]
+        for one in self._processes:
+            one.peak = one.now
+        return peaks
+
+    @contextlib.contextmanager
+    def repeated(self, times: int) -> Iterator[None]:
+        """Repeats the calls of a step, which are taken within it, after it."""
+        tape = self._tape = []
+        try:
+            yield
+        finally:
+            self._tape = None
+        self._repeat(tape, times)
+
+    def _repeat(self, tape: list[_Call], times: int) -> None:
+        allocated = {call.block: call.size for call in tape if call.kind is _Kind.allocate}
+        freed = {call.block: call.size for call in tape if call.kind is _Kind.free}
+        left = {block: size for block, size in allocated.items() if block not in freed}
+        before = {block: size for block, size in freed.items() if block not in allocated}
+        successors = _of_same_size(before, left)
+        once = left.keys() - set(successors.values())
+        tape = [
+            call for call in tape if call.block not in once and (call.block in allocated or call.block in successors)
+        ]
+        names = {block: block for block in successors.values()}
+        for _ in range(times):
+            names = self._again(tape, {block: names[successor] for block, successor in successors.items()})
+        self._renamed.update((block, names[block]) for block in successors.values())
+
+    def _again(self, tape: list[_Call], names: dict[int, int]) -> dict[int, int]:
+        """Takes the calls of a step once more.
+
+        Args:
+            tape: the calls.
+            names: the blocks that stand for those which they free and have not allocated.
+
+        Returns:
+            The blocks that stand for those on the tape.
+        """
+        for call in tape:
+            if call.kind is _Kind.allocate:
+                names[call.block] = self._new_number()
+            self._send(replace(call, block=names[call.block]))
+        return names
+
+    def _allocate(self, size: int, arena: int, *, is_tensor: bool) -> int:
+        block = self._new_number()
+        self._sizes[block] = size
+        self._apply(_Call(_Kind.allocate, block, size, arena, is_tensor))
+        return block
+
+    def _new_number(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _apply(self, call: _Call) -> None:
+        if self._tape is not None:
+            self._tape.append(call)
+        self._send(call)
+
+    def _send(self, call: _Call) -> None:
+        for one in self._processes:
+            one.apply(call)
+
+
+def _of_same_size(before: dict[int, int], left: dict[int, int]) -> dict[int, int]:
+    """For blocks that a step frees, the blocks of the same size that it leaves to be freed by the next step."""
+    by_size: defaultdict[int, list[int]] = defaultdict(list)
+    for block in sorted(left, reverse=True):
+        by_size[left[block]].append(block)
+    return {block: by_size[size].pop() for block, size in sorted(before.items()) if by_size[size]}
