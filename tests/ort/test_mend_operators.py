@@ -432,6 +432,7 @@ def test_positions_are_interpolated_by_the_shape_of_the_input(to_ort: Wrap, by_s
     assert_model_as_in_fp64(to_ort, Interpolated(by_scale), torch.randn(2, 3, 12, 8), torch.randn(3, 3, 12, 8))
 
 
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped products")
 def test_grouped_products(to_ort: Wrap) -> None:
     class Experts(nn.Module):
         def __init__(self) -> None:

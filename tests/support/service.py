@@ -7,10 +7,10 @@ import json
 import os
 import re
 import signal
+import site
 import ssl
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+import ortlaunch
 from ortlaunch.serve import accounts, tokens
 from ortlaunch.serve.access import COOKIE, Caller, Role
 from ortlaunch.serve.app import make_app
@@ -193,9 +194,8 @@ def start(
 
 
 def _packages() -> list[str]:
-    """Where this Python finds packages. Its own library is left out: another Python has another one."""
-    own = sysconfig.get_path("stdlib")
-    return [one for one in sys.path if one not in ("", own, f"{own}/lib-dynload") and not one.endswith(".zip")]
+    """Where the service finds packages, also with another Python. Some packages put folders of theirs on this path."""
+    return [str(Path(ortlaunch.__file__).parents[1]), *site.getsitepackages()]
 
 
 def _answers(port: int, *, has_tls: bool) -> bool:
