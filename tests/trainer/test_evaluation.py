@@ -20,6 +20,7 @@ from ortlaunch.trainer.wrapping import wrap_trainer
 
 def worker(rank: int, folder: str, words: list[str]) -> None:
     """A step on images of its own, then an evaluation of the same ones; leaves its loss and its running means."""
+    os.environ["LOCAL_RANK"] = str(rank)  # DeepSpeed asks for it.
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
@@ -39,8 +40,13 @@ def worker(rank: int, folder: str, words: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["trainer=ddp"], ["trainer=fsdp", "backend=eager", "train.precision=bf16"]],
-    ids=["ddp", "fsdp-bf16"],
+    [
+        ["trainer=ddp"],
+        ["trainer=fsdp", "backend=eager", "train.precision=bf16"],
+        ["trainer=deepspeed", "trainer.zero_stage=0"],
+        ["trainer=deepspeed", "trainer.zero_stage=3", "train.precision=bf16"],
+    ],
+    ids=["ddp", "fsdp-bf16", "zero0", "zero3-bf16"],
 )
 def test_all_workers_evaluate_the_model_that_is_saved(tmp_path: Path, words: list[str]) -> None:
     """Each one's last batch has moved statistics of its own; a checkpoint has the first worker's."""

@@ -23,6 +23,7 @@ from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.optim import build_optimizer, masks_on_device
 from ortlaunch.trainer.precision import cast_inputs
 from ortlaunch.trainer.schedule import build_scheduler
+from ortlaunch.trainer.statistics import normalize_in_fp32, take_first_workers_buffers
 from ortlaunch.trainer.workers import Workers
 
 
@@ -50,6 +51,9 @@ class DeepSpeedEngine(Engine):
         self._optimizer = build_optimizer(inner, config.optimizer)
         self._masks_on_device = masks_on_device(self._optimizer, workers.device)
         self._scheduler = build_scheduler(self._optimizer, config.scheduler, config.train.steps)
+        if config.train.precision is not Precision.fp32:
+            # DeepSpeed casts parameters and leaves buffers in fp32.
+            normalize_in_fp32(inner)
         # DeepSpeed's output belongs in the log, not on the terminal.
         with contextlib.redirect_stdout(sys.stderr), _no_step_taken(self._optimizer):
             self._engine, _, _, _ = deepspeed.initialize(
@@ -78,6 +82,7 @@ class DeepSpeedEngine(Engine):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
+        take_first_workers_buffers(self.inner)
         self._engine.eval()
         try:
             with torch.no_grad():

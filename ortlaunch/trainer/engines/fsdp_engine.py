@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -21,6 +20,7 @@ from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.checkpoint.host import to_host
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.precision import DTYPES, cast_inputs
+from ortlaunch.trainer.statistics import take_first_workers_buffers, with_statistics
 from ortlaunch.trainer.workers import Workers
 
 
@@ -39,10 +39,10 @@ class FsdpEngine(TorchEngine):
     def _distribute(self, config: Config, workers: Workers) -> nn.Module:
         mesh = init_device_mesh(workers.device.type, (workers.world_size,))
         low = None if self._precision is Precision.fp32 else DTYPES[self._precision]
-        if low is not None and (norms := _with_statistics(self.inner)):
+        if low is not None and (norms := with_statistics(self.inner)):
             # Batch normalization keeps its statistics in fp32, so its weights must stay in fp32 too. These modules form
             # one group because each of them is small.
-            fully_shard(norms, mesh=mesh)
+            fully_shard(list[nn.Module](norms), mesh=mesh)
         # Gradients are summed in fp32, in whatever precision they were computed.
         in_blocks = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
         for block in _apart(self.inner, repeated_blocks(self.inner, self._cfg.blocks, "trainer.blocks")).values():
@@ -71,9 +71,7 @@ class FsdpEngine(TorchEngine):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        # All workers evaluate with the first worker's statistics, which checkpoints and weights hold.
-        for buffer in self.inner.buffers():
-            dist.broadcast(buffer, 0)
+        take_first_workers_buffers(self.inner)
         with super().evaluating():
             yield
         # No backward follows an evaluation, so the parameters that the last forward gathered are freed here.
@@ -108,14 +106,6 @@ def _apart(model: nn.Module, blocks: Blocks) -> Blocks:
         for path, block in blocks.items()
         if all(holders[key] == count for key, count in of_block[path].items())
     }
-
-
-def _with_statistics(model: nn.Module) -> list[nn.Module]:
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine and module.track_running_stats
-    ]
 
 
 def _without_missing_kernels(optimizer: torch.optim.Optimizer) -> None:
