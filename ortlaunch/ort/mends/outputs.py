@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,10 @@ class Outputs:
     """Values that the trace has frozen; what they are in a step follows the buffers."""
 
 
+def _nothing() -> None:
+    return None
+
+
 class MovedBuffers:
     """The buffers that an ORTModule's training graph moves."""
 
@@ -42,15 +47,16 @@ class MovedBuffers:
         inner = wrapped._torch_module
         # There is none after a fallback.
         has_graph = hasattr(inner, "_execution_manager")
-        self._graphs: Any = inner._execution_manager(True)._graph_transition_manager if has_graph else None
-        self._seen: Any = None
+        # Whoever follows what a model's forward reaches must not come to ORTModule's own objects from here.
+        self._graphs = weakref.ref(inner._execution_manager(True)._graph_transition_manager) if has_graph else _nothing
+        self._seen: Callable[[], Any] = _nothing
 
     def of_new_export(self) -> list[str]:
         """Returns their names if the module has exported since the last call, otherwise none."""
-        exported = None if self._graphs is None else self._graphs._post_export_processed_model_info
-        if exported is None or exported is self._seen:
+        exported = getattr(self._graphs(), "_post_export_processed_model_info", None)
+        if exported is None or exported is self._seen():
             return []
-        self._seen = exported
+        self._seen = weakref.ref(exported)
         return list(exported.module_forward_output_schema.buffers)
 
 
