@@ -18,6 +18,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Fallback, ModelConfig, OrtConfig, OrtDebugConfig, OrtZero3
 from ortlaunch.models.registry import build_model
 from ortlaunch.ort import session
+from ortlaunch.ort.cache import key
 
 WHOSE_MASKS = pytest.mark.parametrize("torch_kernels", [True, False], ids=["torch", "onnxruntime"])
 """Whose kernel, and so whose generator, draws dropout's masks; on CUDA always ONNX Runtime's."""
@@ -261,6 +262,15 @@ def test_with_warn_a_block_falls_back_and_says_which(tmp_path: Path, zero3: OrtZ
         torch.testing.assert_close(actual.grad, expected.grad)
     assert not session.is_active(ort)
     assert session.fallback_reason(ort).startswith("blocks.1: ")
+
+
+def test_what_forward_reaches_ends_before_ortmodules_own_objects(tmp_path: Path) -> None:
+    """What these reach changes by itself, and a run whose model reaches a value that changes is refused."""
+    ort = wrapped(Stack(Scale(), Scale()), tmp_path)
+    ort(torch.ones(2, 512)).sum().backward()
+    reached = key.describe_model(ort, must_be_complete=False).facts["reached"]
+    assert any(name.endswith("Stack.forward") for name in reached)
+    assert not [name for name in reached if name.startswith("onnx")]
 
 
 def test_save_onnx_tells_the_blocks_apart(tmp_path: Path) -> None:
