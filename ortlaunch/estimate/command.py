@@ -16,11 +16,11 @@ from ortlaunch.compose.hydra_tree import run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.load import to_config
-from ortlaunch.config.schema import CompileConfig, Config, Device, OrtConfig
+from ortlaunch.config.schema import Config, Device
 from ortlaunch.estimate.render import render
 from ortlaunch.launch.memory.limit import limit_of, parsed
 from ortlaunch.launch.memory.question import key_of
-from ortlaunch.launch.memory.request import Request
+from ortlaunch.launch.memory.request import PROBED, Request
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.report_process import report_of
 from ortlaunch.tracking import trackers
@@ -102,7 +102,7 @@ def estimate(config: Config, memory: int | None, *, quick: bool, quiet: bool) ->
     plan = make_plan(config)
     key = key_of(config, plan.workers, plan.nodes)
     limit, source = (memory, "--memory") if memory is not None else limit_of(config)
-    probes = isinstance(config.backend, OrtConfig | CompileConfig) and not quick
+    probes = config.backend.name in PROBED and not quick
     return report_of(
         "estimate",
         config,

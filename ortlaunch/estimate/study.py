@@ -20,7 +20,7 @@ from ortlaunch.estimate.trace import Trace, shapes_of, trace
 from ortlaunch.launch.memory.band import MIB, Band, compilers_of, times, total, verdict
 from ortlaunch.launch.memory.cache import Change, Estimate, store, to_json
 from ortlaunch.launch.memory.calibration import Calibration
-from ortlaunch.launch.memory.request import Request
+from ortlaunch.launch.memory.request import PROBED, Request
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.prepare import open_loader
 
@@ -40,8 +40,6 @@ _OF_FAKE_TENSORS = (
     fake_tensor.MetadataMismatchError,
 )
 _SIGNS = ("data is not allocated", "data pointer", "FakeTensor", "() is not supported for tensor subclasses")
-_PROBED = {"ort": "ONNX Runtime", "compile": "torch.compile"}
-"""The backends whose memory only real steps show."""
 _NOTE_WITHOUT_PROBE = (
     "the memory of {} is not known without real steps, {}: the figures are factors on what eager PyTorch holds, "
     "with a wide band"
@@ -86,6 +84,7 @@ class Study:
         self._is_fake = True
         self._base = 0
         self._possible = possible(config)
+        self._backends = [one.backend.name for one in self._possible]
         self._lines: dict[str, Line] = {}
         """By the backend that was probed."""
         self._why_no_line = "which --quick and the check before a run leave out"
@@ -140,18 +139,18 @@ class Study:
 
     def _of_backend(self) -> str:
         """What the figures say about a backend that is not traced."""
-        names = [one.backend.name for one in self._possible]
+        names = self._backends
         if isinstance(self._config.backend, AutoConfig) and len(names) > 1:
             return _NOTE_OF_AUTO.format(f"{', '.join(names[:-1])} or {names[-1]}")
         if not self._unknown or self._lines:
             return ""
-        return _NOTE_WITHOUT_PROBE.format(_PROBED[names[0]], self._why_no_line)
+        return _NOTE_WITHOUT_PROBE.format(PROBED[names[0]], self._why_no_line)
 
     def _method(self, asked: Found) -> str:
         if not self._is_fake:
             return "a probe: one real step"
         by_steps = [
-            f"{_PROBED[backend]} by real steps with micro-batches {' and '.join(map(str, self._lines[backend].sizes))}"
+            f"{PROBED[backend]} by real steps with micro-batches {' and '.join(map(str, self._lines[backend].sizes))}"
             for backend in asked.probed
         ]
         return ", ".join(["fake tensors", *by_steps])
@@ -159,13 +158,13 @@ class Study:
     @property
     def _unknown(self) -> set[str]:
         """The backends that the run may take and whose memory only real steps show."""
-        return {one.backend.name for one in self._possible} & set(_PROBED)
+        return PROBED.keys() & self._backends
 
     def _find_lines(self) -> None:
         """Looks for probes of the backends that cannot be traced, and makes them if the request allows that."""
         workers, nodes = self._request.workers, self._request.nodes
         for config in self._possible:
-            if config.backend.name not in _PROBED:
+            if config.backend.name not in PROBED:
                 continue
             try:
                 line = line_of(config, workers, nodes, may_probe=self._request.may_probe_backend)
@@ -233,7 +232,7 @@ class Study:
     def _bands(self, found: Found, *, is_first: bool) -> dict[str, Band]:
         of_all = found.trace.to_json()["phases"]
         phases = {name: of_all[name] for name in found.trace.phases_of(is_first=is_first)}
-        return bands_of([one.backend.name for one in self._possible], self._base, phases, found.probed)
+        return bands_of(self._backends, self._base, phases, found.probed)
 
     def _plain_worker(self, found: Found) -> int:
         """The likely peak of the first worker up to the end of the run, which its own measurement leaves out."""
@@ -275,7 +274,7 @@ class Study:
     @property
     def _compilers(self) -> Band:
         """The memory of torch.compile's compilers on a machine."""
-        return compilers_of([one.backend.name for one in self._possible], self._request.workers)
+        return compilers_of(self._backends, self._request.workers)
 
     def _neighbours(self, asked: Found, machine: Band, word: str) -> dict[str, Any]:
         """What checkpointing would save, the largest micro-batch, and the change that makes the run fit."""

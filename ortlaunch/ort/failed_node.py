@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
+from ortlaunch.ort.graph_nodes import nodes_of
 from ortlaunch.ort.kernels.aten_nodes import operator_of
 from ortlaunch.ort.mends import torch_calls
 from ortlaunch.ort.verify.trace import location, place_in_stack, statement_at
@@ -56,7 +56,7 @@ def failure(manager: Any, message: str) -> str | None:
     if found is None:
         return None
     graph = manager._onnx_models.optimized_model.graph
-    node = next((node for node in _nodes(graph) if node.name == found["name"]), None)
+    node = next((node for node in nodes_of(graph) if node.name == found["name"]), None)
     reason = _TRACE_OF_NATIVE_CODE.sub("", _WHERE_IN_NATIVE_CODE.sub("", found["why"])).strip()[:_LONGEST]
     if node is None:
         return f"the operator {found['kind']} fails ({reason})"
@@ -64,14 +64,6 @@ def failure(manager: Any, message: str) -> str | None:
     where = f" of `{known['statement']}` at {known['location']}" if known["location"] else ""
     gradient = "the gradient of " if "_Grad/" in found["name"] else ""
     return f"{gradient}the operator {known['operator']}{where} fails ({reason})"
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nodes(attribute.g)
 
 
 def _operator(node: Any, weights: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from ortlaunch.config.schema import AutoConfig, Config
 from ortlaunch.launch.memory.band import Band
 from ortlaunch.launch.memory.cache import count, read_own, write_own
 from ortlaunch.launch.memory.question import family_key
+from ortlaunch.launch.memory.request import PROBED
 
 ENOUGH = 10
 """Configurations of about the same size that were measured before a band becomes narrower."""
@@ -125,7 +126,7 @@ def learn(config: Config, key: str, estimated: int, measured: int, *, is_probed:
 
 
 def _file(config: Config, *, is_probed: bool) -> Path:
-    mark = "-probed" if is_probed and config.backend.name in ("ort", "compile") else ""
+    mark = "-probed" if is_probed and config.backend.name in PROBED else ""
     return user_cache() / "measured" / f"{family_key(config)}{mark}.json"
 
 

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 REQUEST = "request.json"
+PROBED = {"ort": "ONNX Runtime", "compile": "torch.compile"}
+"""The backends whose memory only real steps show, by their names."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ortlaunch.ort import session
+from ortlaunch.ort.graph_nodes import nodes_of
 from ortlaunch.ort.kernels import symbolics as kernels
 from ortlaunch.ort.kernels.aten_nodes import operator_of
 from ortlaunch.ort.mends import randomness
@@ -83,7 +84,7 @@ def _switch_off(graph: Any) -> bool:
 
     ours = kernels.rate_inputs()
     found = False
-    for node in _nodes(graph):
+    for node in nodes_of(graph):
         index = _RATES.get(node.op_type, ours.get(operator_of(node)))
         if index is not None:
             node.input.extend([""] * (index + 1 - len(node.input)))
@@ -92,11 +93,3 @@ def _switch_off(graph: Any) -> bool:
     if found:
         graph.initializer.append(helper.make_tensor(_OFF, TensorProto.FLOAT, [], [0.0]))
     return found
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nodes(attribute.g)

@@ -7,12 +7,12 @@ of a second instead of seven for GPT-2 with 124M parameters.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ortlaunch.ort import session
+from ortlaunch.ort.graph_nodes import nodes_of
 from ortlaunch.ort.kernels import symbolics as kernels
 
 
@@ -54,17 +54,9 @@ def _switch_dropout_off(graph: Any) -> None:
     off, nothing = "ortlaunch_dropout_off", "ortlaunch_no_share"
     graph.initializer.append(helper.make_tensor(off, TensorProto.BOOL, [], [False]))
     graph.initializer.append(helper.make_tensor(nothing, TensorProto.FLOAT, [], [0.0]))
-    for node in _nodes(graph):
+    for node in nodes_of(graph):
         operator = next((one.s.decode() for one in node.attribute if one.name == "operator"), "")
         if node.op_type == "Dropout" and len(node.input) > 2:
             node.input[2] = off
         elif operator in kernels.RATES:
             node.input[kernels.RATES[operator]] = nothing
-
-
-def _nodes(graph: Any) -> Iterator[Any]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _nodes(attribute.g)
