@@ -13,16 +13,14 @@ from typing import Any
 import anyio
 
 from ortlaunch.serve.clients import Client, encoded
+from ortlaunch.serve.rounds import FAST_SECONDS, SLOW_SECONDS, pace, until_round
 from ortlaunch.serve.tails import Piece, Tail
 
 _LOG = logging.getLogger(__name__)
-_FAST_SECONDS, _SLOW_SECONDS = 0.2, 0.5
-"""How often a file is looked at: while it grows, and after it has not grown for `_QUIET_SECONDS`."""
-_MANY = 100
-"""A file that so many follow is looked at every `_SLOW_SECONDS`: an event costs a system call for each of them."""
 _BEHIND_BYTES = 64 * 1024
 """So much that was not read yet is read at once, and less with the next look."""
 _QUIET_SECONDS = 30.0
+"""A file that has not grown for so long is looked at as seldom as one that many follow."""
 _FAILED_SECONDS = 5.0
 """The pause after a look at a file has failed."""
 _LINGER_SECONDS = 5.0
@@ -108,7 +106,7 @@ class FileChannel:
         self.told = content
         if self._followers:
             where = {"offset": self._position, "next": self._position}
-            self._send(encoded(self._tail.event, content | where))
+            self._send(encoded(self._tail.event, content | where), is_patient=True)
 
     def close(self) -> None:
         """Ends its task."""
@@ -141,11 +139,11 @@ class FileChannel:
                 client.push(encoded("reset", {"topic": topic}), topic, "0")
             # A client may be ahead too: its page was read after the channel's last look at the file.
             elif at > self._position or not client.is_free:
-                await anyio.sleep(_FAST_SECONDS)
+                await anyio.sleep(FAST_SECONDS)
             else:
                 piece = await self._read(at, until=self._position)
                 if piece.next == at:
-                    await anyio.sleep(_FAST_SECONDS)
+                    await anyio.sleep(FAST_SECONDS)
                 at = piece.next
                 if piece.content is not None:
                     client.push(encoded(self._tail.event, piece.content), topic, str(at))
@@ -172,11 +170,8 @@ class FileChannel:
 
     def _pause(self) -> float:
         """Seconds until the next look. Files of one pace are looked at together: one sending takes what is new."""
-        now = time.monotonic()
-        is_growing = now - self._grown_at < _QUIET_SECONDS
-        many = min(1.0, len(self._followers) / _MANY)
-        pace = _FAST_SECONDS + many * (_SLOW_SECONDS - _FAST_SECONDS) if is_growing else _SLOW_SECONDS
-        return pace - now % pace
+        is_growing = time.monotonic() - self._grown_at < _QUIET_SECONDS
+        return until_round(pace(len(self._followers)) if is_growing else SLOW_SECONDS)
 
     async def _look(self) -> bool:
         """Looks at the file once, and sends what is new; returns whether there is much more to read."""
@@ -199,9 +194,9 @@ class FileChannel:
         """Whether the file that is there is not the one that was read."""
         return self._piece.file not in (None, piece.file) or piece.size < self._position
 
-    def _send(self, event: bytes) -> None:
+    def _send(self, event: bytes, *, is_patient: bool = False) -> None:
         for client, topic in list(self._followers.items()):
-            client.push(event, topic, str(self._position))
+            client.push(event, topic, str(self._position), is_patient=is_patient)
 
     async def _read(self, at: int, until: int | None = None) -> Piece:
         return await anyio.to_thread.run_sync(self._tail.read, at, until, limiter=self._readers)
@@ -236,7 +231,7 @@ class ListChannel:
             event = encoded(self.topic, content)
             self._kept.append((self._number, time.monotonic(), event))
         for client in list(self._followers):
-            client.push(event, self.topic, self._position(self._number))
+            client.push(event, self.topic, self._position(self._number), is_patient=True)
 
     def pass_over(self) -> None:
         """Counts a change that nobody was there for, so that it was not made into an event."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -13,13 +14,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ortlaunch.serve.access import Caller
+from ortlaunch.serve.rounds import Rounds
 
 MOST_WAITING = 1 << 20
 """A stream that is this many bytes behind is cut off. The browser comes back with the id of the last event it got."""
+_SOON = 64 * 1024
+"""So many bytes are sent at once."""
 _QUIET_SECONDS = 15.0
 """After so long without an event a comment is sent, so that neither a proxy nor we keep what is dead."""
-_GATHER_SECONDS = 0.02
-"""Events that come so soon after each other are sent together: each sending is a system call."""
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """nginx would collect events before it passes them on."""
 
@@ -27,12 +29,19 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 class Client:
     """One browser's stream. All methods are called in the event loop."""
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Caller, rounds: Rounds) -> None:
+        """
+        Args:
+            caller: who listens.
+            rounds: when streams send.
+        """
         self.caller = caller
+        self._rounds = rounds
         self.positions: dict[str, str] = {}
         """How far each topic was sent; together they are the id of the next event."""
         self._waiting: deque[bytes] = deque()
         self._size = 0
+        self._sent_at = time.monotonic()
         self._wake = asyncio.Event()
         self._scope: anyio.CancelScope | None = None
         self.is_over = False
@@ -42,19 +51,20 @@ class Client:
         """Whether it has little to send, so that what it missed can be read for it."""
         return self._size < MOST_WAITING // 4
 
-    def push(self, event: bytes, topic: str, position: str) -> None:
+    def push(self, event: bytes, topic: str, position: str, *, is_patient: bool = False) -> None:
         """Sends an event that all followers of a topic get.
 
         Args:
             event: the event without its id, from `encoded`.
             topic: the topic.
             position: the topic's position after the event.
+            is_patient: whether it can wait for other events, to be sent with them; see `Rounds`.
         """
         if self.is_over:
             return
         self.positions[topic] = position
         last = ",".join(f"{name}@{at}" for name, at in self.positions.items())
-        self._append(b"%bid: %b\n\n" % (event, last.encode()))
+        self._append(b"%bid: %b\n\n" % (event, last.encode()), is_patient)
         if self._size > MOST_WAITING:
             self.cut()
 
@@ -67,6 +77,11 @@ class Client:
         self.say("bye", {"reason": reason})
         self.is_over = True
 
+    def keep_alive(self) -> None:
+        """Sends a comment if nothing was sent for some time."""
+        if not self._waiting and time.monotonic() - self._sent_at > _QUIET_SECONDS:
+            self._append(b":\n\n")
+
     def cut(self) -> None:
         """Ends the stream at once, without the rest of what it waits for."""
         self.is_over = True
@@ -78,22 +93,27 @@ class Client:
         self._scope = scope
         await send({"type": "http.response.body", "body": b"retry: 2000\n\n", "more_body": True})
         while not self.is_over or self._waiting:
+            await self._wake.wait()
+            self._wake.clear()
             if not self._waiting:
-                self._wake.clear()
-                with anyio.move_on_after(_QUIET_SECONDS):
-                    await self._wake.wait()
-                    await anyio.sleep(_GATHER_SECONDS)
-            data = b"".join(self._waiting) or b":\n\n"
+                # It was much, and has been sent before the others.
+                continue
+            data = b"".join(self._waiting)
             self._waiting.clear()
             # What is being sent still counts: a browser that reads nothing stops here.
             await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sent_at = time.monotonic()
             self._size = sum(map(len, self._waiting))
 
-    def _append(self, data: bytes) -> None:
-        if not self.is_over:
-            self._waiting.append(data)
-            self._size += len(data)
+    def _append(self, data: bytes, is_patient: bool = False) -> None:
+        if self.is_over:
+            return
+        self._waiting.append(data)
+        self._size += len(data)
+        if self._size >= _SOON:
             self._wake.set()
+        else:
+            self._rounds.wake(self._wake, is_patient=is_patient)
 
 
 def encoded(event: str, content: dict[str, Any]) -> bytes:

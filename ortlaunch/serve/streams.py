@@ -26,6 +26,7 @@ from ortlaunch.serve.index.indexer import Change
 from ortlaunch.serve.index.listing import rows_of
 from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.queue.tables import OPEN_STATES, Job
+from ortlaunch.serve.rounds import Rounds
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.tails import JournalTail, LogTail, Tail
 from ortlaunch.serve.unfit import Unfit, unfit
@@ -62,6 +63,7 @@ class Streams:
         self._list = ListChannel()
         self._files: dict[str, FileChannel] = {}
         self._clients: set[Client] = set()
+        self._rounds = Rounds(lambda: len(self._clients))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = anyio.CapacityLimiter(_READERS)
         self._watcher: asyncio.Task[None] | None = None
@@ -137,7 +139,7 @@ class Streams:
     def _new_client(self, caller: Caller) -> Client:
         if sum(client.caller.user_id == caller.user_id for client in self._clients) >= self._most:
             raise TooManyRequests(10.0)
-        client = Client(caller)
+        client = Client(caller, self._rounds)
         self._clients.add(client)
         self._loop = asyncio.get_running_loop()
         if self._watcher is None or self._watcher.done():
@@ -148,9 +150,14 @@ class Streams:
         self._clients.discard(client)
 
     async def _watch(self) -> None:
-        """Ends the streams of those who may not listen any more, and the tasks of files that nobody follows."""
+        """Ends the streams of those who may not listen any more, and the tasks of files that nobody follows.
+
+        It also keeps quiet streams alive.
+        """
         while self._clients or self._files:
             await anyio.sleep(_ASK_SECONDS)
+            for client in self._clients:
+                client.keep_alive()
             asked = {client.caller for client in self._clients}
             may = await anyio.to_thread.run_sync(self._who_may_listen, asked)
             for client in [one for one in self._clients if one.caller in asked and one.caller not in (may or ())]:

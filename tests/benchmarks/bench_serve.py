@@ -311,6 +311,8 @@ async def in_turns(bench: Bench, run_dir: Path) -> list[float]:
     run = f"{run_dir.name[:15]}-{run_dir.name[-6:]}"
     topics = f"run:{run},log:{run}:0,list"
     tokens = tokens_for(bench, 100)
+    # Browsers are on other machines: what they compute here must not take the training's time.
+    os.nice(19)
     ratios, spent = [], {True: 0.0, False: 0.0}
     for number in range(PAIRS):
         times = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,12 +19,13 @@ from starlette.types import Message
 
 from ortlaunch.base.text import public_text
 from ortlaunch.run.run import Run
-from ortlaunch.serve import channels, tails
+from ortlaunch.serve import channels, clients, rounds, tails
 from ortlaunch.serve.access import Caller, Role, those_allowed
 from ortlaunch.serve.api.shapes import Row
 from ortlaunch.serve.channels import FileChannel, ListChannel
-from ortlaunch.serve.clients import Client
+from ortlaunch.serve.clients import Client, encoded
 from ortlaunch.serve.index.indexer import Change
+from ortlaunch.serve.rounds import Rounds
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.streams import Streams
 from ortlaunch.serve.tails import JournalTail, Piece
@@ -68,8 +69,8 @@ def tail() -> FakeTail:
     return tail
 
 
-def client() -> Client:
-    return Client(Caller(1, "vera", Role.viewer, None))
+def client(rounds: Rounds | None = None) -> Client:
+    return Client(Caller(1, "vera", Role.viewer, None), rounds or Rounds(lambda: 1))
 
 
 def got(one: Client) -> str:
@@ -325,7 +326,7 @@ def test_what_is_much_is_read_at_once(tail: FakeTail, monkeypatch: pytest.Monkey
         def read(self, position: int, until: int | None = None) -> Piece:
             return super().read(position, min(until or 10**9, position + 1000))
 
-    monkeypatch.setattr(channels, "_FAST_SECONDS", 1.0)
+    monkeypatch.setattr(rounds, "FAST_SECONDS", 1.0)
 
     async def main() -> None:
         short = Short("", gate=tail.gate, end_gate=tail.end_gate)
@@ -356,6 +357,94 @@ def test_events_that_come_together_are_sent_at_once() -> None:
             await until(lambda: len(sent) > 1)
             task.cancel()
         assert b"first" in sent[1] and b"second" in sent[1]
+
+    asyncio.run(main())
+
+
+def test_changes_of_rows_wait_for_lines_and_are_sent_with_them() -> None:
+    sent: dict[int, list[bytes]] = {0: [], 1: []}
+
+    def sender(number: int) -> Callable[[Message], Awaitable[None]]:
+        async def send(message: Message) -> None:
+            sent[number].append(message["body"])
+
+        return send
+
+    async def main() -> None:
+        of_all = Rounds(lambda: 100)
+        ones = [client(of_all) for _ in sent]
+        with anyio.CancelScope() as scope:
+            tasks = [asyncio.create_task(one.serve(sender(number), scope)) for number, one in enumerate(ones)]
+            await until(lambda: all(map(len, sent.values())))
+            for one in ones:
+                one.push(encoded("list", {}), "list", "1", is_patient=True)
+            await anyio.sleep(0.1)
+            assert all(len(one) == 1 for one in sent.values())
+            for one in ones:
+                one.push(encoded("log", {}), TOPIC, "1")
+            await until(lambda: all(len(one) == 2 for one in sent.values()))
+            assert all(one[1].count(b"event: ") == 2 for one in sent.values())
+            # Without lines they are sent by themselves.
+            ones[0].push(encoded("list", {}), "list", "2", is_patient=True)
+            await until(lambda: len(sent[0]) == 3)
+            for task in tasks:
+                task.cancel()
+
+    asyncio.run(main())
+
+
+def test_lines_do_not_wait_as_long_as_changes_of_rows() -> None:
+    async def main() -> None:
+        of_all, stream = Rounds(lambda: 100), asyncio.Event()
+        of_all.wake(stream, is_patient=True)
+        assert of_all._timer is not None
+        late = of_all._timer
+        of_all.wake(stream, is_patient=False)
+        assert late.cancelled() and of_all._timer.when() < late.when() - 0.3
+        soon = of_all._timer
+        of_all.wake(stream, is_patient=True)
+        assert of_all._timer is soon
+        await stream.wait()
+
+    asyncio.run(main())
+
+
+def test_what_is_much_waits_for_no_round() -> None:
+    sent: list[bytes] = []
+    waiting: list[asyncio.Event] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message["body"])
+
+    async def main() -> None:
+        one = client(cast(Rounds, SimpleNamespace(wake=lambda stream, is_patient: waiting.append(stream))))
+        with anyio.CancelScope() as scope:
+            task = asyncio.create_task(one.serve(send, scope))
+            await until(lambda: len(sent) == 1)
+            one.say("log", {"text": "little"})
+            await anyio.sleep(0.05)
+            assert len(sent) == 1
+            one.say("log", {"text": "x" * 100_000})
+            await until(lambda: len(sent) == 2)
+            # The round comes after all, and finds nothing.
+            waiting[0].set()
+            await anyio.sleep(0.05)
+            assert len(sent) == 2
+            task.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_quiet_stream_gets_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = client()
+
+    async def main() -> None:
+        one.keep_alive()
+        assert got(one) == ""
+        monkeypatch.setattr(clients, "_QUIET_SECONDS", 0.0)
+        one.keep_alive()
+        one.keep_alive()
+        assert got(one) == ":\n\n"
 
     asyncio.run(main())
 
