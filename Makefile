@@ -19,6 +19,7 @@ ONE_MORE := $(shell echo $$(($$(nproc) + 1)))
 SLOWEST := $(if $(CI),--durations=30 --durations-min=1)
 # Which CI has run before, in make check.
 CHECKED := $(if $(CI),tests/test_architecture.py)
+PACKAGES := $(VENV)/.packages
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV26)/constraints.txt
@@ -31,7 +32,10 @@ run: $(INSTALLED)
 	$(BIN)/ortlaunch compare
 
 ## test: all tests but test-slurm's: those that start no workers on all cores, then faults and whole runs, some at a time
-test: test-quick test-serve test-ort
+# test-quick, test-serve and test-ort together: each session of pytest imports torch and all tests in each process.
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(ONE_MORE) --dist=worksteal $(SLOWEST) \
+		$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%) $(CHECKED:%=--ignore=%)
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 $(SLOWEST) tests/faults
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(SLOWEST) \
 		tests/integration tests/wheel
@@ -96,7 +100,7 @@ test-slurm-quick: $(INSTALLED)
 
 ## test-wheel: the wheel installed from nothing, every package anew (2 GB, some minutes), and runs from there
 test-wheel: $(INSTALLED)
-	ORTLAUNCH_TEST_INSTALL=1 $(BIN)/python -m pytest --timeout 1800 tests/wheel
+	ORTLAUNCH_TEST_INSTALL=1 ORTLAUNCH_NIGHTLY=1 $(BIN)/python -m pytest --timeout 1800 tests/wheel
 
 ## gpu-bundle: one file for a CUDA machine without a network: the committed tree, and the wheels that it lacks (docs/gpu.md)
 .PHONY: gpu-bundle
@@ -108,16 +112,23 @@ coverage: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --cov=ortlaunch --cov-report=term --cov-report=html \
 		$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%)
 
-## check: lint, format, types, who imports what, and the documentation, whose links must lead somewhere
-check: $(INSTALLED) docs
+## check: lint, format, types, who imports what, and the documentation, whose links must lead somewhere; faster with -j2
+check: check-style check-types check-layers docs
+
+.PHONY: check-style check-types check-layers
+check-style: $(PACKAGES)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+check-types: $(PACKAGES)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet --numprocesses=auto tests/test_architecture.py
+
+check-layers: $(PACKAGES)
+	$(BIN)/python -m pytest --quiet tests/test_architecture.py
 
 ## docs: the pages of docs/ as a site in site/, made and read without a network
 # Not --quiet, which would hide the warnings from --strict.
-docs: $(INSTALLED)
+docs: $(PACKAGES)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 ## bench-ort: step time of ORT over eager's, interleaved in one run
@@ -206,11 +217,14 @@ install: $(INSTALLED)
 CHECK_PYTHON := $(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 11) else f"the tests of backend=ort need Python 3.11, this is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11, or make test-py312")'
 
 # torch comes first: what is installed after it then finds the pinned build and brings no other.
-$(INSTALLED): pyproject.toml constraints.txt
+$(PACKAGES): pyproject.toml constraints.txt
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) --editable '.[cpu,dev]'
+	@touch $@
+
+$(INSTALLED): $(PACKAGES)
 	$(BIN)/python -m ortlaunch.ort.extension
 	@touch $@
 

@@ -141,10 +141,11 @@ def device_python(tmp_path_factory, work) -> Future[tuple[Path, str]]:
 
 
 def _without_torch(folder: Path) -> tuple[Path, str]:
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=240)
+    # Without a pip of its own, whose installation takes as long as that of the packages.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=240)
     python = folder / "bin" / "python"
     wheels = ["onnxruntime-training-cpu==1.19.2", "numpy", "-c", str(ROOT / "constraints.txt")]
-    pip = [python, "-m", "pip", "install", "-q", *wheels]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", *wheels]
     installed = subprocess.run(pip, capture_output=True, text=True, timeout=480)
     if installed.returncode != 0:
         return python, f"needs a package index: {installed.stderr.strip().splitlines()[-1]}"

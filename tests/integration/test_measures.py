@@ -59,6 +59,7 @@ def test_the_rank_that_holds_the_others_up_is_named(train, folder):
     assert statistics.median(steady(even, "stragglers/spread_percent")) < min(40, lead / 2)
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_costs_what_the_account_says(start, folder):
     """kill -9 after a checkpoint, torchrun starts the workers again: steps that are taken again are lost."""
     running = start(

@@ -112,6 +112,7 @@ def test_another_number_of_workers_goes_on_in_the_same_data(train, folder, strai
     assert rest.losses == pytest.approx(expected, abs=2e-6)
 
 
+@pytest.mark.nightly
 def test_fsdp_goes_on_with_one_two_and_three_workers(train, folder):
     """A global batch of 6 whoever shares it; with three workers the shards are of unlike sizes."""
     same = (*SMALL, *STEPS, *KINDS["fsdp"], *NO_DROPOUT, "train.steps=8", "train.checkpoint_every=2")

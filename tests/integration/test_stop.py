@@ -63,6 +63,7 @@ def test_a_second_ctrl_c_stops_at_once(start, tmp_path, leftovers, keeps):
     assert f"go on:      {way_on}" in result.stdout
 
 
+@pytest.mark.nightly
 def test_a_third_ctrl_c_waits_for_mlflow_no_longer_and_says_how_it_ended(start, tmp_path):
     model = [word for word in stuck_model(tmp_path) if word != "tracking=none"]
     with silent() as uri:
@@ -106,7 +107,9 @@ def stop_sending(running, run_dir):
     running.process.send_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize("way", ["ctrl-c", "cancel", pytest.param("sigterm", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "way", ["ctrl-c", *(pytest.param(way, marks=pytest.mark.nightly) for way in ("cancel", "sigterm"))]
+)
 def test_a_stop_before_the_first_step_has_nothing_to_wait_for_and_reads_stopped(
     start, launch, tmp_path, leftovers, way
 ):

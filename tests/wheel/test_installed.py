@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 import ortlaunch
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +20,7 @@ def test_it_is_the_wheel_that_runs(installed) -> None:
     assert installed.value("metadata.version('ortlaunch')") == ortlaunch.__version__
 
 
+@pytest.mark.nightly
 def test_training_a_ready_job_and_compare(installed) -> None:
     ready = installed.run("+jobs=gpt2_zero1_ort", "experiment=default", *_SMALL, *_NANO)
     assert ready.returncode == 0, ready.stdout + ready.stderr
