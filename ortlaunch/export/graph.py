@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.ort.mends import convolutions, normalization
 
 IR_VERSION = 10
 """The newest version that ONNX Runtime 1.19.2 reads; the installed onnx may write newer ones."""
@@ -53,6 +54,16 @@ def save_unchecked(model: ModelProto, path: Path) -> None:
 def opset(model: ModelProto) -> int:
     """Returns the version of the standard ONNX operators."""
     return next(int(one.version) for one in model.opset_import if one.domain in _STANDARD)
+
+
+def correct(model: ModelProto) -> None:
+    """Changes in place what ONNX Runtime 1.19.2 computes wrongly or refuses, though it is right in ONNX.
+
+    Convolutions with implicit padding have a wrong gradient there and no dilation, and some chains of operators are
+    taken for a normalization.
+    """
+    convolutions.pad_explicitly(model.graph)
+    normalization.avoid_fusion(model)
 
 
 def initializers(model: ModelProto) -> dict[str, TensorProto]:

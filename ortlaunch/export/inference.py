@@ -38,6 +38,7 @@ def export_for_inference(request: Request) -> ExportRecord:
         forward = find_forward(model, batches[0], with_labels=False)
         warned = export_inference(model, forward, batches[0], folder / MODEL)
         exported = external_data.read_exported(folder / MODEL, external=request.has("external-data"))
+        graph.correct(exported)
         graph.check_operators(exported, for_training=False, what="the exported graph")
         graph.save(exported, folder / MODEL)
         proofs = prove_inference(model, forward, batches, folder / MODEL, warned)

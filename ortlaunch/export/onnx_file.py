@@ -89,6 +89,7 @@ def export(source: ExportSource, path: Path, *, own_loss: bool, external: bool =
         raise RequestError("loss=own: the model returns no loss of its own: choose cross_entropy, mse or bce")
     warned = export_training(model, forward, batches[0], path)
     exported = external_data.read_exported(path, external=external)
+    graph.correct(exported)
     graph.check_operators(exported, for_training=False, what="the exported graph")
     names = settle(model, forward, batches[0], exported, path.parent)
     graph.complete_for_gradient(exported)

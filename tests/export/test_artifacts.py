@@ -13,7 +13,7 @@ from torch import nn
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.export import artifacts, graph, losses, onnx_file, restore
+from ortlaunch.export import artifacts, graph, inference, losses, onnx_file, restore
 from ortlaunch.export.record import ExportRecord, load_record
 from ortlaunch.export.request import Request
 from ortlaunch.export.source import ExportSource
@@ -57,6 +57,34 @@ def test_they_train_as_pytorch_does(net, batches, tmp_path, monkeypatch, loss, o
     of_losses, of_weights, _ = train(net, batches, tmp_path / "out", tmp_path / "scratch")
     assert of_losses < 1e-5 and of_weights < 1e-5
     assert not torch.equal(net.wide.weight, before)
+
+
+class Traps(nn.Module):
+    """What ONNX Runtime gets wrong or refuses: implicit padding, with a dilation too, and a chain like RMSNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near = nn.Conv2d(1, 4, 3, padding="same")
+        self.far = nn.Conv2d(4, 4, 3, padding="same", dilation=2)
+        self.scale = nn.Parameter(torch.rand(8) + 0.5)
+        self.head = nn.Linear(256, 10)
+
+    def forward(self, pixel_values):
+        x = self.far(torch.tanh(self.near(pixel_values)))
+        x = self.scale * (x * torch.rsqrt(x.pow(4).mean(-1, keepdim=True) + 1e-3))
+        return self.head(x.flatten(1))
+
+
+def test_what_the_runtime_computes_wrongly_is_exported_so_that_it_does_not(batches, tmp_path, monkeypatch) -> None:
+    torch.manual_seed(0)
+    model = Traps()
+    make(model, batches, tmp_path / "out", monkeypatch, loss="cross_entropy")
+    of_losses, of_weights, _ = train(model, batches, tmp_path / "out", tmp_path / "scratch")
+    assert of_losses < 1e-5 and of_weights < 1e-5
+    served = ExportSource(to_config(compose(["model=mlp"])), model, batches, "here")
+    monkeypatch.setattr(inference, "open_source", lambda request: served)
+    # It fails where the outputs are not PyTorch's.
+    inference.export_for_inference(Request("inference", served.config, tmp_path / "served"))
 
 
 def test_batch_norms_statistics_move_as_in_pytorch(net, batches, tmp_path, monkeypatch) -> None:
