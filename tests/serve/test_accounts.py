@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ortlaunch.serve.database import reading, writing
 from ortlaunch.serve.limits import FOR_NAME, FROM_ADDRESS, Bucket, TooManyRequests
 from ortlaunch.serve.queue import store
 from ortlaunch.serve.queue.tables import Job, JobState
-from ortlaunch.serve.tables import AuditEntry, Link, Token, User
+from ortlaunch.serve.tables import AuditEntry, Link, LoginSession, Token, User
 from ortlaunch.serve.unfit import Unfit
 from tests.support.service import PASSWORD, InProcess, in_process
 
@@ -254,6 +255,25 @@ def test_another_password_ends_the_sessions_of_the_old_one(inside: InProcess) ->
     assert inside.client().get("/api/session", headers=bob).status_code == 200
     accounts.use_link(inside.service, link, "", "another long password", "here")
     assert inside.client().get("/api/session", headers=bob).status_code == 401
+
+
+@pytest.mark.parametrize("page", ["/login", "/link/{link}"])
+@pytest.mark.parametrize("is_over", [True, False])
+def test_a_browser_with_a_session_can_log_in_again(inside: InProcess, page: str, is_over: bool) -> None:
+    """Its cookie is still there when the session is over, and goes along with what the page sends."""
+    admin, bob = inside.person("ada", Role.admin), inside.browser("bob", Role.runner)
+    link = accounts.new_link(inside.service, admin, inside.person("bob", Role.runner).user_id)
+    if is_over:
+        with writing(inside.service.engine) as session:
+            session.execute(update(LoginSession).values(expires=time.time() - 1))
+    client, cookie = inside.client(), {name: bob[name] for name in ("Cookie", "Origin", "Sec-Fetch-Site")}
+    shown = client.get(page.format(link=link), headers={"Cookie": bob["Cookie"]}).text
+    token = re.search(r'<meta name="csrf" content="(\w+)">', shown)
+    assert token is not None, shown
+    body = {"name": "bob", "password": PASSWORD} if page == "/login" else {"link": link, "password": PASSWORD}
+    to = "/api/session" if page == "/login" else "/api/link"
+    assert client.post(to, json=body, headers=cookie).status_code == 403
+    assert client.post(to, json=body, headers={**cookie, "X-CSRF-Token": token[1]}).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "x" * 65, "<b>", "-x", "ö"])

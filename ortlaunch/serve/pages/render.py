@@ -38,7 +38,8 @@ def render(request: Request, template: str, caller: Caller | None, **values: Any
         "caller": caller,
         "is_admin": caller is not None and caller.role is Role.admin,
         "is_runner": caller is not None and caller.role >= Role.runner,
-        "csrf": csrf_token(request.headers) if caller is not None else "",
+        # Also for a session that is over: its cookie is still sent, with the login too.
+        "csrf": csrf_token(request.headers),
         "shared_account": settings.shared_account,
     }
     return HTMLResponse(_environment().get_template(template).render({**known, **values}))
