@@ -158,18 +158,19 @@ def stop_gradient(g: Any, value: Any) -> Any:
 def _separate_unwanted(graph: Any, wanted: set[str]) -> None:
     """Gives nodes a copy of each input whose gradient they write although nobody needs it.
 
-    ONNX Runtime writes the gradients of all inputs of an ATen node or a BatchNorm, needed or not. Two such nodes with a
-    common input would both define its gradient. Inputs that are computed twice alike count as common: ONNX Runtime
-    computes them once.
+    ONNX Runtime writes the gradients of all inputs of an ATen node, a BatchNorm or a Concat, needed or not. Two such
+    nodes with a common input would both define its gradient. Inputs that are computed twice alike count as common: ONNX
+    Runtime computes them once.
     """
     needing, seen = set(wanted), set()
     expressions = _Expressions(graph)
     nodes = []
     for node in graph.node:
         expressions.add(node)
-        if needing.intersection(node.input) and not _stops(node):
+        is_differentiated = bool(needing.intersection(node.input)) and not torch_nodes.stops(node)
+        if is_differentiated:
             needing.update(node.output)
-        for index in _differentiated_inputs(node):
+        for index in _differentiated_inputs(node) if is_differentiated else []:
             name = node.input[index] if index < len(node.input) else ""
             if not name or name in needing:
                 continue
@@ -241,6 +242,8 @@ def _differentiated_inputs(node: Any) -> list[int]:
     """Returns the inputs of a node for which its gradient writes a result whether it is needed or not."""
     from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
 
+    if node.op_type == "Concat":
+        return list(range(len(node.input)))
     if node.op_type == "BatchNormInternal":
         # Values, weight and bias.
         return [0, 1, 2]
