@@ -3,6 +3,7 @@
 - ``torch.func.functional_call`` refuses, although a trace follows the tensors that it puts in the place of parameters.
 - ``torch.nn.utils.parametrize.cached`` refuses, although what it keeps is traced like everything else.
 - ``torch.cond`` compiles its branches, which fails in a trace. A graph computes both and chooses.
+- ``max_unpool2d`` checks sizes, and takes no tensors for the results.
 - ``torch.func.grad``, ``vjp`` and ``jvp`` differentiate in forward, which a graph cannot: they are refused by name.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +43,7 @@ def replaced() -> Iterator[None]:
         (stateless, "torch", asks_the_compiler),
         (parametrize, "torch", asks_the_tracer),
         (torch, "cond", _chosen),
+        (torch, "_check_with", partial(_checked, torch._check_with)),
         # What the functions that differentiate call first.
         (graph, "disable_saved_tensors_hooks", refuse_gradients),
         (eager_transforms, "jvp_increment_nesting", refuse_gradients),
@@ -53,6 +56,11 @@ def replaced() -> Iterator[None]:
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)
+
+
+def _checked(original: Callable[..., None], error: type[Exception], cond: Any, message: Any) -> None:
+    """Checks a condition on sizes, which are tensors in a trace."""
+    original(error, bool(cond) if isinstance(cond, torch.Tensor) else cond, message)
 
 
 def _chosen(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
