@@ -14,6 +14,8 @@ from ortlaunch.models.task import Batch, loss_of, make_task
 from ortlaunch.ort.verify.nested import foreign_values, named_tensors
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
+_RETURNED = ("bool", "int", "float", "str")
+"""Types besides tensors that ORTModule returns as they are."""
 
 
 def check_structure(model: object) -> Structure:
@@ -47,8 +49,9 @@ def check_calls(model: torch.nn.Module, batch: Batch, found: Structure) -> None:
     else:
         found.outputs = [_info(name, tensor) for name, tensor in named_tensors(outputs).items()]
         found.problems += [
-            f"forward returns a {kind} as '{path}': ORTModule returns tensors and dicts, lists and tuples of them"
+            f"forward returns a {kind} as '{path}': ORTModule returns tensors, numbers, texts, dicts and lists"
             for path, kind in foreign_values(outputs).items()
+            if kind not in _RETURNED
         ]
     if found.problems:
         found.status = "failed"

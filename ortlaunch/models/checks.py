@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ortlaunch.base.errors import RequestError
 
@@ -27,8 +28,8 @@ def check_model(model: object) -> None:
         model: the object that a builder returned.
 
     Raises:
-        RequestError: the model is no torch.nn.Module, has no trainable registered parameter, keeps trainable weights
-            where PyTorch does not see them, or it or one of its modules is already wrapped.
+        RequestError: the model is no torch.nn.Module, has no trainable registered parameter or one without a size,
+            keeps trainable weights where PyTorch does not see them, or it or one of its modules is already wrapped.
     """
     if not isinstance(model, nn.Module):
         raise RequestError(
@@ -38,6 +39,7 @@ def check_model(model: object) -> None:
     for place, module in _modules(model):
         _refuse_wrapper(module, place)
     _refuse_hidden_weights(model)
+    _refuse_lazy_weights(model)
     _refuse_untrainable(model)
 
 
@@ -70,6 +72,15 @@ def _refuse_hidden_weights(model: nn.Module) -> None:
             "be trained: hold tensors as torch.nn.Parameter and modules in torch.nn.ModuleList or ModuleDict, "
             "or call requires_grad_(False) on what is not to be trained"
         )
+
+
+def _refuse_lazy_weights(model: nn.Module) -> None:
+    for path, weight in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(weight):
+            raise RequestError(
+                f"the model's '{path}' has no size before the first forward (torch.nn.Lazy…): give its layer a size, or "
+                "run one batch through the model in what model.target names"
+            )
 
 
 def _hidden_weights(model: nn.Module) -> Iterator[str]:

@@ -144,3 +144,12 @@ def test_second_reference_and_frozen_helper_pass() -> None:
     model.again = [model.own, model.own.weight]
     model.teacher = [nn.Linear(2, 2).requires_grad_(False)]
     check_model(model)
+
+
+def test_weights_without_a_size() -> None:
+    with pytest.raises(RequestError, match=r"'inner\.weight' has no size before the first forward"):
+        check_model(Holder(nn.LazyLinear(2)))
+    model = Holder(nn.LazyLinear(2))
+    assert model.inner is not None
+    model.inner(torch.zeros(1, 3))
+    check_model(model)

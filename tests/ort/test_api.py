@@ -406,8 +406,9 @@ def test_inputs_get_gradients(wrap: Wrap) -> None:
         lambda y, z: [y, [z, {"y": y}]],
         lambda y, z: CausalLMOutput(loss=z, logits=y),
         lambda y, z: {"y": y, "nothing": None, "name": "text"},
+        lambda y, z: {"y": y, "count": 3, "rates": [0.5, z], "is_first": True},
     ],
-    ids=["dict", "tuple", "list", "ModelOutput", "constants"],
+    ids=["dict", "tuple", "list", "ModelOutput", "constants", "numbers"],
 )
 def test_outputs_keep_their_structure_and_carry_gradients(wrap: Wrap, shape: Callable[..., Any]) -> None:
     eager = Structured(shape)

@@ -163,7 +163,7 @@ class Hidden(Net):
 
 class Chatty(Net):
     def forward(self, x: torch.Tensor) -> dict[str, object]:
-        return {"logits": super().forward(x), "note": "hello", "none": None, "more": (x, [x])}
+        return {"logits": super().forward(x), "note": "hello", "none": None, "kinds": {3}, "more": (x, [x])}
 
 
 def batches(*signs: float) -> list[Batch]:
@@ -246,9 +246,9 @@ def test_a_model_that_draws_numbers_of_torch_is_compared_with_the_same_numbers()
     assert parity.status == "ok", parity
 
 
-def test_a_model_that_draws_numbers_of_numpy_is_called_not_comparable() -> None:
+def test_a_model_that_draws_numbers_of_numpy_is_not_compared_and_not_fit() -> None:
     found, _ = exported(NoisyByNumpy())
-    assert (found.comparable, found.status, found.probes) == (False, "warning", [])
+    assert (found.comparable, found.status, found.probes) == (False, "failed", [])
 
 
 def test_every_unsupported_operator_is_named_with_module_and_line() -> None:
@@ -396,8 +396,8 @@ def test_structure_refuses_outputs_that_are_no_tensors() -> None:
     check_calls(model, batches(1)[0], found)
     assert found.status == "failed"
     (problem,) = found.problems
-    assert "'note'" in problem
-    assert "str" in problem
+    assert "'kinds'" in problem
+    assert "set" in problem
     assert [one.name for one in found.outputs] == ["logits", "more.0", "more.1.0"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import types
 from pathlib import Path
 from typing import Any
@@ -507,9 +508,39 @@ class SamplingByNumpy(Net):
         return hidden + torch.from_numpy(numpy.random.randn(16)).float()
 
 
-@pytest.mark.parametrize("make", [Sampling, SamplingByNumpy])
-def test_a_model_that_draws_numbers_is_not_stopped_for_them(make: type[Net]) -> None:
-    model = make(0.3)
+class SkippingByPython(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return hidden * 2 if random.random() < 0.5 else hidden
+
+
+@pytest.mark.parametrize("make", [SamplingByNumpy, SkippingByPython])
+def test_random_numbers_that_are_not_torchs_are_found(make: type[Net]) -> None:
+    (found,) = findings(trained(make()))
+    assert found.kind is Allow.python_state
+    assert found.what.startswith("forward draws random numbers of Python or NumPy")
+
+
+class Skipping(Net):
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return hidden if torch.rand(()) < 0.5 else hidden * self.scale
+
+
+@pytest.mark.usefixtures("enforced")
+def test_a_decision_by_chance_stops_the_first_step_in_which_it_is_another() -> None:
+    """Also where the check at the start has seen both, and by chance no difference of the outputs."""
+    data = drawn()
+    model = Skipping()
+    wrapped, task = trained(model), make_task(model, data[0])
+    for _ in range(20):
+        task.loss(wrapped, data[0])
+    decisions.enforce()
+    with pytest.raises(RequestError, match=r"`return hidden if torch.rand\(\(\)\) < 0.5 .* reads (True|False) in this"):
+        for _ in range(20):
+            task.loss(wrapped, data[0])
+
+
+def test_a_model_that_draws_numbers_is_not_stopped_for_them() -> None:
+    model = Sampling(0.3)
     wrapped = trained(model)
     assert findings(wrapped) == []
     assert gradient_error(wrapped, make_task(model, drawn()[0]), contextlib.nullcontext, drawn()[0]) is None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from ortlaunch.config.schema import ModelConfig
 from ortlaunch.models.registry import build_model
@@ -104,6 +105,31 @@ def test_a_frozen_one_stays_and_a_shared_one_counts_every_call(to_ort: Any) -> N
     assert_same_state(ort, eager)
     assert (ort.norm.training, ort.frozen.training) == (True, False)
     assert (ort.norm.num_batches_tracked, ort.frozen.num_batches_tracked) == (6, 0)
+
+
+class Activated(torch.nn.BatchNorm2d):
+    """Calls the function itself, as timm's BatchNorm with an activation does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_batches_tracked.add_(1)
+        statistics = self.running_mean, self.running_var
+        return torch.relu(functional.batch_norm(x, *statistics, self.weight, self.bias, True, 0.3, 1e-3))
+
+
+class Frozen(torch.nn.BatchNorm2d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.SyncBatchNorm, Activated, Frozen])
+def test_a_forward_of_its_own(to_ort: Any, kind: type[torch.nn.Module]) -> None:
+    torch.manual_seed(0)
+    eager = net()
+    eager[1] = kind(6)
+    ort = to_ort(eager)
+    for model in (eager, ort):
+        train(model)
+    assert_same_state(ort, eager)
 
 
 def test_variance_below_epsilon(to_ort: Any) -> None:

@@ -67,6 +67,33 @@ def test_a_pickled_model_needs_a_process_that_uses_ort(to_ort: Any, monkeypatch:
         pickle.loads(text)
 
 
+class Keeping(torch.nn.Module):
+    """Has a hook that keeps what forward uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.kept: dict[str, torch.Tensor] = {}
+        self.first.register_forward_hook(lambda _module, _inputs, output: self.kept.update(output=output))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(x))) + self.kept.pop("output")
+
+
+def test_a_hook_may_be_a_closure_of_the_model() -> None:
+    """ORTModule runs a copy first, whose hook keeps it in the original."""
+    results = []
+    for is_ort in (False, True):
+        torch.manual_seed(0)
+        model = Keeping()
+        used = session.wrap(model, OrtConfig(), threads=1, onnx_dir=None) if is_ort else model
+        output = used(torch.randn(3, 4))
+        output.square().sum().backward()
+        results.append([output, *(parameter.grad for parameter in model.parameters())])
+        assert not is_ort or session.is_active(used)
+    torch.testing.assert_close(*results)
+
+
 def test_what_fell_back_can_be_copied_too(to_ort: Any) -> None:
     class Unsupported(torch.nn.Module):
         def __init__(self) -> None:

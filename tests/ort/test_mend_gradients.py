@@ -48,6 +48,26 @@ class Switched(Pair):
         return self.right(hidden) + self.left(x)
 
 
+class DetachedWeight(Pair):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(self.left(x), self.left.weight.detach()) + self.right(x)
+
+
+class Averaged(Pair):
+    """Has buffers that follow weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("teacher", torch.randn(4, 4))
+        self.register_buffer("rows", torch.randn(2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.teacher.lerp_(self.left.weight, 0.1)
+            self.rows[0] = self.left.bias
+        return self.right(self.left(x) - self.rows.mean(0)) * torch.nn.functional.linear(x, self.teacher)
+
+
 class Nothing(Pair):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.right(self.left(x))
@@ -58,7 +78,9 @@ class Checkpointed(Pair):
         return self.right(checkpoint(lambda y: self.left(y).tanh(), x, use_reentrant=False))
 
 
-@pytest.mark.parametrize("kind", [Detached, StraightThrough, NoGrad, Switched, Nothing, Checkpointed])
+@pytest.mark.parametrize(
+    "kind", [Detached, StraightThrough, NoGrad, Switched, DetachedWeight, Averaged, Nothing, Checkpointed]
+)
 def test_gradients_stop_where_eagers_do(assert_parity: Any, kind: type[Pair]) -> None:
     torch.manual_seed(0)
     assert_parity(kind(), {"x": 3 * torch.randn(3, 4)}, {"x": torch.randn(5, 4)})

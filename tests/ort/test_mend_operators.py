@@ -38,12 +38,20 @@ def scatters(rng: random.Random) -> dict[str, Case]:
         "index_add": Case(lambda a, b, i: a.index_add(1, row(i), b, alpha=0.5), both, index),
         "index_copy": Case(lambda a, b, i: a.index_copy(1, torch.tensor([4, 0, 2]), b), both, index),
         "index_fill": Case(lambda a, i: a.index_fill(1, row(i), 2.0), [(5, 4)], index),
+        "assigned_behind_whole_dimensions": Case(_assigned, both, index),
         "index_put": Case(
             lambda a, b, i: a.index_put((torch.arange(a.shape[0])[:, None], i[:, :, 0]), b, accumulate=True),
             both,
             index,
         ),
     }
+
+
+def _assigned(a: Tensor, b: Tensor, i: Tensor) -> Tensor:
+    result = a * 1.0
+    result[..., [0, 3]] = a[..., [1, 2]] * 2
+    result[:, [1, 2]] = b[:, :2]
+    return result
 
 
 def interpolations(rng: random.Random) -> dict[str, Case]:
@@ -86,6 +94,13 @@ def convolutions(rng: random.Random) -> dict[str, Case]:
 def images(rng: random.Random) -> dict[str, Case]:
     volumes = {1: (4, 8), 2: (4, 8, 7), 3: (4, 8, 7, 6)}
     found = {
+        "grid_sample": Case(functional.grid_sample, [(3, 5, 4), (2, 3, 2)]),
+        "transformed": Case(
+            lambda x, t: functional.grid_sample(x, functional.affine_grid(t, x.shape)), [(3, 5, 4), (2, 3)]
+        ),
+        "unpooled": Case(
+            lambda x: functional.max_unpool2d(*functional.max_pool2d(x, 2, return_indices=True), 2), [(4, 8, 6)]
+        ),
         "pixel_shuffle": Case(lambda x: functional.pixel_shuffle(x, 2), [(8, 3, 4)]),
         "group_norm": Case(lambda x: functional.group_norm(x, 2), [volumes[2]]),
         "squeeze": Case(lambda x: x * functional.adaptive_avg_pool3d(x, 1), [volumes[3]]),
@@ -266,6 +281,7 @@ def numbers(rng: random.Random) -> dict[str, Case]:
         "amin": case(lambda a: a.amin(0)),
         "logsumexp": case(lambda a: a.logsumexp(0)),
         "prod": case(lambda a: a.prod()),
+        "sum": case(lambda a: a.sum(0) + a.mean(-1, keepdim=True)),
         "prod_of_all": Case(lambda x: x * x[0, 0].prod()),
         "prod_of_integers": Case(lambda x, i: x * (i + 1).prod(-1)[:, None, None], integers=[((3,), 4)]),
     }
@@ -287,6 +303,22 @@ def rolls(rng: random.Random) -> dict[str, Case]:
         "tile_of_the_last": Case(lambda x: x.tile(2)[..., 2:6] * x),
         "counts": Case(lambda x: torch.repeat_interleave(x, torch.tensor([1, 0, 2, 1, 1]), dim=1) * x),
         "counts_of_all": Case(lambda x: x * torch.repeat_interleave(x[0, 0], torch.tensor([1, 0, 2, 1]))),
+    }
+
+
+def flips(rng: random.Random) -> dict[str, Case]:
+    return {
+        "last": Case(lambda x, m: m(x).flip(-1) * x, [(4,)], modules=[nn.Linear(4, 4)]),
+        "two": Case(lambda x, m: m(x).flip((-1, 1)) * x, [(5, 4)], modules=[nn.Linear(4, 4)]),
+        "of_integers": Case(lambda x, i: x * i.flip(1), integers=[((5, 4), 9)]),
+    }
+
+
+def cuts(rng: random.Random) -> dict[str, Case]:
+    return {
+        "at_places": Case(lambda x: torch.cat(x.tensor_split((1, 4), dim=1)[::-1], 1) * x),
+        "at_a_tensor": Case(lambda x: torch.cat(x.tensor_split(torch.tensor([2, -1]), dim=-1)[::-1], -1) * x),
+        "into_three": Case(lambda x: torch.cat(x.tensor_split(3, dim=1)[::-1], 1) * x),
     }
 
 
@@ -312,7 +344,7 @@ GROUPS = {
     function.__name__: function
     for function in (
         *(scatters, interpolations, convolutions, images, powers, reductions, integers),
-        *(written, chosen, of_a_size, numbers, distances, rolls),
+        *(written, chosen, of_a_size, numbers, distances, rolls, flips, cuts),
     )
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
 from torch.nn import functional
 
 from tests.ort.precise import Case, assert_as_in_fp64
@@ -119,7 +119,53 @@ def functions() -> dict[str, Case]:
     }
 
 
-@pytest.mark.parametrize("make", [losses, functions])
+def kept_dimensions() -> dict[str, Case]:
+    """Results that are broadcast to the tensor that they are computed from."""
+    return {
+        "median": Case(lambda x: x - x.median(1, keepdim=True)[0], [(5, 3)]),
+        "kthvalue": Case(lambda x: x * x.kthvalue(2, -1, keepdim=True)[0], [(5, 3)]),
+        "mode": Case(lambda x: x - x.mode(-1, keepdim=True)[0], [(5, 3)]),
+        "quantile": Case(lambda x: x / (1 + x.quantile(0.3, dim=1, keepdim=True).abs()), [(5, 3)]),
+    }
+
+
+def densities() -> dict[str, Case]:
+    """``torch.distributions`` looks with its own operators whether arguments are valid."""
+
+    def of_classes(x: Tensor, y: Tensor) -> Tensor:
+        chosen = distributions.Categorical(logits=x)
+        return chosen.log_prob(y) + chosen.entropy()
+
+    def of_normals(x: Tensor, y: Tensor) -> Tensor:
+        one = distributions.Normal(x, functional.softplus(y) + 0.1)
+        return distributions.kl_divergence(one, distributions.Normal(torch.zeros_like(x), torch.ones_like(x)))
+
+    return {
+        "categorical": Case(of_classes, [(3, 8)], [((3,), 8)]),
+        "normal": Case(of_normals, [(4,), (4,)]),
+        "bernoulli": Case(lambda x, y: distributions.Bernoulli(logits=x).log_prob(y.to(x.dtype)), [(4,)], [((4,), 2)]),
+        "all": Case(lambda x: x * (x > -9).all() + x * (x > 0).any(1, keepdim=True), [(5, 3)]),
+    }
+
+
+def chosen() -> dict[str, Case]:
+    """Forms of operators of which torch's exporter knows another one."""
+
+    def routed(x: Tensor, y: Tensor) -> Tensor:
+        rows, places = torch.where(y == 1)
+        return torch.zeros_like(x).index_add(0, rows, x[rows] * (1 + places[:, None]))
+
+    return {
+        "where": Case(routed, [(5,)], [((2,), 3)]),
+        "sort": Case(lambda x: torch.sort(x, dim=1, stable=True)[0] * x, [(5, 3)]),
+        "argsort": Case(
+            lambda x, y: x.gather(1, torch.argsort(y, dim=1, descending=True, stable=True)), [(5,)], [((5,), 9)]
+        ),
+        "fake_quantization": Case(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -8, 7) + x, [(5,)]),
+    }
+
+
+@pytest.mark.parametrize("make", [losses, functions, kept_dimensions, densities, chosen])
 def test_results_and_gradients_are_those_of_fp64(to_ort: Wrap, make: Callable[[], dict[str, Case]]) -> None:
     assert_as_in_fp64(to_ort, make())
 

@@ -194,6 +194,20 @@ def test_a_cell_whose_first_state_is_its_first_input(assert_parity: Any, kind: A
     assert_parity(Model(), {"x": torch.randn(3, 4, 8)}, {"x": torch.randn(5, 4, 8)}, tolerance=5e-6)
 
 
+def test_attention_to_zeros(assert_parity: Any) -> None:
+    """The same zeros follow keys and values."""
+
+    class Attending(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = torch.nn.MultiheadAttention(8, 2, add_zero_attn=True, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attend(x, x, x, need_weights=False)[0]
+
+    assert_parity(Attending(), {"x": torch.randn(2, 5, 8)}, {"x": torch.randn(3, 4, 8)})
+
+
 def test_two_batch_norms_without_parameters(assert_parity: Any) -> None:
     """Their weights are equal constants, of which ONNX Runtime makes one."""
     torch.manual_seed(0)

@@ -361,6 +361,27 @@ def _split_symbolic(g: Any, x: Any, part: Any, dim: Any, _outputs: int | None = 
     return _split_evenly(g, x, _whole(g, known), axis, _outputs)
 
 
+def _tensor_split_symbolic(g: Any, x: Any, given: Any, dim: Any, _outputs: int | None = None) -> Any:
+    """Exports ``tensor_split``, of which the exporter makes a sequence or fails."""
+    from torch.onnx import errors, symbolic_helper
+
+    known = symbolic_helper._maybe_get_const(given, "t")
+    places = known.tolist() if isinstance(known, Tensor) else known
+    if symbolic_helper._is_packed_list(given):
+        places = [symbolic_helper._get_const(place, "i", "place") for place in symbolic_helper._unpack_list(given)]
+    axis = symbolic_helper._get_const(dim, "i", "dim") % len(sizes(x))
+    if isinstance(places, int):
+        counts = g.op("Add", _size(g, x, axis), g.op("Constant", value_t=torch.arange(places - 1, -1, -1)))
+        parts = g.op("Split", x, g.op("Div", counts, _whole(g, places)), axis_i=axis, outputs=places)
+        parts = [parts] if places == 1 else list(parts)
+    elif isinstance(places, list):
+        ends = zip([0, *places], [*places, 2**63 - 1], strict=True)
+        parts = [symbolic_helper._slice_helper(g, x, axes=[axis], starts=[start], ends=[end]) for start, end in ends]
+    else:
+        raise errors.SymbolicValueError("tensor_split at places that depend on the input is not exported", x)
+    return parts if _outputs is not None else g.op("prim::ListConstruct", *parts)
+
+
 def _split_evenly(g: Any, x: Any, part: Any, axis: int, count: int) -> Any:
     """Splits into parts of one size, of which the last one may be smaller."""
     last = g.op("Sub", _size(g, x, axis), g.op("Mul", part, _whole(g, count - 1)))
@@ -398,5 +419,6 @@ _SYMBOLICS = {
     "aten::matrix_H": _transposed,
     "aten::unsafe_chunk": _unsafe_chunk_symbolic,
     "aten::split": _split_symbolic,
+    "aten::tensor_split": _tensor_split_symbolic,
     "aten::unsafe_split": _split_symbolic,
 }

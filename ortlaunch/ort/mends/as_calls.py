@@ -3,6 +3,11 @@
 - ``cdist``: the exporter's shapes are wrong for p=1, and building the gradient fails where both tensors are the same.
 - ``repeat_interleave`` with a tensor of counts: a sequence, which ORTModule's inference of shapes does not know.
 - ``prod`` of all elements, or of integers.
+- ``sort`` and ``argsort`` with ``stable``: the exporter takes it for the dimension.
+- ``flip``: its gradient fails where the size of a flipped dimension is known.
+- ``grid_sample``: it has no gradient.
+- ``sum`` and ``mean`` over a dimension of a tensor without dimensions: ORTModule's inference of shapes fails.
+- ``fake_quantize_per_tensor_affine``: ONNX Runtime wants its zero point as an initializer, and has no gradient.
 """
 
 from __future__ import annotations
@@ -51,8 +56,34 @@ def _is_of_all(values: Any, *rest: Any) -> bool:
     return len(rest) != 3 or not is_floating(values)
 
 
+def _is_any(*_arguments: Any) -> bool:
+    return True
+
+
+def _has_gradient(values: Any, *_rest: Any) -> bool:
+    return is_floating(values)
+
+
+def _has_no_dimensions(values: Any, *_rest: Any) -> bool:
+    from torch.onnx import symbolic_helper
+
+    return symbolic_helper._get_tensor_rank(values) == 0
+
+
+def _has_stable(*arguments: Any) -> bool:
+    return len(arguments) == len(("values", "stable", "dim", "descending"))
+
+
 _FORMS: dict[str, Callable[..., bool]] = {
-    "aten::cdist": lambda *_: True,
+    "aten::cdist": _is_any,
+    "aten::fake_quantize_per_channel_affine": _is_any,
+    "aten::fake_quantize_per_tensor_affine": _is_any,
     "aten::repeat_interleave": _has_counts,
     "aten::prod": _is_of_all,
+    "aten::flip": _has_gradient,
+    "aten::grid_sampler": _has_gradient,
+    "aten::mean": _has_no_dimensions,
+    "aten::sum": _has_no_dimensions,
+    "aten::argsort": _has_stable,
+    "aten::sort": _has_stable,
 }

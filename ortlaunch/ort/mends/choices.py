@@ -21,12 +21,12 @@ def register() -> None:
     register_custom_op_symbolic("aten::masked_fill", _masked_fill, _OPSET)
 
 
-def where(g: Any, condition: Any, chosen: Any = None, other: Any = None, *outputs: Any) -> Any:
+def where(g: Any, condition: Any, chosen: Any = None, other: Any = None, _outputs: int | None = None) -> Any:
     """Exports ``torch.where`` in both of its forms."""
     from torch.onnx import symbolic_opset9
 
     if chosen is None or other is None:
-        return symbolic_opset9.where(g, condition, chosen, other, *outputs)
+        return symbolic_opset9.where(g, condition, chosen, other, _outputs)
     whole = _like(g, chosen, condition, other), _like(g, other, condition, chosen)
     return symbolic_opset9.where(g, condition, *whole)
 

@@ -1,4 +1,8 @@
-"""Makes ``copy.deepcopy`` and pickling of an ORTModule work, which fail with ORT's own support on the CPU."""
+"""Makes ``copy.deepcopy`` and pickling of an ORTModule work, which fail with ORT's own support on the CPU.
+
+ORTModule itself runs a copy of the model before it traces it. A hook that keeps something in the original model, of
+which it is a closure, does so in the copy too, and the copy's forward fails: then the original is run.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,25 @@ from ortlaunch.ort.mends import modes, symbolics
 
 def install() -> None:
     """Makes ORTModules copyable; repeated calls do nothing."""
-    from onnxruntime.training.ortmodule import ORTModule
+    from onnxruntime.training.ortmodule import ORTModule, _io
 
     ORTModule.__deepcopy__ = _deepcopy
     ORTModule.__reduce__ = _reduce
+    if hasattr(_io, "_ortlaunch_outputs"):
+        return
+    original = _io.parse_outputs_for_onnx_export_and_extract_schema
+
+    def outputs(module: Any, flatten_args: Any, logger: Any, clone_module: bool) -> Any:
+        try:
+            return original(module, flatten_args, logger, clone_module)
+        except RequestError:
+            raise
+        except Exception:
+            if not clone_module:
+                raise
+        return original(module, flatten_args, logger, False)
+
+    _io.parse_outputs_for_onnx_export_and_extract_schema = _io._ortlaunch_outputs = outputs
 
 
 def _deepcopy(wrapped: Any, memo: dict[int, Any]) -> Any:

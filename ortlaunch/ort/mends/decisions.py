@@ -53,6 +53,8 @@ class Decision:
     """What was read, as fp64 on the CPU, of any shape."""
     is_whole: bool = False
     """What was read are whole numbers or truths."""
+    by_chance: bool = False
+    """It depends on random numbers alone, so that no comparison of a batch's results stands for another."""
     verified: list[Tensor] = field(default_factory=list)
     """Other values with which the model's results agreed with PyTorch's, as fp64 on the CPU."""
 
@@ -129,7 +131,7 @@ class Decisions:
                 continue
             if not _enforced:
                 # The check at the start refuses the model if this value leads to other results.
-                if len(decision.verified) < _MOST_WHOLE:
+                if not decision.by_chance and len(decision.verified) < _MOST_WHOLE:
                     decision.verified.append(value.clone())
             elif not decision.verified:
                 raise RequestError(decision.change(value))
@@ -180,6 +182,7 @@ class Reads:
     places: list[value_reads.ValueRead] = field(default_factory=list)
     as_bool: list[bool] = field(default_factory=list)
     is_whole: list[bool] = field(default_factory=list)
+    by_chance: list[bool] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     """What was read, for the graph to return."""
     _untraced: dict[int, Tensor] = field(default_factory=dict)
@@ -191,6 +194,7 @@ class Reads:
             self.places.append(place)
             self.as_bool.append(name in _TRUTH)
             self.is_whole.append(not value.is_floating_point())
+            self.by_chance.append(value_reads.is_chance_alone(value))
             self.tensors.append(_output(value))
             if torch._C._get_value_trace(self.tensors[-1]).node().kind() == "prim::Constant":  # type: ignore[attr-defined]
                 # torch reads it from C++ (`torch.tensor` of tensors), where nothing is traced.
@@ -208,7 +212,7 @@ class Reads:
             evaluates: whether the graph is one for evaluation.
         """
         frozen = [tensor.detach().cpu().clone() for tensor in self.tensors]
-        facts = zip(self.places, self.as_bool, frozen, self.is_whole, strict=True)
+        facts = zip(self.places, self.as_bool, frozen, self.is_whole, self.by_chance, strict=True)
         return Decisions([Decision(*one) for one in facts], evaluates)
 
 

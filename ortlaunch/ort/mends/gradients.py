@@ -20,6 +20,8 @@ from ortlaunch.ort.verify.reference import asking_place
 from ortlaunch.ort.verify.trace import location, statement_at
 
 _DOMAIN, _OPERATOR = "org.pytorch.aten", "detach_copy"
+_IN_PLACE = ("__setitem__", *(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")))
+"""Methods that change a tensor and whose names do not end as those of the others."""
 _SMALL = 1024
 """Bytes up to which two initializers are compared by their values."""
 
@@ -50,6 +52,7 @@ def install() -> None:
         torch_nodes.choose_gradients(model.graph, set(wanted))
         splits.slice_where_gradients_end(model.graph, _stops, _stopped)
         _separate_unwanted(model.graph, set(wanted))
+        _stop_twice(model.graph, set(wanted))
         info = original(flatten_module=flatten_module, exported_model_info=exported_model_info, **rest)
         reached = _reached_by_gradients(info._post_export_processed_model.graph)
         for names in (
@@ -68,7 +71,7 @@ def install() -> None:
 def tracked() -> Iterator[None]:
     """Traces a model with gradients as in training, and detaches results where the model switches gradients off."""
     # Nothing is differentiated here, so no tensors need be saved.
-    forgetting = torch.autograd.graph.saved_tensors_hooks(_nothing, _refuse_gradients)
+    forgetting = torch.autograd.graph.saved_tensors_hooks(_nothing, refuse_gradients)
     with torch.enable_grad(), forgetting, _DetachesWhereGradientsAreOff():
         yield
 
@@ -77,7 +80,8 @@ def _nothing(_tensor: Any) -> Any:
     return None
 
 
-def _refuse_gradients(_nothing_saved: Any) -> Any:
+def refuse_gradients(*_nothing_saved: Any) -> Any:
+    """Raises at a call that differentiates in forward; the message names its line."""
     place = asking_place()
     raise refusal(
         f"`{statement_at(*place)}` at {location(place)} computes gradients in forward, and ONNX Runtime's graph has no "
@@ -99,12 +103,16 @@ class _DetachesWhereGradientsAreOff(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._enabled and func in functions.DETACH and functions.passes_detach():
             return args[0]
+        has_gradients = self._enabled and not torch.is_inference_mode_enabled()
+        if not has_gradients and _is_in_place(func):
+            # What is changed, such as a buffer, gets values and no gradients.
+            args, kwargs = (*args[:1], *_detached(args[1:], ())), _detached(kwargs or {}, ())
         result = func(*args, **(kwargs or {}))
         if func is torch._C._set_grad_enabled:  # type: ignore[comparison-overlap]
             # In a Function's forward the switch has no effect on how the Function is differentiated.
             self._enabled = self._enabled if functions.is_running() else bool(args[0])
             return result
-        if (self._enabled and not torch.is_inference_mode_enabled()) or func is Tensor.detach:
+        if has_gradients or func is Tensor.detach:
             return result
         if not any(x.requires_grad for x in _tensors((args, kwargs))):
             return result
@@ -118,7 +126,15 @@ def _detached(result: Any, args: Any) -> Any:
         return result if is_input or not result.is_floating_point() else result.detach()
     if type(result) in (tuple, list):
         return type(result)(_detached(x, args) for x in result)
+    if type(result) is dict:
+        return {name: _detached(x, args) for name, x in result.items()}
     return result
+
+
+def _is_in_place(func: Any) -> bool:
+    """Whether a function of torch changes its first argument."""
+    name = getattr(func, "__name__", "")
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -142,18 +158,19 @@ def stop_gradient(g: Any, value: Any) -> Any:
 def _separate_unwanted(graph: Any, wanted: set[str]) -> None:
     """Gives nodes a copy of each input whose gradient they write although nobody needs it.
 
-    ONNX Runtime writes the gradients of all inputs of an ATen node or a BatchNorm, needed or not. Two such nodes with a
-    common input would both define its gradient. Inputs that are computed twice alike count as common: ONNX Runtime
-    computes them once.
+    ONNX Runtime writes the gradients of all inputs of an ATen node, a BatchNorm or a Concat, needed or not. Two such
+    nodes with a common input would both define its gradient. Inputs that are computed twice alike count as common: ONNX
+    Runtime computes them once.
     """
     needing, seen = set(wanted), set()
     expressions = _Expressions(graph)
     nodes = []
     for node in graph.node:
         expressions.add(node)
-        if needing.intersection(node.input) and not _stops(node):
+        is_differentiated = bool(needing.intersection(node.input)) and not torch_nodes.stops(node)
+        if is_differentiated:
             needing.update(node.output)
-        for index in _differentiated_inputs(node):
+        for index in _differentiated_inputs(node) if is_differentiated else []:
             name = node.input[index] if index < len(node.input) else ""
             if not name or name in needing:
                 continue
@@ -162,6 +179,23 @@ def _separate_unwanted(graph: Any, wanted: set[str]) -> None:
                 nodes.append(_stopped(name, copy))
                 node.input[index] = copy
             seen.add(expressions.of(name))
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _stop_twice(graph: Any, wanted: set[str]) -> None:
+    """Puts a second node that stops gradients behind one that takes a weight itself.
+
+    ONNX Runtime differentiates each node that takes a wanted weight, if the loss depends on it, and these nodes have no
+    gradient. On the second one no weight depends.
+    """
+    nodes = []
+    for node in graph.node:
+        if _stops(node) and wanted.intersection(node.input):
+            first = f"{node.output[0]}/of_a_weight"
+            nodes.append(_stopped(node.input[0], first))
+            node.input[0] = first
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
@@ -208,6 +242,8 @@ def _differentiated_inputs(node: Any) -> list[int]:
     """Returns the inputs of a node for which its gradient writes a result whether it is needed or not."""
     from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
 
+    if node.op_type == "Concat":
+        return list(range(len(node.input)))
     if node.op_type == "BatchNormInternal":
         # Values, weight and bias.
         return [0, 1, 2]

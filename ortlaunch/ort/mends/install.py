@@ -15,6 +15,7 @@ from ortlaunch.ort.mends import (
     checkpoints,
     copying,
     decisions,
+    failed_calls,
     fast_paths,
     functions,
     gradients,
@@ -28,6 +29,7 @@ from ortlaunch.ort.mends import (
     statistics,
     sums,
     unneeded,
+    untraceable,
     views,
 )
 
@@ -89,6 +91,8 @@ def install() -> None:
             tracked,
             refusing,
             fast_paths.off(),
+            untraceable.replaced(),
+            failed_calls.TracesOn(),
             statistics.collected(self._original_module, is_training) as (names, batch_statistics),
             buffers.collected(self._original_module) as moved,
             decisions.collected(current is not None and current.watches) as reads,

@@ -5,6 +5,7 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
 - ``Dropout1d`` to ``Dropout3d``, ``AlphaDropout`` and ``FeatureAlphaDropout`` are not exported in train mode.
 - ``exponential_``, and Gumbel-softmax with it, is not exported.
 - ``bernoulli`` of given probabilities returns zeros where the probability is one.
+- ``rrelu`` in train mode draws slopes for ONNX's PRelu, which has no gradient.
 - ``rand``, ``randn`` and the like draw from a generator of ONNX Runtime's own, so that a model with stochastic depth or
   with sampling (DropPath, VAE) could not be compared with PyTorch.
 """
@@ -55,7 +56,16 @@ def _drawn(like: Tensor, which: int, after: Tensor | None) -> Tensor:
     return _DRAWN[_NAMES[which]](like)
 
 
-_NODES = {f"ortlaunch::{node.name}" for node in (_kept, _exponential, _bernoulli, _drawn)}
+@torch_node("Tensor x, int[] limits, Tensor? after")
+def _slopes(x: Tensor, limits: list[int], after: Tensor | None) -> Tensor:
+    """Returns what ``rrelu`` multiplies each element with."""
+    lower, upper = numbers(limits) or [0.0, 0.0]
+    slopes = torch.empty_like(x)
+    torch.ops.aten.rrelu_with_noise(x, slopes, lower, upper, True)
+    return slopes
+
+
+_NODES = {f"ortlaunch::{node.name}" for node in (_kept, _exponential, _bernoulli, _drawn, _slopes)}
 
 
 def _last(g: Any) -> Any:
@@ -128,6 +138,16 @@ def _bernoulli_symbolic(g: Any, x: Any, p: Any = None, generator: Any = None) ->
     return _bernoulli(g, p if given else x, _last(g))
 
 
+def _rrelu_symbolic(g: Any, x: Any, lower: Any, upper: Any, train: Any, generator: Any = None) -> Any:
+    from torch.onnx import symbolic_helper
+
+    limits = [symbolic_helper._get_const(limit, "f", "limit") for limit in (lower, upper)]
+    if not symbolic_helper._get_const(train, "b", "training"):
+        return g.op("LeakyRelu", x, alpha_f=sum(limits) / 2)
+    _refuse_generator(x, generator)
+    return g.op("Mul", x, _slopes(g, x, exact(limits), _last(g)))
+
+
 def _drawn_symbolic(name: str, g: Any, shape: Any, dtype: Any, *_: Any) -> Any:
     """Exports ``rand`` and ``randn``: numbers in the shape of a tensor of zeros, which costs a small buffer."""
     from torch.onnx import symbolic_helper
@@ -182,6 +202,7 @@ _SYMBOLICS = {
     "aten::feature_alpha_dropout": partial(_dropout_symbolic, True, True),
     "aten::exponential": _exponential_symbolic,
     "aten::bernoulli": _bernoulli_symbolic,
+    "aten::rrelu": _rrelu_symbolic,
     **{f"aten::{name}": partial(_drawn_symbolic, name) for name in _DRAWN},
     **{f"aten::{name}_like": partial(_drawn_like_symbolic, name) for name in _DRAWN},
 }

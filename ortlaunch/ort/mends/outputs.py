@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ class MovedBuffers:
 
 def install() -> None:
     """Makes ORTModule accept `Outputs` in place of its schema; repeated calls do nothing."""
+    from onnxruntime.training.ortmodule import _io
     from onnxruntime.training.ortmodule._graph_transition_manager import PostExportProcessedModelInfo
 
     if hasattr(PostExportProcessedModelInfo, "_ortlaunch_restore"):
@@ -85,6 +87,16 @@ def install() -> None:
         finally:
             self.module_forward_output_schema = expected
 
+    extract = _io.extract_data_and_schema
+
+    def extracted(data: Any, constant_as_tensor: bool = False, device: Any = None) -> Any:
+        """Leaves Python's numbers in the schema: as tensors they would be outputs that no operator computes."""
+        with warnings.catch_warnings():
+            # Each text and number among the outputs is called an input.
+            warnings.simplefilter("ignore", UserWarning)
+            return extract(data, device=device)
+
+    _io.extract_data_and_schema = extracted
     construct = PostExportProcessedModelInfo.construct_inputs
 
     def inputs(self: Any, *args: Any) -> Any:

@@ -6,7 +6,8 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
 - ``index_add`` and ``index_put(accumulate=True)``: of several values for one place only one is added.
 - ``scatter_reduce``: ONNX Runtime aborts the process while it builds the gradient. Means and ``include_self=False`` are
   not exported.
-- ``index_put``: a value that is broadcast, or what a mask assigns, fails when it is computed.
+- ``index_put``: a value that is broadcast, or what a mask assigns, fails when it is computed; so does what is assigned
+  behind dimensions that are taken whole (``x[..., [0, 3]]``).
 - ``index_copy`` and ``index_fill``: the exporter fails.
 """
 
@@ -152,7 +153,7 @@ def _are_whole(indices: list[Any], base_rank: int, value_rank: int, is_broadcast
     if not given:
         # The exporter writes a `copy_` so.
         return True
-    if any(index.type().scalarType() == "Bool" for index in given):
+    if any(index.type().scalarType() == "Bool" for index in given) or len(given) < len(indices):
         return False
     places = max((symbolic_helper._get_tensor_rank(index) or 0) for index in given)
     return value_rank == 0 or (value_rank == places + base_rank - len(given) and not is_broadcast)

@@ -8,6 +8,7 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
   gradient, and average pooling in one or three dimensions have no gradient on the CPU or a failing one.
 - With the gradient of a convolution with groups in one or three dimensions, values that other layers' gradients need
   become zeros on the CPU, in silence (seen in Mamba and wav2vec 2.0; the cause was not looked for in its source).
+- ``affine_grid`` and ``max_unpool2d`` are not exported for sizes that vary, or not at all.
 - Adaptive pooling is exported for one output element only, except for averages in two dimensions.
 """
 
@@ -78,6 +79,26 @@ def _conv_transpose(
     groups: int,
 ) -> Tensor:
     return torch.convolution(x, weight, bias, stride, padding, dilation, True, output_padding, groups)
+
+
+def _gridded(theta: list[Any], size: list[Any], *_: Any) -> list[Any]:
+    rank = len(size) if isinstance(size, shapes.Values) else int(size[0])
+    return [theta[0], *[None] * (rank - 2), rank - 2]
+
+
+@torch_node("Tensor theta, int[] size, bool align_corners", differentiable=(0,), shape=_gridded)
+def _affine_grid(theta: Tensor, size: list[int], align_corners: bool) -> Tensor:
+    return functional.affine_grid(theta, size, align_corners)
+
+
+@torch_node("Tensor x, Tensor index, int[] size", differentiable=(0,), shape=_resized)
+def _max_unpool(x: Tensor, index: Tensor, size: list[int]) -> Tensor:
+    if len(size) == 2:
+        flat: Tensor = torch.ops.aten.max_unpool2d(x, index, size)
+        return flat
+    # Its strides and paddings only have to be valid.
+    result: Tensor = torch.ops.aten.max_unpool3d(x, index, size, [1, 1, 1], [0, 0, 0])
+    return result
 
 
 @torch_node("Tensor x, int factor", differentiable=(0,), shape=_last_unknown)
@@ -305,6 +326,15 @@ def _adaptive_max_pool_symbolic(g: Any, x: Any, size: Any) -> Any:
     return result, result
 
 
+def _affine_grid_symbolic(g: Any, theta: Any, size: Any, align_corners: Any) -> Any:
+    dims = g.original_node.output().type().sizes()
+    return _affine_grid(g, theta, integers(g, size), align_corners, dims=[*[None] * (len(dims) - 1), dims[-1]])
+
+
+def _max_unpool_symbolic(g: Any, x: Any, index: Any, size: Any, *_: Any) -> Any:
+    return _max_unpool(g, x, index, integers(g, size), dims=_last_unknown(sizes(x)))
+
+
 _INTERPOLATIONS = {
     "upsample_nearest1d": ("nearest", False),
     "upsample_nearest2d": ("nearest", False),
@@ -330,5 +360,7 @@ _SYMBOLICS = {
     "aten::avg_pool1d": _avg_pool_symbolic,
     "aten::avg_pool3d": _avg_pool_symbolic,
     **{f"aten::adaptive_avg_pool{n}d": _adaptive_avg_pool_symbolic for n in (1, 2, 3)},
+    "aten::affine_grid_generator": _affine_grid_symbolic,
+    **{f"aten::max_unpool{n}d": _max_unpool_symbolic for n in (2, 3)},
     **{f"aten::adaptive_max_pool{n}d": _adaptive_max_pool_symbolic for n in (1, 2, 3)},
 }

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from ortlaunch.ort.mends.gradients import stop_gradient
 
@@ -31,6 +33,7 @@ def collected(model: torch.nn.Module, is_training: bool) -> Iterator[tuple[list[
     modules: list[str] = []
     statistics: list[Tensor] = []
     original = _BatchNorm.forward
+    calls = _MovesStatistics() if is_training else contextlib.nullcontext()
 
     def forward(self: _BatchNorm, input: Tensor) -> Tensor:
         counts = self.running_mean is not None
@@ -47,20 +50,64 @@ def collected(model: torch.nn.Module, is_training: bool) -> Iterator[tuple[list[
 
     _BatchNorm.forward = forward  # type: ignore[method-assign]
     try:
-        yield modules, statistics
+        with calls:
+            yield modules, statistics
     finally:
         _BatchNorm.forward = original  # type: ignore[method-assign]
 
 
-def _by_running_statistics(module: Any, input: Tensor) -> Tensor:
-    """Computes BatchNorm in eval mode with operators that ONNX Runtime can differentiate."""
-    module._check_input_dim(input)
-    shape = [-1] + [1] * (input.dim() - 2)
-    scale = torch.rsqrt(module.running_var + module.eps)
-    scale = scale if module.weight is None else scale * module.weight
-    offset = -module.running_mean * scale
-    offset = offset if module.bias is None else offset + module.bias
-    return input * scale.reshape(shape) + offset.reshape(shape)
+class _MovesStatistics(TorchFunctionMode):
+    """Follows calls of ``batch_norm`` by modules with a forward of their own, such as SyncBatchNorm on one worker.
+
+    The operator does not say that it changes the running statistics, and what ONNX Runtime makes of them is biased.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.batch_norm:
+            return _moving(*args, **kwargs)
+        if func is torch.batch_norm:
+            x, weight, bias, mean, var, training, momentum, eps, _cudnn = args
+            return _moving(x, mean, var, weight, bias, training, momentum, eps)
+        return func(*args, **kwargs)
+
+
+def _moving(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``torch.nn.functional.batch_norm``, with the changes of the running statistics as operators of their own."""
+    if not training and running_mean is not None and running_var is not None:
+        return _normalized(x, running_mean, running_var, weight, bias, eps)
+    output, mean, var = torch.ops.ortlaunch.batch_norm(x, weight, bias, x.size(1), eps)
+    with torch.no_grad():
+        for running, batch in ((running_mean, mean), (running_var, var)):
+            if running is not None:
+                running.mul_(1.0 - momentum).add_(batch.detach().to(running.dtype), alpha=momentum)
+    result: Tensor = output
+    return result
+
+
+def _by_running_statistics(module: Any, x: Tensor) -> Tensor:
+    """Computes BatchNorm in eval mode."""
+    module._check_input_dim(x)
+    return _normalized(x, module.running_mean, module.running_var, module.weight, module.bias, module.eps)
+
+
+def _normalized(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Normalizes by given statistics, with operators that ONNX Runtime can differentiate."""
+    shape = [-1] + [1] * (x.dim() - 2)
+    scale = torch.rsqrt(var + eps)
+    scale = scale if weight is None else scale * weight
+    offset = -mean * scale
+    offset = offset if bias is None else offset + bias
+    return x * scale.reshape(shape) + offset.reshape(shape)
 
 
 @torch.no_grad()

@@ -10,7 +10,9 @@ other arguments depend on the input, such as a size.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -43,6 +45,24 @@ _WITHOUT_GRADIENT = {
 named."""
 _CONSTANTS = {"int": "i", "float": "f", "bool": "b", "str": "s", "List[int]": "is", "List[float]": "fs"}
 """The exporter's letter for each type of a constant argument."""
+_DTYPE_OF = {
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+}
+"""By the exporter's names."""
+_DTYPES = list(_DTYPE_OF)
+_SIZES = (23, 29, 31, 37, 41, 43, 47, 53), (59, 61, 67, 71, 73, 79, 83, 89)
+"""Two values for each of some symbols, with which the shape of a result is found."""
+_LARGEST = 2**20
+"""Elements of a tensor for which an operator is run to find the shape of its result."""
 
 
 class _NotServedError(Exception):
@@ -235,7 +255,8 @@ def _result(g: Any, schema: Any, others: list[Any], tensors: list[Any], index: i
     if len(inputs) > _MOST_TENSORS:
         raise _NotServedError(f"it takes more than {_MOST_TENSORS} tensors")
     places = {place: at for at, place in enumerate(order)}
-    spelled = _spelled(schema, _moved(others, places), index, len(sizes))
+    kinds_in_order = [_DTYPES.index(one.type().scalarType()) for one in inputs]
+    spelled = _spelled(schema, _moved(others, places), index, len(sizes), kinds_in_order)
     node = (_CALLS if kind in FLOATS else _VALUES)[len(inputs)]
     return node(g, *inputs, spelled, dims=[None] * len(sizes))
 
@@ -246,12 +267,12 @@ def _moved(others: Any, places: dict[int, int]) -> Any:
     return {_TENSOR: places[others[_TENSOR]]} if isinstance(others, dict) else others
 
 
-def _spelled(schema: Any, values: list[Any], result: int, rank: int) -> list[int]:
+def _spelled(schema: Any, values: list[Any], result: int, rank: int, kinds: list[int]) -> list[int]:
     """Returns a call as integers, which an ATen node can pass; JSON keeps the bits of fp64 numbers."""
     pairs = list(zip(schema.arguments, values, strict=True))
     by_position = [value for argument, value in pairs if not argument.kwarg_only]
     by_name = {argument.name: value for argument, value in pairs if argument.kwarg_only and value is not None}
-    call = [schema.name, schema.overload_name, by_position, by_name, result, rank]
+    call = [schema.name, schema.overload_name, by_position, by_name, result, rank, kinds]
     return list(json.dumps(call, separators=(",", ":")).encode())
 
 
@@ -266,14 +287,16 @@ class _Call:
     """Which of several results the node returns."""
     rank: int
     """Dimensions of that result."""
+    dtypes: list[torch.dtype]
+    """Of the tensors; an ATen node passes booleans as uint8."""
 
 
 @lru_cache(maxsize=4096)
 def _read(spelled: tuple[int, ...]) -> _Call:
-    name, overload, by_position, by_name, result, rank = json.loads(bytes(spelled))
+    name, overload, by_position, by_name, result, rank, kinds = json.loads(bytes(spelled))
     operator = _operator(name, overload)
     assert operator is not None
-    return _Call(operator, by_position, by_name, result, rank)
+    return _Call(operator, by_position, by_name, result, rank, [_DTYPE_OF[_DTYPES[kind]] for kind in kinds])
 
 
 def _filled(argument: Any, tensors: Sequence[Tensor]) -> Any:
@@ -285,14 +308,52 @@ def _filled(argument: Any, tensors: Sequence[Tensor]) -> Any:
 def _compute(*inputs: Any) -> Tensor:
     *tensors, spelled = inputs
     call = _read(tuple(spelled))
+    pairs = zip(tensors, call.dtypes, strict=True)
+    return _chosen(call, [x.bool() if kind is torch.bool else x for x, kind in pairs]).to(tensors[0].dtype)
+
+
+def _chosen(call: _Call, tensors: Sequence[Tensor]) -> Tensor:
     named = {name: _filled(value, tensors) for name, value in call.by_name.items()}
     results = call.operator(*_filled(call.by_position, tensors), **named)
     chosen: Tensor = results if isinstance(results, Tensor) else results[call.result]
-    return chosen.to(tensors[0].dtype)
+    return chosen
 
 
 def _shape(*inputs: Any) -> list[Any]:
-    return [None] * _read(tuple(inputs[-1])).rank
+    """Returns the sizes of the result that follow from those of the tensors, by calls with two sets of sizes.
+
+    ONNX Runtime takes two sizes of which it knows nothing for the same, and would not sum the gradient of what is
+    broadcast, as the result of a reduction with ``keepdim``.
+    """
+    *shapes, spelled = inputs
+    call = _read(tuple(spelled))
+    symbols = sorted({one for shape in shapes for size in shape for one in getattr(size, "free_symbols", ())}, key=str)
+    trials = [dict(zip(symbols, numbers, strict=False)) for numbers in _SIZES]
+    results = [_tried(call, shapes, trial) for trial in trials] if len(symbols) <= len(_SIZES[0]) else [None]
+    if any(sizes is None or len(sizes) != call.rank for sizes in results):
+        return [None] * call.rank
+    return [_size(pair, symbols, trials) for pair in zip(*results, strict=True)]  # type: ignore[arg-type]
+
+
+def _tried(call: _Call, shapes: Sequence[Any], trial: dict[Any, int]) -> tuple[int, ...] | None:
+    """Returns the shape of the result where symbols have these values; None if the operator does not take them.
+
+    The result's shape may depend on values too, and some operators have no shape without a computation.
+    """
+    sizes = [[int(size.subs(trial)) if hasattr(size, "subs") else size for size in shape] for shape in shapes]
+    fits = all(math.prod(size) <= _LARGEST for size in sizes)
+    for device in ("meta", "cpu") if fits else ("meta",):
+        tensors = [torch.zeros(size, dtype=kind, device=device) for size, kind in zip(sizes, call.dtypes, strict=True)]
+        with contextlib.suppress(Exception), torch.no_grad():
+            return tuple(_chosen(call, tensors).shape)
+    return None
+
+
+def _size(pair: tuple[int, int], symbols: Sequence[Any], trials: Sequence[dict[Any, int]]) -> Any:
+    """Returns the size that was one number and another one: a number, a symbol, or None."""
+    if pair[0] == pair[1]:
+        return pair[0]
+    return next((one for one in symbols if pair == tuple(trial[one] for trial in trials)), None)
 
 
 def _nodes(kind: str, has_gradient: bool) -> Iterator[tuple[int, TorchNode]]:

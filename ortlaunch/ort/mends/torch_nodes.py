@@ -192,7 +192,7 @@ def choose_gradients(graph: Any, wanted: set[str]) -> None:
             node.input[:] = [inputs[index] for index in variant.order]
             passes = bool(needed)
         else:
-            passes = bool(needing.intersection(node.input)) and not _stops(node)
+            passes = bool(needing.intersection(node.input)) and not stops(node)
         if passes:
             # The others are indices, masks and statistics.
             needing.update(node.output[:1] if node.op_type in ("ATen", "TopK") else node.output)
@@ -208,7 +208,7 @@ def numbers(values: Sequence[int] | None) -> list[float] | None:
     return None if values is None else torch.tensor(values, dtype=torch.int64).view(torch.float64).tolist()
 
 
-def _stops(node: Any) -> bool:
+def stops(node: Any) -> bool:
     """Whether ONNX Runtime passes no gradient through the node."""
     from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
 

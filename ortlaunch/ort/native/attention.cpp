@@ -227,7 +227,8 @@ float softmax(float* row, int64_t count, int64_t width) {
   }
   const float share = 1.0f / sum(total);
   for (int64_t at = 0; at < width; at += kLanes) store(row + at, load(row + at) * share);
-  return top - std::log(share);
+  // Beside a key whose score is infinite the others have no weight, also in the backward.
+  return top == std::numeric_limits<float>::infinity() ? top : top - std::log(share);
 }
 
 void drop(float* row, int64_t width, const Noise& noise, uint64_t number) {

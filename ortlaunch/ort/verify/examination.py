@@ -105,6 +105,12 @@ class Examination:
         """Computes ONNX Runtime's gradients of a model that cannot be compared; raises what that raises."""
         Gradients(self._wrapped, self._task, self._precision, self._state).compute(self.batches[-1])
 
+    @property
+    def draws_elsewhere(self) -> bool:
+        """Whether PyTorch's passes draw random numbers that are not torch's."""
+        _ = self.strayed  # Finding it makes these passes.
+        return self._pair.draws_elsewhere
+
     @cached_property
     def python_change(self) -> PythonChange | None:
         """A value of the model's Python code that each forward changes; None where there is none."""

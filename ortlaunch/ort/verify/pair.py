@@ -17,7 +17,15 @@ from ortlaunch.ort.verify.graph import TracedGraph
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
 from ortlaunch.ort.verify.python_state import PythonChange, python_change
 from ortlaunch.ort.verify.reference import Reference, SourceLine
-from ortlaunch.ort.verify.state import ModelState, copied, copied_buffers, in_fp64, same_random_numbers, seed_all
+from ortlaunch.ort.verify.state import (
+    ModelState,
+    copied,
+    copied_buffers,
+    in_fp64,
+    random_state,
+    same_random_numbers,
+    seed_all,
+)
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 Decisions = dict[SourceLine, list[str]]
@@ -29,6 +37,7 @@ class Pair:
 
     Attributes:
         moved: names of the buffers that PyTorch's forward passes have changed.
+        draws_elsewhere: whether they have drawn random numbers of Python or NumPy.
     """
 
     def __init__(self, wrapped: torch.nn.Module, task: Task, precision: Context, state: ModelState) -> None:
@@ -45,13 +54,16 @@ class Pair:
         self._precision = precision
         self._state = state
         self.moved: set[str] = set()
+        self.draws_elsewhere = False
         self._is_held = False
 
     def eager(self, batch: Batch) -> tuple[NamedTensors, Decisions]:
         """Returns PyTorch's outputs, and the tensor values that Python code read."""
         self._state.restore()
         with self._chance(), _as_in_training(), self._precision(), Reference() as reference:
+            before = random_state()
             outputs = self._task.outputs(self._plain, copied(batch))
+            self.draws_elsewhere |= random_state() != before
         self.moved |= self._state.moved_buffers()
         self._state.restore()
         return named_tensors(outputs), dict(reference.decisions)

@@ -94,6 +94,12 @@ def same_random_numbers() -> Iterator[None]:
             torch.cuda.set_rng_state_all(devices)
 
 
+def random_state() -> tuple[Any, ...]:
+    """Returns the states of Python's and NumPy's generators, to be compared."""
+    name, words, *rest = numpy.random.get_state(legacy=True)
+    return random.getstate(), name, numpy.asarray(words).tobytes(), rest
+
+
 def seed_all(seed: int) -> None:
     """Seeds Python, NumPy and torch."""
     random.seed(seed)

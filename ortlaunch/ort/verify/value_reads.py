@@ -98,8 +98,22 @@ def _watching(original: Callable[..., Any], name: str, reads: list[ValueRead], n
     return read
 
 
+def is_chance_alone(value: torch.Tensor) -> bool:
+    """Whether a traced tensor is computed from random numbers, and from no input or parameter."""
+    sources = set(_sources(torch._C._get_value_trace(value)))  # type: ignore[attr-defined]
+    return _CHANCE in sources and _VALUE not in sources
+
+
+_VALUE, _CHANCE = "value", "chance"
+
+
 def _depends_on_values(value: Any) -> bool:
     """Whether a traced value depends on inputs, parameters or random numbers other than by their sizes."""
+    return next(_sources(value), None) is not None
+
+
+def _sources(value: Any) -> Iterator[str]:
+    """Yields, for each source on which a traced value depends other than by its size, what it is."""
     # Each node is visited at most twice: once for its value and once for its size.
     todo, seen = [(value.node(), False)], set()
     while todo:
@@ -110,12 +124,13 @@ def _depends_on_values(value: Any) -> bool:
         kind = node.kind()
         operator = kind.partition("::")[2]
         if operator.startswith(_VALUES_MAKE_SIZES) or (operator == "index" and _by_mask(node)):
-            return True
-        if not only_its_size and (kind in _INPUTS or operator.startswith(_RANDOM)):
-            return True
+            yield _VALUE
+        if not only_its_size and kind in _INPUTS:
+            yield _VALUE
+        if not only_its_size and operator.startswith(_RANDOM):
+            yield _CHANCE
         sizes = only_its_size or kind == "aten::size"
         todo += [(argument.node(), sizes) for argument in node.inputs()]
-    return False
 
 
 def _by_mask(node: Any) -> bool:

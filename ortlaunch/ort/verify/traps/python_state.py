@@ -1,4 +1,4 @@
-"""Forward changes a value of the model's Python code, such as a counter, which the export keeps as it was."""
+"""Forward changes a value of Python that its results depend on, such as a counter, which the export keeps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from ortlaunch.ort.verify.trap import trap
 
 @trap("python_state", "Keep it in a buffer, or pass it to forward as a tensor")
 def look(examination: Examination) -> str | None:
+    if examination.draws_elsewhere:
+        return (
+            "forward draws random numbers of Python or NumPy, and under ONNX Runtime they stay those of the trace "
+            "(torch's own are drawn anew)"
+        )
     change = examination.python_change
     if change is None:
         return None

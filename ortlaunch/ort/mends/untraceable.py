@@ -1,0 +1,74 @@
+"""Makes functions of torch that refuse to be traced, or cannot be, work while ORTModule traces a model.
+
+- ``torch.func.functional_call`` refuses, although a trace follows the tensors that it puts in the place of parameters.
+- ``torch.nn.utils.parametrize.cached`` refuses, although what it keeps is traced like everything else.
+- ``torch.cond`` compiles its branches, which fails in a trace. A graph computes both and chooses.
+- ``max_unpool2d`` checks sizes, and takes no tensors for the results.
+- ``torch.func.grad``, ``vjp`` and ``jvp`` differentiate in forward, which a graph cannot: they are refused by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch._functorch import eager_transforms
+from torch.autograd import graph
+from torch.nn.utils import parametrize, stateless
+from torch.utils import _pytree as pytree
+
+from ortlaunch.ort.mends.gradients import refuse_gradients
+
+
+class _Except:
+    """A module of which some members are others."""
+
+    def __init__(self, module: Any, **members: Any) -> None:
+        self._module = module
+        vars(self).update(members)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+@contextlib.contextmanager
+def replaced() -> Iterator[None]:
+    """Replaces them until its end."""
+    asks_the_compiler = _Except(torch, jit=_Except(torch.jit, is_tracing=lambda: False))
+    asks_the_tracer = _Except(torch, _C=_Except(torch._C, _get_tracing_state=lambda: None))
+    others: list[tuple[Any, str, Any]] = [
+        (stateless, "torch", asks_the_compiler),
+        (parametrize, "torch", asks_the_tracer),
+        (torch, "cond", _chosen),
+        (torch, "_check_with", partial(_checked, torch._check_with)),
+        # What the functions that differentiate call first.
+        (graph, "disable_saved_tensors_hooks", refuse_gradients),
+        (eager_transforms, "jvp_increment_nesting", refuse_gradients),
+    ]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in others]
+    for owner, name, other in others:
+        setattr(owner, name, other)
+    try:
+        yield
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+
+
+def _checked(original: Callable[..., None], error: type[Exception], cond: Any, message: Any) -> None:
+    """Checks a condition on sizes, which are tensors in a trace."""
+    original(error, bool(cond) if isinstance(cond, torch.Tensor) else cond, message)
+
+
+def _chosen(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
+    """Computes what ``torch.cond`` returns from the results of both branches."""
+    if not isinstance(pred, torch.Tensor):
+        return (true_fn if pred else false_fn)(*operands)
+    return pytree.tree_map(
+        lambda one, other: torch.where(pred, one, other) if isinstance(one, torch.Tensor) else one,
+        true_fn(*operands),
+        false_fn(*operands),
+    )
