@@ -314,6 +314,28 @@ def flips(rng: random.Random) -> dict[str, Case]:
     }
 
 
+def broadcasts(rng: random.Random) -> dict[str, Case]:
+    """Operands of whose size 1 the graph does not know, because it is computed."""
+
+    def case(function: Callable[[Tensor, Tensor], Tensor]) -> Case:
+        # Without a weight of its own, the input has no size that the graph knows.
+        return Case(
+            lambda x, m: function(m(x), m(x)[:, : x.size(1) // 5]), [(5, 4)], frozen=[0], modules=[nn.Linear(4, 4)]
+        )
+
+    return {
+        "add": case(lambda x, first: x + first),
+        "subtract": case(lambda x, first: first - x),
+        "multiply": case(lambda x, first: x * first),
+        "divide": case(lambda x, first: x / (2 + first * first)),
+        "larger": case(lambda x, first: torch.maximum(first, x)),
+        "of_fewer_dimensions": case(lambda x, first: x[0] * first),
+        "nested": Case(
+            lambda x, m: m(x) + torch.tanh(m(x)[:, :3][:, :1]), [(5, 4)], frozen=[0], modules=[nn.Linear(4, 4)]
+        ),
+    }
+
+
 def cuts(rng: random.Random) -> dict[str, Case]:
     return {
         "at_places": Case(lambda x: torch.cat(x.tensor_split((1, 4), dim=1)[::-1], 1) * x),
@@ -344,7 +366,7 @@ GROUPS = {
     function.__name__: function
     for function in (
         *(scatters, interpolations, convolutions, images, powers, reductions, integers),
-        *(written, chosen, of_a_size, numbers, distances, rolls, flips, cuts),
+        *(written, chosen, of_a_size, numbers, distances, rolls, flips, cuts, broadcasts),
     )
 }
 
