@@ -39,6 +39,7 @@ def scatters(rng: random.Random) -> dict[str, Case]:
         "index_copy": Case(lambda a, b, i: a.index_copy(1, torch.tensor([4, 0, 2]), b), both, index),
         "index_fill": Case(lambda a, i: a.index_fill(1, row(i), 2.0), [(5, 4)], index),
         "assigned_behind_whole_dimensions": Case(_assigned, both, index),
+        "diagonal": Case(lambda a: (a[0] * 1.0).fill_diagonal_(0.5) * a, [(5, 4)]),
         "index_put": Case(
             lambda a, b, i: a.index_put((torch.arange(a.shape[0])[:, None], i[:, :, 0]), b, accumulate=True),
             both,
