@@ -330,6 +330,12 @@ def broadcasts(rng: random.Random) -> dict[str, Case]:
         "multiply": case(lambda x, first: x * first),
         "divide": case(lambda x, first: x / (2 + first * first)),
         "larger": case(lambda x, first: torch.maximum(first, x)),
+        "where": case(lambda x, first: torch.where(x > 0, x, first) + torch.where(x > 1, first, x)),
+        "lerp": case(lambda x, first: torch.lerp(x, first, 0.3)),
+        "addcmul": case(lambda x, first: torch.addcmul(x, x, first, value=0.5)),
+        "clamp": case(lambda x, first: x.clamp(min=first * 0.5)),
+        "expand": case(lambda x, first: first.expand(-1, x.size(1), -1) * x),
+        "expand_as": case(lambda x, first: first.expand_as(x) * x),
         "of_fewer_dimensions": case(lambda x, first: x[0] * first),
         "nested": Case(
             lambda x, m: m(x) + torch.tanh(m(x)[:, :3][:, :1]), [(5, 4)], frozen=[0], modules=[nn.Linear(4, 4)]

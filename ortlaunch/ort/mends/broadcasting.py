@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortlaunch.ort.kernels import shapes
 from ortlaunch.ort.mends.torch_nodes import torch_node
-from ortlaunch.ort.mends.values import is_floating, sizes
+from ortlaunch.ort.mends.values import integers, is_floating, sizes
 
 _OPSET = 17
-_OPERATORS = ("add", "sub", "rsub", "mul", "div", "maximum", "minimum")
+_OPERATORS = (
+    *("add", "sub", "rsub", "mul", "div", "maximum", "minimum", "where", "lerp", "addcmul", "addcdiv", "clamp"),
+    *("clamp_min", "clamp_max", "expand_as"),
+)
 
 
 def _joined(x: list[Any], like: list[Any]) -> list[Any]:
@@ -32,42 +36,74 @@ def _broadcast(x: Tensor, like: Tensor) -> Tensor:
     return x.expand(torch.broadcast_shapes(x.shape, like.shape))
 
 
+@torch_node("Tensor x, int[] size", differentiable=(0,), shape=lambda x, size: _expanded_shape(x, size))
+def _expanded(x: Tensor, size: list[int]) -> Tensor:
+    return x.expand(size)
+
+
+def _expanded_shape(x: list[Any], size: Any) -> list[Any]:
+    if not isinstance(size, shapes.Values):
+        return [None] * int(size[0])
+    kept = [None] * (len(size) - len(x)) + x
+    return [own if wanted == -1 else wanted for own, wanted in zip(kept, size, strict=True)]
+
+
 def register() -> None:
     """Registers the symbolics; call it after those of the same operators."""
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
     from torch.onnx._internal import registration
 
-    for name in _OPERATORS:
-        group = registration.registry.get_function_group(f"aten::{name}")
-        original = group.get(_OPSET) if group is not None else None
-        if original is not None and not isinstance(original, _Broadcasting):
-            register_custom_op_symbolic(f"aten::{name}", _Broadcasting(original), _OPSET)
+    for names, kind in ((_OPERATORS, _Broadcasting), (("expand",), _Expanding)):
+        for name in names:
+            group = registration.registry.get_function_group(f"aten::{name}")
+            original = group.get(_OPSET) if group is not None else None
+            if original is not None and not isinstance(original, kind):
+                register_custom_op_symbolic(f"aten::{name}", kind(original), _OPSET)
 
 
 @dataclass(frozen=True)
 class _Broadcasting:
-    """Exports an operator of two tensors."""
+    """Exports an operator of several tensors."""
 
     original: Callable[..., Any]
 
-    def __call__(self, g: Any, one: Any, other: Any, *rest: Any) -> Any:
-        whole = _whole(g, one, other, 0), _whole(g, other, one, 1)
-        return self.original(g, *whole, *rest)
+    def __call__(self, g: Any, *arguments: Any, **outputs: Any) -> Any:
+        traced = [_traced_sizes(value) for value in g.original_node.inputs()]
+        whole = list(arguments)
+        for place, own in enumerate(traced[: len(arguments)]):
+            for like, other in enumerate(traced[: len(arguments)]):
+                if own is not None and other is not None and _is_hidden(g, whole[place], place, own, other):
+                    whole[place] = _broadcast(
+                        g, whole[place], arguments[like], dims=_joined(sizes(whole[place]), sizes(arguments[like]))
+                    )
+        return self.original(g, *whole, **outputs)
 
 
-def _whole(g: Any, x: Any, like: Any, index: int) -> Any:
-    """Returns an operand in the size of the result if that size is needed for its gradient."""
-    traced = [g.original_node.inputsAt(place).type() for place in (index, 1 - index)]
-    if any(kind.kind() != "TensorType" or kind.sizes() is None for kind in traced):
-        return x
-    own, other = (list(kind.sizes()) for kind in traced)
+@dataclass(frozen=True)
+class _Expanding:
+    """Exports ``expand``."""
+
+    original: Callable[..., Any]
+
+    def __call__(self, g: Any, x: Any, size: Any, implicit: Any = None) -> Any:
+        own, result = (_traced_sizes(value) for value in (g.original_node.inputsAt(0), g.original_node.output()))
+        if own is None or result is None or not _is_hidden(g, x, 0, own, result):
+            return self.original(g, x, size, implicit)
+        return _expanded(g, x, integers(g, size), dims=[None] * len(result))
+
+
+def _traced_sizes(value: Any) -> list[int] | None:
+    """Returns the sizes that a tensor had in the trace; None for what is no tensor."""
+    kind = value.type()
+    known = kind.sizes() if kind.kind() == "TensorType" else None
+    return None if known is None else list(known)
+
+
+def _is_hidden(g: Any, x: Any, place: int, own: list[int], other: list[int]) -> bool:
+    """Whether the trace has broadcast an operand with a gradient, where the graph does not know that its size is 1."""
+    if not is_floating(x) or not g.original_node.inputsAt(place).requires_grad():
+        return False
     known = sizes(x)
-    if not is_floating(x) or not traced[0].requires_grad() or len(known) != len(own):
-        return x
-    first = max(len(own) - len(other), 0)
-    of_other = other[max(len(other) - len(own), 0) :]
-    is_hidden = any(
-        size == 1 and meets != 1 and known[first + place] != 1
-        for place, (size, meets) in enumerate(zip(own[first:], of_other, strict=True))
-    )
-    return _broadcast(g, x, like, dims=_joined(known, sizes(like))) if is_hidden else x
+    shared = min(len(own), len(other), len(known))
+    last = zip(own[-shared:], other[-shared:], known[-shared:], strict=True) if shared else ()
+    return any(size == 1 and meets != 1 and size_known != 1 for size, meets, size_known in last)
