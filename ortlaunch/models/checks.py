@@ -78,8 +78,8 @@ def _refuse_lazy_weights(model: nn.Module) -> None:
     for path, weight in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(weight):
             raise RequestError(
-                f"the model's '{path}' has no size before the first forward (torch.nn.Lazy…): give its layer a size, "
-                "or run one batch through the model in what model.target names"
+                f"the model's '{path}' has no size before the first forward (torch.nn.Lazy…): give its layer one, or "
+                "run one batch through the model in what model.target names"
             )
 
 

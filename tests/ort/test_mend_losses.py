@@ -70,3 +70,22 @@ def test_the_cross_entropy_of_one_sample_without_a_batch(assert_parity: Any) -> 
         return functional.cross_entropy(x[0] / 100, target[0])
 
     assert_parity(Net(of_one), {"x": values(), "target": torch.tensor([3, 1])}, tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda losses: losses.flatten().topk(3)[0].mean(),
+        lambda losses: losses.flatten().sort()[0][2],
+        lambda x: x[:, 1:],
+    ],
+    ids=["largest", "sorted", "cut"],
+)
+def test_the_losses_of_single_targets_are_chosen_from(
+    assert_parity: Any, choose: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    def chosen(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return choose(functional.cross_entropy(x.view(-1, 3, 2) / 100, target, reduction="none"))
+
+    target = torch.tensor([[0, 1], [2, 2]])
+    assert_parity(Net(chosen), {"x": values(), "target": target}, tolerance=1e-6)

@@ -39,6 +39,7 @@ def scatters(rng: random.Random) -> dict[str, Case]:
         "index_copy": Case(lambda a, b, i: a.index_copy(1, torch.tensor([4, 0, 2]), b), both, index),
         "index_fill": Case(lambda a, i: a.index_fill(1, row(i), 2.0), [(5, 4)], index),
         "assigned_behind_whole_dimensions": Case(_assigned, both, index),
+        "diagonal": Case(lambda a: (a[0] * 1.0).fill_diagonal_(0.5) * a, [(5, 4)]),
         "index_put": Case(
             lambda a, b, i: a.index_put((torch.arange(a.shape[0])[:, None], i[:, :, 0]), b, accumulate=True),
             both,
@@ -314,6 +315,34 @@ def flips(rng: random.Random) -> dict[str, Case]:
     }
 
 
+def broadcasts(rng: random.Random) -> dict[str, Case]:
+    """Operands of whose size 1 the graph does not know, because it is computed."""
+
+    def case(function: Callable[[Tensor, Tensor], Tensor]) -> Case:
+        # Without a weight of its own, the input has no size that the graph knows.
+        return Case(
+            lambda x, m: function(m(x), m(x)[:, : x.size(1) // 5]), [(5, 4)], frozen=[0], modules=[nn.Linear(4, 4)]
+        )
+
+    return {
+        "add": case(lambda x, first: x + first),
+        "subtract": case(lambda x, first: first - x),
+        "multiply": case(lambda x, first: x * first),
+        "divide": case(lambda x, first: x / (2 + first * first)),
+        "larger": case(lambda x, first: torch.maximum(first, x)),
+        "where": case(lambda x, first: torch.where(x > 0, x, first) + torch.where(x > 1, first, x)),
+        "lerp": case(lambda x, first: torch.lerp(x, first, 0.3)),
+        "addcmul": case(lambda x, first: torch.addcmul(x, x, first, value=0.5)),
+        "clamp": case(lambda x, first: x.clamp(min=first * 0.5)),
+        "expand": case(lambda x, first: first.expand(-1, x.size(1), -1) * x),
+        "expand_as": case(lambda x, first: first.expand_as(x) * x),
+        "of_fewer_dimensions": case(lambda x, first: x[0] * first),
+        "nested": Case(
+            lambda x, m: m(x) + torch.tanh(m(x)[:, :3][:, :1]), [(5, 4)], frozen=[0], modules=[nn.Linear(4, 4)]
+        ),
+    }
+
+
 def cuts(rng: random.Random) -> dict[str, Case]:
     return {
         "at_places": Case(lambda x: torch.cat(x.tensor_split((1, 4), dim=1)[::-1], 1) * x),
@@ -344,7 +373,7 @@ GROUPS = {
     function.__name__: function
     for function in (
         *(scatters, interpolations, convolutions, images, powers, reductions, integers),
-        *(written, chosen, of_a_size, numbers, distances, rolls, flips, cuts),
+        *(written, chosen, of_a_size, numbers, distances, rolls, flips, cuts, broadcasts),
     )
 }
 

@@ -91,6 +91,7 @@ CUTS: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, ...]]] = {
     "split": lambda x: x.split([2, 4, 6], -1),
     "rows": lambda x: x.split([1, 1, 2], 0),
     "unbind": lambda x: x.view(4, 3, 4).unbind(1),
+    "slices": lambda x: (x[:, :4], x[:, 4:6], x[:, 6:]),
 }
 PARTS: dict[str, Callable[..., torch.Tensor]] = {
     "first": lambda first, *_: first * 2,
@@ -117,6 +118,7 @@ class Cut(torch.nn.Module):
     [
         *(("chunk", "first"), ("chunk", "detached"), ("split", "compared"), ("rows", "first and last")),
         *(("unbind", "first"), ("split", "all"), ("rows", "detached")),
+        *(("slices", "detached"), ("slices", "compared")),
     ],
 )
 def test_parts_without_a_gradient(assert_parity: Any, cut: str, parts: str) -> None:

@@ -77,6 +77,7 @@ def functions() -> dict[str, Case]:
         "tensordot": Case(lambda a, b: torch.tensordot(a, torch.outer(b[0], b[0]), 1), [(5, 4), (4,)]),
         "outer_of_one": Case(lambda x: torch.outer(x[0], x[0]), [(4,)]),
         "bilinear_of_one": Case(lambda x, m: m(x, x), [(4,)], modules=[nn.Bilinear(4, 4, 3)]),
+        "distance": Case(lambda a, b: functional.pairwise_distance(a, b, p=1.0, keepdim=True) * a, [(4,), (4,)]),
         "hypot": Case(torch.hypot, [(4,), (4,)]),
         "logaddexp": Case(torch.logaddexp, [(4,), (4,)]),
         "xlogy": Case(torch.xlogy, [(4,), (4,)], positive=True),

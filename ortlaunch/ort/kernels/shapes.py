@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ def register() -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
+        for operator in _LOSSES:
+            self.dispatcher_[operator] = partial(_set_loss_shape, self, self.dispatcher_[operator])
         for operator, shapes in _SHAPES.items():
             self.aten_op_dispatcher_[operator] = lambda node, shapes=shapes: _set_shapes(self, node, shapes)
 
@@ -99,6 +102,16 @@ def _set_shapes(inference: Any, node: Any, shapes: Callable[..., list[list[Any]]
         inference.known_vi_[name].CopyFrom(info)
 
 
+def _set_loss_shape(inference: Any, original: Callable[[Any], None], node: Any) -> None:
+    """Infers as onnxruntime does, which takes each loss for a number, also one for each target."""
+    from onnxruntime.tools.symbolic_shape_infer import get_attribute
+
+    original(node)
+    if get_attribute(node, "reduction", b"mean") == b"none":
+        shape = inference.known_vi_[node.output[0]].type.tensor_type.shape
+        shape.CopyFrom(inference.known_vi_[node.input[1]].type.tensor_type.shape)
+
+
 def _shape_or_number(inference: Any, node: Any, index: int) -> Any:
     """Returns the shape of an input, or its value if that is a number or a list of integers; symbols stay symbols."""
     from onnx import TensorProto
@@ -142,6 +155,7 @@ def _padded(x: list[Any], widths: list[Any]) -> list[list[Any]]:
     return [[*x[:kept], *(size + more for size, more in zip(x[kept:], added, strict=True))]]
 
 
+_LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "NegativeLogLikelihoodLossInternal")
 _SHAPES: dict[str, Callable[..., list[list[Any]]]] = {
     **dict.fromkeys(padding.OPERATORS, _padded),
     "detach_copy": lambda x: [shape_alone(x)],

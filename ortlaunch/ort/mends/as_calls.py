@@ -2,6 +2,7 @@
 
 - ``cdist``: the exporter's shapes are wrong for p=1, and building the gradient fails where both tensors are the same.
 - ``repeat_interleave`` with a tensor of counts: a sequence, which ORTModule's inference of shapes does not know.
+- ``pairwise_distance``: the exporter takes powers of negative numbers, and adds the epsilon to the exponent.
 - ``prod`` of all elements, or of integers.
 - ``sort`` and ``argsort`` with ``stable``: the exporter takes it for the dimension.
 - ``flip``: its gradient fails where the size of a flipped dimension is known.
@@ -83,6 +84,7 @@ _FORMS: dict[str, Callable[..., bool]] = {
     "aten::flip": _has_gradient,
     "aten::grid_sampler": _has_gradient,
     "aten::mean": _has_no_dimensions,
+    "aten::pairwise_distance": _is_any,
     "aten::sum": _has_no_dimensions,
     "aten::argsort": _has_stable,
     "aten::sort": _has_stable,

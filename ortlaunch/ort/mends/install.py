@@ -16,6 +16,7 @@ from ortlaunch.ort.mends import (
     copying,
     decisions,
     failed_calls,
+    failed_export,
     fast_paths,
     functions,
     gradients,
@@ -118,7 +119,13 @@ def install() -> None:
     def export(*, flattened_module: Any, model_info_for_export: Any, **rest: Any) -> Any:
         is_training = model_info_for_export.export_mode == torch.onnx.TrainingMode.TRAINING
         model = flattened_module._original_module
-        with modes.kept(model) as flags, buffers.restored(model), functions.watched(), views.followed():
+        with (
+            modes.kept(model) as flags,
+            buffers.restored(model),
+            functions.watched(),
+            views.followed(),
+            failed_export.noted(),
+        ):
             current = _Export(flags, is_training)
             token = _exports.set(current)
             arguments = {"flattened_module": flattened_module, "model_info_for_export": model_info_for_export, **rest}

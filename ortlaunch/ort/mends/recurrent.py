@@ -18,6 +18,7 @@ from ortlaunch.ort.mends import noise
 from ortlaunch.ort.mends.torch_nodes import torch_node
 from ortlaunch.ort.mends.values import sizes
 
+_OPSET = 17
 _KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _LSTM_AND_GRU = _KINDS[:2]
@@ -71,15 +72,16 @@ def register() -> None:
 
     for kind in _KINDS:
         original = getattr(symbolic_opset9, kind, None) or symbolic_opset9._one_hidden_rnn(kind.upper())
-        register_custom_op_symbolic(f"aten::{kind}", partial(_symbolic, kind, original), 17)
+        register_custom_op_symbolic(f"aten::{kind}", partial(_symbolic, kind, original), _OPSET)
 
 
 def _symbolic(kind: str, original: Callable[..., Any], g: Any, *args: Any) -> Any:
-    from torch.onnx import symbolic_helper
+    from torch.onnx import errors, symbolic_helper
 
     if symbolic_helper._is_tensor_list(args[3]):
-        # These are packed sequences.
-        return original(g, *args)
+        raise errors.UnsupportedOperatorError(
+            f"aten::{kind} (packed sequences; mask what is padded instead)", _OPSET, None
+        )
     x, states, weights, has_biases, layers, rate, train, bidirectional, batch_first = args
     states = symbolic_helper._unpack_list(states) if kind == "lstm" else [states]
     weights = symbolic_helper._unpack_list(weights)

@@ -8,7 +8,7 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
   not exported.
 - ``index_put``: a value that is broadcast, or what a mask assigns, fails when it is computed; so does what is assigned
   behind dimensions that are taken whole (``x[..., [0, 3]]``).
-- ``index_copy`` and ``index_fill``: the exporter fails.
+- ``index_copy``, ``index_fill`` and ``fill_diagonal_``: the exporter fails.
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ def _index_copy(base: Tensor, values: Tensor, dim: int, index: Tensor) -> Tensor
 @torch_node("Tensor base, Tensor value, int dim, Tensor index", differentiable=(0, 1))
 def _index_fill(base: Tensor, value: Tensor, dim: int, index: Tensor) -> Tensor:
     return base.index_fill(dim, index, value)
+
+
+@torch_node("Tensor base, Tensor value, bool wrap", differentiable=(0,))
+def _fill_diagonal(base: Tensor, value: Tensor, wrap: bool) -> Tensor:
+    return base.clone().fill_diagonal_(float(value), wrap)
 
 
 _FOUR = "Tensor one, Tensor two, Tensor three, Tensor four"
@@ -113,6 +118,10 @@ def _index_fill_symbolic(g: Any, base: Any, dim: Any, index: Any, value: Any) ->
     return _index_fill(g, base, _like(g, value, base), dim, index)
 
 
+def _fill_diagonal_symbolic(g: Any, base: Any, value: Any, wrap: Any = False) -> Any:
+    return _fill_diagonal(g, base, _like(g, value, base), wrap)
+
+
 def _index_put_symbolic(g: Any, base: Any, indices: Any, values: Any, accumulate: Any = False) -> Any:
     from torch.onnx import errors, symbolic_helper, symbolic_opset11
 
@@ -171,5 +180,6 @@ _SYMBOLICS = {
     "aten::index_add": _index_add_symbolic,
     "aten::index_copy": _index_copy_symbolic,
     "aten::index_fill": _index_fill_symbolic,
+    "aten::fill_diagonal": _fill_diagonal_symbolic,
     "aten::index_put": _index_put_symbolic,
 }

@@ -1,7 +1,8 @@
 """Replaces Split by Slices where not every part has a gradient.
 
 The gradient of Split that onnxruntime 1.19.2 builds joins the gradients of those parts that have one. If a part is
-unused, detached or only compared, the result is too small, and the run stops.
+unused, detached or only compared, the result is too small, and the run stops. Slices of all parts, which ONNX Runtime
+joins to a Split, are kept apart for the same reason.
 """
 
 from __future__ import annotations
@@ -21,21 +22,27 @@ _END = 2**63 - 1
 
 
 def slice_where_gradients_end(graph: Any, stops: Callable[[Any], bool], stopped: Callable[[str, str], Any]) -> None:
-    """Replaces each Split of which only some parts have a gradient, in place.
+    """Replaces each Split, and separates all Slices, of which only some parts have a gradient, in place.
 
     Args:
         graph: an exported ``onnx.GraphProto``.
         stops: whether no gradient flows through a node, for nodes other than ONNX's own.
         stopped: makes a node that copies its first argument to its second, through which no gradient flows.
     """
-    if not any(_is_split(node) for node in graph.node):
+    if not any(_is_split(node) or node.op_type == "Slice" for node in graph.node):
         return
     reached = _differentiated(graph, stops)
     used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    sliced = {node.input[0] for node in graph.node if node.op_type == "Slice" and node.output[0] in reached}
     nodes = []
     for node in graph.node:
         if _is_split(node) and 0 < len(reached.intersection(node.output)) < len(node.output):
             nodes += _slices(node, reached, used, stopped)
+        elif node.op_type == "Slice" and node.input[0] in sliced and node.output[0] not in reached:
+            copy = f"{node.output[0]}/of_a_copy"
+            nodes.append(stopped(node.input[0], copy))
+            node.input[0] = copy
+            nodes.append(node)
         else:
             nodes.append(node)
     del graph.node[:]

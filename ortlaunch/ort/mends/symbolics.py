@@ -12,6 +12,7 @@ import torch
 from ortlaunch.ort.mends import (
     arithmetic,
     as_calls,
+    broadcasting,
     choices,
     embeddings,
     losses,
@@ -39,6 +40,7 @@ def register() -> None:
     # Their nodes call PyTorch.
     for subject in (arithmetic, embeddings, losses, noise, recurrent, scatter, spatial, padding, torch_calls, as_calls):
         subject.register()
+    broadcasting.register()
 
 
 def register_standard() -> None:

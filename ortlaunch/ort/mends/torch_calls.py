@@ -328,11 +328,14 @@ def _shape(*inputs: Any) -> list[Any]:
     *shapes, spelled = inputs
     call = _read(tuple(spelled))
     symbols = sorted({one for shape in shapes for size in shape for one in getattr(size, "free_symbols", ())}, key=str)
-    trials = [dict(zip(symbols, numbers, strict=False)) for numbers in _SIZES]
-    results = [_tried(call, shapes, trial) for trial in trials] if len(symbols) <= len(_SIZES[0]) else [None]
-    if any(sizes is None or len(sizes) != call.rank for sizes in results):
-        return [None] * call.rank
-    return [_size(pair, symbols, trials) for pair in zip(*results, strict=True)]  # type: ignore[arg-type]
+    # Sizes that have two names may have to be the same; then only those that never vary are found.
+    for values in (_SIZES, [[one[0]] * len(one) for one in _SIZES]):
+        trials = [dict(zip(symbols, numbers, strict=False)) for numbers in values]
+        results = [_tried(call, shapes, trial) for trial in trials] if len(symbols) <= len(values[0]) else [None]
+        if all(sizes is not None and len(sizes) == call.rank for sizes in results):
+            different = symbols if values is _SIZES else []
+            return [_size(pair, different, trials) for pair in zip(*results, strict=True)]  # type: ignore[arg-type]
+    return [None] * call.rank
 
 
 def _tried(call: _Call, shapes: Sequence[Any], trial: dict[Any, int]) -> tuple[int, ...] | None:

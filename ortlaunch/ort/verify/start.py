@@ -10,6 +10,7 @@ Tolerances are wide, because the check looks for wrong results and not for round
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import torch
@@ -19,6 +20,7 @@ from ortlaunch.config.options import TRAPS
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort import session
 from ortlaunch.ort.failed_node import failure
+from ortlaunch.ort.mends import failed_export
 from ortlaunch.ort.mends.checkpoints import without_reentrance
 from ortlaunch.ort.refusal import cause
 from ortlaunch.ort.verify.examination import WIDER, Examination
@@ -29,6 +31,8 @@ from ortlaunch.ort.verify.state import ModelState, copied, same_random_numbers
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
 from ortlaunch.ort.verify.trap import Finding
 
+_KIND = r"^torch\.onnx\.[\w.]*: "
+"""What an error of torch's exporter begins with."""
 FRESH_BATCHES = 2
 """Number of batches besides the traced one on which the graph is checked."""
 
@@ -73,6 +77,8 @@ class QuickCheck:
                     raise RequestError(f"backend=ort cannot train this model: {error}") from error
                 manager = session.training_manager(self._wrapped)
                 what = (failure(manager, str(error)) if manager is not None else None) or cause(error)
+                statement = failed_export.take()
+                what = f"{statement} cannot be exported: {re.sub(_KIND, '', what)}" if statement else what
                 raise RequestError(
                     f"backend=ort cannot train this model: {what}. Use backend=eager or backend=compile, or "
                     "change that part (`ortlaunch check` with the same keys names it where it can)"
