@@ -285,6 +285,26 @@ def test_scripted_functions_of_a_function_train_as_in_fp64(to_ort: Any) -> None:
     assert_model_as_in_fp64(to_ort, Fused(FusedGelu.apply), *(batch["x"] for batch in batches()))
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_checkpoints_of_deepspeed_train_as_in_fp64(to_ort: Any, outputs: int) -> None:
+    checkpointing = pytest.importorskip("deepspeed").checkpointing
+    layer = torch.nn.Linear(4, 4)
+
+    class Checkpointed(Net):
+        def __init__(self) -> None:
+            super().__init__(self._checkpointed)
+            self.inner = layer
+
+        def _checkpointed(self, x: torch.Tensor) -> torch.Tensor:
+            if outputs == 1:
+                return checkpointing.checkpoint(self.inner, x)
+            return torch.mul(*checkpointing.checkpoint(lambda y: (self.inner(y), y.sin()), x))
+
+    original = checkpointing.CheckpointFunction.apply
+    assert_model_as_in_fp64(to_ort, Checkpointed(), *(batch["x"] for batch in batches()))
+    assert checkpointing.CheckpointFunction.apply == original
+
+
 @pytest.mark.skipif(RUNS_FUNCTIONS, reason="ORTModule itself refuses reentrant checkpoints where it runs Functions")
 def test_reentrant_checkpoints_train(assert_parity: Any) -> None:
     assert_parity(Net(REENTRANT["checkpoint"]), *batches())
