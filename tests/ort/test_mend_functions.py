@@ -92,6 +92,20 @@ class Clamped(Function):
         return grad
 
 
+class WithoutFirst(Function):
+    """Its backward counts on a first output that nothing uses."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.set_materialize_grads(False)
+        return x + 1, x * 2
+
+    @staticmethod
+    def backward(ctx: Any, first: torch.Tensor | None, second: torch.Tensor) -> torch.Tensor:
+        assert first is None, "first"
+        return second * 2
+
+
 class Identity(Function):
     """Returns its input as it is, which torch then wraps with gradients off; Megatron has such Functions."""
 
@@ -271,6 +285,26 @@ def test_scripted_functions_of_a_function_train_as_in_fp64(to_ort: Any) -> None:
     assert_model_as_in_fp64(to_ort, Fused(FusedGelu.apply), *(batch["x"] for batch in batches()))
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_checkpoints_of_deepspeed_train_as_in_fp64(to_ort: Any, outputs: int) -> None:
+    checkpointing = pytest.importorskip("deepspeed").checkpointing
+    layer = torch.nn.Linear(4, 4)
+
+    class Checkpointed(Net):
+        def __init__(self) -> None:
+            super().__init__(self._checkpointed)
+            self.inner = layer
+
+        def _checkpointed(self, x: torch.Tensor) -> torch.Tensor:
+            if outputs == 1:
+                return checkpointing.checkpoint(self.inner, x)
+            return torch.mul(*checkpointing.checkpoint(lambda y: (self.inner(y), y.sin()), x))
+
+    original = checkpointing.CheckpointFunction.apply
+    assert_model_as_in_fp64(to_ort, Checkpointed(), *(batch["x"] for batch in batches()))
+    assert checkpointing.CheckpointFunction.apply == original
+
+
 @pytest.mark.skipif(RUNS_FUNCTIONS, reason="ORTModule itself refuses reentrant checkpoints where it runs Functions")
 def test_reentrant_checkpoints_train(assert_parity: Any) -> None:
     assert_parity(Net(REENTRANT["checkpoint"]), *batches())
@@ -295,6 +329,14 @@ def test_functions_with_a_backward_of_their_own_are_refused_by_name(to_ort: Any,
     x = torch.ones(2, requires_grad=True)
     Scaled.apply(x).sum().backward()
     assert x.grad.tolist() == pytest.approx([0.1, 0.1])
+
+
+@pytest.mark.skipif(RUNS_FUNCTIONS, reason="with this torch ORTModule runs them")
+def test_a_backward_that_fails_when_every_output_has_a_gradient_is_refused_by_name(to_ort: Any) -> None:
+    model = Net(lambda x: WithoutFirst.apply(x)[1])
+    model(torch.rand(3, 4)).sum().backward()
+    with pytest.raises(RequestError, match=r"WithoutFirst .*outputs has a gradient \(AssertionError: first"):
+        to_ort(model)(torch.rand(3, 4))
 
 
 @pytest.mark.skipif(RUNS_FUNCTIONS, reason="with this torch ORTModule runs them")

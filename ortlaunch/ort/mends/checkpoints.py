@@ -1,17 +1,20 @@
 """Replaces checkpoints that enter autograd again (``use_reentrant=True``), which can neither be traced nor compared.
 
 torch's tracer fails in their ``autograd.Function``, and they refuse ``torch.autograd.grad``. What is computed again is
-no matter of the graph.
+no matter of the graph. DeepSpeed's checkpoints enter autograd again too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils import checkpoint
+
+_DEEPSPEEDS = "deepspeed.runtime.activation_checkpointing.checkpointing"
 
 
 @contextlib.contextmanager
@@ -25,9 +28,19 @@ def without_reentrance() -> Iterator[None]:
                 return function(*inputs)
         return checkpoint.checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=preserve)
 
-    kind: Any = checkpoint.CheckpointFunction
-    kind.apply = apply
+    def apply_deepspeed(function: Callable[..., Any], all_outputs: list[Any], *inputs: Any) -> Any:
+        outputs = apply(function, True, *inputs)
+        all_outputs += [outputs] if isinstance(outputs, torch.Tensor) else outputs
+        return outputs
+
+    replaced: list[tuple[Any, Callable[..., Any]]] = [(checkpoint.CheckpointFunction, apply)]
+    # A model that has such checkpoints has imported the module.
+    if deepspeeds := sys.modules.get(_DEEPSPEEDS):
+        replaced.append((deepspeeds.CheckpointFunction, apply_deepspeed))
+    for kind, call in replaced:
+        kind.apply = call
     try:
         yield
     finally:
-        del kind.apply
+        for kind, _ in replaced:
+            del kind.apply

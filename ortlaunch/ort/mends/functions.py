@@ -96,8 +96,8 @@ def _watching(cls: type[Function], forward: Callable[..., Any], refuses: bool) -
         _running.append(cls)
         try:
             inputs = args[1:] if _takes_context(cls) else args
-            if not is_trusted and not torch._C._get_tracing_state() and not _agrees(cls, forward, inputs):
-                raise refusal(_message(name))
+            if not is_trusted and not torch._C._get_tracing_state():
+                _require_agreement(cls, forward, inputs, name)
             return forward(*args, **kwargs)
         finally:
             _running.pop()
@@ -105,12 +105,27 @@ def _watching(cls: type[Function], forward: Callable[..., Any], refuses: bool) -
     return watching
 
 
-def _message(name: str) -> str:
+class _BackwardError(Exception):
+    """A Function's backward fails when it gets a gradient for each of its outputs."""
+
+
+def _require_agreement(cls: type[Function], forward: Callable[..., Any], inputs: tuple[Any, ...], name: str) -> None:
+    try:
+        if not _agrees(cls, forward, inputs):
+            raise refusal(_message(name, "is not the derivative of its forward's operators"))
+    except _BackwardError as failed:
+        error = failed.__cause__
+        told = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": ")
+        why = f"fails when each of its outputs has a gradient ({told}), so nothing shows that it is the derivative of"
+        raise refusal(_message(name, f"{why} its forward's operators")) from error
+
+
+def _message(name: str, why: str) -> str:
     return (
-        f"the model calls the autograd.Function {name} ({caller()}), whose backward is not the derivative of its "
-        "forward's operators. On this torch ONNX Runtime would take that derivative instead and train wrongly in "
-        "silence: use backend=eager or compile, or torch 2.6, where ORTModule runs such Functions, or write it with "
-        "operators and detach(), a straight-through estimator as x + (f(x) - x).detach()"
+        f"the model calls the autograd.Function {name} ({caller()}), whose backward {why}. On this torch ONNX Runtime "
+        "would take the derivative of the forward's operators instead and train wrongly in silence: use backend=eager "
+        "or compile, or torch 2.6, where ORTModule runs such Functions, or write it with operators and detach(), a "
+        "straight-through estimator as x + (f(x) - x).detach()"
     )
 
 
@@ -151,14 +166,14 @@ def _agrees_if(
         for factor in _FACTORS:
             try:
                 expected = _gradients(cls.apply, inputs, needed, factor)
-            except (RuntimeError, ValueError, IndexError, AssertionError):
+            except (_BackwardError, RuntimeError, ValueError, IndexError, AssertionError):
                 # A Function need not accept every number, but must accept the model's own.
                 if factor == 1.0:
                     raise
                 continue
             try:
                 actual = _gradients(through_operators, inputs, needed, factor)
-            except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError):
+            except (_BackwardError, RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError):
                 return False
             tried += 1
             if not all(_close(a, b) for a, b in zip(expected, actual, strict=True)):
@@ -181,9 +196,12 @@ def _gradients(call: Callable[..., Any], inputs: tuple[Any, ...], needed: list[b
     pairs = [(x, _direction(x)) for x in outputs if x.requires_grad]
     if not pairs:
         return [torch.zeros_like(x) for x in wanted]
-    gradients = torch.autograd.grad(
-        [x for x, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True, materialize_grads=True
-    )
+    try:
+        gradients = torch.autograd.grad(
+            [x for x, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True, materialize_grads=True
+        )
+    except Exception as error:
+        raise _BackwardError from error
     return list(gradients)
 
 
