@@ -40,6 +40,7 @@ DROPOUTS = {
     "randn": (lambda x: x * torch.randn(6, 4) + torch.rand(4), (6, 4)),
     "rand_like": (lambda x: x * torch.rand_like(x) + torch.randn_like(x), (6, 4)),
     "randn_like_of_another_dtype": (lambda x: x * torch.randn_like(x > 0, dtype=torch.float32), (6, 4)),
+    "permutation": (lambda x: x[torch.randperm(x.shape[0])] * x + torch.rand(4), (6, 4)),
     "slopes": (nn.RReLU(0.1, 0.9), (6, 5)),
     "certain": (lambda x: x * torch.bernoulli(torch.ones_like(x)), (6, 5)),
 }

@@ -3,7 +3,7 @@
 onnxruntime 1.19.2 and torch's exporter have these faults:
 
 - ``Dropout1d`` to ``Dropout3d``, ``AlphaDropout`` and ``FeatureAlphaDropout`` are not exported in train mode.
-- ``exponential_``, and Gumbel-softmax with it, is not exported.
+- ``exponential_``, and Gumbel-softmax with it, and ``randperm`` are not exported.
 - ``bernoulli`` of given probabilities returns zeros where the probability is one.
 - ``rrelu`` in train mode draws slopes for ONNX's PRelu, which has no gradient.
 - ``rand``, ``randn`` and the like draw from a generator of ONNX Runtime's own, so that a model with stochastic depth or
@@ -65,7 +65,12 @@ def _slopes(x: Tensor, limits: list[int], after: Tensor | None) -> Tensor:
     return slopes
 
 
-_NODES = {f"ortlaunch::{node.name}" for node in (_kept, _exponential, _bernoulli, _drawn, _slopes)}
+@torch_node("Tensor like, Tensor? after")
+def _permutation(like: Tensor, after: Tensor | None) -> Tensor:
+    return torch.randperm(like.shape[0], dtype=like.dtype, device=like.device)
+
+
+_NODES = {f"ortlaunch::{node.name}" for node in (_kept, _exponential, _bernoulli, _drawn, _slopes, _permutation)}
 
 
 def _last(g: Any) -> Any:
@@ -148,6 +153,12 @@ def _rrelu_symbolic(g: Any, x: Any, lower: Any, upper: Any, train: Any, generato
     return g.op("Mul", x, _slopes(g, x, exact(limits), _last(g)))
 
 
+def _randperm_symbolic(g: Any, count: Any, *_: Any) -> Any:
+    size = g.op("Reshape", count, g.op("Constant", value_t=torch.tensor([1])))
+    zeros = g.op("ConstantOfShape", size, value_t=torch.zeros(1, dtype=torch.int64))
+    return _permutation(g, zeros, _last(g), dims=[None])
+
+
 def _drawn_symbolic(name: str, g: Any, shape: Any, dtype: Any, *_: Any) -> Any:
     """Exports ``rand`` and ``randn``: numbers in the shape of a tensor of zeros, which costs a small buffer."""
     from torch.onnx import symbolic_helper
@@ -203,6 +214,7 @@ _SYMBOLICS = {
     "aten::exponential": _exponential_symbolic,
     "aten::bernoulli": _bernoulli_symbolic,
     "aten::rrelu": _rrelu_symbolic,
+    "aten::randperm": _randperm_symbolic,
     **{f"aten::{name}": partial(_drawn_symbolic, name) for name in _DRAWN},
     **{f"aten::{name}_like": partial(_drawn_like_symbolic, name) for name in _DRAWN},
 }
