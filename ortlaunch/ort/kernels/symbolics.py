@@ -20,7 +20,7 @@ import torch
 
 from ortlaunch.ort.kernels import fused_attention, products, shapes, sideways
 from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, constant, none, step
-from ortlaunch.ort.mends import broadcasting, losses, vectors
+from ortlaunch.ort.mends import losses, vectors
 from ortlaunch.ort.mends import symbolics as mended
 from ortlaunch.ort.mends.attention import known_size
 
@@ -62,8 +62,6 @@ def enable() -> None:
     _enabled = True
     for name, symbolic in _SYMBOLICS.items():
         register_custom_op_symbolic(name, symbolic, _OPSET)
-    # Products are among them.
-    broadcasting.register()
 
 
 def disable() -> None:

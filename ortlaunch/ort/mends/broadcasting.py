@@ -61,6 +61,18 @@ def register() -> None:
                 register_custom_op_symbolic(f"aten::{name}", kind(original), _OPSET)
 
 
+def whole(g: Any, *operands: Any) -> list[Any]:
+    """Returns the operands of the operator that is exported, with their size in the result where it is hidden."""
+    traced = [_traced_sizes(value) for value in g.original_node.inputs()][: len(operands)]
+    result = list(operands)
+    for place, own in enumerate(traced):
+        for like, other in enumerate(traced):
+            if own is not None and other is not None and _is_hidden(g, result[place], place, own, other):
+                dims = _joined(sizes(result[place]), sizes(operands[like]))
+                result[place] = _broadcast(g, result[place], operands[like], dims=dims)
+    return result
+
+
 @dataclass(frozen=True)
 class _Broadcasting:
     """Exports an operator of several tensors."""
@@ -68,15 +80,7 @@ class _Broadcasting:
     original: Callable[..., Any]
 
     def __call__(self, g: Any, *arguments: Any, **outputs: Any) -> Any:
-        traced = [_traced_sizes(value) for value in g.original_node.inputs()]
-        whole = list(arguments)
-        for place, own in enumerate(traced[: len(arguments)]):
-            for like, other in enumerate(traced[: len(arguments)]):
-                if own is not None and other is not None and _is_hidden(g, whole[place], place, own, other):
-                    whole[place] = _broadcast(
-                        g, whole[place], arguments[like], dims=_joined(sizes(whole[place]), sizes(arguments[like]))
-                    )
-        return self.original(g, *whole, **outputs)
+        return self.original(g, *whole(g, *arguments), **outputs)
 
 
 @dataclass(frozen=True)
