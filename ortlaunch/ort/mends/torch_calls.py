@@ -344,7 +344,10 @@ def _tried(call: _Call, shapes: Sequence[Any], trial: dict[Any, int]) -> tuple[i
     The result's shape may depend on values too, and some operators have no shape without a computation.
     """
     sizes = [[int(size.subs(trial)) if hasattr(size, "subs") else size for size in shape] for shape in shapes]
-    fits = all(math.prod(size) <= _LARGEST for size in sizes)
+    # A shape that depends on values must not be taken from zeros: on counts and masks, or as with `nonzero`.
+    depends = torch.Tag.dynamic_output_shape in getattr(call.operator, "tags", ())
+    is_safe = not depends and all(kind.is_floating_point for kind in call.dtypes)
+    fits = is_safe and all(math.prod(size) <= _LARGEST for size in sizes)
     for device in ("meta", "cpu") if fits else ("meta",):
         tensors = [torch.zeros(size, dtype=kind, device=device) for size, kind in zip(sizes, call.dtypes, strict=True)]
         with contextlib.suppress(Exception), torch.no_grad():
