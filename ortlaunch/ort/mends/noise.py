@@ -6,6 +6,8 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
 - ``exponential_``, and Gumbel-softmax with it, and ``randperm`` are not exported.
 - ``bernoulli`` of given probabilities returns zeros where the probability is one.
 - ``rrelu`` in train mode draws slopes for ONNX's PRelu, which has no gradient.
+- ``normal`` with a number as its mean draws one number for all elements; ``normal_`` takes what it fills for the mean,
+  and the mean for the standard deviation; ``uniform_`` is not exported.
 - ``rand``, ``randn`` and the like draw from a generator of ONNX Runtime's own, so that a model with stochastic depth or
   with sampling (DropPath, VAE) could not be compared with PyTorch.
 """
@@ -13,6 +15,7 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,6 +29,13 @@ _ALPHA = 1.7580993408473766
 """The negative limit of SELU, with the sign changed."""
 _DRAWN = {"rand": torch.rand_like, "randn": torch.randn_like}
 _NAMES = tuple(_DRAWN)
+_FILLS: tuple[Callable[[Tensor, float, float], Tensor], ...] = (
+    Tensor.normal_,
+    Tensor.uniform_,
+    lambda x, p, _: x.bernoulli_(p),
+)
+"""What fills a tensor with random numbers, given two numbers."""
+_NORMAL, _UNIFORM, _TRUE = range(len(_FILLS))
 
 
 def _features(x: list[Any], _rate: Any, per_feature: Any, *_: Any) -> list[Any]:
@@ -70,7 +80,19 @@ def _permutation(like: Tensor, after: Tensor | None) -> Tensor:
     return torch.randperm(like.shape[0], dtype=like.dtype, device=like.device)
 
 
-_NODES = {f"ortlaunch::{node.name}" for node in (_kept, _exponential, _bernoulli, _drawn, _slopes, _permutation)}
+@torch_node("Tensor like, int which, int[] limits, Tensor? after")
+def _filled(like: Tensor, which: int, limits: list[int], after: Tensor | None) -> Tensor:
+    first, second = numbers(limits) or [0.0, 0.0]
+    return _FILLS[which](torch.empty_like(like), first, second)
+
+
+@torch_node("Tensor mean, Tensor std, Tensor? after")
+def _normal(mean: Tensor, std: Tensor, after: Tensor | None) -> Tensor:
+    return torch.normal(mean, std)
+
+
+_OF_RANDOM = (_kept, _exponential, _bernoulli, _drawn, _slopes, _permutation, _filled, _normal)
+_NODES = {f"ortlaunch::{node.name}" for node in _OF_RANDOM}
 
 
 def _last(g: Any) -> Any:
@@ -134,11 +156,11 @@ def _exponential_symbolic(g: Any, x: Any, rate: Any, generator: Any = None) -> A
 
 
 def _bernoulli_symbolic(g: Any, x: Any, p: Any = None, generator: Any = None) -> Any:
-    from torch.onnx import symbolic_helper, symbolic_opset15
+    from torch.onnx import symbolic_helper
 
     given = p is not None and not symbolic_helper._is_none(p)
-    if given and isinstance(symbolic_helper._maybe_get_const(p, "f"), float):
-        return symbolic_opset15.bernoulli(g, x, p, generator)
+    if given and _is_number(p):
+        return _fill(_TRUE, g, x, sizes(x), p, p, generator)
     _refuse_generator(x, generator)
     return _bernoulli(g, p if given else x, _last(g))
 
@@ -159,8 +181,53 @@ def _randperm_symbolic(g: Any, count: Any, *_: Any) -> Any:
     return _permutation(g, zeros, _last(g), dims=[None])
 
 
-def _drawn_symbolic(name: str, g: Any, shape: Any, dtype: Any, *_: Any) -> Any:
-    """Exports ``rand`` and ``randn``: numbers in the shape of a tensor of zeros, which costs a small buffer."""
+def _filled_symbolic(which: int, g: Any, like: Any, first: Any, second: Any, generator: Any = None) -> Any:
+    return _fill(which, g, like, sizes(like), first, second, generator)
+
+
+def _fill(which: int, g: Any, like: Any, dims: list[int | None], first: Any, second: Any, generator: Any) -> Any:
+    from torch.onnx import symbolic_helper
+
+    _refuse_generator(like, generator)
+    limits = [symbolic_helper._get_const(limit, "f", "limit") for limit in (first, second)]
+    return _filled(g, like, which, exact(limits), _last(g), dims=dims)
+
+
+def _normal_symbolic(g: Any, *arguments: Any) -> Any:
+    """Exports ``normal_``, and ``normal`` of two tensors, of a tensor and a number, and of two numbers and a size."""
+    if len(arguments) == len(("filled", "mean", "std", "generator")):
+        return _filled_symbolic(_NORMAL, g, *arguments)
+    mean, std, *rest = arguments
+    if len(arguments) > len(("mean", "std", "generator")):
+        shape, generator, dtype, *_ = rest
+        return _fill(_NORMAL, g, *_zeros(g, shape, dtype), mean, std, generator)
+    _refuse_generator(mean, *rest)
+    is_number = [_is_number(one) for one in (mean, std)]
+    if is_number == [True, False]:
+        mean = _constant(g, mean, std)
+    if is_number == [False, True]:
+        std = _constant(g, std, mean)
+    shapes = [sizes(one) for one, is_one in zip((mean, std), is_number, strict=True) if not is_one] or [[]]
+    dims = shapes[0] if all(one == shapes[0] for one in shapes) else [None] * max(map(len, shapes))
+    return _normal(g, mean, std, _last(g), dims=dims)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number of the program, which the exporter has made a constant of fp64, or one like it."""
+    from torch.onnx import symbolic_helper
+
+    known = symbolic_helper._maybe_get_const(value, "t")
+    return isinstance(known, Tensor) and known.dim() == 0
+
+
+def _constant(g: Any, value: Any, like: Any) -> Any:
+    from torch.onnx import symbolic_helper
+
+    return number(g, float(symbolic_helper._get_const(value, "t", "value")), like)
+
+
+def _zeros(g: Any, shape: Any, dtype: Any) -> tuple[Any, list[int | None]]:
+    """Returns zeros of a size that the graph computes, and its sizes, None where one varies."""
     from torch.onnx import symbolic_helper
 
     known = symbolic_helper._maybe_get_const(shape, "is")
@@ -168,7 +235,12 @@ def _drawn_symbolic(name: str, g: Any, shape: Any, dtype: Any, *_: Any) -> Any:
     kind = symbolic_helper._maybe_get_const(dtype, "i")
     zero = torch.zeros(1, dtype=_dtype(kind) if isinstance(kind, int) else torch.get_default_dtype())
     dims = known if is_known else [None] * _length(shape)
-    zeros = g.op("ConstantOfShape", integers(g, shape), value_t=zero)
+    return g.op("ConstantOfShape", integers(g, shape), value_t=zero), dims
+
+
+def _drawn_symbolic(name: str, g: Any, shape: Any, dtype: Any, *_: Any) -> Any:
+    """Exports ``rand`` and ``randn``: numbers in the shape of a tensor of zeros, which costs a small buffer."""
+    zeros, dims = _zeros(g, shape, dtype)
     return _drawn(g, zeros, _NAMES.index(name), _last(g), dims=dims)
 
 
@@ -214,6 +286,8 @@ _SYMBOLICS = {
     "aten::exponential": _exponential_symbolic,
     "aten::bernoulli": _bernoulli_symbolic,
     "aten::rrelu": _rrelu_symbolic,
+    "aten::normal": _normal_symbolic,
+    "aten::uniform": partial(_filled_symbolic, _UNIFORM),
     "aten::randperm": _randperm_symbolic,
     **{f"aten::{name}": partial(_drawn_symbolic, name) for name in _DRAWN},
     **{f"aten::{name}_like": partial(_drawn_like_symbolic, name) for name in _DRAWN},
