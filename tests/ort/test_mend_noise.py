@@ -49,6 +49,8 @@ DROPOUTS = {
     "normal_in_place_of_numbers": (lambda x: x + x.new_empty(x.shape[0], 1, 4).normal_(0.5, 2.0), (6, 4)),
     "uniform_in_place": (lambda x: x * torch.empty(x.shape).uniform_(-1.0, 3.0), (6, 4)),
     "bernoulli_in_place": (lambda x: x / 0.7 * x.new_empty(x.shape[0], 1, 1).bernoulli_(0.7), (6, 4)),
+    "whole_numbers": (lambda x: x * torch.randint(2, 9, (x.shape[0], 1, 4)) + torch.randint(5, (4,)), (6, 4)),
+    "whole_numbers_as_places": (lambda x: x[:, torch.randint(6, (3,))], (6, 4)),
     "slopes": (nn.RReLU(0.1, 0.9), (6, 5)),
     "certain": (lambda x: x * torch.bernoulli(torch.ones_like(x)), (6, 5)),
 }

@@ -8,8 +8,8 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
 - ``rrelu`` in train mode draws slopes for ONNX's PRelu, which has no gradient.
 - ``normal`` with a number as its mean draws one number for all elements; ``normal_`` takes what it fills for the mean,
   and the mean for the standard deviation; ``uniform_`` is not exported.
-- ``rand``, ``randn`` and the like draw from a generator of ONNX Runtime's own, so that a model with stochastic depth or
-  with sampling (DropPath, VAE) could not be compared with PyTorch.
+- ``rand``, ``randn``, ``randint`` and the like draw from a generator of ONNX Runtime's own, so that a model with
+  stochastic depth or with sampling (DropPath, VAE) could not be compared with PyTorch.
 """
 
 from __future__ import annotations
@@ -91,7 +91,12 @@ def _normal(mean: Tensor, std: Tensor, after: Tensor | None) -> Tensor:
     return torch.normal(mean, std)
 
 
-_OF_RANDOM = (_kept, _exponential, _bernoulli, _drawn, _slopes, _permutation, _filled, _normal)
+@torch_node("Tensor like, int[] limits, Tensor? after")
+def _whole(like: Tensor, limits: list[int], after: Tensor | None) -> Tensor:
+    return torch.randint_like(like, *limits)
+
+
+_OF_RANDOM = (_kept, _exponential, _bernoulli, _drawn, _slopes, _permutation, _filled, _normal, _whole)
 _NODES = {f"ortlaunch::{node.name}" for node in _OF_RANDOM}
 
 
@@ -226,16 +231,27 @@ def _constant(g: Any, value: Any, like: Any) -> Any:
     return number(g, float(symbolic_helper._get_const(value, "t", "value")), like)
 
 
-def _zeros(g: Any, shape: Any, dtype: Any) -> tuple[Any, list[int | None]]:
+def _zeros(g: Any, shape: Any, dtype: Any, default: torch.dtype | None = None) -> tuple[Any, list[int | None]]:
     """Returns zeros of a size that the graph computes, and its sizes, None where one varies."""
     from torch.onnx import symbolic_helper
 
     known = symbolic_helper._maybe_get_const(shape, "is")
     is_known = not isinstance(known, torch._C.Value)
     kind = symbolic_helper._maybe_get_const(dtype, "i")
-    zero = torch.zeros(1, dtype=_dtype(kind) if isinstance(kind, int) else torch.get_default_dtype())
+    zero = torch.zeros(1, dtype=_dtype(kind) if isinstance(kind, int) else default or torch.get_default_dtype())
     dims = known if is_known else [None] * _length(shape)
     return g.op("ConstantOfShape", integers(g, shape), value_t=zero), dims
+
+
+def _randint_symbolic(g: Any, *arguments: Any) -> Any:
+    """Exports ``randint`` with a lower limit and without."""
+    from torch.onnx import symbolic_helper
+
+    count = len(arguments) - len(("size", "dtype", "layout", "device", "pin_memory"))
+    limits = [symbolic_helper._get_const(limit, "i", "limit") for limit in arguments[:count]]
+    shape, dtype, *_ = arguments[count:]
+    zeros, dims = _zeros(g, shape, dtype, torch.int64)
+    return _whole(g, zeros, [0, *limits][-2:], _last(g), dims=dims)
 
 
 def _drawn_symbolic(name: str, g: Any, shape: Any, dtype: Any, *_: Any) -> Any:
@@ -287,6 +303,7 @@ _SYMBOLICS = {
     "aten::bernoulli": _bernoulli_symbolic,
     "aten::rrelu": _rrelu_symbolic,
     "aten::normal": _normal_symbolic,
+    "aten::randint": _randint_symbolic,
     "aten::uniform": partial(_filled_symbolic, _UNIFORM),
     "aten::randperm": _randperm_symbolic,
     **{f"aten::{name}": partial(_drawn_symbolic, name) for name in _DRAWN},
