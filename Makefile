@@ -32,11 +32,7 @@ run: $(INSTALLED)
 	$(BIN)/ortlaunch compare
 
 ## test: all tests but test-slurm's: those that start no workers on all cores, then faults and whole runs, some at a time
-# test-quick and test-ort together: each session of pytest imports torch and all tests in each process. The service's tests
-# have time limits, and stay apart from those that compute.
-test: test-serve
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(ONE_MORE) --dist=worksteal $(SLOWEST) \
-		$(WHOLE_RUNS:%=--ignore=%) $(CLUSTER_RUNS:%=--ignore=%) $(SERVICE:%=--ignore=%) $(CHECKED:%=--ignore=%)
+test: test-quick test-serve test-ort
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 $(SLOWEST) tests/faults
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(SLOWEST) \
 		tests/integration tests/wheel
