@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ortlaunch.ort.mends.torch_nodes import TorchNode, torch_node
-from ortlaunch.ort.mends.values import FLOATS, is_floating, number
+from ortlaunch.ort.mends.values import DTYPES, FLOATS, is_floating, number
 
 OPSET = 17
 _MOST_TENSORS = 4
@@ -45,20 +45,7 @@ _WITHOUT_GRADIENT = {
 named."""
 _CONSTANTS = {"int": "i", "float": "f", "bool": "b", "str": "s", "List[int]": "is", "List[float]": "fs"}
 """The exporter's letter for each type of a constant argument."""
-_DTYPE_OF = {
-    "Float": torch.float32,
-    "Double": torch.float64,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Long": torch.int64,
-    "Int": torch.int32,
-    "Short": torch.int16,
-    "Char": torch.int8,
-    "Byte": torch.uint8,
-    "Bool": torch.bool,
-}
-"""By the exporter's names."""
-_DTYPES = list(_DTYPE_OF)
+_DTYPES = list(DTYPES)
 _SIZES = (23, 29, 31, 37, 41, 43, 47, 53), (59, 61, 67, 71, 73, 79, 83, 89)
 """Two values for each of some symbols, with which the shape of a result is found."""
 _LARGEST = 2**20
@@ -296,7 +283,7 @@ def _read(spelled: tuple[int, ...]) -> _Call:
     name, overload, by_position, by_name, result, rank, kinds = json.loads(bytes(spelled))
     operator = _operator(name, overload)
     assert operator is not None
-    return _Call(operator, by_position, by_name, result, rank, [_DTYPE_OF[_DTYPES[kind]] for kind in kinds])
+    return _Call(operator, by_position, by_name, result, rank, [DTYPES[_DTYPES[kind]] for kind in kinds])
 
 
 def _filled(argument: Any, tensors: Sequence[Tensor]) -> Any:

@@ -10,6 +10,19 @@ from ortlaunch.ort.kernels.aten_nodes import none
 
 FLOATS = ("Half", "Float", "Double", "BFloat16")
 """The exporter's names of the floating-point dtypes."""
+DTYPES = {
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+}
+"""All dtypes, by these names."""
 
 
 def integers(g: Any, value: Any) -> Any:

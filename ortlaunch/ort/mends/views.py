@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ortlaunch.ort.mends.values import DTYPES
 from ortlaunch.ort.refusal import refusal
 from ortlaunch.ort.verify.trace import location, place_in_stack, statement_at
 
@@ -350,7 +351,7 @@ class _Rewriting:
         """Returns a source with the shape and the dtype of a target."""
         given, wanted = source.type(), target.type()
         if given.scalarType() != wanted.scalarType():
-            source = self._op("aten::type_as", source, target).setType(given.with_dtype(_DTYPES[wanted.scalarType()]))
+            source = self._op("aten::type_as", source, target).setType(given.with_dtype(DTYPES[wanted.scalarType()]))
         sizes = given.sizes()
         if sizes is not None and sizes == wanted.sizes() and 1 not in sizes:
             return self._op("aten::clone", source, self._constant(None))
@@ -576,21 +577,7 @@ def _as_differentiable(value: Any, *sources: Any) -> Any:
     """Notes in the type of a value that it needs a gradient if one of its sources does."""
     if value.isCompleteTensor() and not value.requires_grad() and any(one.requires_grad() for one in sources):
         kind = value.type()
-        dtype = _DTYPES[kind.scalarType()]
+        dtype = DTYPES[kind.scalarType()]
         like = torch.empty_strided(kind.sizes(), kind.strides(), dtype=dtype, device=kind.device(), requires_grad=True)
         value.inferTypeFrom(like)
     return value
-
-
-_DTYPES = {
-    "Float": torch.float32,
-    "Double": torch.float64,
-    "Half": torch.float16,
-    "BFloat16": torch.bfloat16,
-    "Long": torch.int64,
-    "Int": torch.int32,
-    "Short": torch.int16,
-    "Char": torch.int8,
-    "Byte": torch.uint8,
-    "Bool": torch.bool,
-}
