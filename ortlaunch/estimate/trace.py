@@ -247,10 +247,12 @@ class Rehearsal:
     def _snapshot(self, engine: Engine) -> Use:
         train = self._config.train
         assert train.checkpoint_every is not None
+        # As in `StepEnd`: only a checkpoint with a step beside its writing is a copy.
+        shared = train.checkpoint_every >= train.steps or not train.checkpoint_async
         with self._made_up():
-            write = engine.snapshot(_NOWHERE)
+            write = engine.snapshot(_NOWHERE, shared=shared)
         alone = self._meter.take_peak()
-        if train.checkpoint_every >= train.steps or not train.checkpoint_async:
+        if shared:
             return alone
         # The copy is being written while the next step is taken. Whether it is gone before that step's peak is chance.
         self._step(engine)
@@ -263,10 +265,9 @@ class Rehearsal:
         if not self._config.train.save_weights:
             return
         with self._made_up():
+            # safetensors writes them from where they are.
             weights = engine.weights()
-            # safetensors writes from a copy of its own.
-            copies = {id(one): one.clone() for one in weights.values()}
-        del weights, copies
+        del weights
         self._ended("end")
 
     def _made_up(self) -> contextlib.AbstractContextManager[None]:

@@ -84,11 +84,12 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def snapshot(self, folder: Path) -> Write:
+    def snapshot(self, folder: Path, *, shared: bool) -> Write:
         """Copies all state that the next step depends on to host memory. All workers must call it.
 
         Args:
             folder: the folder that the state will be written to.
+            shared: whether nothing changes the state until it is written. What is in host memory is not copied then.
 
         Returns:
             A function that writes this worker's part to `folder`. Any thread may call it.
@@ -116,6 +117,8 @@ class Engine(ABC):
     @abstractmethod
     def weights(self) -> dict[str, torch.Tensor]:
         """The whole weights and buffers of the model in host memory, by their plain names. All workers must call it.
+
+        They may be the model's own memory, so that a further step would change them.
 
         Returns:
             The weights on the first worker, with floating-point weights in fp32 as the optimizer keeps them; an empty

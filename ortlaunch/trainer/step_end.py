@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 from ortlaunch.base.errors import TrainingError
@@ -76,7 +77,7 @@ class StepEnd:
         if spoiled and stop:
             raise TrainingError("a gradient is not finite since the last log step: there is nothing good to save")
         if due and not spoiled:
-            self._save(step, eval_loss)
+            self._save(step, eval_loss, is_last=stop or step == self._cfg.steps)
         if stop:
             self.stopped_at = step
         return stop
@@ -93,16 +94,18 @@ class StepEnd:
         if self.stopped_at is not None:
             must_be_written(written)
 
-    def _save(self, step: int, eval_loss: float | None) -> None:
+    def _save(self, step: int, eval_loss: float | None, *, is_last: bool) -> None:
         begin = time.perf_counter()
         # The saver would wait for the earlier checkpoint, too, but without pausing the watch.
         ended = self._wait()
         meta = {**self._facts.of_run(step), "eval_loss": eval_loss}
         # Captured before the snapshot, which may draw random numbers.
         own = {**self._facts.of_worker(), "rng": rng.capture()}
-        ended += self._saver.save(step, self._engine.snapshot, own, meta)
-        if not self._cfg.checkpoint_async:
-            ended += self._wait()
+        # Without a step beside its writing, a checkpoint needs no copy and no memory for one.
+        shared = is_last or not self._cfg.checkpoint_async
+        ended += self._saver.save(step, functools.partial(self._engine.snapshot, shared=shared), own, meta)
+        if shared and not is_last:
+            ended += self._wait()  # For the last one, `finish` waits.
         stall = time.perf_counter() - begin
         self._report(ended)
         if self._journal is not None:

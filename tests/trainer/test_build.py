@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -109,7 +110,8 @@ def test_a_checkpoint_goes_on_with_its_own_random_numbers_weights_and_data(
     facts = checkpoint_facts.CheckpointFacts(first, observed, feed)
     saver = Saver(store.Store(first.run.checkpoints, keep=1), first.workers, first.writers)
     own = {**facts.of_worker(), "rng": rng.capture()}
-    saver.save(1, observed.parts.engine.snapshot, own, {**facts.of_run(1), "eval_loss": None})
+    snapshot = functools.partial(observed.parts.engine.snapshot, shared=False)
+    saver.save(1, snapshot, own, {**facts.of_run(1), "eval_loss": None})
     assert [written.error for written in saver.wait()] == [""]
     expected = draw_from_every_generator(), feed.take()["labels"].tolist()
     monkeypatch.setattr(build, "backend_run", lambda *_: Draws())

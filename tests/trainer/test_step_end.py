@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from ortlaunch.base.errors import TrainingError
 from ortlaunch.config.schema import TrainConfig
 from ortlaunch.trainer.checkpoint.saver import Written
 from ortlaunch.trainer.step_end import StepEnd
@@ -31,10 +35,12 @@ class Watch:
 class Saver:
     """Is still writing the last checkpoint whenever it is asked; waits for it before it takes another, as the real."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, error: str = "") -> None:
         self.saved: list[int] = []
+        self.copied: list[bool] = []
         self.paused: list[bool] = []
         self._watch = watch
+        self._error = error
         self._is_writing = False
 
     def ended(self) -> list[Written]:
@@ -45,26 +51,59 @@ class Saver:
             return []
         self._is_writing = False
         self.paused.append(self._watch.is_paused)
-        return [Written(self.saved[-1], 1.0, "")]
+        return [Written(self.saved[-1], 1.0, self._error)]
 
-    def save(self, step: int, *_rest: Any) -> list[Written]:
+    def save(self, step: int, snapshot: partial[None], *_rest: Any) -> list[Written]:
         ended = self.wait()
         self.saved.append(step)
+        self.copied.append(not snapshot.keywords["shared"])
         self._is_writing = True
         return ended
+
+
+def step_end_of(cfg: TrainConfig, saver: Saver, watch: Watch, *, stops: bool = False) -> StepEnd:
+    nothing: Any = SimpleNamespace(
+        snapshot=lambda folder, *, shared: None,
+        guard=SimpleNamespace(read=lambda: (0, 0)),
+        agreed=lambda: stops,
+        close=lambda: None,
+        restart_clock=lambda: None,
+    )
+    facts: Any = SimpleNamespace(of_worker=dict, of_run=lambda step: {})
+    return StepEnd(cfg, nothing, saver, nothing, watch, nothing, None, facts)  # type: ignore[arg-type]
 
 
 def test_a_disk_that_is_slower_than_the_steps_is_waited_for() -> None:
     """Else a checkpoint that takes longer than launcher.timeout_seconds would end the run as one that hangs."""
     watch = Watch()
     saver = Saver(watch)
-    nothing: Any = SimpleNamespace(
-        snapshot=None, guard=SimpleNamespace(read=lambda: (0, 0)), agreed=lambda: False, restart_clock=lambda: None
-    )
-    cfg = TrainConfig(steps=9, checkpoint_every=1)
-    facts: Any = SimpleNamespace(of_worker=dict, of_run=lambda step: {})
-    step_end = StepEnd(cfg, nothing, saver, nothing, watch, nothing, None, facts)  # type: ignore[arg-type]
+    step_end = step_end_of(TrainConfig(steps=9, checkpoint_every=1), saver, watch)
     for step in (1, 2, 3):
         assert step_end.run(step) is False
     assert saver.saved == [1, 2, 3]
     assert saver.paused == [True, True]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_only_a_checkpoint_beside_further_steps_is_a_copy(is_async: bool) -> None:
+    watch = Watch()
+    saver = Saver(watch)
+    step_end = step_end_of(TrainConfig(steps=3, checkpoint_every=1, checkpoint_async=is_async), saver, watch)
+    for step in (1, 2, 3):
+        step_end.run(step)
+    assert saver.copied == [is_async, is_async, False]
+    # Without a copy, no step may begin before the checkpoint is written.
+    assert len(saver.paused) == 2
+    step_end.finish()
+    assert len(saver.paused) == 3
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_stopped_run_needs_its_checkpoint(is_async: bool) -> None:
+    """Else the run would say that it can be resumed from a checkpoint that does not exist."""
+    watch = Watch()
+    cfg = TrainConfig(steps=9, checkpoint_every=5, checkpoint_async=is_async)
+    step_end = step_end_of(cfg, Saver(watch, "No space left on device"), watch, stops=True)
+    assert step_end.run(2) is True
+    with pytest.raises(TrainingError, match="the checkpoint of step 2 could not be written: No space left"):
+        step_end.finish()

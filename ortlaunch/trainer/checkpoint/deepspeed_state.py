@@ -30,9 +30,10 @@ _UNIVERSAL = "universal"
 class _LaterEngine(CheckpointEngine):
     """A checkpoint engine that copies what DeepSpeed would write to host memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool) -> None:
         super().__init__()
         self.name = "ortlaunch"
+        self._shared = shared
         self.files: list[tuple[Any, str]] = []
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -43,7 +44,7 @@ class _LaterEngine(CheckpointEngine):
 
     def save(self, state_dict: Any, path: str) -> None:
         """Copies the content of one file."""
-        self.files.append((to_host(state_dict), path))
+        self.files.append((to_host(state_dict, shared=self._shared), path))
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Reads one file. The caller has already checked its hash."""
@@ -58,14 +59,15 @@ class _LaterEngine(CheckpointEngine):
         return False
 
 
-def snapshot(engine: Any, folder: Path) -> Write:
+def snapshot(engine: Any, folder: Path, *, shared: bool) -> Write:
     """Copies this worker's share of the state to host memory. All workers must call it.
 
     Args:
         engine: the DeepSpeedEngine.
         folder: the folder that the state will be written to. It need not exist yet.
+        shared: whether the state stays as it is until it is written, so that what is in host memory is not copied.
     """
-    later = _LaterEngine()
+    later = _LaterEngine(shared)
     usual, engine.checkpoint_engine = engine.checkpoint_engine, later
     # DeepSpeed would copy its recovery script into the folder, which does not exist yet. The script is not needed,
     # because `ortlaunch export weights` does the same.

@@ -35,7 +35,13 @@ other thread uses."""
 
 
 def snapshot(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rest: dict[str, Any], folder: Path, *, is_first: bool
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rest: dict[str, Any],
+    folder: Path,
+    *,
+    is_first: bool,
+    shared: bool,
 ) -> Write:
     """Copies model and optimizer to host memory.
 
@@ -46,6 +52,7 @@ def snapshot(
         folder: the folder that the snapshot will be written to.
         is_first: whether this is the first worker. Only its buffers are saved: DistributedDataParallel sends them to
             the others before every forward, and between steps the others' buffers may differ.
+        shared: whether the state stays as it is until it is written, so that what is in host memory is not copied.
     """
     # This call comes before `named_parameters`, because a sharded model replaces gathered parameters by shards here.
     state = model.state_dict(keep_vars=True)
@@ -62,7 +69,7 @@ def snapshot(
     groups = [
         {**group, "params": [names[parameter] for parameter in group["params"]]} for group in optimizer.param_groups
     ]
-    copied, others = to_host(tensors), to_host({**rest, "groups": groups, "plain": plain})
+    copied, others = to_host(tensors, shared=shared), to_host({**rest, "groups": groups, "plain": plain})
 
     def write(group: dist.ProcessGroup) -> None:
         # The collective part comes first. A worker that failed before it would leave the others waiting.

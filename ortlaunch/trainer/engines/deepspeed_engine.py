@@ -122,10 +122,10 @@ class DeepSpeedEngine(Engine):
             self.known_discarded = True
         return self._engine.get_global_grad_norm()
 
-    def snapshot(self, folder: Path) -> Write:
+    def snapshot(self, folder: Path, *, shared: bool) -> Write:
         from ortlaunch.trainer.checkpoint import deepspeed_state
 
-        return deepspeed_state.snapshot(self._engine, folder)
+        return deepspeed_state.snapshot(self._engine, folder, shared=shared)
 
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
         from ortlaunch.trainer.checkpoint import deepspeed_state

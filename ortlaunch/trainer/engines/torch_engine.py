@@ -91,9 +91,9 @@ class TorchEngine(Engine):
     def loss_scale(self) -> float | None:
         return float(self._scaler.get_scale()) if self._scaler.is_enabled() else None
 
-    def snapshot(self, folder: Path) -> torch_state.Write:
+    def snapshot(self, folder: Path, *, shared: bool) -> torch_state.Write:
         rest = {"scheduler": self._scheduler.state_dict(), "scaler": self._scaler.state_dict()}
-        return torch_state.snapshot(self.inner, self._optimizer, rest, folder, is_first=self._is_first)
+        return torch_state.snapshot(self.inner, self._optimizer, rest, folder, is_first=self._is_first, shared=shared)
 
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
         rest = torch_state.restore(self.inner, self._optimizer, folder, group)
@@ -102,4 +102,4 @@ class TorchEngine(Engine):
             self._scaler.load_state_dict(rest["scaler"])
 
     def weights(self) -> dict[str, torch.Tensor]:
-        return dict(to_host(self.inner.state_dict())) if self._is_first else {}
+        return dict(to_host(self.inner.state_dict(), shared=True)) if self._is_first else {}
