@@ -295,16 +295,19 @@ def distances(rng: random.Random) -> dict[str, Case]:
     }
 
 
+HAS_AMINMAX = torch.__version__ >= "2.7"
+"""Eager PyTorch 2.6 cannot differentiate torch.aminmax."""
+
+
 def rolls(rng: random.Random) -> dict[str, Case]:
     return {
         "flat": Case(lambda x: x.roll(3) * x),
-        "both_ends": Case(lambda x: torch.stack(torch.aminmax(x, dim=1)) * x[:, 0]),
         "two": Case(lambda x: x.roll((1, -2), (1, 2)) * x),
         "tile": Case(lambda x: x.tile((1, 2, 1))[:, ::2] * x),
         "tile_of_the_last": Case(lambda x: x.tile(2)[..., 2:6] * x),
         "counts": Case(lambda x: torch.repeat_interleave(x, torch.tensor([1, 0, 2, 1, 1]), dim=1) * x),
         "counts_of_all": Case(lambda x: x * torch.repeat_interleave(x[0, 0], torch.tensor([1, 0, 2, 1]))),
-    }
+    } | ({"both_ends": Case(lambda x: torch.stack(torch.aminmax(x, dim=1)) * x[:, 0])} if HAS_AMINMAX else {})
 
 
 def flips(rng: random.Random) -> dict[str, Case]:

@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from ortlaunch.ort.verify.trace import location, place_in_stack, statement_at
 
 _failed = ""
@@ -19,8 +21,10 @@ def noted() -> Iterator[None]:
     _failed = ""
     exporter: Any = importlib.import_module("torch.onnx.utils")
     original = exporter._run_symbolic_function
+    # The exporter of torch 2.6 calls the function by its name in the package.
+    callers = [one for one in (exporter, torch.onnx) if hasattr(one, "_run_symbolic_function")]
 
-    def run(graph: Any, block: Any, node: Any, *rest: Any, **options: Any) -> Any:
+    def _run_symbolic_function(graph: Any, block: Any, node: Any, *rest: Any, **options: Any) -> Any:
         global _failed
         try:
             return original(graph, block, node, *rest, **options)
@@ -29,12 +33,14 @@ def noted() -> Iterator[None]:
             _failed = f"`{statement_at(*place)}` at {location(place)}" if place is not None else ""
             raise
 
-    exporter._run_symbolic_function = run
+    for caller in callers:
+        setattr(caller, original.__name__, _run_symbolic_function)
     try:
         yield
         _failed = ""
     finally:
-        exporter._run_symbolic_function = original
+        for caller in callers:
+            setattr(caller, original.__name__, original)
 
 
 def take() -> str:
