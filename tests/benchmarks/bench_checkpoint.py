@@ -18,6 +18,7 @@ from pathlib import Path
 
 KINDS = {
     "ddp": ("trainer=ddp",),
+    "fsdp": ("trainer=fsdp",),
     "zero 1": ("trainer=deepspeed", "trainer.zero_stage=1"),
     "zero 3": ("trainer=deepspeed", "trainer.zero_stage=3"),
 }
