@@ -8,6 +8,8 @@
 - ``flip``: its gradient fails where the size of a flipped dimension is known.
 - ``grid_sample``: it has no gradient.
 - ``sum`` and ``mean`` over a dimension of a tensor without dimensions: ORTModule's inference of shapes fails.
+- ``exp``, ``sin`` and the like of integers: the exporter casts nothing. So does it with ``atan2`` of two.
+- ``unique``: the indices of the values have lost their dimensions.
 - ``fake_quantize_per_tensor_affine``: ONNX Runtime wants its zero point as an initializer, and has no gradient.
 """
 
@@ -65,6 +67,10 @@ def _has_gradient(values: Any, *_rest: Any) -> bool:
     return is_floating(values)
 
 
+def _has_integers(*arguments: Any) -> bool:
+    return not any(is_floating(one) for one in arguments)
+
+
 def _has_no_dimensions(values: Any, *_rest: Any) -> bool:
     from torch.onnx import symbolic_helper
 
@@ -75,7 +81,13 @@ def _has_stable(*arguments: Any) -> bool:
     return len(arguments) == len(("values", "stable", "dim", "descending"))
 
 
+_OF_FLOATS = (
+    *("exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "erf", "relu"),
+    *("atan2", "square", "softmax", "log_softmax"),
+)
 _FORMS: dict[str, Callable[..., bool]] = {
+    **{f"aten::{name}": _has_integers for name in _OF_FLOATS},
+    "aten::_unique2": _is_any,
     "aten::cdist": _is_any,
     "aten::fake_quantize_per_channel_affine": _is_any,
     "aten::fake_quantize_per_tensor_affine": _is_any,
