@@ -98,6 +98,19 @@ def saturated(_rng: random.Random) -> dict[str, Case]:
     }
 
 
+def of_zeros(_rng: random.Random) -> dict[str, Case]:
+    """Where a root is taken of zero, but its gradient is zero or that of the epsilon."""
+    both = ((5, 4), (5, 4))
+    return {
+        "std": Case(lambda x: (x * 0).std(-1) + x[:, :, :1].std(-1, correction=0)),
+        "std_mean": Case(lambda x: sum(torch.std_mean(x * 0, dim=1))),
+        "cosine_of_zeros": Case(lambda x, y: functional.cosine_similarity(x * 0, y, dim=-1), both),
+        "cosine_with_epsilon": Case(lambda x, y: functional.cosine_similarity(x, y * 1e-3, dim=1, eps=0.5), both),
+        "cosine_of_tiny": Case(lambda x, y: functional.cosine_similarity(x * 1e-22, y, dim=1, eps=1e-30), both),
+        "cosine_of_pairs": Case(lambda x, y: functional.cosine_similarity(x[:, :, None], y[:, None], dim=-1), both),
+    }
+
+
 def rounded(_rng: random.Random) -> dict[str, Case]:
     """Divisions of negative numbers that round down or towards zero, remainders, and integers as numbers."""
     whole = [((5, 4), 9)]
@@ -430,7 +443,7 @@ GROUPS = {
     function.__name__: function
     for function in (
         *(scatters, interpolations, convolutions, images, powers, reductions, integers),
-        *(written, chosen, of_a_size, numbers, distances, rolls, flips, cuts, broadcasts, saturated, rounded),
+        *(written, chosen, of_a_size, numbers, distances, rolls, flips, cuts, broadcasts, saturated, rounded, of_zeros),
     )
 }
 

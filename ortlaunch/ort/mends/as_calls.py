@@ -8,7 +8,9 @@
 - ``flip``: its gradient fails where the size of a flipped dimension is known.
 - ``grid_sample``: it has no gradient.
 - ``sum`` and ``mean`` over a dimension of a tensor without dimensions: ORTModule's inference of shapes fails.
-- ``exp``, ``sin`` and the like of integers: the exporter casts nothing. So does it with ``atan2`` of two.
+- ``std``: where all values are the same, the gradient of its root is NaN; PyTorch's is zero.
+- ``cosine_similarity``: of a vector of zeros its gradient is NaN, and the epsilon bounds the product of both norms.
+- ``exp``, ``sin`` and the like of integers: the exporter casts nothing. Neither for ``atan2`` of two.
 - ``unique``: the indices of the values have lost their dimensions.
 - ``fake_quantize_per_tensor_affine``: ONNX Runtime wants its zero point as an initializer, and has no gradient.
 """
@@ -88,6 +90,9 @@ _OF_FLOATS = (
 _FORMS: dict[str, Callable[..., bool]] = {
     **{f"aten::{name}": _has_integers for name in _OF_FLOATS},
     "aten::_unique2": _is_any,
+    "aten::cosine_similarity": _is_any,
+    "aten::std": _is_any,
+    "aten::std_mean": _is_any,
     "aten::cdist": _is_any,
     "aten::fake_quantize_per_channel_affine": _is_any,
     "aten::fake_quantize_per_tensor_affine": _is_any,
