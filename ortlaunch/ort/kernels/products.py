@@ -12,9 +12,10 @@ from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, step
 from ortlaunch.ort.kernels.traced import attribute, input_of_call, inputs_of, is_same, number, without_casts
 from ortlaunch.ort.mends import broadcasting
 from ortlaunch.ort.mends.attention import known_size
-from ortlaunch.ort.mends.saturation import SIGMOID, SILU
 
 RMS_NORM = "ortlaunch::rms_norm"
+SIGMOID = "ortlaunch::sigmoid"
+SILU = "ortlaunch::silu"
 SILU_PRODUCT = "ortlaunch::silu_product"
 _DTYPES = ("Float", "Double")
 

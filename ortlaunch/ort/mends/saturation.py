@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ortlaunch.ort.kernels import shapes
@@ -17,8 +18,8 @@ from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, step
 from ortlaunch.ort.mends import torch_calls
 from ortlaunch.ort.mends.values import cast, is_floating
 
-SIGMOID = "sigmoid"
-SILU = "silu"
+_SIGMOID = "sigmoid"
+_SILU = "silu"
 _WHOLE_CALLS = ("glu", "log_sigmoid", "binary_cross_entropy_with_logits", "log1p")
 
 
@@ -27,9 +28,8 @@ def register_gradients() -> None:
     from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
 
     operator, domain = ATEN
-    for name, value in ((SIGMOID, "O(0)"), (SILU, "I(0)")):
-        gradient = [step(f"{name}_backward", ["GO(0)", value], ["GI(0)"])]
-        CustomGradientRegistry.register(domain, operator, (name, ""), lambda gradient=gradient: gradient)
+    for name, gradient in ((_SIGMOID, sigmoid_gradient), (_SILU, silu_gradient)):
+        CustomGradientRegistry.register(domain, operator, (name, ""), partial(gradient, name))
         shapes.add(name, lambda x: [shapes.shape_alone(x)])
 
 
@@ -37,17 +37,28 @@ def register() -> None:
     """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
-    for name in (SIGMOID, SILU):
-        register_custom_op_symbolic(f"aten::{name}", lambda g, x, name=name: _called(g, x, name), torch_calls.OPSET)
+    for name in (_SIGMOID, _SILU):
+        register_custom_op_symbolic(f"aten::{name}", partial(called, name), torch_calls.OPSET)
     for name in _WHOLE_CALLS:
         register_custom_op_symbolic(f"aten::{name}", torch_calls.exported, torch_calls.OPSET)
 
 
-def _called(g: Any, x: Any, name: str) -> Any:
+def sigmoid_gradient(operator: str) -> list[Any]:
+    """Returns the gradient of an operator that is a sigmoid, from its result."""
+    return [step(f"{operator}_backward", ["GO(0)", "O(0)"], ["GI(0)"])]
+
+
+def silu_gradient(operator: str) -> list[Any]:
+    """Returns the gradient of an operator that is a SiLU."""
+    return [step(f"{operator}_backward", ["GO(0)", "I(0)"], ["GI(0)"])]
+
+
+def called(operator: str, g: Any, x: Any) -> Any:
+    """Exports a function of one tensor as a node that calls an operator; integers become floating-point numbers."""
     output = g.original_node.output()
     if not is_floating(x):
         x = cast(g, x, output)
         x.setType(output.type())
-    result = g.op(ATEN_OP, x, operator_s=name)
+    result = g.op(ATEN_OP, x, operator_s=operator)
     result.setType(x.type())
     return result
