@@ -214,7 +214,7 @@ def _prepare(
     from ortlaunch.ort.cache import exports as export_cache
     from ortlaunch.ort.kernels import gradient_graph
     from ortlaunch.ort.kernels import symbolics as kernels
-    from ortlaunch.ort.mends import guard, modes, symbolics, torch_nodes
+    from ortlaunch.ort.mends import guard, modes, saturation, symbolics, torch_nodes
     from ortlaunch.ort.mends import install as mends
 
     torch_kernels = cfg.torch_kernels and next(model.parameters()).device.type == "cpu"
@@ -222,6 +222,7 @@ def _prepare(
     guard.note(model)
     kernels.register_gradients()
     torch_nodes.register_gradients()
+    saturation.register_gradients()
     if torch_kernels:
         extension.load_kernels()
         gradient_graph.install()

@@ -16,7 +16,8 @@ from ortlaunch.ort import session
 from tests.ort.conftest import operators
 
 RMS_NORM, SILU_PRODUCT = "ortlaunch::rms_norm", "ortlaunch::silu_product"
-NAMES = ["rms_norm", "silu_product", "gelu"]
+NAMES = ["rms_norm", "silu_product", "gelu", "sigmoid", "silu"]
+OF_ONE = {"gelu": functional.gelu, "sigmoid": torch.sigmoid, "silu": functional.silu}
 SHAPES = [(3, 5), (2, 3, 16), (1, 1), (7, 50), (300, 130)]
 
 
@@ -128,7 +129,7 @@ def test_what_is_such_a_chain_is_one_node(
     found = operators(tmp_path)
     assert (operator in found) == is_found
     # Nothing of the chain is left over.
-    assert not is_found or not found & {"ReduceMean", "Pow", "Sqrt", "Sigmoid"}
+    assert not is_found or not found & {"ReduceMean", "Pow", "Sqrt", "ortlaunch::sigmoid", "ortlaunch::silu"}
 
 
 @pytest.mark.parametrize("frozen", [["weight"], ["first.weight", "first.bias"]])
@@ -155,16 +156,18 @@ def by_definition(name: str, *inputs: Tensor) -> Tensor:
     if name == "rms_norm":
         weight, x = inputs
         return weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
-    if name == "gelu":
-        return functional.gelu(inputs[0])
+    if name in OF_ONE:
+        return OF_ONE[name](inputs[0])
     gate, x = inputs
     return functional.silu(gate) * x
 
 
 def by_kernel(name: str, grad: Tensor, *inputs: Tensor) -> list[Tensor]:
     """Returns the result and the gradients of all inputs."""
-    if name == "gelu":
-        return [torch.ops.ortlaunch.gelu(*inputs), torch.ops.ortlaunch.gelu_backward(grad, *inputs)]
+    if name in OF_ONE:
+        out = getattr(torch.ops.ortlaunch, name)(*inputs)
+        backward = getattr(torch.ops.ortlaunch, f"{name}_backward")
+        return [out, backward(grad, out if name == "sigmoid" else inputs[0])]
     if name == "rms_norm":
         out, scale = torch.ops.ortlaunch.rms_norm(*inputs, 1e-6)
         return [out, *torch.ops.ortlaunch.rms_norm_backward(grad, *inputs, scale)]
@@ -179,7 +182,7 @@ def exact(compute: Callable[..., Tensor], grad: Tensor, *inputs: Tensor) -> list
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> list[Tensor]:
-    if name == "gelu":
+    if name in OF_ONE:
         return [torch.randn(shape), 3 * torch.randn(shape)]
     first = torch.rand(shape[-1:]) + 0.5 if name == "rms_norm" else 4 * torch.randn(shape)
     return [torch.randn(shape), first, torch.randn(shape)]
@@ -225,6 +228,16 @@ def test_what_is_not_finite_stays_in_its_row(name: str, value: float) -> None:
         ):
             # Where torch has an infinity or NaN, so has the kernel, if perhaps the other one; nowhere else.
             assert torch.equal(mine.isfinite(), right.isfinite()), (place, index)
+
+
+def test_sigmoid_keeps_its_digits() -> None:
+    """Down to where it is a denormal number."""
+    session.import_ortmodule()
+    session.extension.load_kernels()
+    x = torch.linspace(-86, 20, 4001)
+    torch.testing.assert_close(torch.ops.ortlaunch.sigmoid(x), torch.sigmoid(x.double()).float(), rtol=1e-5, atol=0.0)
+    far = torch.tensor([-95.0])
+    torch.testing.assert_close(torch.ops.ortlaunch.sigmoid(far).log(), far, rtol=1e-4, atol=0.0)
 
 
 def test_silu_and_gelu_far_from_zero() -> None:

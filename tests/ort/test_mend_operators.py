@@ -73,6 +73,76 @@ def interpolations(rng: random.Random) -> dict[str, Case]:
     return found
 
 
+def saturated(_rng: random.Random) -> dict[str, Case]:
+    """Functions far from zero, where they are tiny; a large factor makes all of their digits count."""
+
+    def gated(x: Tensor, layer: nn.Module) -> Tensor:
+        first = x.mean(1)[None] * 1e6
+        return layer(x * 30, (first * 1e-6, first) if isinstance(layer, nn.LSTM) else first)[0]
+
+    def binary(x: Tensor) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(x + 20, torch.ones_like(x)) * 1e8
+
+    return {
+        "sigmoid": Case(lambda x: (x - 25).sigmoid() * 1e10),
+        "sigmoid_in_place": Case(lambda x: (x - 25).sigmoid_() * 1e10),
+        "share": Case(lambda x: (x - 40).sigmoid() / (x - 40).sigmoid().sum(-1, keepdim=True)),
+        "silu": Case(lambda x: functional.silu(x - 25) * 1e10),
+        "silu_by_hand": Case(lambda x: (x - 25) * torch.sigmoid(x - 25) * 1e10),
+        "glu": Case(lambda x: functional.glu(torch.cat([x, x - 25], -1)) * 1e10),
+        "logsigmoid": Case(lambda x: functional.logsigmoid(x + 20) * 1e8),
+        "binary_cross_entropy": Case(binary),
+        "log1p": Case(lambda x: torch.log1p(x * 1e-6) * 1e6),
+        "of_integers": Case(lambda x, i: x * (i - 25).sigmoid() * 1e10, integers=[((5, 4), 5)]),
+        **{kind: Case(gated, modules=[getattr(nn, kind)(4, 4, batch_first=True)]) for kind in ("LSTM", "GRU")},
+    }
+
+
+def of_zeros(_rng: random.Random) -> dict[str, Case]:
+    """Where a root is taken of zero, but its gradient is zero or that of the epsilon."""
+    both = ((5, 4), (5, 4))
+    return {
+        "std": Case(lambda x: (x * 0).std(-1) + x[:, :, :1].std(-1, correction=0)),
+        "std_mean": Case(lambda x: sum(torch.std_mean(x * 0, dim=1))),
+        "cosine_of_zeros": Case(lambda x, y: functional.cosine_similarity(x * 0, y, dim=-1), both),
+        "cosine_with_epsilon": Case(lambda x, y: functional.cosine_similarity(x, y * 1e-3, dim=1, eps=0.5), both),
+        "cosine_of_tiny": Case(lambda x, y: functional.cosine_similarity(x * 1e-22, y, dim=1, eps=1e-30), both),
+        "cosine_of_pairs": Case(lambda x, y: functional.cosine_similarity(x[:, :, None], y[:, None], dim=-1), both),
+    }
+
+
+def rounded(_rng: random.Random) -> dict[str, Case]:
+    """Divisions of negative numbers that round down or towards zero, remainders, and integers as numbers."""
+    whole = [((5, 4), 9)]
+
+    def case(function: Callable[[Tensor, Tensor], Tensor]) -> Case:
+        def scaled(x: Tensor, i: Tensor) -> Tensor:
+            found = function(i - 4, i.flip(1) - 11)
+            return x * (found if found.is_floating_point() else found.to(x.dtype))
+
+        return Case(scaled, integers=whole)
+
+    def slices(x: Tensor) -> Tensor:
+        length, half = x.size(1), x.size(2) >> 1
+        return x[:, : -(-length // 4)].mean(1) + x[:, : (length - 1) // 2].sum(1) + x[..., :half].mean()
+
+    return {
+        "floor": case(lambda i, j: i // 2 + i // -3 + i // j),
+        "floor_of_a_number": case(lambda i, j: 7 // j + torch.floor_divide(i, j)),
+        "floor_of_int32": case(lambda i, j: i.int() // j.int() + i.int() // 3),
+        "floor_of_fractions": case(lambda i, j: (i // 2.5) + (i / 2) // 0.7),
+        "modes": case(lambda i, j: torch.div(i, j, rounding_mode="floor") - torch.div(i, 3, rounding_mode="trunc")),
+        "shifts": case(lambda i, j: (i >> 1) + (i << 1) + (j.int() >> 2)),
+        "remainders": case(lambda i, j: (i / 2) % 0.7 + i % j + torch.fmod(i, j) + torch.fmod(i / 2, -0.7)),
+        "sizes": Case(slices, [(7, 6)]),
+        "exponential": case(lambda i, j: i.exp() + i.expm1() + i.sin() + i.cosh()),
+        "angle": case(lambda i, j: torch.atan2(i, j)),
+        "whole": case(lambda i, j: i.ceil() + i.floor() + i.relu() + i.count_nonzero(1)[:, None]),
+        "inverse": case(lambda i, j: i.unique(return_inverse=True)[1]),
+        "logsumexp": case(lambda i, j: i.logsumexp(1, keepdim=True)),
+    }
+
+
 def convolutions(rng: random.Random) -> dict[str, Case]:
     def case(rank: int) -> Case:
         groups, stride = rng.choice([1, 2]), rng.randint(1, 3)
@@ -376,7 +446,7 @@ GROUPS = {
     function.__name__: function
     for function in (
         *(scatters, interpolations, convolutions, images, powers, reductions, integers),
-        *(written, chosen, of_a_size, numbers, distances, rolls, flips, cuts, broadcasts),
+        *(written, chosen, of_a_size, numbers, distances, rolls, flips, cuts, broadcasts, saturated, rounded, of_zeros),
     )
 }
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from ortlaunch.ort.kernels.aten_nodes import ATEN_OP, constant, step
-from ortlaunch.ort.kernels.traced import attribute, inputs_of, is_same, number, without_casts
+from ortlaunch.ort.kernels.traced import attribute, input_of_call, inputs_of, is_same, number, without_casts
 from ortlaunch.ort.mends import broadcasting
 from ortlaunch.ort.mends.attention import known_size
 
 RMS_NORM = "ortlaunch::rms_norm"
+SIGMOID = "ortlaunch::sigmoid"
+SILU = "ortlaunch::silu"
 SILU_PRODUCT = "ortlaunch::silu_product"
 _DTYPES = ("Float", "Double")
 
@@ -89,17 +91,25 @@ def _is_mean_square(mean: Any, x: Any) -> bool:
 
 
 def _silu_product(g: Any, silu: Any, x: Any) -> Any | None:
-    """Exports ``silu * x`` if the first is the product of a value and its sigmoid."""
+    """Exports ``silu * x`` if the first is a SiLU, or the product of a value and its sigmoid."""
+    gate = _gate(silu)
+    if gate is None or not _are_alike(gate, x):
+        return None
+    output = g.op(ATEN_OP, gate, x, operator_s=SILU_PRODUCT)
+    # Sizes are known only when the graph runs; the kernel broadcasts where they differ.
+    output.setType(gate.type().with_sizes([None] * (gate.type().dim() - 1) + [known_size(gate, -1)]))
+    return output
+
+
+def _gate(silu: Any) -> Any | None:
+    """Returns the value of which this is the SiLU; None if it is none."""
+    gate = input_of_call(silu, SILU)
     factors = inputs_of(silu, "onnx::Mul")
-    for gate, share in (factors, factors[::-1]) if factors else ():
-        sigmoid = inputs_of(share, "onnx::Sigmoid")
-        if sigmoid and is_same(sigmoid[0], gate) and _are_alike(gate, x):
-            gate = without_casts(gate)
-            output = g.op(ATEN_OP, gate, x, operator_s=SILU_PRODUCT)
-            # Sizes are known only when the graph runs; the kernel broadcasts where they differ.
-            output.setType(gate.type().with_sizes([None] * (gate.type().dim() - 1) + [known_size(gate, -1)]))
-            return output
-    return None
+    for value, share in (factors, factors[::-1]) if factors else ():
+        inside = input_of_call(share, SIGMOID)
+        if inside is not None and is_same(inside, value):
+            gate = value
+    return None if gate is None else without_casts(gate)
 
 
 def _are_alike(gate: Any, x: Any) -> bool:

@@ -161,6 +161,8 @@ _SHAPES: dict[str, Callable[..., list[list[Any]]]] = {
     "detach_copy": lambda x: [shape_alone(x)],
     "ortlaunch::gelu": lambda x: [x],
     "ortlaunch::gelu_tanh": lambda x: [x],
+    "ortlaunch::sigmoid": lambda x: [shape_alone(x)],
+    "ortlaunch::silu": lambda x: [shape_alone(x)],
     "ortlaunch::dropout": lambda x, rate: [x, _SEED],
     "ortlaunch::linear": lambda weight, x: [[*x[:-1], weight[0]]],
     "ortlaunch::linear_bias": lambda weight, bias, x: [[*x[:-1], weight[0]]],

@@ -14,13 +14,15 @@ node only if that of its first input is needed, so weights come first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from ortlaunch.ort.kernels import fused_attention, products, shapes, sideways
 from ortlaunch.ort.kernels.aten_nodes import ATEN, ATEN_OP, constant, none, step
-from ortlaunch.ort.mends import losses, vectors
+from ortlaunch.ort.mends import losses, saturation, vectors
 from ortlaunch.ort.mends import symbolics as mended
 from ortlaunch.ort.mends.attention import known_size
 
@@ -294,6 +296,8 @@ _SYMBOLICS = {
     "aten::scaled_dot_product_attention": _attention,
     "aten::layer_norm": _layer_norm,
     "aten::gelu": _gelu,
+    "aten::sigmoid": partial(saturation.called, products.SIGMOID),
+    "aten::silu": partial(saturation.called, products.SILU),
     "aten::dropout": _dropout,
     "aten::linear": _linear,
     "aten::addmm": _addmm,
@@ -305,11 +309,13 @@ _SYMBOLICS = {
     "aten::transpose": fused_attention.transpose,
 }
 
-_GRADIENTS = {
+_GRADIENTS: dict[str, Callable[[], list[Any]]] = {
     fused_attention.ATTENTION: fused_attention.gradient,
     fused_attention.PACKED: fused_attention.packed_gradient,
     fused_attention.SIDEWAYS: fused_attention.sideways_gradient,
     products.RMS_NORM: products.rms_norm_gradient,
+    products.SIGMOID: partial(saturation.sigmoid_gradient, products.SIGMOID),
+    products.SILU: partial(saturation.silu_gradient, products.SILU),
     products.SILU_PRODUCT: products.silu_product_gradient,
     _LAYER_NORM: _layer_norm_gradient,
     _AFFINE_LAYER_NORM: _affine_layer_norm_gradient,

@@ -52,6 +52,12 @@ def inputs_of(value: Any, kind: str) -> list[Any] | None:
     return list(node.inputs()) if node.kind() == kind else None
 
 
+def input_of_call(value: Any, operator: str) -> Any | None:
+    """Returns the first input of the ATen node that makes `value` if it calls this operator."""
+    node = without_casts(value).node()
+    return node.inputsAt(0) if operator_called(node) == operator else None
+
+
 def is_same(one: Any, other: Any) -> bool:
     """Whether two values are one, but for casts to the dtype that it already has."""
     return bool(without_casts(one).debugName() == without_casts(other).debugName())

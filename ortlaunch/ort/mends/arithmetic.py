@@ -20,10 +20,12 @@ from torch.nn import functional
 
 from ortlaunch.ort.mends import torch_calls
 from ortlaunch.ort.mends.torch_nodes import exact, numbers, torch_node
-from ortlaunch.ort.mends.values import cast, is_floating, sizes
+from ortlaunch.ort.mends.values import DTYPES, cast, is_floating, sizes
 
 _ZERO_GRADIENT = ("sign", "floor", "ceil", "round", "trunc", "frac")
 """These are replaced only where a gradient flows, because ONNX Runtime computes with sizes by them."""
+_OF_INTEGERS = ("sign", "round", "trunc", "frac")
+"""The exporter takes integers too; the result of all others has another dtype, or its node takes none."""
 _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     **{name: getattr(torch, name) for name in _ZERO_GRADIENT},
     **{name: getattr(torch, name) for name in ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh")},
@@ -149,6 +151,8 @@ def register_standard() -> None:
 def _unary_symbolic(name: str, g: Any, x: Any, *rest: Any) -> Any:
     from torch.onnx import symbolic_opset9, symbolic_opset11
 
+    if not is_floating(x) and name not in _OF_INTEGERS:
+        return torch_calls.exported(g, x, *rest)
     if name in _ZERO_GRADIENT and not (is_floating(x) and x.requires_grad()):
         original = getattr(symbolic_opset11, name, None) or getattr(symbolic_opset9, name, None)
         if original is not None:
@@ -162,6 +166,8 @@ def _unary_symbolic(name: str, g: Any, x: Any, *rest: Any) -> Any:
 def _parametric_symbolic(name: str, g: Any, x: Any, *parameters: Any) -> Any:
     from torch.onnx import symbolic_helper
 
+    if not is_floating(x):
+        return torch_calls.exported(g, x, *parameters)
     known = [symbolic_helper._get_const(parameter, "f", "parameter") for parameter in parameters]
     return _parametric(g, x, _PARAMETRIC.index(name), exact(known))
 
@@ -202,6 +208,10 @@ def _result_dims(x: Any, dims: list[int], keep: bool) -> list[int | None]:
 def _reduce_symbolic(name: str, g: Any, x: Any, dims: Any = None, keep: Any = None) -> Any:
     from torch.onnx import symbolic_helper
 
+    output = next(g.original_node.outputs())
+    if is_floating(output) and not is_floating(x):
+        x = cast(g, x, output)
+        x.setType(g.original_node.inputsAt(0).type().with_dtype(DTYPES[output.type().scalarType()]))
     axes = _dims(x, dims)
     kept = keep is not None and bool(symbolic_helper._get_const(keep, "b", "keepdim"))
     return _reduce(g, x, _REDUCTIONS.index(name), axes, kept, dims=_result_dims(x, axes, kept))

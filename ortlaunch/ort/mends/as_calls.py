@@ -8,6 +8,10 @@
 - ``flip``: its gradient fails where the size of a flipped dimension is known.
 - ``grid_sample``: it has no gradient.
 - ``sum`` and ``mean`` over a dimension of a tensor without dimensions: ORTModule's inference of shapes fails.
+- ``std``: where all values are the same, the gradient of its root is NaN; PyTorch's is zero.
+- ``cosine_similarity``: of a vector of zeros its gradient is NaN, and the epsilon bounds the product of both norms.
+- ``exp``, ``sin`` and the like of integers: the exporter casts nothing. Neither for ``atan2`` of two.
+- ``unique``: the indices of the values have lost their dimensions.
 - ``fake_quantize_per_tensor_affine``: ONNX Runtime wants its zero point as an initializer, and has no gradient.
 """
 
@@ -65,6 +69,10 @@ def _has_gradient(values: Any, *_rest: Any) -> bool:
     return is_floating(values)
 
 
+def _has_integers(*arguments: Any) -> bool:
+    return not any(is_floating(one) for one in arguments)
+
+
 def _has_no_dimensions(values: Any, *_rest: Any) -> bool:
     from torch.onnx import symbolic_helper
 
@@ -75,7 +83,16 @@ def _has_stable(*arguments: Any) -> bool:
     return len(arguments) == len(("values", "stable", "dim", "descending"))
 
 
+_OF_FLOATS = (
+    *("exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "erf", "relu"),
+    *("atan2", "square", "softmax", "log_softmax"),
+)
 _FORMS: dict[str, Callable[..., bool]] = {
+    **{f"aten::{name}": _has_integers for name in _OF_FLOATS},
+    "aten::_unique2": _is_any,
+    "aten::cosine_similarity": _is_any,
+    "aten::std": _is_any,
+    "aten::std_mean": _is_any,
     "aten::cdist": _is_any,
     "aten::fake_quantize_per_channel_affine": _is_any,
     "aten::fake_quantize_per_tensor_affine": _is_any,

@@ -9,16 +9,19 @@ from typing import Any
 
 import torch
 
+from ortlaunch.ort.kernels.traced import integers
 from ortlaunch.ort.mends import (
     arithmetic,
     as_calls,
     broadcasting,
     choices,
+    division,
     embeddings,
     losses,
     noise,
     padding,
     recurrent,
+    saturation,
     scatter,
     spatial,
     stacks,
@@ -38,7 +41,8 @@ def register() -> None:
     """Registers the symbolics for training; call it after the constructor of an ORTModule, which registers its own."""
     register_standard()
     # Their nodes call PyTorch.
-    for subject in (arithmetic, embeddings, losses, noise, recurrent, scatter, spatial, padding, torch_calls, as_calls):
+    nodes = (arithmetic, division, embeddings, losses, noise, recurrent, saturation, scatter, spatial, padding)
+    for subject in (*nodes, torch_calls, as_calls):
         subject.register()
     broadcasting.register()
 
@@ -186,7 +190,9 @@ def _count_nonzero(g: Any, values: Any, dim: Any = None) -> Any:
     """Exports ``torch.count_nonzero``, which the exporter lacks; models decide by it whether a mask hides anything."""
     from torch.onnx import TensorProtoDataType, symbolic_helper
 
-    axes = None if dim is None or symbolic_helper._is_none(dim) else symbolic_helper._parse_arg(dim, "is")
+    is_whole = dim is None or symbolic_helper._is_none(dim)
+    # A single dimension is a number, several are a list.
+    axes = None if is_whole else (integers(dim) or symbolic_helper._parse_arg(dim, "is"))
     is_nonzero = g.op("Cast", g.op("Cast", values, to_i=TensorProtoDataType.BOOL), to_i=TensorProtoDataType.INT64)
     inputs = [] if axes is None else [g.op("Constant", value_t=torch.tensor(axes))]
     return g.op("ReduceSum", is_nonzero, *inputs, keepdims_i=0)

@@ -33,7 +33,7 @@ _DEPENDS_ON_MODE = ("train", "training", "dropout_p", "generator")
 _COMPLEX = ("aten::fft_", "aten::stft", "aten::istft", "aten::polar", "aten::complex", "aten::view_as_complex")
 """Beginnings of the names of operators with complex arguments or results, which ONNX lacks."""
 _WITHOUT_GRADIENT = {
-    **dict.fromkeys(("aten::atan2", "aten::fmod", "aten::remainder", "aten::tensordot", "aten::outer")),
+    **dict.fromkeys(("aten::atan2", "aten::tensordot", "aten::outer")),
     "aten::einsum": "onnx::Einsum",
     **dict.fromkeys(("aten::det", "aten::linalg_det", "aten::logdet")),
     **dict.fromkeys(("aten::nll_loss", "aten::nll_loss2d", "aten::nll_loss_nd")),

@@ -1,4 +1,4 @@
-// Dropout, GELU, SiLU and cross-entropy.
+// Dropout, GELU, sigmoid, SiLU and cross-entropy.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
@@ -72,6 +72,12 @@ inline Floats normal_share(Floats x) {
   for (const float factor : kFactors) series = series * near + factor;
   const Floats tail = 0.5f * near * exponential(series - far * far);
   return x > 0.0f ? 1.0f - tail : tail;
+}
+
+// 1 / (1 + e^-x). Far below zero that is e^x, as a square because e^x alone would be a denormal number.
+inline Floats opening(Floats x) {
+  const Floats root = exponential(x * 0.5f);
+  return x < -80.0f ? root * root : 1.0f / (1.0f + exponential(-x));
 }
 
 bool plain(const at::Tensor& tensor) { return tensor.scalar_type() == at::kFloat && tensor.is_contiguous(); }
@@ -159,6 +165,42 @@ at::Tensor gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& x) {
         const Floats inner = (1.0f + value * value * (3.0f * kCubic)) * (2.0f * kRoot);
         // power * open is 1 - open without its cancellation.
         return slope * (open + value * open * (power * open) * inner);
+      });
+  return result;
+}
+
+at::Tensor sigmoid(const at::Tensor& x) {
+  if (!plain(x)) return at::sigmoid(x);
+  at::Tensor result = fresh_like(x);
+  const float* from = x.const_data_ptr<float>();
+  map(from, from, result.data_ptr<float>(), x.numel(), [](Floats value, Floats) { return opening(value); });
+  return result;
+}
+
+at::Tensor sigmoid_backward(const at::Tensor& grad, const at::Tensor& y) {
+  if (!plain(y) || !plain(grad)) return at::sigmoid_backward(grad, y);
+  at::Tensor result = fresh_like(y);
+  map(grad.const_data_ptr<float>(), y.const_data_ptr<float>(), result.data_ptr<float>(), y.numel(),
+      [](Floats slope, Floats open) { return slope * (open * (1.0f - open)); });
+  return result;
+}
+
+at::Tensor silu(const at::Tensor& x) {
+  if (!plain(x)) return at::silu(x);
+  at::Tensor result = fresh_like(x);
+  const float* from = x.const_data_ptr<float>();
+  map(from, from, result.data_ptr<float>(), x.numel(), [](Floats value, Floats) { return value * opening(value); });
+  return result;
+}
+
+at::Tensor silu_backward(const at::Tensor& grad, const at::Tensor& x) {
+  if (!plain(x) || !plain(grad)) return at::silu_backward(grad, x);
+  at::Tensor result = fresh_like(x);
+  map(grad.const_data_ptr<float>(), x.const_data_ptr<float>(), result.data_ptr<float>(), x.numel(),
+      [](Floats slope, Floats value) {
+        const Floats power = exponential(-value), open = 1.0f / (1.0f + power);
+        // power * open is 1 - open without its cancellation.
+        return slope * (open * (1.0f + value * (power * open)));
       });
   return result;
 }

@@ -113,6 +113,10 @@ TORCH_LIBRARY(ortlaunch, library) {
   library.def("gelu_backward(Tensor grad, Tensor x) -> Tensor");
   library.def("gelu_tanh(Tensor x) -> Tensor");
   library.def("gelu_tanh_backward(Tensor grad, Tensor x) -> Tensor");
+  library.def("sigmoid(Tensor x) -> Tensor");
+  library.def("sigmoid_backward(Tensor grad, Tensor y) -> Tensor");
+  library.def("silu(Tensor x) -> Tensor");
+  library.def("silu_backward(Tensor grad, Tensor x) -> Tensor");
   library.def("silu_product(Tensor gate, Tensor x) -> Tensor");
   library.def("silu_product_backward(Tensor grad, Tensor gate, Tensor x) -> (Tensor, Tensor)");
   library.def("rms_norm(Tensor weight, Tensor x, float epsilon) -> (Tensor, Tensor)");
@@ -168,6 +172,10 @@ TORCH_LIBRARY_IMPL(ortlaunch, CPU, library) {
   library.impl("gelu_backward", ortlaunch::gelu_backward);
   library.impl("gelu_tanh", ortlaunch::gelu_tanh);
   library.impl("gelu_tanh_backward", ortlaunch::gelu_tanh_backward);
+  library.impl("sigmoid", ortlaunch::sigmoid);
+  library.impl("sigmoid_backward", ortlaunch::sigmoid_backward);
+  library.impl("silu", ortlaunch::silu);
+  library.impl("silu_backward", ortlaunch::silu_backward);
   library.impl("silu_product", ortlaunch::silu_product);
   library.impl("silu_product_backward", ortlaunch::silu_product_backward);
   library.impl("rms_norm", ortlaunch::rms_norm);

@@ -17,6 +17,11 @@ at::Tensor dropout_backward(const at::Tensor& grad, const at::Tensor& seed, doub
 at::Tensor gelu(const at::Tensor& x);
 at::Tensor gelu_backward(const at::Tensor& grad, const at::Tensor& x);
 
+at::Tensor sigmoid(const at::Tensor& x);
+at::Tensor sigmoid_backward(const at::Tensor& grad, const at::Tensor& y);
+at::Tensor silu(const at::Tensor& x);
+at::Tensor silu_backward(const at::Tensor& grad, const at::Tensor& x);
+
 at::Tensor gelu_tanh(const at::Tensor& x);
 at::Tensor gelu_tanh_backward(const at::Tensor& grad, const at::Tensor& x);
 

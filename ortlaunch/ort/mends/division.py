@@ -1,0 +1,83 @@
+"""Divisions that round, remainders, and shifts to the right.
+
+torch's exporter rounds ``//`` and ``>>`` of negative integers towards zero, where PyTorch rounds down. Numbers with a
+fraction it rounds so too, and their remainders by way of a rounded quotient; onnxruntime 1.19.2 has no gradient for
+either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ortlaunch.ort.kernels.traced import number
+from ortlaunch.ort.mends import torch_calls
+from ortlaunch.ort.mends.values import cast, is_floating
+
+_FLOOR = "floor"
+_DIVIDED = ("Long", "Int")
+"""Integers for which onnxruntime has a division."""
+_RIGHT_SHIFTS = ("bitwise_right_shift", "__rshift_")
+_OF_SIGNLESS = ("onnx::Cast", "onnx::Unsqueeze", "onnx::Squeeze", "onnx::Add", "onnx::Mul", "onnx::Div")
+"""Operators whose result is not negative if no input is."""
+
+
+def register() -> None:
+    """Registers the symbolics; call it after the constructor of an ORTModule, which registers its own."""
+    from torch.onnx import register_custom_op_symbolic, symbolic_opset9, symbolic_opset10, symbolic_opset11  # type: ignore[attr-defined]
+
+    symbolics = {
+        "floor_divide": _floor_divide,
+        "div": _div,
+        **{name: partial(_shift, symbolic_opset11.__rshift_) for name in _RIGHT_SHIFTS},
+        "remainder": partial(_of_floats, symbolic_opset9.remainder),
+        "fmod": partial(_of_floats, symbolic_opset10.fmod),
+    }
+    for name, symbolic in symbolics.items():
+        register_custom_op_symbolic(f"aten::{name}", symbolic, torch_calls.OPSET)
+
+
+def _div(g: Any, one: Any, other: Any, mode: Any = None) -> Any:
+    from torch.onnx import symbolic_helper, symbolic_opset10
+
+    if mode is None or symbolic_helper._is_none(mode):
+        return symbolic_opset10.div(g, one, other)
+    if is_floating(g.original_node.output()):
+        return torch_calls.exported(g, one, other, mode)
+    if symbolic_helper._get_const(mode, "s", "rounding_mode") == _FLOOR:
+        return _floor_divide(g, one, other)
+    return symbolic_opset10.div(g, one, other, mode)
+
+
+def _floor_divide(g: Any, one: Any, other: Any) -> Any:
+    output = g.original_node.output()
+    if output.type().scalarType() not in _DIVIDED:
+        return torch_calls.exported(g, one, other)
+    one, other = cast(g, one, output), cast(g, other, output)
+    # ONNX Runtime computes with sizes, whose division ORTModule's inference of shapes follows.
+    if not (_is_signless(one) and _is_signless(other)):
+        one = g.op("Sub", one, g.op("Mod", one, other, fmod_i=0))
+    result = g.op("Div", one, other)
+    result.setType(output.type().with_sizes([None] * output.type().dim()))
+    return result
+
+
+def _shift(original: Callable[..., Any], g: Any, x: Any, bits: Any) -> Any:
+    return original(g, x, bits) if _is_signless(x) else torch_calls.exported(g, x, bits)
+
+
+def _of_floats(original: Callable[..., Any], g: Any, one: Any, other: Any) -> Any:
+    return torch_calls.exported(g, one, other) if is_floating(g.original_node.output()) else original(g, one, other)
+
+
+def _is_signless(value: Any) -> bool:
+    """Whether an integer is known not to be negative: a size of a tensor, or what is computed from sizes."""
+    node = value.node()
+    known = number(value)
+    if known is not None:
+        return known >= 0
+    if node.kind() in _OF_SIGNLESS:
+        return all(map(_is_signless, list(node.inputs())[: 1 if node.kind() == "onnx::Unsqueeze" else None]))
+    is_gathered = node.kind() in ("onnx::Gather", "onnx::Slice")
+    return bool((node.inputsAt(0).node() if is_gathered else node).kind() in ("onnx::Shape", "onnx::Size"))
