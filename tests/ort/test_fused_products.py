@@ -240,11 +240,13 @@ def test_sigmoid_keeps_its_digits() -> None:
     torch.testing.assert_close(torch.ops.ortlaunch.sigmoid(far).log(), far, rtol=1e-4, atol=0.0)
 
 
-def test_silu_and_gelu_far_from_zero() -> None:
+def test_activations_far_from_zero() -> None:
     session.import_ortmodule()
     session.extension.load_kernels()
-    far = torch.tensor([-1e4, -100.0, -88.5, -87.0, -60.0, -20.0, -5.8, -5.5, 0.0, 5.5, 5.8, 20.0, 88.0, 1e4])
-    for name, others in (("silu_product", [torch.full_like(far, 2.0)]), ("gelu", [])):
+    far = torch.tensor(
+        [-3e38, -1e30, -1e4, -100.0, -88.5, -87.0, -60.0, -20.0, -5.8, -5.5, 0.0, 5.5, 5.8, 20.0, 88.0, 1e4]
+    )
+    for name, others in (("silu_product", [torch.full_like(far, 2.0)]), ("gelu", []), ("silu", []), ("sigmoid", [])):
         grad = torch.ones_like(far)
         found = by_kernel(name, grad, far, *others)
         expected = exact(lambda *x, name=name: by_definition(name, *x), grad, far, *others)
