@@ -7,6 +7,7 @@
 - ``sort`` and ``argsort`` with ``stable``: the exporter takes it for the dimension.
 - ``flip``: its gradient fails where the size of a flipped dimension is known.
 - ``grid_sample``: it has no gradient.
+- ``maximum`` and ``minimum`` of booleans: ONNX Runtime has none.
 - ``sum`` and ``mean`` over a dimension of a tensor without dimensions: ORTModule's inference of shapes fails.
 - ``fake_quantize_per_tensor_affine``: ONNX Runtime wants its zero point as an initializer, and has no gradient.
 """
@@ -75,6 +76,10 @@ def _has_stable(*arguments: Any) -> bool:
     return len(arguments) == len(("values", "stable", "dim", "descending"))
 
 
+def _are_truths(*arguments: Any) -> bool:
+    return len(arguments) == 2 and all(one.type().scalarType() == "Bool" for one in arguments)
+
+
 _FORMS: dict[str, Callable[..., bool]] = {
     "aten::cdist": _is_any,
     "aten::fake_quantize_per_channel_affine": _is_any,
@@ -83,6 +88,7 @@ _FORMS: dict[str, Callable[..., bool]] = {
     "aten::prod": _is_of_all,
     "aten::flip": _has_gradient,
     "aten::grid_sampler": _has_gradient,
+    **dict.fromkeys(("aten::max", "aten::min", "aten::maximum", "aten::minimum"), _are_truths),
     "aten::mean": _has_no_dimensions,
     "aten::pairwise_distance": _is_any,
     "aten::sum": _has_no_dimensions,

@@ -25,6 +25,7 @@ from ortlaunch.ort.mends import (
     torch_calls,
     unflattening,
     vectors,
+    views,
 )
 from ortlaunch.ort.mends.attention import scaled_dot_product_attention
 from ortlaunch.ort.mends.values import cast, number
@@ -38,7 +39,9 @@ def register() -> None:
     """Registers the symbolics for training; call it after the constructor of an ORTModule, which registers its own."""
     register_standard()
     # Their nodes call PyTorch.
-    for subject in (arithmetic, embeddings, losses, noise, recurrent, scatter, spatial, padding, torch_calls, as_calls):
+    for subject in (arithmetic, embeddings, losses, noise, recurrent, scatter, spatial, padding, views):
+        subject.register()
+    for subject in (torch_calls, as_calls):
         subject.register()
     broadcasting.register()
 

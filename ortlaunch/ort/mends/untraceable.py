@@ -21,24 +21,14 @@ from torch.nn.utils import parametrize, stateless
 from torch.utils import _pytree as pytree
 
 from ortlaunch.ort.mends.gradients import refuse_gradients
-
-
-class _Except:
-    """A module of which some members are others."""
-
-    def __init__(self, module: Any, **members: Any) -> None:
-        self._module = module
-        vars(self).update(members)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+from ortlaunch.ort.mends.members import Except
 
 
 @contextlib.contextmanager
 def replaced() -> Iterator[None]:
     """Replaces them until its end."""
-    asks_the_compiler = _Except(torch, jit=_Except(torch.jit, is_tracing=lambda: False))
-    asks_the_tracer = _Except(torch, _C=_Except(torch._C, _get_tracing_state=lambda: None))
+    asks_the_compiler = Except(torch, jit=Except(torch.jit, is_tracing=lambda: False))
+    asks_the_tracer = Except(torch, _C=Except(torch._C, _get_tracing_state=lambda: None))
     others: list[tuple[Any, str, Any]] = [
         (stateless, "torch", asks_the_compiler),
         (parametrize, "torch", asks_the_tracer),
