@@ -27,6 +27,7 @@ from ortlaunch.ort.mends import (
     padding,
     randomness,
     returned,
+    scripts,
     side_effects,
     statistics,
     sums,
@@ -122,11 +123,13 @@ def install() -> None:
     def export(*, flattened_module: Any, model_info_for_export: Any, **rest: Any) -> Any:
         is_training = model_info_for_export.export_mode == torch.onnx.TrainingMode.TRAINING
         model = flattened_module._original_module
+        scripts.refuse_modules(model)
         with (
             modes.kept(model) as flags,
             buffers.restored(model),
             functions.watched(),
             views.followed(),
+            scripts.branches_refused(),
             failed_export.noted(),
         ):
             current = _Export(flags, is_training)

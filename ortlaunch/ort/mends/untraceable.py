@@ -4,6 +4,7 @@
 - ``torch.nn.utils.parametrize.cached`` refuses, although what it keeps is traced like everything else.
 - ``torch.cond`` compiles its branches, which fails in a trace. A graph computes both and chooses.
 - ``max_unpool2d`` checks sizes, and takes no tensors for the results.
+- ``torch.set_grad_enabled`` takes no comparison of sizes, which is a tensor in a trace.
 - ``torch.func.grad``, ``vjp`` and ``jvp`` differentiate in forward, which a graph cannot: they are refused by name.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ def replaced() -> Iterator[None]:
         (stateless, "torch", asks_the_compiler),
         (parametrize, "torch", asks_the_tracer),
         (torch, "cond", _chosen),
+        (torch.set_grad_enabled, "__init__", partialmethod(_switched, torch.set_grad_enabled.__init__)),
         (torch, "_check_with", partial(_checked, torch._check_with)),
         # What the functions that differentiate call first.
         (graph, "disable_saved_tensors_hooks", refuse_gradients),
@@ -46,6 +48,11 @@ def replaced() -> Iterator[None]:
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)
+
+
+def _switched(self: Any, original: Callable[..., None], mode: Any) -> None:
+    """Switches gradients by the truth of a comparison, which is a tensor in a trace."""
+    original(self, bool(mode))
 
 
 def _checked(original: Callable[..., None], error: type[Exception], cond: Any, message: Any) -> None:
