@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
 from torch.nn import functional
+
+from ortlaunch.base.errors import RequestError
 
 Wrap = Callable[..., nn.Module]
 
@@ -23,6 +25,13 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x * self.scale)
+
+
+def _filled_in_part(x: Tensor) -> Tensor:
+    noise = torch.zeros_like(x)
+    noise[:1].normal_(0.5, 2.0)
+    noise[1:2].uniform_()
+    return noise
 
 
 DROPOUTS = {
@@ -51,6 +60,28 @@ DROPOUTS = {
     "bernoulli_in_place": (lambda x: x / 0.7 * x.new_empty(x.shape[0], 1, 1).bernoulli_(0.7), (6, 4)),
     "whole_numbers": (lambda x: x * torch.randint(2, 9, (x.shape[0], 1, 4)) + torch.randint(5, (4,)), (6, 4)),
     "whole_numbers_as_places": (lambda x: x[:, torch.randint(6, (3,))], (6, 4)),
+    "whole_numbers_below_a_size": (lambda x: x[:, torch.randint(x.shape[0], (3,)) % 6], (6, 4)),
+    "whole_numbers_like": (lambda x: x * torch.randint_like(x, 5) + torch.randint_like(x, 2, 9), (6, 4)),
+    "whole_numbers_like_of_a_dtype": (lambda x: x * torch.randint_like(x, 2, 9, dtype=torch.int64), (6, 4)),
+    "whole_numbers_in_place": (lambda x: x * torch.empty_like(x).random_(5) + torch.empty(4).random_(2, 9), (6, 4)),
+    "any_whole_numbers": (lambda x: x + torch.empty(6, 4, dtype=torch.int64).random_() % 7, (6, 4)),
+    "whole_numbers_from": (lambda x: x + torch.empty(6, 4, dtype=torch.int64).random_(5, None) % 7, (6, 4)),
+    "log_normal": (lambda x: x * torch.empty_like(x).log_normal_(0.1, 0.5), (6, 4)),
+    "cauchy": (lambda x: x * torch.empty_like(x).cauchy_(0.1, 0.5).tanh(), (6, 4)),
+    "geometric": (lambda x: x * torch.empty_like(x).geometric_(0.4), (6, 4)),
+    "poisson": (lambda x: x * torch.poisson(x.exp()), (6, 4)),
+    "binomial": (lambda x: x * torch.binomial(torch.full_like(x, 5.0), x.detach().sigmoid()), (6, 4)),
+    "multinomial": (lambda x: x + torch.multinomial(x.softmax(-1).flatten(0, 1), 4).view_as(x), (6, 4)),
+    "multinomial_of_one_row": (lambda x: x * torch.multinomial(torch.ones(5), 4, replacement=True), (6, 4)),
+    "bernoulli_in_place_of_broadcast": (lambda x: x * torch.empty_like(x).bernoulli_(torch.rand(4)), (6, 4)),
+    "part_in_place": (lambda x: x + _filled_in_part(x), (6, 4)),
+    "torchs_own_generator": (lambda x: x * torch.rand(4, generator=torch.default_generator), (6, 4)),
+    "gamma": (lambda x: x + distributions.Gamma(x.exp(), 2.0).rsample(), (6, 4)),
+    "gamma_without_gradient": (lambda x: x + distributions.Gamma(x.exp(), 2.0).sample(), (6, 4)),
+    "dirichlet": (lambda x: x + distributions.Dirichlet(x.exp()).rsample(), (6, 4)),
+    "dirichlet_without_gradient": (lambda x: x + distributions.Dirichlet(x.exp()).sample(), (6, 4)),
+    "beta": (lambda x: x + distributions.Beta(x.exp(), 2.0).rsample(), (6, 4)),
+    "student": (lambda x: x + distributions.StudentT(x.exp() + 2.0).rsample(), (6, 4)),
     "slopes": (nn.RReLU(0.1, 0.9), (6, 5)),
     "certain": (lambda x: x * torch.bernoulli(torch.ones_like(x)), (6, 5)),
 }
@@ -73,6 +104,34 @@ def test_the_numbers_and_the_gradients_are_those_of_eager_for_the_same_seed(to_o
             output.square().sum().backward()
             results.append((output.detach(), model.scale.grad))
         torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
+GENERATOR = torch.Generator()
+OWN = {
+    "rand": lambda x: x * torch.rand(4, generator=GENERATOR),
+    "normal_": lambda x: x * torch.empty_like(x).normal_(generator=GENERATOR),
+    "multinomial": lambda x: x * torch.multinomial(torch.ones(4), 4, generator=GENERATOR),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_generator_of_its_own_is_refused_by_its_statement(to_ort: Wrap, name: str) -> None:
+    ort = to_ort(Net(OWN[name], (6, 4)))
+    with pytest.raises(
+        RequestError, match=rf"`.*{name}.*` at .*test_mend_noise.py:\d+ draws .* a generator of its own"
+    ):
+        ort(torch.randn(2, 6, 4))
+
+
+def test_a_seed_that_forward_sets_is_refused_by_its_statement(to_ort: Wrap) -> None:
+    def seeded(x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            return x * torch.rand(4)
+
+    ort = to_ort(Net(seeded, (6, 4)))
+    with pytest.raises(RequestError, match=r"`torch.manual_seed\(3\)` at .*test_mend_noise.py:\d+ seeds torch's"):
+        ort(torch.randn(2, 6, 4))
 
 
 def test_two_draws_of_one_input_differ(to_ort: Wrap) -> None:

@@ -116,6 +116,8 @@ def functions() -> dict[str, Case]:
         "amin": Case(lambda x: x.amin(1) - x.amax((1, 2))[:, None], [(4, 5)]),
         "minimum": Case(lambda x: x.min() * x.max() * x, [(4, 5)]),
         "det": Case(lambda x: torch.det(x) + torch.logdet(x @ x.mT + torch.eye(3)), [(3, 3)]),
+        "isin": Case(lambda x, y: x * ~torch.isin(y, torch.tensor([1, 4])), [(4,)], [((4,), 9)]),
+        "truths": Case(lambda x, y: x * torch.max(x > 0, y > 3) + torch.minimum(x > 1, y < 5), [(4,)], [((4,), 9)]),
         "not_aligned": Case(lambda x, y: x + torch.gcd(y, y + 4).to(x.dtype), [(4,)], [((4,), 9)]),
     }
 
@@ -171,10 +173,6 @@ def test_results_and_gradients_are_those_of_fp64(to_ort: Wrap, make: Callable[[]
     assert_as_in_fp64(to_ort, make())
 
 
-def _random(x: Tensor) -> Tensor:
-    return x * torch.poisson(x.detach().abs())
-
-
 def _complex(x: Tensor) -> Tensor:
     return torch.sgn(x.to(torch.complex64)).real
 
@@ -186,7 +184,6 @@ def _many(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (_random, "aten::poisson"),
         (_complex, "no complex numbers"),
         (_many, "takes more than 4 tensors"),
         (lambda x: torch.rot90(x, x.size(0), [0, 1]), "is not a constant"),

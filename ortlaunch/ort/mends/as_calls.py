@@ -7,6 +7,7 @@
 - ``sort`` and ``argsort`` with ``stable``: the exporter takes it for the dimension.
 - ``flip``: its gradient fails where the size of a flipped dimension is known.
 - ``grid_sample``: it has no gradient.
+- ``maximum`` and ``minimum`` of booleans: ONNX Runtime has none.
 - ``sum`` and ``mean`` over a dimension of a tensor without dimensions: ORTModule's inference of shapes fails.
 - ``std``: where all values are the same, the gradient of its root is NaN; PyTorch's is zero.
 - ``cosine_similarity``: of a vector of zeros its gradient is NaN, and the epsilon bounds the product of both norms.
@@ -83,6 +84,10 @@ def _has_stable(*arguments: Any) -> bool:
     return len(arguments) == len(("values", "stable", "dim", "descending"))
 
 
+def _are_truths(*arguments: Any) -> bool:
+    return len(arguments) == 2 and all(one.type().scalarType() == "Bool" for one in arguments)
+
+
 _OF_FLOATS = (
     *("exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tanh", "erf", "relu"),
     *("atan2", "square", "softmax", "log_softmax"),
@@ -100,6 +105,7 @@ _FORMS: dict[str, Callable[..., bool]] = {
     "aten::prod": _is_of_all,
     "aten::flip": _has_gradient,
     "aten::grid_sampler": _has_gradient,
+    **dict.fromkeys(("aten::max", "aten::min", "aten::maximum", "aten::minimum"), _are_truths),
     "aten::mean": _has_no_dimensions,
     "aten::pairwise_distance": _is_any,
     "aten::sum": _has_no_dimensions,

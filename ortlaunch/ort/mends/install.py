@@ -19,6 +19,7 @@ from ortlaunch.ort.mends import (
     failed_export,
     fast_paths,
     functions,
+    generators,
     gradients,
     guard,
     modes,
@@ -26,6 +27,7 @@ from ortlaunch.ort.mends import (
     padding,
     randomness,
     returned,
+    scripts,
     side_effects,
     statistics,
     sums,
@@ -93,6 +95,8 @@ def install() -> None:
             refusing,
             fast_paths.off(),
             untraceable.replaced(),
+            generators.RefusesOwnGenerators(),
+            generators.seeding_refused(),
             failed_calls.TracesOn(),
             statistics.collected(self._original_module, is_training) as (names, batch_statistics),
             buffers.collected(self._original_module) as moved,
@@ -119,11 +123,13 @@ def install() -> None:
     def export(*, flattened_module: Any, model_info_for_export: Any, **rest: Any) -> Any:
         is_training = model_info_for_export.export_mode == torch.onnx.TrainingMode.TRAINING
         model = flattened_module._original_module
+        scripts.refuse_modules(model)
         with (
             modes.kept(model) as flags,
             buffers.restored(model),
             functions.watched(),
             views.followed(),
+            scripts.branches_refused(),
             failed_export.noted(),
         ):
             current = _Export(flags, is_training)

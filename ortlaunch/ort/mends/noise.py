@@ -3,13 +3,14 @@
 onnxruntime 1.19.2 and torch's exporter have these faults:
 
 - ``Dropout1d`` to ``Dropout3d``, ``AlphaDropout`` and ``FeatureAlphaDropout`` are not exported in train mode.
-- ``exponential_``, and Gumbel-softmax with it, and ``randperm`` are not exported.
+- ``exponential_``, and Gumbel-softmax with it, ``randperm``, ``random_``, ``cauchy_``, ``log_normal_``, ``geometric_``,
+  ``poisson``, ``binomial``, and the samples of gamma and Dirichlet distributions are not exported.
 - ``bernoulli`` of given probabilities returns zeros where the probability is one.
 - ``rrelu`` in train mode draws slopes for ONNX's PRelu, which has no gradient.
 - ``normal`` with a number as its mean draws one number for all elements; ``normal_`` takes what it fills for the mean,
   and the mean for the standard deviation; ``uniform_`` is not exported.
-- ``rand``, ``randn``, ``randint`` and the like draw from a generator of ONNX Runtime's own, so that a model with
-  stochastic depth or with sampling (DropPath, VAE) could not be compared with PyTorch.
+- ``rand``, ``randn``, ``randint``, ``multinomial`` and the like draw from a generator of ONNX Runtime's own, so that a
+  model with stochastic depth or with sampling (DropPath, VAE) could not be compared with PyTorch.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from torch import Tensor
 from ortlaunch.ort.mends.torch_nodes import exact, numbers, torch_node
 from ortlaunch.ort.mends.values import integers, number, sizes
 
+_INT64 = 7
+"""ONNX's code of the dtype."""
 _ALPHA = 1.7580993408473766
 """The negative limit of SELU, with the sign changed."""
 _DRAWN = {"rand": torch.rand_like, "randn": torch.randn_like}
@@ -33,9 +36,15 @@ _FILLS: tuple[Callable[[Tensor, float, float], Tensor], ...] = (
     Tensor.normal_,
     Tensor.uniform_,
     lambda x, p, _: x.bernoulli_(p),
+    Tensor.log_normal_,
+    Tensor.cauchy_,
+    lambda x, p, _: x.geometric_(p),
 )
 """What fills a tensor with random numbers, given two numbers."""
-_NORMAL, _UNIFORM, _TRUE = range(len(_FILLS))
+_NORMAL, _UNIFORM, _TRUE, _LOG_NORMAL, _CAUCHY, _GEOMETRIC = range(len(_FILLS))
+_SAMPLES: tuple[Callable[[Tensor], Tensor], ...] = (torch.poisson, torch._standard_gamma, torch._sample_dirichlet)
+"""What draws a number for each element of a tensor of parameters."""
+_POISSON, _GAMMA, _DIRICHLET = range(len(_SAMPLES))
 
 
 def _features(x: list[Any], _rate: Any, per_feature: Any, *_: Any) -> list[Any]:
@@ -56,9 +65,9 @@ def _exponential(x: Tensor, rate: list[int], after: Tensor | None) -> Tensor:
     return torch.empty_like(x).exponential_(scale)
 
 
-@torch_node("Tensor probabilities, Tensor? after")
-def _bernoulli(probabilities: Tensor, after: Tensor | None) -> Tensor:
-    return torch.bernoulli(probabilities)
+@torch_node("Tensor like, Tensor probabilities, Tensor? after")
+def _bernoulli(like: Tensor, probabilities: Tensor, after: Tensor | None) -> Tensor:
+    return torch.empty_like(like).bernoulli_(probabilities)
 
 
 @torch_node("Tensor like, int which, Tensor? after")
@@ -93,10 +102,54 @@ def _normal(mean: Tensor, std: Tensor, after: Tensor | None) -> Tensor:
 
 @torch_node("Tensor like, int[] limits, Tensor? after")
 def _whole(like: Tensor, limits: list[int], after: Tensor | None) -> Tensor:
-    return torch.randint_like(like, *limits)
+    whole = torch.empty_like(like)
+    return whole.random_(*limits) if len(limits) != 1 else torch.ops.aten.random_(whole, limits[0], None)
 
 
-_OF_RANDOM = (_kept, _exponential, _bernoulli, _drawn, _slopes, _permutation, _filled, _normal, _whole)
+@torch_node("Tensor x, int which, Tensor? after")
+def _sampled(x: Tensor, which: int, after: Tensor | None) -> Tensor:
+    return _SAMPLES[which](x)
+
+
+@torch_node("Tensor count, Tensor p, Tensor? after")
+def _binomial(count: Tensor, p: Tensor, after: Tensor | None) -> Tensor:
+    return torch.binomial(count, p)
+
+
+@torch_node(
+    "Tensor like, Tensor weights, int count, bool replacement, Tensor? after",
+    shape=lambda _like, weights, count, *_: [*weights[:-1], count],
+)
+def _chosen(like: Tensor, weights: Tensor, count: int, replacement: bool, after: Tensor | None) -> Tensor:
+    return torch.multinomial(weights, count, replacement).to(like.dtype)
+
+
+@torch_node("Tensor x, Tensor sample, int which", differentiable=(0,))
+def _reparametrized(x: Tensor, sample: Tensor, which: int) -> Tensor:
+    """Returns what was drawn with the gradient of its parameters, which a second draw would not have."""
+    return _Reparametrized.apply(x, sample, which)  # type: ignore[no-any-return]
+
+
+class _Reparametrized(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sample: Tensor, which: int) -> Tensor:
+        ctx.save_for_backward(x, sample)
+        ctx.which = which
+        return sample.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (grad,), (x, sample) = grads, ctx.saved_tensors
+        if ctx.which == _GAMMA:
+            return grad * torch._standard_gamma_grad(x, sample), None, None
+        slope = torch._dirichlet_grad(sample, x, x.sum(-1, keepdim=True).expand_as(x))
+        return slope * (grad - (sample * grad).sum(-1, keepdim=True)), None, None
+
+
+_OF_RANDOM = (
+    *(_kept, _exponential, _bernoulli, _drawn, _slopes, _permutation, _filled, _normal, _whole),
+    *(_sampled, _binomial, _chosen),
+)
 _NODES = {f"ortlaunch::{node.name}" for node in _OF_RANDOM}
 
 
@@ -153,30 +206,28 @@ def _dropout_symbolic(per_feature: bool, alpha: bool, g: Any, x: Any, rate: Any,
     return dropout(g, x, share, per_feature=per_feature, alpha=alpha)
 
 
-def _exponential_symbolic(g: Any, x: Any, rate: Any, generator: Any = None) -> Any:
+def _exponential_symbolic(g: Any, x: Any, rate: Any, _generator: Any = None) -> Any:
     from torch.onnx import symbolic_helper
 
-    _refuse_generator(x, generator)
     return _exponential(g, x, exact([symbolic_helper._get_const(rate, "f", "lambd")]), _last(g))
 
 
-def _bernoulli_symbolic(g: Any, x: Any, p: Any = None, generator: Any = None) -> Any:
+def _bernoulli_symbolic(g: Any, x: Any, p: Any = None, _generator: Any = None) -> Any:
     from torch.onnx import symbolic_helper
 
     given = p is not None and not symbolic_helper._is_none(p)
     if given and _is_number(p):
-        return _fill(_TRUE, g, x, sizes(x), p, p, generator)
-    _refuse_generator(x, generator)
-    return _bernoulli(g, p if given else x, _last(g))
+        return _fill(_TRUE, g, x, sizes(x), p, p)
+    # ``bernoulli_`` draws for each element of what it fills, which the probabilities may be broadcast to.
+    return _bernoulli(g, x, p if given else x, _last(g), dims=sizes(x))
 
 
-def _rrelu_symbolic(g: Any, x: Any, lower: Any, upper: Any, train: Any, generator: Any = None) -> Any:
+def _rrelu_symbolic(g: Any, x: Any, lower: Any, upper: Any, train: Any, _generator: Any = None) -> Any:
     from torch.onnx import symbolic_helper
 
     limits = [symbolic_helper._get_const(limit, "f", "limit") for limit in (lower, upper)]
     if not symbolic_helper._get_const(train, "b", "training"):
         return g.op("LeakyRelu", x, alpha_f=sum(limits) / 2)
-    _refuse_generator(x, generator)
     return g.op("Mul", x, _slopes(g, x, exact(limits), _last(g)))
 
 
@@ -186,14 +237,13 @@ def _randperm_symbolic(g: Any, count: Any, *_: Any) -> Any:
     return _permutation(g, zeros, _last(g), dims=[None])
 
 
-def _filled_symbolic(which: int, g: Any, like: Any, first: Any, second: Any, generator: Any = None) -> Any:
-    return _fill(which, g, like, sizes(like), first, second, generator)
+def _filled_symbolic(which: int, g: Any, like: Any, first: Any, second: Any, _generator: Any = None) -> Any:
+    return _fill(which, g, like, sizes(like), first, second)
 
 
-def _fill(which: int, g: Any, like: Any, dims: list[int | None], first: Any, second: Any, generator: Any) -> Any:
+def _fill(which: int, g: Any, like: Any, dims: list[int | None], first: Any, second: Any) -> Any:
     from torch.onnx import symbolic_helper
 
-    _refuse_generator(like, generator)
     limits = [symbolic_helper._get_const(limit, "f", "limit") for limit in (first, second)]
     return _filled(g, like, which, exact(limits), _last(g), dims=dims)
 
@@ -204,9 +254,8 @@ def _normal_symbolic(g: Any, *arguments: Any) -> Any:
         return _filled_symbolic(_NORMAL, g, *arguments)
     mean, std, *rest = arguments
     if len(arguments) > len(("mean", "std", "generator")):
-        shape, generator, dtype, *_ = rest
-        return _fill(_NORMAL, g, *_zeros(g, shape, dtype), mean, std, generator)
-    _refuse_generator(mean, *rest)
+        shape, _generator, dtype, *_ = rest
+        return _fill(_NORMAL, g, *_zeros(g, shape, dtype), mean, std)
     is_number = [_is_number(one) for one in (mean, std)]
     if is_number == [True, False]:
         mean = _constant(g, mean, std)
@@ -245,13 +294,57 @@ def _zeros(g: Any, shape: Any, dtype: Any, default: torch.dtype | None = None) -
 
 def _randint_symbolic(g: Any, *arguments: Any) -> Any:
     """Exports ``randint`` with a lower limit and without."""
-    from torch.onnx import symbolic_helper
-
     count = len(arguments) - len(("size", "dtype", "layout", "device", "pin_memory"))
-    limits = [symbolic_helper._get_const(limit, "i", "limit") for limit in arguments[:count]]
     shape, dtype, *_ = arguments[count:]
     zeros, dims = _zeros(g, shape, dtype, torch.int64)
-    return _whole(g, zeros, [0, *limits][-2:], _last(g), dims=dims)
+    return _whole(g, zeros, _limits(g, *arguments[:count]), _last(g), dims=dims)
+
+
+def _limits(g: Any, *limits: Any) -> Any:
+    """Returns the limits of whole numbers; one may be a size of the batch, and the lower one is zero by default."""
+    one = g.op("Constant", value_t=torch.tensor([1]))
+    parts = [g.op("Reshape", g.op("Cast", limit, to_i=_INT64), one) for limit in limits]
+    return g.op("Concat", *[g.op("Constant", value_t=torch.tensor([0])), *parts][-2:], axis_i=0)
+
+
+def _randint_like_symbolic(g: Any, x: Any, *arguments: Any) -> Any:
+    """Exports ``randint_like`` with a lower limit and without."""
+    count = len(arguments) - len(("dtype", "layout", "device", "pin_memory", "memory_format"))
+    return _whole(g, _like(g, x, arguments[count]), _limits(g, *arguments[:count]), _last(g), dims=sizes(x))
+
+
+def _random_symbolic(g: Any, x: Any, *arguments: Any) -> Any:
+    """Exports ``random_`` with both limits, with an upper one, and without."""
+    from torch.onnx import symbolic_helper
+
+    *given, _generator = arguments
+    if not given:
+        return _whole(g, x, [], _last(g), dims=sizes(x))
+    if symbolic_helper._is_none(given[-1]):
+        return _whole(g, x, [symbolic_helper._get_const(given[0], "i", "from")], _last(g), dims=sizes(x))
+    return _whole(g, x, _limits(g, *given), _last(g), dims=sizes(x))
+
+
+def _geometric_symbolic(g: Any, x: Any, p: Any, _generator: Any = None) -> Any:
+    return _fill(_GEOMETRIC, g, x, sizes(x), p, p)
+
+
+def _sample_symbolic(which: int, g: Any, x: Any, _generator: Any = None) -> Any:
+    sample = _sampled(g, x, which, _last(g), dims=sizes(x))
+    return sample if which == _POISSON else _reparametrized(g, x, sample, which, dims=sizes(x))
+
+
+def _binomial_symbolic(g: Any, count: Any, p: Any, _generator: Any = None) -> Any:
+    return _binomial(g, count, p, _last(g), dims=sizes(count))
+
+
+def _multinomial_symbolic(g: Any, weights: Any, count: Any, replacement: Any = None, _generator: Any = None) -> Any:
+    from torch.onnx import symbolic_helper
+
+    number_of = symbolic_helper._get_const(count, "i", "num_samples")
+    repeats = replacement is not None and bool(symbolic_helper._maybe_get_const(replacement, "b"))
+    whole = g.op("Constant", value_t=torch.zeros(1, dtype=torch.int64))
+    return _chosen(g, whole, weights, number_of, repeats, _last(g), dims=[*sizes(weights)[:-1], number_of])
 
 
 def _drawn_symbolic(name: str, g: Any, shape: Any, dtype: Any, *_: Any) -> Any:
@@ -261,13 +354,17 @@ def _drawn_symbolic(name: str, g: Any, shape: Any, dtype: Any, *_: Any) -> Any:
 
 
 def _drawn_like_symbolic(name: str, g: Any, x: Any, dtype: Any = None, *_: Any) -> Any:
+    return _drawn(g, _like(g, x, dtype), _NAMES.index(name), _last(g), dims=sizes(x))
+
+
+def _like(g: Any, x: Any, dtype: Any) -> Any:
+    """Returns a tensor of the shape of another one, of a dtype that the call may name."""
     from torch.onnx import _type_utils, symbolic_helper
 
     kind = None if dtype is None else symbolic_helper._maybe_get_const(dtype, "i")
-    if isinstance(kind, int) and _dtype(kind) != _type_utils.JitScalarType.from_value(x).dtype():
-        dims, x = sizes(x), g.op("Cast", x, to_i=_type_utils.JitScalarType(kind).onnx_type())
-        return _drawn(g, x, _NAMES.index(name), _last(g), dims=dims)
-    return _drawn(g, x, _NAMES.index(name), _last(g), dims=sizes(x))
+    if not isinstance(kind, int) or _dtype(kind) == _type_utils.JitScalarType.from_value(x).dtype():
+        return x
+    return g.op("Cast", x, to_i=_type_utils.JitScalarType(kind).onnx_type())
 
 
 def _dtype(kind: int) -> torch.dtype:
@@ -288,13 +385,6 @@ def _length(shape: Any) -> int:
     return size
 
 
-def _refuse_generator(x: Any, generator: Any) -> None:
-    from torch.onnx import errors, symbolic_helper
-
-    if generator is not None and not symbolic_helper._is_none(generator):
-        raise errors.SymbolicValueError("a generator of its own is not exported", x)
-
-
 _SYMBOLICS = {
     "aten::feature_dropout": partial(_dropout_symbolic, True, False),
     "aten::alpha_dropout": partial(_dropout_symbolic, False, True),
@@ -303,8 +393,19 @@ _SYMBOLICS = {
     "aten::bernoulli": _bernoulli_symbolic,
     "aten::rrelu": _rrelu_symbolic,
     "aten::normal": _normal_symbolic,
+    "aten::normal_functional": partial(_filled_symbolic, _NORMAL),
     "aten::randint": _randint_symbolic,
+    "aten::randint_like": _randint_like_symbolic,
+    "aten::random": _random_symbolic,
     "aten::uniform": partial(_filled_symbolic, _UNIFORM),
+    "aten::log_normal": partial(_filled_symbolic, _LOG_NORMAL),
+    "aten::cauchy": partial(_filled_symbolic, _CAUCHY),
+    "aten::geometric": _geometric_symbolic,
+    "aten::poisson": partial(_sample_symbolic, _POISSON),
+    "aten::_standard_gamma": partial(_sample_symbolic, _GAMMA),
+    "aten::_sample_dirichlet": partial(_sample_symbolic, _DIRICHLET),
+    "aten::binomial": _binomial_symbolic,
+    "aten::multinomial": _multinomial_symbolic,
     "aten::randperm": _randperm_symbolic,
     **{f"aten::{name}": partial(_drawn_symbolic, name) for name in _DRAWN},
     **{f"aten::{name}_like": partial(_drawn_like_symbolic, name) for name in _DRAWN},

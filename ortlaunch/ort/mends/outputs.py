@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ortlaunch.ort.mends import buffers, statistics
 from ortlaunch.ort.mends.decisions import Decisions
+from ortlaunch.ort.refusal import refusal
 
 _PREFIX = "_original_module."
 """What the graph's names of parameters and buffers begin with."""
@@ -31,6 +33,21 @@ class Outputs:
     """The buffers whose new values follow the statistics."""
     decisions: Decisions = field(default_factory=Decisions)
     """Values that the trace has frozen; what they are in a step follows the buffers."""
+
+
+_UNKNOWN = "Unsupported flatten data type: "
+"""What ORTModule's error for a value that it does not know begins with."""
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, torch.Size)
+
+
+def _unknown(kind: str) -> Exception:
+    return refusal(
+        f"the model returns a value of {kind}, which ONNX Runtime's graph cannot: return tensors, numbers and texts in "
+        "a tuple, a list, a dict or a named tuple, or use backend=eager or backend=compile"
+    )
 
 
 def _nothing() -> None:
@@ -94,7 +111,16 @@ def install() -> None:
         with warnings.catch_warnings():
             # Each text and number among the outputs is called an input.
             warnings.simplefilter("ignore", UserWarning)
-            return extract(data, device=device)
+            # In a trace a size holds tensors, for which ORTModule's schema of it has no place.
+            if any(_is_size(leaf) for leaf in pytree.tree_leaves(data, is_leaf=_is_size)):
+                raise _unknown(repr(torch.Size))
+            try:
+                return extract(data, device=device)
+            except TypeError as error:
+                kind = str(error).partition(_UNKNOWN)[2]
+                if not kind:
+                    raise
+                raise _unknown(kind) from error
 
     _io.extract_data_and_schema = extracted
     construct = PostExportProcessedModelInfo.construct_inputs

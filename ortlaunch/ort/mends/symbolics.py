@@ -28,6 +28,7 @@ from ortlaunch.ort.mends import (
     torch_calls,
     unflattening,
     vectors,
+    views,
 )
 from ortlaunch.ort.mends.attention import scaled_dot_product_attention
 from ortlaunch.ort.mends.values import cast, number
@@ -41,7 +42,7 @@ def register() -> None:
     """Registers the symbolics for training; call it after the constructor of an ORTModule, which registers its own."""
     register_standard()
     # Their nodes call PyTorch.
-    nodes = (arithmetic, division, embeddings, losses, noise, recurrent, saturation, scatter, spatial, padding)
+    nodes = (arithmetic, division, embeddings, losses, noise, recurrent, saturation, scatter, spatial, padding, views)
     for subject in (*nodes, torch_calls, as_calls):
         subject.register()
     broadcasting.register()

@@ -25,6 +25,8 @@ from ortlaunch.ort.mends.torch_nodes import TorchNode, torch_node
 from ortlaunch.ort.mends.values import DTYPES, FLOATS, is_floating, number
 
 OPSET = 17
+_BOOL = 9
+"""ONNX's code of the dtype."""
 _MOST_TENSORS = 4
 _TENSOR = "tensor"
 """Key of an argument that is an input of the node; its value is the input's index."""
@@ -233,9 +235,11 @@ def _result(g: Any, schema: Any, others: list[Any], tensors: list[Any], index: i
         raise _NotServedError("its tensors have several floating-point dtypes")
     inputs, order = list(tensors), list(range(len(tensors)))
     first = next((place for place in order if tensors[place].type().scalarType() == kind), None)
-    if first is None:
-        # A node has the dtype of its first input.
-        inputs, order = [number(g, 0, output), *inputs], [-1, *order]
+    is_truth = kind == "Bool"
+    if first is None or is_truth:
+        # A node has the dtype of its first input; booleans come back as uint8, as they are passed.
+        like = g.op("Constant", value_t=torch.tensor(0, dtype=torch.uint8)) if is_truth else number(g, 0, output)
+        inputs, order = [like, *inputs], [-1, *order]
     else:
         order = [first, *(place for place in order if place != first)]
         inputs = [tensors[place] for place in order]
@@ -245,7 +249,8 @@ def _result(g: Any, schema: Any, others: list[Any], tensors: list[Any], index: i
     kinds_in_order = [_DTYPES.index(one.type().scalarType()) for one in inputs]
     spelled = _spelled(schema, _moved(others, places), index, len(sizes), kinds_in_order)
     node = (_CALLS if kind in FLOATS else _VALUES)[len(inputs)]
-    return node(g, *inputs, spelled, dims=[None] * len(sizes))
+    result = node(g, *inputs, spelled, dims=[None] * len(sizes))
+    return g.op("Cast", result, to_i=_BOOL) if is_truth else result
 
 
 def _moved(others: Any, places: dict[int, int]) -> Any:

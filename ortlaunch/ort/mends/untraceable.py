@@ -4,6 +4,7 @@
 - ``torch.nn.utils.parametrize.cached`` refuses, although what it keeps is traced like everything else.
 - ``torch.cond`` compiles its branches, which fails in a trace. A graph computes both and chooses.
 - ``max_unpool2d`` checks sizes, and takes no tensors for the results.
+- ``torch.set_grad_enabled`` takes no comparison of sizes, which is a tensor in a trace.
 - ``torch.func.grad``, ``vjp`` and ``jvp`` differentiate in forward, which a graph cannot: they are refused by name.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import torch
@@ -21,28 +22,19 @@ from torch.nn.utils import parametrize, stateless
 from torch.utils import _pytree as pytree
 
 from ortlaunch.ort.mends.gradients import refuse_gradients
-
-
-class _Except:
-    """A module of which some members are others."""
-
-    def __init__(self, module: Any, **members: Any) -> None:
-        self._module = module
-        vars(self).update(members)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+from ortlaunch.ort.mends.members import Except
 
 
 @contextlib.contextmanager
 def replaced() -> Iterator[None]:
     """Replaces them until its end."""
-    asks_the_compiler = _Except(torch, jit=_Except(torch.jit, is_tracing=lambda: False))
-    asks_the_tracer = _Except(torch, _C=_Except(torch._C, _get_tracing_state=lambda: None))
+    asks_the_compiler = Except(torch, jit=Except(torch.jit, is_tracing=lambda: False))
+    asks_the_tracer = Except(torch, _C=Except(torch._C, _get_tracing_state=lambda: None))
     others: list[tuple[Any, str, Any]] = [
         (stateless, "torch", asks_the_compiler),
         (parametrize, "torch", asks_the_tracer),
         (torch, "cond", _chosen),
+        (torch.set_grad_enabled, "__init__", partialmethod(_switched, torch.set_grad_enabled.__init__)),
         (torch, "_check_with", partial(_checked, torch._check_with)),
         # What the functions that differentiate call first.
         (graph, "disable_saved_tensors_hooks", refuse_gradients),
@@ -56,6 +48,11 @@ def replaced() -> Iterator[None]:
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)
+
+
+def _switched(self: Any, original: Callable[..., None], mode: Any) -> None:
+    """Switches gradients by the truth of a comparison, which is a tensor in a trace."""
+    original(self, bool(mode))
 
 
 def _checked(original: Callable[..., None], error: type[Exception], cond: Any, message: Any) -> None:

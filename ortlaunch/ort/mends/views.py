@@ -16,8 +16,10 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ortlaunch.ort.mends.values import DTYPES
+from ortlaunch.ort.mends.torch_nodes import torch_node
+from ortlaunch.ort.mends.values import DTYPES, sizes
 from ortlaunch.ort.refusal import refusal
 from ortlaunch.ort.verify.trace import location, place_in_stack, statement_at
 
@@ -34,8 +36,34 @@ _ASSIGNS = ("copy_", "index_put_")
 _ELEMENTS = ("select", "slice")
 
 
+@torch_node("Tensor x, Tensor values", differentiable=(0,))
+def _replaced(x: Tensor, values: Tensor) -> Tensor:
+    """Returns other values with the gradient of the first ones, as after ``x.detach().clamp_(0)``."""
+    return _Replaced.apply(x, values)  # type: ignore[no-any-return]
+
+
+class _Replaced(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0], None
+
+
+_REPLACED = f"ortlaunch::{_replaced.name}"
+
+
 class _CannotFollowError(Exception):
     """A change cannot be exported."""
+
+
+def register() -> None:
+    """Registers the symbolic of an operator that the rewritten graphs have."""
+    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
+
+    register_custom_op_symbolic(_REPLACED, lambda g, x, values: _replaced(g, x, values, dims=sizes(x)), 17)
 
 
 @contextlib.contextmanager
@@ -367,8 +395,10 @@ class _Rewriting:
             return self._joined(parts, node.inputsAt(_LISTS[name]), "aten::stack" if name == "unbind" else "aten::cat")
         if name in _IDENTITIES:
             return part
-        if name == "detach" and not (parent.requires_grad() or part.requires_grad()):
-            return part
+        if name == "detach":
+            # The values are new, and the gradient stays that of what was there before.
+            is_plain = not (parent.requires_grad() or part.requires_grad())
+            return part if is_plain else self._op(_REPLACED, parent, part)
         if name in _RESHAPES and _dtype(part) == _dtype(parent):
             return self._op("aten::reshape_as", part, parent)
         if name in _OWN_INVERSES or (name == "numpy_T" and _rank(parent) == 2):
@@ -485,10 +515,8 @@ def _functional(kind: str) -> str:
     packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
     if name == kind or packet is None:
         raise _CannotFollowError
-    operators = [getattr(packet, overload) for overload in packet.overloads()]
-    if any(torch.Tag.nondeterministic_seeded in operator.tags for operator in operators):
-        raise _CannotFollowError
-    return name
+    # ``aten::normal`` takes no tensor to fill.
+    return "aten::normal_functional" if name == "aten::normal" else name
 
 
 def _is_view(node: Any) -> bool:

@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 OUR_FOLDER = str(Path(__file__).parents[1])
 """The folder of code that runs between a model and torch."""
+_ORT_FOLDER = str(Path(torch.__file__).parents[1] / "onnxruntime")
+"""ORTModule replaces some functions of torch."""
 _DROPOUT = {
     *("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "native_dropout"),
     *("alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_dropout_"),
@@ -82,6 +84,7 @@ class Reference(TorchFunctionMode):
 def asking_place() -> SourceLine:
     """Returns the line of the model that called torch: the innermost frame outside torch and this package."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((TORCH_FOLDER, OUR_FOLDER, warnings.__file__)):
+    between = (TORCH_FOLDER, OUR_FOLDER, _ORT_FOLDER, warnings.__file__)
+    while frame is not None and frame.f_code.co_filename.startswith(between):
         frame = frame.f_back
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)

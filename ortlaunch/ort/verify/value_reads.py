@@ -20,7 +20,10 @@ import torch
 _CONVERSIONS = ("__bool__", "__int__", "__float__", "__complex__", "__index__", "__array__", "item", "tolist", "numpy")
 _COMPARISONS = ("equal", "allclose", "is_nonzero")
 _INPUTS = ("prim::Param", "prim::GetAttr")
-_RANDOM = ("rand", "bernoulli", "normal", "uniform", "multinomial", "exponential", "poisson", "dropout", "geometric")
+_RANDOM = (
+    *("rand", "bernoulli", "normal", "uniform", "multinomial", "exponential", "poisson", "dropout", "geometric"),
+    *("binomial", "cauchy", "log_normal", "_standard_gamma", "_sample_dirichlet", "rrelu"),
+)
 _VALUES_MAKE_SIZES = ("nonzero", "masked_select", "unique", "bincount", "repeat_interleave", "argwhere", "histc")
 
 

@@ -1,0 +1,68 @@
+"""Refuses what ``torch.jit`` has compiled and a trace cannot take in: modules, and branches or loops with gradients.
+
+A trace enters no compiled module. It takes in the operators of a compiled function, but ONNX Runtime has no gradient of
+a branch or a loop, and looking for one ends the process with SIGABRT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ortlaunch.ort.refusal import refusal
+from ortlaunch.ort.verify.trace import location, statement_at
+
+_SOURCE = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+)')
+"""Where the source of a compiled function says that a node is from."""
+_ADVICE = "take it as it is before torch.jit, or use backend=eager or backend=compile"
+
+
+def refuse_modules(model: torch.nn.Module) -> None:
+    """Raises if a part of the model is a compiled module; the message names it."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise refusal(f"{name or 'the model'} is compiled by torch.jit, which ONNX Runtime cannot trace: {_ADVICE}")
+
+
+@contextlib.contextmanager
+def branches_refused() -> Iterator[None]:
+    """Raises until its end for a graph with a compiled branch or loop; the message names the statement."""
+    original = torch._C._jit_pass_lower_all_tuples
+    said: list[str] = []
+
+    def process(graph: Any) -> None:
+        original(graph)
+        for node in graph.nodes():
+            if node.kind() in ("prim::If", "prim::Loop") and _has_gradient(node):
+                place = _SOURCE.search(node.sourceRange())
+                line = (place["file"], int(place["line"])) if place else None
+                where = f"`{statement_at(*line)}` at {location(line)}" if line else "forward"
+                said.append(
+                    f"{where} is a branch or a loop of a function that is compiled by torch.jit, of which ONNX Runtime "
+                    f"has no gradient: {_ADVICE}"
+                )
+                raise refusal(said[0])
+
+    torch._C._jit_pass_lower_all_tuples = process
+    try:
+        yield
+    except Exception as error:
+        # ORTModule quotes it in an error of its own.
+        if said:
+            raise refusal(said[0]) from error
+        raise
+    finally:
+        torch._C._jit_pass_lower_all_tuples = original
+
+
+def _has_gradient(node: Any) -> bool:
+    values = [
+        *node.inputs(),
+        *(value for block in node.blocks() for inner in block.nodes() for value in inner.inputs()),
+    ]
+    # Of values inside the function the trace does not know it; they count as those with a gradient.
+    return any(value.requires_grad() for value in values if value.type().kind() == "TensorType")
