@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import itertools
+import os
 import random
+import threading
 import types
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +208,10 @@ def test_checkpoints_that_enter_again_are_compared(backward: bool) -> None:
     assert findings(wrapped_model(Checkpointed())) == []
 
 
+CONTEXT = contextvars.ContextVar("CONTEXT", default=0)
+THREAD = threading.local()
+
+
 class Warming(Net):
     def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         self.steps += 1
@@ -284,11 +293,128 @@ class InOwnDict(Net):
         return hidden - self.means["all"]
 
 
+class Later(Net):
+    """Has an effect after more steps than the check makes."""
+
+    counted: Any = None
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return hidden * 2 if self.count() > 500 else hidden
+
+    def count(self) -> Any:
+        raise NotImplementedError
+
+
+class LaterByLength(Later):
+    def count(self) -> Any:
+        self.losses.append(0.0)
+        return len(self.losses)
+
+
+class LaterInDict(Later):
+    def count(self) -> Any:
+        self.kept["steps"] += 1
+        return self.kept["steps"]
+
+
+class LaterInObject(Later):
+    def count(self) -> Any:
+        self.counted = self.counted or types.SimpleNamespace(steps=0)
+        self.counted.steps += 1
+        return self.counted.steps
+
+
+class LaterInTuple(Later):
+    def count(self) -> Any:
+        self.counted = ((self.counted or (0,))[0] + 1,)
+        return self.counted[0]
+
+
+class LaterInTensor(Later):
+    def count(self) -> Any:
+        self.counted = torch.zeros(()) if self.counted is None else self.counted + 1
+        return self.counted
+
+
+class LaterInArray(Later):
+    def count(self) -> Any:
+        self.counted = numpy.zeros(2) if self.counted is None else self.counted
+        self.counted[0] += 1
+        return self.counted[0]
+
+
+class LaterByBits(Later):
+    """Nothing compares the counter, and torch does not get it."""
+
+    def count(self) -> Any:
+        self.steps += 1
+        return (self.steps >> 9) * 1000
+
+
+class LaterByTable(Later):
+    def count(self) -> Any:
+        self.steps += 1
+        self.counted = self.counted or [0] * 500 + [501] * 1000
+        return self.counted[self.steps]
+
+
+class LaterByIterator(Later):
+    def count(self) -> Any:
+        self.counted = self.counted or itertools.count()
+        return next(self.counted)
+
+
+class LaterByGenerator(Later):
+    def count(self) -> Any:
+        self.counted = self.counted or (number for number in range(10_000))
+        return next(self.counted)
+
+
+class LaterByContext(Later):
+    def count(self) -> Any:
+        CONTEXT.set(CONTEXT.get() + 1)
+        return CONTEXT.get()
+
+
+class LaterByThread(Later):
+    def count(self) -> Any:
+        THREAD.count = getattr(THREAD, "count", 0) + 1
+        return THREAD.count
+
+
+class LaterByEnvironment(Later):
+    def count(self) -> Any:
+        os.environ["LATER_COUNT"] = str(int(os.environ.get("LATER_COUNT", "0")) + 1)
+        return int(os.environ["LATER_COUNT"])
+
+
+class BesideAList(Later):
+    """A list that only grows hides no counter."""
+
+    def count(self) -> Any:
+        global CALLS
+        self.losses.append(0.0)
+        CALLS += 1
+        return CALLS
+
+
 STATES = [Warming, Periodic, InDict, InGlobal, BesideGru, Carrying, Averaging, Delayed, InOwnDict]
+LATER = [
+    LaterByLength,
+    LaterInDict,
+    LaterInObject,
+    LaterInTuple,
+    LaterInTensor,
+    LaterInArray,
+    LaterByBits,
+    LaterByTable,
+]
+LATER += [LaterByIterator, LaterByGenerator, LaterByContext, LaterByThread, LaterByEnvironment, BesideAList]
 
 
-@pytest.mark.parametrize("kind", STATES)
-def test_python_state_that_matters_is_found(kind: type[Net]) -> None:
+@pytest.mark.parametrize("kind", [*STATES, *LATER])
+def test_python_state_that_matters_is_found(kind: type[Net], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATER_COUNT", "0")
     kinds = [one.kind for one in findings(wrapped_model(kind()))]
     assert Allow.python_state in kinds
 
@@ -298,6 +424,24 @@ class Counting(Net):
         self.steps += 1
         self.losses.append(0.0)
         self.shown = hidden.detach()
+        return hidden
+
+
+class Logging(Net):
+    """Keeps what it has seen, and uses none of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means = {"loss": torch.zeros(()), "steps": 0}
+        self.sums = numpy.zeros(2)
+        self.recent: deque[float] = deque(maxlen=3)
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        now = hidden.detach().mean()
+        self.means["loss"] = 0.9 * self.means["loss"] + 0.1 * now
+        self.means["steps"] += 1
+        self.sums[0] += float(now)
+        self.recent.append(float(now))
         return hidden
 
 
@@ -312,7 +456,7 @@ class Caching(Net):
         return hidden + self.table
 
 
-@pytest.mark.parametrize("kind", [Counting, Caching])
+@pytest.mark.parametrize("kind", [Counting, Logging, Caching])
 def test_python_state_that_does_not_matter_passes(kind: type[Net]) -> None:
     model = kind()
     assert findings(wrapped_model(model)) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import enum
 import functools
 import hashlib
@@ -10,8 +11,10 @@ import importlib.metadata
 import logging
 import pathlib
 import sys
+import threading
 import types
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from ortlaunch.ort.cache.files import NotCacheableError
 from ortlaunch.ort.cache.reachable_code import ReachableCode
 from ortlaunch.ort.cache.standard_library import gives_the_same
 
+SEEN, NOT_DESCRIBED = "seen", "not described"
+"""First entries of descriptions: of a value that is described elsewhere, and of one whose state is not all known."""
 _SCALARS: tuple[type, ...] = (
     *(type(None), bool, int, float, complex, str, bytes, range, type(...), type(NotImplemented)),
     *(pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
@@ -81,7 +86,26 @@ class Describe:
             self.refuse(str(error))
         except Exception as error:
             self.refuse(f"{where} cannot be read: {type(error).__name__}")
-        return ["not described", type(value).__qualname__]
+        return [NOT_DESCRIBED, type(value).__qualname__, *self._standing(where, value)]
+
+    def _standing(self, where: str, value: Any) -> list[Any]:
+        """Describes what can be read of a value without a complete description: how far an iterator is, for example."""
+        try:
+            if isinstance(value, types.GeneratorType):
+                frame = value.gi_frame
+                parts: Any = [frame.f_lasti, list(frame.f_locals.values())] if frame else []
+            elif isinstance(value, Iterator):
+                with warnings.catch_warnings(action="ignore"):
+                    parts = value.__reduce__()[1:]  # type: ignore[index]
+            elif isinstance(value, contextvars.ContextVar):
+                parts = value.get(None)
+            elif isinstance(value, threading.local):
+                parts = vars(value)
+            else:
+                return []
+            return [self.value(where, parts)]
+        except Exception:
+            return []
 
     def refuse(self, reason: str) -> None:
         """Raises NotCacheableError if the description must be complete; else the caller leaves something out."""
@@ -105,7 +129,7 @@ class Describe:
         if isinstance(value, type):
             return self.class_(value, is_made=True)
         if id(value) in self._seen:
-            return ["seen", self._seen[id(value)][0]]
+            return [SEEN, self._seen[id(value)][0]]
         # The value is kept alive, so that its id stays unique.
         self._seen[id(value)] = (len(self._seen), value)
         if isinstance(value, logging.Logger):
