@@ -134,6 +134,26 @@ def run_python(code: str, environment: dict[str, str]) -> subprocess.CompletedPr
     )
 
 
+def test_many_models_in_a_process_register_the_exports_of_operators_once(tmp_path: Path) -> None:
+    """Each constructor registers them again; those that keep what they replace would pile up to a RecursionError."""
+    wrapped(torch.nn.Linear(4, 4), tmp_path)
+    from torch.onnx._internal import registration
+
+    def exports() -> dict[str, int]:
+        depths = dict.fromkeys(registration.registry.all_functions(), 0)
+        for name in depths:
+            symbolic = registration.registry.get_function_group(name).get(17)
+            while (symbolic := getattr(symbolic, "original", None)) is not None:
+                depths[name] += 1
+        return depths
+
+    once = exports()
+    assert once["aten::maximum"] == 2
+    for _ in range(2):
+        wrapped(torch.nn.Linear(4, 4), tmp_path)
+    assert exports() == once
+
+
 def test_a_missing_compiler_is_one_clear_message(tmp_path: Path) -> None:
     result = run_python(
         """

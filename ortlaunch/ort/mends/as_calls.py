@@ -20,22 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ortlaunch.ort.mends import torch_calls
+from ortlaunch.ort.mends import in_part, torch_calls
 from ortlaunch.ort.mends.values import is_floating
 
 
 def register() -> None:
     """Registers the symbolics; call it after those that they replace in part."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-    from torch.onnx._internal import registration
-
     for name, is_served in _FORMS.items():
-        group = registration.registry.get_function_group(name)
-        original = group.get(torch_calls.OPSET) if group is not None else None
-        if original is not None and not isinstance(original, _InPart):
-            register_custom_op_symbolic(name, _InPart(original, is_served), torch_calls.OPSET)
+        in_part.replace(name, _InPart, partial(_InPart, is_served=is_served))
 
 
 @dataclass(frozen=True)

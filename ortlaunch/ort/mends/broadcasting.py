@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ortlaunch.ort.kernels import shapes
+from ortlaunch.ort.mends import in_part
 from ortlaunch.ort.mends.torch_nodes import torch_node
 from ortlaunch.ort.mends.values import integers, is_floating, sizes
 
-_OPSET = 17
 _OPERATORS = (
     *("add", "sub", "rsub", "mul", "div", "maximum", "minimum", "where", "lerp", "addcmul", "addcdiv", "clamp"),
     *("clamp_min", "clamp_max", "expand_as"),
@@ -50,15 +50,9 @@ def _expanded_shape(x: list[Any], size: Any) -> list[Any]:
 
 def register() -> None:
     """Registers the symbolics; call it after those of the same operators."""
-    from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
-    from torch.onnx._internal import registration
-
     for names, kind in ((_OPERATORS, _Broadcasting), (("expand",), _Expanding)):
         for name in names:
-            group = registration.registry.get_function_group(f"aten::{name}")
-            original = group.get(_OPSET) if group is not None else None
-            if original is not None and not isinstance(original, kind):
-                register_custom_op_symbolic(f"aten::{name}", kind(original), _OPSET)
+            in_part.replace(f"aten::{name}", kind, kind)
 
 
 def whole(g: Any, *operands: Any) -> list[Any]:

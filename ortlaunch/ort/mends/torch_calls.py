@@ -15,16 +15,17 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ortlaunch.ort.mends import in_part
+from ortlaunch.ort.mends.in_part import OPSET as OPSET
 from ortlaunch.ort.mends.torch_nodes import TorchNode, torch_node
 from ortlaunch.ort.mends.values import DTYPES, FLOATS, is_floating, number
 
-OPSET = 17
 _BOOL = 9
 """ONNX's code of the dtype."""
 _MOST_TENSORS = 4
@@ -67,10 +68,7 @@ def register() -> None:
         if not registration.registry.is_registered_op(name, OPSET):
             register_custom_op_symbolic(name, exported, OPSET)
     for name, kind in _WITHOUT_GRADIENT.items():
-        group = registration.registry.get_function_group(name)
-        original = group.get(OPSET) if group is not None else None
-        if original is not None and not isinstance(original, _Differentiable):
-            register_custom_op_symbolic(name, _Differentiable(original, kind), OPSET)
+        in_part.replace(name, _Differentiable, partial(_Differentiable, without_gradient=kind))
 
 
 def exported(g: Any, *arguments: Any, **_outputs: Any) -> Any:
