@@ -232,9 +232,10 @@ class OrtRun(BackendRun):
             )
         if error is not None and Allow["wrong_outputs"] not in self._cfg.allow:
             raise RequestError(
-                f"in evaluation mode {error}: forward there uses a value of Python that changes, or an operator that "
-                "ONNX Runtime computes otherwise. Keep what changes in buffers, use backend=eager or "
-                "backend=compile, or accept the difference with backend.allow=[wrong_outputs]"
+                f"in evaluation mode {error}: forward there uses a value of Python that changes, a buffer that "
+                "training replaces by another tensor, or an operator that ONNX Runtime computes otherwise. Change "
+                "buffers in place (self.x.copy_(...)), use backend=eager or backend=compile, or accept the "
+                "difference with backend.allow=[wrong_outputs]"
             )
         for decision, value in unverified:
             decision.verified.append(value)
