@@ -79,12 +79,12 @@ class BackendRun:
         """
         return False
 
-    def check_evaluated(self, batch: Batch, loss: torch.Tensor) -> None:
-        """Compares a batch's evaluation with PyTorch's where a value that the graph has frozen differs.
+    def check_evaluated(self, batch: Batch) -> None:
+        """Compares the loss of a batch with PyTorch's: of the first, second, fourth, eighth batch that was evaluated
+        and so on, and where a value that the graph has frozen differs.
 
         Args:
-            batch: on the model's device; the engine is evaluating.
-            loss: what the backend has computed.
+            batch: on the model's device; the engine is evaluating, and has evaluated this batch.
 
         Raises:
             RequestError: PyTorch's loss is another one.
@@ -142,6 +142,7 @@ class OrtRun(BackendRun):
         self._blocks = blocks
         self._task: Task | None = None
         self._batch_before: Batch | None = None
+        self._evaluated = 0
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
         from ortlaunch.ort import session
@@ -208,22 +209,34 @@ class OrtRun(BackendRun):
             decision.verified.append(value)
         decisions.forget_verified()  # The comparison has computed the same values again.
 
-    def check_evaluated(self, batch: Batch, loss: torch.Tensor) -> None:
+    def check_evaluated(self, batch: Batch) -> None:
         from ortlaunch.ort.mends import decisions
         from ortlaunch.ort.verify.start import evaluation_error
 
+        self._evaluated += 1
         unverified = decisions.take_unverified_in_evaluation()
-        if not unverified or self._task is None:
+        if self._task is None:
             return
-        decision, value = unverified[0]
-        # With a graph for each block, there is no whole model to compare.
-        error = (
-            ""
-            if self._blocks
-            else evaluation_error(self._engine.inner, self._task, self._engine.precision_context, batch, loss)
-        )
-        if error is not None:
-            raise RequestError(f"in the evaluation, {decision.change(value)}" + (f". {error}" if error else ""))
+        if self._blocks:
+            # With a graph for each block, there is no whole model to compare.
+            error = "" if unverified else None
+        elif unverified or (self._evaluated & (self._evaluated - 1) == 0 and self.is_active):
+            error = evaluation_error(self._engine.inner, self._task, self._engine.precision_context, batch)
+        else:
+            return
+        decisions.take_unverified_in_evaluation()  # The comparison has computed the same values again.
+        if error is not None and unverified:
+            decision, value = unverified[0]
+            raise RequestError(
+                f"in the evaluation, {decision.change(value)}" + (f". With it, {error}" if error else "")
+            )
+        if error is not None and Allow["wrong_outputs"] not in self._cfg.allow:
+            raise RequestError(
+                f"in evaluation mode {error}: forward there uses a value of Python that changes, a buffer that "
+                "training replaces by another tensor, or an operator that ONNX Runtime computes otherwise. Change "
+                "buffers in place (self.x.copy_(...)), use backend=eager or backend=compile, or accept the "
+                "difference with backend.allow=[wrong_outputs]"
+            )
         for decision, value in unverified:
             decision.verified.append(value)
 

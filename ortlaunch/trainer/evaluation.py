@@ -53,7 +53,7 @@ class Evaluation:
             for batch in self._batches:
                 here = {name: tensor.to(self._workers.device) for name, tensor in batch.items()}
                 loss = engine.evaluate(here)
-                self._backend.check_evaluated(here, loss)
+                self._backend.check_evaluated(here)
                 total += loss
         losses = self._workers.gather([float(total) / len(self._batches)])
         mean = float(losses.mean())

@@ -571,7 +571,7 @@ def test_a_decision_that_changes_in_an_evaluation_is_compared_with_pytorch() -> 
         with torch.no_grad():
             loss = task.loss(wrapped, batch)
         compared.append(len(decisions._unverified_in_evaluation))
-        backend.check_evaluated(batch, loss)
+        backend.check_evaluated(batch)
         return loss
 
     for batch in summing(9, 12, 10, 11):
@@ -580,8 +580,66 @@ def test_a_decision_that_changes_in_an_evaluation_is_compared_with_pytorch() -> 
     # The graph's own number, a new one, and two between these.
     assert compared == [0, 1, 0, 0]
     (batch,) = summing(33)
-    with pytest.raises(RequestError, match=r"in the evaluation, .* reads 2.75 .* traced with 0.75.*The loss of this"):
+    with pytest.raises(RequestError, match=r"in the evaluation, .* reads 2.75 .* traced with 0.75.*the loss of this"):
         evaluated(batch)
+
+
+class OtherwiseInEvaluation(Net):
+    """What only evaluation mode computes is `way`."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.register_buffer("mean", torch.zeros(16))
+        self.drop = nn.Dropout(0.5)
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            return hidden
+        self.steps += 1
+        if self.way == "counter":
+            return hidden * self.steps
+        if self.way == "buffer":
+            self.mean.add_(hidden.mean(0))
+            return hidden + self.mean
+        return hidden + torch.randn_like(hidden)
+
+
+def evaluations(way: str, allow: list[Allow], batches: int = 4) -> OrtRun:
+    wrapped = wrapped_model(OtherwiseInEvaluation(way))
+    data = drawn()
+    task = make_task(session.plain_model(wrapped), data[0])
+    backend = run_of(wrapped, OrtConfig(export_cache=False, allow=allow))
+    backend.check(task, data)
+    wrapped.eval()
+    for number in range(batches):
+        with torch.no_grad():
+            task.loss(wrapped, data[number % len(data)])
+            backend.check_evaluated(data[number % len(data)])
+    return backend
+
+
+@pytest.mark.usefixtures("enforced")
+def test_a_value_of_python_that_changes_in_evaluation_alone_is_refused() -> None:
+    with pytest.raises(
+        RequestError, match=r"in evaluation mode the loss of this batch is .* in PyTorch.*wrong_outputs"
+    ):
+        evaluations("counter", [])
+    evaluations("counter", [Allow.wrong_outputs])
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize("way", ["buffer", "noise"])
+def test_buffers_and_noise_of_an_evaluation_are_no_reason_to_refuse(way: str) -> None:
+    backend = evaluations(way, [])
+    mean = session.plain_model(backend._engine.inner).get_buffer("mean")
+    twin = OtherwiseInEvaluation(way).eval()
+    twin.load_state_dict(session.plain_model(backend._engine.inner).state_dict())
+    twin.get_buffer("mean").zero_()
+    with torch.no_grad():
+        for number in range(4):
+            twin(**drawn()[number % len(drawn())])
+    torch.testing.assert_close(mean, twin.get_buffer("mean"))
 
 
 class ByCount(Net):

@@ -8,8 +8,8 @@ A number may differ from batch to batch and decide nothing, for example one that
 sees that: the numbers differ and the outputs agree with PyTorch's. A later number can still decide something (`if
 length > 50`), so the gradients of its batch are compared with PyTorch's unless an earlier comparison stands for it.
 
-The graph for evaluation is not checked at the start. There each change counts as such a number, and the loss of its
-batch is compared with PyTorch's.
+The graph for evaluation is not made at the start, and few of its batches are compared with PyTorch. There each change
+counts as such a number, and the loss of its batch is compared with PyTorch's.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ Tolerances are wide, because the check looks for wrong results and not for round
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable
 
@@ -23,16 +24,18 @@ from ortlaunch.ort.failed_node import failure
 from ortlaunch.ort.mends import failed_export
 from ortlaunch.ort.mends.checkpoints import without_reentrance
 from ortlaunch.ort.refusal import cause
+from ortlaunch.ort.verify.compare import is_as_good, relative_error
 from ortlaunch.ort.verify.examination import WIDER, Examination
 from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.gradients import Gradients
 from ortlaunch.ort.verify.pair import Context
-from ortlaunch.ort.verify.state import ModelState, copied, same_random_numbers
+from ortlaunch.ort.verify.state import ModelState, copied, in_fp64, same_random_numbers, seed_all
 from ortlaunch.ort.verify.trace import TraceWarning, trace_warnings
 from ortlaunch.ort.verify.trap import Finding
 
 _KIND = r"^torch\.onnx\.[\w.]*: "
 """What an error of torch's exporter begins with."""
+_OTHER_SEED = 2
 FRESH_BATCHES = 2
 """Number of batches besides the traced one on which the graph is checked."""
 
@@ -133,17 +136,47 @@ def gradient_error(wrapped: torch.nn.Module, task: Task, precision: Context, bat
             state.restore()
 
 
-def evaluation_error(
-    wrapped: torch.nn.Module, task: Task, precision: Context, batch: Batch, loss: torch.Tensor
-) -> str | None:
-    """Says what is wrong with the loss of a batch that was evaluated; None where nothing is. As `gradient_error`.
+def evaluation_error(wrapped: torch.nn.Module, task: Task, precision: Context, batch: Batch) -> str | None:
+    """Says what is wrong with the loss of a batch in evaluation mode; None where nothing is. As `gradient_error`.
 
-    Args:
-        loss: what ONNX Runtime has computed; the model is in evaluation mode.
+    Buffers are left as they are. Values of Python go on as in PyTorch, so that the next batch shows what changes them.
     """
-    with same_random_numbers(), torch.no_grad(), precision():
-        expected = task.loss(session.plain_model(wrapped), copied(batch))
+    plain = session.plain_model(wrapped)
+    state = ModelState(plain)
+
+    def loss_of(model: torch.nn.Module, seed: int | None = None) -> torch.Tensor:
+        try:
+            with same_random_numbers(), torch.no_grad(), precision():
+                if seed is not None:
+                    seed_all(seed)
+                return task.loss(model, copied(batch))
+        finally:
+            state.restore_buffers()
+
+    loss, expected = loss_of(wrapped), loss_of(plain)
     gap = widest({"loss": loss}, {"loss": expected})
     if not gap.exceeds(WIDER * gap.tolerance):
         return None
-    return f"The loss of this batch is {float(loss):.6g}, and {float(expected):.6g} in PyTorch"
+    after = ModelState(plain)
+    try:
+        state.restore()
+        if widest({"loss": loss_of(plain, seed=_OTHER_SEED)}, {"loss": expected}).differs:
+            return None
+        state.restore()
+        exact = _loss_in_fp64(plain, task, batch)
+    finally:
+        after.restore()
+    if exact is not None:
+        error, own = (relative_error(one.double(), exact) for one in (loss, expected))
+        if is_as_good(error, own, WIDER * gap.tolerance):
+            return None
+    return f"the loss of this batch is {float(loss):.6g} under ONNX Runtime, and {float(expected):.6g} in PyTorch"
+
+
+def _loss_in_fp64(plain: torch.nn.Module, task: Task, batch: Batch) -> torch.Tensor | None:
+    """Returns PyTorch's loss in fp64; None where the model does not run so."""
+    try:
+        with same_random_numbers(), torch.no_grad():
+            return task.loss(copy.deepcopy(plain).double(), in_fp64(batch)).double()
+    except Exception:
+        return None
