@@ -110,3 +110,31 @@ def test_what_the_trace_does_not_see_leaves_them_as_they_were(to_ort: Wrap) -> N
     ort = to_ort(Hidden())
     ort(torch.rand(3, 4)).sum().backward()
     assert not ort.mean.any()
+
+
+class Queue(torch.nn.Module):
+    """Training changes a buffer that is not saved; evaluation reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("queue", torch.zeros(3, 4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.linear(x)
+        if self.training:
+            self.queue = torch.cat([hidden.detach().mean(0, keepdim=True), self.queue[:-1]])
+        return hidden + self.queue.sum(0)
+
+
+def test_an_evaluation_reads_buffers_that_are_not_saved_as_training_has_left_them(to_ort: Wrap) -> None:
+    eager = Queue()
+    ort = to_ort(eager)
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        for model in (eager, ort):
+            model.train()
+            model(x).sum().backward()
+            model.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(ort(x), eager(x))

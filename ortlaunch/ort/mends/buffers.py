@@ -5,7 +5,7 @@ final value of each buffer that the traced forward has changed becomes a further
 the buffer after each forward. BatchNorm's buffers are updated by `ort.mends.statistics`.
 
 Buffers that are not saved with the model (``persistent=False``) are constants of the graph. If a trace has changed
-some, the model is traced again with these as inputs.
+some, the model is traced again with these as inputs. They are inputs of the graph for evaluation, too.
 
 What the trace does not see, such as a change through ``.data``, is no output. The check at a run's start finds it.
 """
@@ -13,6 +13,7 @@ What the trace does not see, such as a change through ``.data``, is no output. T
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+_moved: weakref.WeakKeyDictionary[torch.nn.Module, set[str]] = weakref.WeakKeyDictionary()
+"""The buffers that the graphs of a plain model have moved."""
 
 
 @dataclass
@@ -69,9 +73,16 @@ def as_inputs(model: torch.nn.Module, names: Sequence[str]) -> Iterator[None]:
             module._non_persistent_buffers_set.add(name)
 
 
+def moved_constants(model: torch.nn.Module) -> list[str]:
+    """Returns the buffers that are not saved and that a graph of `model` has moved, so that other graphs read them."""
+    there, saved = dict(model.named_buffers()), model.state_dict(keep_vars=True)
+    return [name for name in there if name in _moved.get(model, ()) and name not in saved]
+
+
 @torch.no_grad()
 def update(model: torch.nn.Module, names: list[str], values: Sequence[Tensor]) -> None:
     """Gives buffers of `model` the values that the graph has returned."""
+    _moved.setdefault(model, set()).update(names)
     for name, value in zip(names, values, strict=True):
         model.get_buffer(name).copy_(value)
 

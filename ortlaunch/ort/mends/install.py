@@ -136,7 +136,8 @@ def install() -> None:
             token = _exports.set(current)
             arguments = {"flattened_module": flattened_module, "model_info_for_export": model_info_for_export, **rest}
             try:
-                graph, schema = exported(current, arguments)
+                with buffers.as_inputs(model, buffers.moved_constants(model)):
+                    graph, schema = exported(current, arguments)
                 if current.constants:
                     with buffers.restored(model), buffers.as_inputs(model, current.constants):
                         graph, schema = exported(current, arguments)
