@@ -11,7 +11,7 @@ import threading
 import types
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -38,6 +38,10 @@ from ortlaunch.trainer.backend_run import OrtRun
 from ortlaunch.trainer.workers import Workers
 
 CALLS = 0
+
+
+class Steps(NamedTuple):
+    count: int
 
 
 class Net(nn.Module):
@@ -358,6 +362,83 @@ class LaterByTable(Later):
         return self.counted[self.steps]
 
 
+class LaterByText(Later):
+    text = ""
+
+    def count(self) -> Any:
+        self.text += "a"
+        return 501 if self.text.endswith("a" * 400) else 0
+
+
+class LaterByDigits(Later):
+    def count(self) -> Any:
+        self.steps += 1
+        return 501 if str(self.steps) == "700" else 0
+
+
+class LaterByFormat(Later):
+    def count(self) -> Any:
+        self.steps += 1
+        return 501 if f"step {self.steps}".endswith("000") else 0
+
+
+class LaterByTensorInPeriods(Later):
+    def count(self) -> Any:
+        self.counted = torch.zeros(()) if self.counted is None else self.counted + 1
+        return 501 if self.counted % 100 == 0 and self.counted > 0 else 0
+
+
+class LaterByArrayInPeriods(Later):
+    def count(self) -> Any:
+        self.counted = numpy.ones(2) if self.counted is None else self.counted
+        self.counted[0] += 1
+        return 501 if self.counted[0] % 128 == 127 else 0
+
+
+class LaterByTuple(Later):
+    def count(self) -> Any:
+        self.counted = Steps(self.counted.count + 1 if self.counted else 0)
+        return self.counted.count
+
+
+class LaterInGradients(Net):
+    """The outputs stay the same."""
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return hidden.detach() if self.steps >> 9 else hidden
+
+
+class LaterByStages(Net):
+    """The comparison has an effect on what another one sees later."""
+
+    stage = 0
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        if self.steps % 100 == 0:
+            self.stage += 1
+        return hidden * 2 if self.stage > 3 else hidden
+
+
+class LaterByRate(Net):
+    """The comparison has an effect on the next forward."""
+
+    factor = 1.0
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = hidden * self.factor
+        self.steps += 1
+        self.factor = self.factor * 0.5 if self.steps % 100 == 0 else self.factor * 1.0
+        return hidden
+
+
+class LaterByLoop(Later):
+    def count(self) -> Any:
+        self.steps += 1
+        return 501 if any(self.steps == at for at in (300, 600)) else 0
+
+
 class LaterByIterator(Later):
     def count(self) -> Any:
         self.counted = self.counted or itertools.count()
@@ -409,7 +490,19 @@ LATER = [
     LaterByBits,
     LaterByTable,
 ]
-LATER += [LaterByIterator, LaterByGenerator, LaterByContext, LaterByThread, LaterByEnvironment, BesideAList]
+LATER += [LaterByText, LaterByDigits, LaterByFormat, LaterByTensorInPeriods, LaterByArrayInPeriods, LaterByTuple]
+LATER += [
+    LaterInGradients,
+    LaterByStages,
+    LaterByRate,
+    LaterByLoop,
+    LaterByIterator,
+    LaterByGenerator,
+    LaterByContext,
+    LaterByThread,
+    LaterByEnvironment,
+    BesideAList,
+]
 
 
 @pytest.mark.parametrize("kind", [*STATES, *LATER])
@@ -445,6 +538,21 @@ class Logging(Net):
         return hidden
 
 
+class LoggingSometimes(Net):
+    """Compares what decides on logs alone."""
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        if self.steps % 100 == 0:
+            print(f"step {self.steps}")
+        self.losses.append(float(hidden.detach().mean()))
+        if len(self.losses) > 100:
+            self.losses.pop(0)
+        while len(self.losses) > 200:
+            self.losses = self.losses[1:]
+        return hidden
+
+
 class Caching(Net):
     """Makes a table in the first forward."""
 
@@ -456,10 +564,11 @@ class Caching(Net):
         return hidden + self.table
 
 
-@pytest.mark.parametrize("kind", [Counting, Logging, Caching])
+@pytest.mark.parametrize("kind", [Counting, Logging, LoggingSometimes, Caching])
 def test_python_state_that_does_not_matter_passes(kind: type[Net]) -> None:
     model = kind()
     assert findings(wrapped_model(model)) == []
+    assert type(model.steps) is int
     assert type(model.steps) is int
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from ortlaunch.models.task import Batch, Task
+from ortlaunch.models.task import Batch, Task, loss_of
 from ortlaunch.ort import session
+from ortlaunch.ort.mends.checkpoints import without_reentrance
 from ortlaunch.ort.verify.compare import errors_from_exact, is_as_good, tolerance_of
 from ortlaunch.ort.verify.gap import Gap, widest
 from ortlaunch.ort.verify.graph import TracedGraph
@@ -84,9 +85,22 @@ class Pair:
             with same_random_numbers(), _as_in_training(), self._precision(), Reference():
                 return named_tensors(self._task.outputs(self._plain, copied(another if other else batch)))
 
+        def step() -> NamedTensors:
+            leaves = {name: leaf for name, leaf in self._plain.named_parameters() if leaf.requires_grad}
+            one = copied(batch)
+            with same_random_numbers(), torch.enable_grad(), without_reentrance():
+                with self._precision(), Reference():
+                    outputs = self._task.outputs(self._plain, one)
+                loss = loss_of(outputs, one)
+                found: Any = [None] * len(leaves)
+                if leaves and loss.requires_grad:
+                    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            gradients = {f"gradient of {n}": one for n, one in zip(leaves, found, strict=True) if one is not None}
+            return {**named_tensors(outputs), "loss": loss.detach(), **gradients}
+
         self._state.restore()
         try:
-            return python_change(self._plain, forward, self._state.restore_buffers)
+            return python_change(self._plain, forward, step, self._state.restore_buffers)
         finally:
             self._state.restore()
 

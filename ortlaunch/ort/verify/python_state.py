@@ -17,10 +17,14 @@ from ortlaunch.ort.cache import key
 from ortlaunch.ort.cache.values import NOT_DESCRIBED, SEEN
 from ortlaunch.ort.verify.gap import widest
 from ortlaunch.ort.verify.nested import NamedTensors
-from ortlaunch.ort.verify.uses import Uses, is_later_different, kept
+from ortlaunch.ort.verify.uses import TIMES, CodePlace, Kept, Uses, is_later_different, kept
 
 _ROUNDING = 1e-6
 """Relative difference of outputs in two passes over the same batch up to which they are the same."""
+_SEVERAL = 10.0
+"""Times the difference of equal passes up to which others count as equal."""
+_MOST_COMPARISONS = 8
+"""Comparisons that are turned round, each in passes of its own."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +41,25 @@ class PythonChange:
 
 
 def python_change(
-    model: torch.nn.Module, forward: Callable[..., NamedTensors], restore_buffers: Callable[[], None]
+    model: torch.nn.Module,
+    forward: Callable[..., NamedTensors],
+    step: Callable[[], NamedTensors],
+    restore_buffers: Callable[[], None],
 ) -> PythonChange | None:
     """Returns a value of the model's Python code that each forward changes and that matters; None where there is none.
 
-    A value matters if the outputs change with it, now or as it will be many steps later, if forward compares it, or if
-    forward gives it to torch. One that is only counted or kept does not. Nor does one that only the first forward
-    changes, such as a table that it makes once. A value outside the modules (of a closure, a global, the environment)
-    counts as one that matters, and so does an iterator that forward advances. So does what one batch leaves for the
-    next: a running mean that one batch alone does not move any more, the activations of the batch before.
+    A value matters if the outputs or gradients change with it, now or as it will be many steps later, or with the
+    outcome of a comparison of it, or if forward gives it to torch. One that is only counted, kept or logged does not.
+    Nor does one that only the first forward changes, such as a table that it makes once. A value outside the modules
+    (of a closure, a global, the environment) counts as one that matters, and so does an iterator that forward advances.
+    So does what one batch leaves for the next: a running mean that one batch alone does not move any more, the
+    activations of the batch before.
 
     Args:
         model: the plain model.
         forward: runs it and returns its outputs; with the same batch and the same random numbers each time, or with
             another batch if its argument ``other`` is true.
+        step: runs it in the same way, and returns its outputs and the gradients.
         restore_buffers: gives the model the buffers of the start.
     """
     first = _after(model, forward, restore_buffers)
@@ -62,7 +71,7 @@ def python_change(
         for change in changes:
             if not change.is_of_module or change.is_advanced:
                 return change
-        if _matters_later(model, forward, restore_buffers, second.outputs):
+        if _matters_later(model, step, restore_buffers):
             return changes[0]
     restore_buffers()
     forward(other=True)
@@ -76,23 +85,62 @@ def python_change(
 
 
 def _matters_later(
-    model: torch.nn.Module,
-    forward: Callable[[], NamedTensors],
-    restore_buffers: Callable[[], None],
-    outputs: NamedTensors,
+    model: torch.nn.Module, step: Callable[[], NamedTensors], restore_buffers: Callable[[], None]
 ) -> bool:
     """Whether values of the modules that each forward changes without an effect on its outputs may have one later."""
     restore_buffers()
     before = kept(model)
-    forward()
+    expected = step()
     after = kept(model)
     restore_buffers()
     with Uses(before, after) as uses:
-        forward()
-    if uses.found:
+        again = step()
+    if uses.found or len(uses.compared_at) > _MOST_COMPARISONS:
         return True
-    restore_buffers()
-    return is_later_different(before, after, forward, lambda later: widest(later, outputs).exceeds(_ROUNDING))
+    # Sums on a GPU are not the same in each pass.
+    rounding = max(_ROUNDING, _SEVERAL * (widest(again, expected).error or 0.0))
+
+    def differs() -> bool:
+        restore_buffers()
+        results = step()
+        return results.keys() != expected.keys() or widest(results, expected).exceeds(rounding)
+
+    if any(is_later_different(before, after, when, differs) for when in TIMES):
+        return True
+    alone: list[set[CodePlace] | None] = [{place} for place in uses.compared_at]
+    turns = [None, *alone] if alone else []
+    changed = before.changed(after)
+    return any(_matters_turned(model, before, after, turned, uses, changed, differs) for turned in turns)
+
+
+def _matters_turned(
+    model: torch.nn.Module,
+    before: Kept,
+    after: Kept,
+    turned: set[CodePlace] | None,
+    straight: Uses,
+    changed: set[tuple[Any, ...]],
+    differs: Callable[[], bool],
+) -> bool:
+    """Whether results change, now or in the next step, if comparisons come out the other way, or other values do."""
+    outside = _outside(model)
+    try:
+        with Uses(before, after, turned) as uses:
+            is_other = differs()
+            uses.turned = set()
+            is_other = is_other or uses.found or not uses.compared_at <= straight.compared_at or differs()
+            new = after.changed(kept(model)) - changed
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        # A model may end the program after so many steps.
+        return True
+    return is_other or bool(new) or key.changed(outside, _outside(model))
+
+
+def _outside(model: torch.nn.Module) -> Any:
+    facts = _facts(model)
+    return [facts["reached"], facts["environment"]]
 
 
 @dataclass(frozen=True)
