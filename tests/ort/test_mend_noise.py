@@ -34,7 +34,35 @@ def _filled_in_part(x: Tensor) -> Tensor:
     return noise
 
 
+def _in_every_second_row(fill: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    def filled(x: Tensor) -> Tensor:
+        noise = torch.zeros_like(x)
+        fill(noise[:, ::2])
+        return x + noise
+
+    return filled
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": _in_every_second_row(Tensor.normal_),
+    "uniform": _in_every_second_row(Tensor.uniform_),
+    "bernoulli": _in_every_second_row(lambda x: x.bernoulli_(0.4)),
+    "bernoulli_of_tensors": _in_every_second_row(lambda x: x.bernoulli_(torch.rand(4))),
+    "exponential": _in_every_second_row(Tensor.exponential_),
+    "whole": _in_every_second_row(lambda x: x.random_(2, 9)),
+    "cauchy": _in_every_second_row(Tensor.cauchy_),
+    "geometric": _in_every_second_row(lambda x: x.geometric_(0.4)),
+    "log_normal": _in_every_second_row(Tensor.log_normal_),
+    "transposed": lambda x: x + torch.empty_like(x).transpose(0, 2).normal_().transpose(0, 2),
+    "like_transposed": lambda x: x + torch.randn_like(x.mT).mT * torch.rand_like(x.mT).mT,
+    "whole_like_transposed": lambda x: x + torch.randint_like(x.mT, 9).mT,
+    "dropout_of_transposed": lambda x: functional.alpha_dropout(x.mT, 0.4, training=True).mT,
+    "in_one_row": lambda x: x + torch.zeros_like(x).select(1, 0).normal_().unsqueeze(1),
+}
+
+
 DROPOUTS = {
+    **{f"layout_{name}": (function, (20, 4)) for name, function in LAYOUTS.items()},
     "1d": (nn.Dropout1d(0.4), (6, 5)),
     "2d": (nn.Dropout2d(0.3), (6, 5, 4)),
     "3d": (nn.Dropout3d(0.5), (6, 3, 2, 2)),
@@ -102,7 +130,8 @@ def test_the_numbers_and_the_gradients_are_those_of_eager_for_the_same_seed(to_o
             model.zero_grad()
             output = model(x)
             output.square().sum().backward()
-            results.append((output.detach(), model.scale.grad))
+            # The next step goes on with the numbers that follow.
+            results.append((output.detach(), model.scale.grad, torch.rand(3)))
         torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 

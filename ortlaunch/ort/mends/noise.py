@@ -11,6 +11,9 @@ onnxruntime 1.19.2 and torch's exporter have these faults:
   and the mean for the standard deviation; ``uniform_`` is not exported.
 - ``rand``, ``randn``, ``randint``, ``multinomial`` and the like draw from a generator of ONNX Runtime's own, so that a
   model with stochastic depth or with sampling (DropPath, VAE) could not be compared with PyTorch.
+
+PyTorch fills memory in its own order, and 16 numbers or more of a normal distribution otherwise if they are contiguous.
+So draws into other layouts (a transposed tensor, every second row) are told the layout.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ _INT64 = 7
 """ONNX's code of the dtype."""
 _ALPHA = 1.7580993408473766
 """The negative limit of SELU, with the sign changed."""
-_DRAWN = {"rand": torch.rand_like, "randn": torch.randn_like}
-_NAMES = tuple(_DRAWN)
+_NAMES = ("rand", "randn")
+_DRAWN: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x.uniform_(), lambda x: x.normal_())
 _FILLS: tuple[Callable[[Tensor, float, float], Tensor], ...] = (
     Tensor.normal_,
     Tensor.uniform_,
@@ -51,28 +54,46 @@ def _features(x: list[Any], _rate: Any, per_feature: Any, *_: Any) -> list[Any]:
     return [*x[:2], *[1] * (len(x) - 2)] if per_feature else x
 
 
-@torch_node("Tensor x, int[] rate, bool per_feature, Tensor? after", shape=_features)
-def _kept(x: Tensor, rate: list[int], per_feature: bool, after: Tensor | None) -> Tensor:
+def _empty(like: Tensor, layout: list[int]) -> Tensor:
+    """Returns memory to fill; it is not contiguous, and its dimensions are in an order of their own, with a layout."""
+    if not layout:
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
+    *outer, last = (like.shape[dim] for dim in layout)
+    places = [layout.index(dim) for dim in range(len(layout))]
+    return like.new_empty([*outer, last + 1])[..., :last].permute(places)
+
+
+def _layout(g: Any) -> list[int]:
+    """Returns the dimensions of what an operator draws from the widest steps in memory on; none if it is contiguous."""
+    kind = g.original_node.output().type()
+    sizes_of, strides = kind.sizes(), kind.strides()
+    if not sizes_of or strides is None or torch.empty_strided(sizes_of, strides, device="meta").is_contiguous():
+        return []
+    return sorted(range(len(strides)), key=lambda dim: -strides[dim])
+
+
+@torch_node("Tensor x, int[] rate, bool per_feature, int[] layout, Tensor? after", shape=_features)
+def _kept(x: Tensor, rate: list[int], per_feature: bool, layout: list[int], after: Tensor | None) -> Tensor:
     """Returns 1 for each element or feature that is kept and 0 for the others."""
     (share,) = numbers(rate) or [0.0]
-    mask = x.new_empty(_features(list(x.shape), rate, per_feature))
+    mask = x.new_empty(_features(list(x.shape), rate, per_feature)) if per_feature else _empty(x, layout)
     return mask.bernoulli_(1.0 - share)
 
 
-@torch_node("Tensor x, int[] rate, Tensor? after")
-def _exponential(x: Tensor, rate: list[int], after: Tensor | None) -> Tensor:
+@torch_node("Tensor x, int[] rate, int[] layout, Tensor? after")
+def _exponential(x: Tensor, rate: list[int], layout: list[int], after: Tensor | None) -> Tensor:
     (scale,) = numbers(rate) or [1.0]
-    return torch.empty_like(x).exponential_(scale)
+    return _empty(x, layout).exponential_(scale)
 
 
-@torch_node("Tensor like, Tensor probabilities, Tensor? after")
-def _bernoulli(like: Tensor, probabilities: Tensor, after: Tensor | None) -> Tensor:
-    return torch.empty_like(like).bernoulli_(probabilities)
+@torch_node("Tensor like, Tensor probabilities, int[] layout, Tensor? after")
+def _bernoulli(like: Tensor, probabilities: Tensor, layout: list[int], after: Tensor | None) -> Tensor:
+    return _empty(like, layout).bernoulli_(probabilities)
 
 
-@torch_node("Tensor like, int which, Tensor? after")
-def _drawn(like: Tensor, which: int, after: Tensor | None) -> Tensor:
-    return _DRAWN[_NAMES[which]](like)
+@torch_node("Tensor like, int which, int[] layout, Tensor? after")
+def _drawn(like: Tensor, which: int, layout: list[int], after: Tensor | None) -> Tensor:
+    return _DRAWN[which](_empty(like, layout))
 
 
 @torch_node("Tensor x, int[] limits, Tensor? after")
@@ -89,10 +110,10 @@ def _permutation(like: Tensor, after: Tensor | None) -> Tensor:
     return torch.randperm(like.shape[0], dtype=like.dtype, device=like.device)
 
 
-@torch_node("Tensor like, int which, int[] limits, Tensor? after")
-def _filled(like: Tensor, which: int, limits: list[int], after: Tensor | None) -> Tensor:
+@torch_node("Tensor like, int which, int[] limits, int[] layout, Tensor? after")
+def _filled(like: Tensor, which: int, limits: list[int], layout: list[int], after: Tensor | None) -> Tensor:
     first, second = numbers(limits) or [0.0, 0.0]
-    return _FILLS[which](torch.empty_like(like), first, second)
+    return _FILLS[which](_empty(like, layout), first, second)
 
 
 @torch_node("Tensor mean, Tensor std, Tensor? after")
@@ -100,9 +121,9 @@ def _normal(mean: Tensor, std: Tensor, after: Tensor | None) -> Tensor:
     return torch.normal(mean, std)
 
 
-@torch_node("Tensor like, int[] limits, Tensor? after")
-def _whole(like: Tensor, limits: list[int], after: Tensor | None) -> Tensor:
-    whole = torch.empty_like(like)
+@torch_node("Tensor like, int[] limits, int[] layout, Tensor? after")
+def _whole(like: Tensor, limits: list[int], layout: list[int], after: Tensor | None) -> Tensor:
+    whole = _empty(like, layout)
     return whole.random_(*limits) if len(limits) != 1 else torch.ops.aten.random_(whole, limits[0], None)
 
 
@@ -176,11 +197,13 @@ def dropout(g: Any, x: Any, rate: float, *, per_feature: bool = False, alpha: bo
     """
     if rate == 0.0:
         return x
+    if rate == 1.0:
+        # PyTorch draws nothing.
+        return g.op("Mul", x, number(g, 0.0, x))
     known = sizes(x)
     dims = [*known[:2], *[1] * (len(known) - 2)] if per_feature else known
-    kept = _kept(g, x, exact([rate]), per_feature, _last(g), dims=dims)
-    if rate == 1.0:
-        return g.op("Mul", x, kept)
+    layout = _layout(g) if alpha and not per_feature else []
+    kept = _kept(g, x, exact([rate]), per_feature, layout, _last(g), dims=dims)
     if not alpha:
         return g.op("Mul", x, g.op("Mul", kept, number(g, 1.0 / (1.0 - rate), x)))
     scale = 1.0 / math.sqrt((_ALPHA * _ALPHA * rate + 1.0) * (1.0 - rate))
@@ -209,7 +232,7 @@ def _dropout_symbolic(per_feature: bool, alpha: bool, g: Any, x: Any, rate: Any,
 def _exponential_symbolic(g: Any, x: Any, rate: Any, _generator: Any = None) -> Any:
     from torch.onnx import symbolic_helper
 
-    return _exponential(g, x, exact([symbolic_helper._get_const(rate, "f", "lambd")]), _last(g))
+    return _exponential(g, x, exact([symbolic_helper._get_const(rate, "f", "lambd")]), _layout(g), _last(g))
 
 
 def _bernoulli_symbolic(g: Any, x: Any, p: Any = None, _generator: Any = None) -> Any:
@@ -219,7 +242,7 @@ def _bernoulli_symbolic(g: Any, x: Any, p: Any = None, _generator: Any = None) -
     if given and _is_number(p):
         return _fill(_TRUE, g, x, sizes(x), p, p)
     # ``bernoulli_`` draws for each element of what it fills, which the probabilities may be broadcast to.
-    return _bernoulli(g, x, p if given else x, _last(g), dims=sizes(x))
+    return _bernoulli(g, x, p if given else x, _layout(g), _last(g), dims=sizes(x))
 
 
 def _rrelu_symbolic(g: Any, x: Any, lower: Any, upper: Any, train: Any, _generator: Any = None) -> Any:
@@ -245,7 +268,7 @@ def _fill(which: int, g: Any, like: Any, dims: list[int | None], first: Any, sec
     from torch.onnx import symbolic_helper
 
     limits = [symbolic_helper._get_const(limit, "f", "limit") for limit in (first, second)]
-    return _filled(g, like, which, exact(limits), _last(g), dims=dims)
+    return _filled(g, like, which, exact(limits), _layout(g), _last(g), dims=dims)
 
 
 def _normal_symbolic(g: Any, *arguments: Any) -> Any:
@@ -297,7 +320,7 @@ def _randint_symbolic(g: Any, *arguments: Any) -> Any:
     count = len(arguments) - len(("size", "dtype", "layout", "device", "pin_memory"))
     shape, dtype, *_ = arguments[count:]
     zeros, dims = _zeros(g, shape, dtype, torch.int64)
-    return _whole(g, zeros, _limits(g, *arguments[:count]), _last(g), dims=dims)
+    return _whole(g, zeros, _limits(g, *arguments[:count]), _layout(g), _last(g), dims=dims)
 
 
 def _limits(g: Any, *limits: Any) -> Any:
@@ -310,7 +333,7 @@ def _limits(g: Any, *limits: Any) -> Any:
 def _randint_like_symbolic(g: Any, x: Any, *arguments: Any) -> Any:
     """Exports ``randint_like`` with a lower limit and without."""
     count = len(arguments) - len(("dtype", "layout", "device", "pin_memory", "memory_format"))
-    return _whole(g, _like(g, x, arguments[count]), _limits(g, *arguments[:count]), _last(g), dims=sizes(x))
+    return _whole(g, _like(g, x, arguments[count]), _limits(g, *arguments[:count]), _layout(g), _last(g), dims=sizes(x))
 
 
 def _random_symbolic(g: Any, x: Any, *arguments: Any) -> Any:
@@ -319,10 +342,11 @@ def _random_symbolic(g: Any, x: Any, *arguments: Any) -> Any:
 
     *given, _generator = arguments
     if not given:
-        return _whole(g, x, [], _last(g), dims=sizes(x))
+        return _whole(g, x, [], _layout(g), _last(g), dims=sizes(x))
     if symbolic_helper._is_none(given[-1]):
-        return _whole(g, x, [symbolic_helper._get_const(given[0], "i", "from")], _last(g), dims=sizes(x))
-    return _whole(g, x, _limits(g, *given), _last(g), dims=sizes(x))
+        least = symbolic_helper._get_const(given[0], "i", "from")
+        return _whole(g, x, [least], _layout(g), _last(g), dims=sizes(x))
+    return _whole(g, x, _limits(g, *given), _layout(g), _last(g), dims=sizes(x))
 
 
 def _geometric_symbolic(g: Any, x: Any, p: Any, _generator: Any = None) -> Any:
@@ -350,11 +374,11 @@ def _multinomial_symbolic(g: Any, weights: Any, count: Any, replacement: Any = N
 def _drawn_symbolic(name: str, g: Any, shape: Any, dtype: Any, *_: Any) -> Any:
     """Exports ``rand`` and ``randn``: numbers in the shape of a tensor of zeros, which costs a small buffer."""
     zeros, dims = _zeros(g, shape, dtype)
-    return _drawn(g, zeros, _NAMES.index(name), _last(g), dims=dims)
+    return _drawn(g, zeros, _NAMES.index(name), _layout(g), _last(g), dims=dims)
 
 
 def _drawn_like_symbolic(name: str, g: Any, x: Any, dtype: Any = None, *_: Any) -> Any:
-    return _drawn(g, _like(g, x, dtype), _NAMES.index(name), _last(g), dims=sizes(x))
+    return _drawn(g, _like(g, x, dtype), _NAMES.index(name), _layout(g), _last(g), dims=sizes(x))
 
 
 def _like(g: Any, x: Any, dtype: Any) -> Any:
@@ -407,6 +431,6 @@ _SYMBOLICS = {
     "aten::binomial": _binomial_symbolic,
     "aten::multinomial": _multinomial_symbolic,
     "aten::randperm": _randperm_symbolic,
-    **{f"aten::{name}": partial(_drawn_symbolic, name) for name in _DRAWN},
-    **{f"aten::{name}_like": partial(_drawn_like_symbolic, name) for name in _DRAWN},
+    **{f"aten::{name}": partial(_drawn_symbolic, name) for name in _NAMES},
+    **{f"aten::{name}_like": partial(_drawn_like_symbolic, name) for name in _NAMES},
 }
