@@ -22,13 +22,14 @@ _ARENAS = 3
 
 class _Kind(Enum):
     allocate = auto()
+    map = auto()
     write = auto()
     free = auto()
 
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of the allocator, or the first write to bytes of a block."""
+    """A call of the allocator, a mapping beside it, or the first write to bytes of a block."""
 
     kind: _Kind
     block: int
@@ -42,7 +43,8 @@ class _Call:
 class _Held:
     """A block that was given out."""
 
-    heap: Heap
+    heap: Heap | None
+    """None for a mapping that the allocator did not make."""
     block: Block
     objects: int | None
     """Where the objects are that describe its tensor, if it is one's."""
@@ -58,11 +60,12 @@ class _Process:
         self._heaps = [main, *(Heap(beside=main, seed=seed + index) for index in range(1, _ARENAS))]
         self._held: dict[int, _Held] = {}
         self._unwritten = 0
+        self._mapped = 0
         self.peak = 0
 
     @property
     def now(self) -> int:
-        return sum(heap.resident for heap in self._heaps) - self._unwritten
+        return sum(heap.resident for heap in self._heaps) + self._mapped - self._unwritten
 
     def apply(self, call: _Call) -> None:
         if call.kind is _Kind.allocate:
@@ -72,6 +75,9 @@ class _Process:
             objects = heap.allocate_small() if call.is_tensor else None
             self._held[call.block] = _Held(heap, block, objects, unwritten)
             self._unwritten += unwritten
+        elif call.kind is _Kind.map:
+            self._held[call.block] = _Held(None, Block(0, call.size, is_mapping=True), None, 0)
+            self._mapped += call.size
         elif call.kind is _Kind.write:
             held = self._held[call.block]
             written = min(call.size, held.unwritten)
@@ -80,9 +86,12 @@ class _Process:
         else:
             held = self._held.pop(call.block)
             self._unwritten -= held.unwritten
-            held.heap.free(held.block)
-            if held.objects is not None:
-                held.heap.free_small(held.objects)
+            if held.heap is None:
+                self._mapped -= held.block.size
+            else:
+                held.heap.free(held.block)
+                if held.objects is not None:
+                    held.heap.free_small(held.objects)
         self.peak = max(self.peak, self.now)
 
 
@@ -100,6 +109,13 @@ class Resident:
     def allocate(self, size: int) -> int:
         """Returns the number of a block of a tensor in which nothing was written."""
         return self._allocate(size, 0, is_tensor=True)
+
+    def map(self, size: int) -> int:
+        """Returns the number of a block in a file that is mapped into memory, all of which was read."""
+        block = self._new_number()
+        self._sizes[block] = size
+        self._apply(_Call(_Kind.map, block, size))
+        return block
 
     def borrow(self, size: int, arena: int) -> None:
         """Notes that an operation holds so many bytes only while it runs, in a part of the heap."""
