@@ -38,7 +38,7 @@ _CONSOLIDATED = 64 * 1024
 """A freed piece from this size on lets glibc look whether the heap's end can be returned."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Block:
     """A block that was given out."""
 
@@ -111,8 +111,7 @@ class Heap:
         searched = _chunk(needed + _ALIGNMENT + _LEAST_CHUNK)
         hole = bisect_left(self._free, (searched, 0))
         if hole < len(self._free):
-            length, address = self._free[hole]
-            self._take(address, length)
+            length, address = self._take(hole)
             return self._cut(address, length, needed)
         if self._end - self._top < searched + _LEAST_CHUNK:
             if searched >= self._thresholds.mapping:
@@ -139,8 +138,7 @@ class Heap:
             return self._small.pop()
         hole = bisect_left(self._free, (_SMALL, 0))
         if hole < len(self._free):
-            length, address = self._free[hole]
-            self._take(address, length)
+            length, address = self._take(hole)
             if length > _SMALL:
                 self._release(address + _SMALL, length - _SMALL)
             return address
@@ -188,11 +186,11 @@ class Heap:
         before = self._by_end.get(address)
         if before is not None:
             joined = address - before
-            self._take(before, joined)
+            self._take(bisect_left(self._free, (joined, before)))
             address, length = before, length + joined
         behind = self._by_begin.get(address + length)
         if behind is not None:
-            self._take(address + length, behind)
+            self._take(bisect_left(self._free, (behind, address + length)))
             length += behind
         if address + length == self._top:
             self._top = address
@@ -205,10 +203,12 @@ class Heap:
             self._end = min(self._end, kept)
             self._reached = min(self._reached, self._end)
 
-    def _take(self, address: int, length: int) -> None:
-        del self._free[bisect_left(self._free, (length, address))]
+    def _take(self, hole: int) -> tuple[int, int]:
+        """Takes a hole by its place in the order; returns its size and address."""
+        length, address = self._free.pop(hole)
         del self._by_begin[address]
         del self._by_end[address + length]
+        return length, address
 
 
 def _chunk(size: int) -> int:
