@@ -19,6 +19,8 @@ from dataclasses import dataclass
 _LEAST_CHUNK, _HEADER, _GRAIN = 32, 8, 16
 _ALIGNMENT = 64
 """torch asks for blocks at multiples of this."""
+_AROUND = _ALIGNMENT + _LEAST_CHUNK + _GRAIN
+"""How much longer a piece is searched for than an aligned block of it."""
 _SMALL = 768
 """Bytes of these objects for a tensor."""
 _TAKEN_AT_MOST = 128
@@ -38,7 +40,7 @@ _CONSOLIDATED = 64 * 1024
 """A freed piece from this size on lets glibc look whether the heap's end can be returned."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Block:
     """A block that was given out."""
 
@@ -91,7 +93,8 @@ class Heap:
         """Holes as (size, address), in this order."""
         self._by_begin: dict[int, int] = {}
         self._by_end: dict[int, int] = {}
-        self._mapped = 0
+        self.resident = 0
+        """Bytes that the process keeps in memory: mappings, and the heap with its holes."""
         self._chance = random.Random(seed)
         self._blocks = 0
         self._taken: list[tuple[int, int]] = []
@@ -99,29 +102,24 @@ class Heap:
         self._small: list[int] = []
         """Addresses of freed small blocks, which glibc keeps for the next small ones and does not join."""
 
-    @property
-    def resident(self) -> int:
-        """Bytes that the process keeps in memory: mappings, and the heap with its holes."""
-        return self._mapped + self._reached
-
     def allocate(self, size: int) -> Block:
         """Gives out a block of `size` bytes at a multiple of 64, as ``posix_memalign`` does."""
         self._blocks += 1
-        needed = _chunk(size)
-        searched = _chunk(needed + _ALIGNMENT + _LEAST_CHUNK)
+        needed = max(_LEAST_CHUNK, -(-(size + _HEADER) // _GRAIN) * _GRAIN)
+        searched = needed + _AROUND
         hole = bisect_left(self._free, (searched, 0))
         if hole < len(self._free):
-            length, address = self._free[hole]
-            self._take(address, length)
+            length, address = self._take(hole)
             return self._cut(address, length, needed)
         if self._end - self._top < searched + _LEAST_CHUNK:
             if searched >= self._thresholds.mapping:
                 pages = _whole_pages(searched + _HEADER)
-                self._mapped += pages
+                self.resident += pages
                 return Block(0, pages, is_mapping=True)
             self._end += _whole_pages(searched + _TOP_PAD + _LEAST_CHUNK - (self._end - self._top))
         address, self._top = self._top, self._top + searched
-        self._reached = max(self._reached, self._top)
+        if self._top > self._reached:
+            self._reach(self._top)
         return self._cut(address, searched, needed)
 
     def free(self, block: Block) -> None:
@@ -130,7 +128,7 @@ class Heap:
         if not block.is_mapping:
             self._release(block.address, block.size)
             return
-        self._mapped -= block.size
+        self.resident -= block.size
         self._thresholds.rise(block.size)
 
     def allocate_small(self) -> int:
@@ -139,15 +137,15 @@ class Heap:
             return self._small.pop()
         hole = bisect_left(self._free, (_SMALL, 0))
         if hole < len(self._free):
-            length, address = self._free[hole]
-            self._take(address, length)
+            length, address = self._take(hole)
             if length > _SMALL:
                 self._release(address + _SMALL, length - _SMALL)
             return address
         if self._end - self._top < _SMALL + _LEAST_CHUNK:
             self._end += _whole_pages(_SMALL + _TOP_PAD)
         address, self._top = self._top, self._top + _SMALL
-        self._reached = max(self._reached, self._top)
+        if self._top > self._reached:
+            self._reach(self._top)
         return address
 
     def free_small(self, address: int) -> None:
@@ -188,11 +186,11 @@ class Heap:
         before = self._by_end.get(address)
         if before is not None:
             joined = address - before
-            self._take(before, joined)
+            self._take(bisect_left(self._free, (joined, before)))
             address, length = before, length + joined
         behind = self._by_begin.get(address + length)
         if behind is not None:
-            self._take(address + length, behind)
+            self._take(bisect_left(self._free, (behind, address + length)))
             length += behind
         if address + length == self._top:
             self._top = address
@@ -203,17 +201,18 @@ class Heap:
         if length >= _CONSOLIDATED and self._end - self._top >= self._thresholds.trim:
             kept = self._top + _whole_pages(_TOP_PAD + _LEAST_CHUNK)
             self._end = min(self._end, kept)
-            self._reached = min(self._reached, self._end)
+            self._reach(min(self._reached, self._end))
 
-    def _take(self, address: int, length: int) -> None:
-        del self._free[bisect_left(self._free, (length, address))]
+    def _reach(self, end: int) -> None:
+        self.resident += end - self._reached
+        self._reached = end
+
+    def _take(self, hole: int) -> tuple[int, int]:
+        """Takes a hole by its place in the order; returns its size and address."""
+        length, address = self._free.pop(hole)
         del self._by_begin[address]
         del self._by_end[address + length]
-
-
-def _chunk(size: int) -> int:
-    """The length of glibc's chunk for `size` bytes."""
-    return max(_LEAST_CHUNK, -(-(size + _HEADER) // _GRAIN) * _GRAIN)
+        return length, address
 
 
 def _whole_pages(size: int) -> int:

@@ -109,6 +109,24 @@ class Ledger(TorchDispatchMode):
         finally:
             self._answers = before
 
+    def adopt(self, tensor: torch.Tensor, *, is_mapped: bool) -> None:
+        """Counts a tensor that no operation has made.
+
+        Args:
+            tensor: all of it was written.
+            is_mapped: whether it is a part of a file that is mapped into memory.
+        """
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._entries:
+            return
+        size = storage.nbytes()
+        if not is_mapped:
+            self._note(tensor, is_written=True)
+            return
+        self._enter(storage, _Entry(self._resident.map(size), size, size))
+        self._tensors += size
+        self._peak = max(self._peak, self._tensors)
+
     @contextlib.contextmanager
     def seeing_resizes(self) -> Iterator[None]:
         """Within it, storages that are resized in place are counted too: FSDP frees gathered parameters so."""
@@ -139,11 +157,15 @@ class Ledger(TorchDispatchMode):
         storage = tensor.untyped_storage()
         entry = self._entries.get(storage._cdata)
         if entry is None:
-            entry = self._entries[storage._cdata] = self._new(storage.nbytes())
-            weakref.finalize(storage, self._drop, storage._cdata)
+            entry = self._new(storage.nbytes())
+            self._enter(storage, entry)
             self._write(entry, entry.size if is_written else 0)
         elif is_written and entry.written < entry.size:
             self._write(entry, _extent(tensor))
+
+    def _enter(self, storage: torch.UntypedStorage, entry: _Entry) -> None:
+        self._entries[storage._cdata] = entry
+        weakref.finalize(storage, self._drop, storage._cdata)
 
     def _new(self, size: int) -> _Entry:
         return _Entry(self._resident.allocate(size), size, 0)

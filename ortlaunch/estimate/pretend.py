@@ -10,14 +10,16 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
@@ -60,6 +62,42 @@ def replacements() -> Iterator[None]:
         if "deepspeed" in sys.modules:
             _replace_in_deepspeed(stack)
         yield
+
+
+class Adopt(Protocol):
+    """Counts a tensor that no operation has made."""
+
+    def __call__(self, tensor: torch.Tensor, *, is_mapped: bool) -> None:
+        """``is_mapped`` says whether it is a part of a file that is mapped into memory."""
+
+
+@contextlib.contextmanager
+def loaded_without_content(mode: FakeTensorMode, adopt: Adopt) -> Iterator[None]:
+    """Within it, a parameter with content becomes a fake one when a module gets it, and is counted.
+
+    Weights that are read from files have content: transformers reads them in other threads, for which the mode does
+    not hold, and safetensors makes them without an operation. A parameter with content cannot take the fake result of
+    an operation as its data.
+    """
+
+    def taken(_module: torch.nn.Module, _name: str, parameter: torch.nn.Parameter | None) -> torch.Tensor | None:
+        if type(parameter) is not torch.nn.Parameter or isinstance(parameter, FakeTensor):
+            return None
+        if parameter.device.type == "meta":
+            return None
+        fake = mode.from_tensor(parameter)
+        # transformers marks parameters that need no initial values.
+        vars(fake).update(vars(parameter))
+        # A mapped file's storage does not belong to torch's allocator and cannot be resized.
+        adopt(fake, is_mapped=not parameter.untyped_storage().resizable())
+        return fake
+
+    # A hook may return another parameter, which its type in torch does not say.
+    handle = register_module_parameter_registration_hook(taken)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _replace_in_deepspeed(stack: contextlib.ExitStack) -> None:

@@ -6,6 +6,7 @@ request is wrong.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -44,6 +45,9 @@ def main() -> None:
 
         from ortlaunch.estimate.study import Study
 
+        # A collection need not look at what was imported, which stays.
+        gc.collect()
+        gc.freeze()
         report = Study(config, request).report()
     except RequestError as error:
         (folder / REFUSED).write_text(str(error))

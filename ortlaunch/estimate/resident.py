@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from ortlaunch.estimate.heap import Block, Heap
 
@@ -22,13 +23,13 @@ _ARENAS = 3
 
 class _Kind(Enum):
     allocate = auto()
+    map = auto()
     write = auto()
     free = auto()
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call of the allocator, or the first write to bytes of a block."""
+class _Call(NamedTuple):
+    """A call of the allocator, a mapping beside it, or the first write to bytes of a block."""
 
     kind: _Kind
     block: int
@@ -38,11 +39,12 @@ class _Call:
     is_tensor: bool = False
 
 
-@dataclass
+@dataclass(slots=True)
 class _Held:
     """A block that was given out."""
 
-    heap: Heap
+    heap: Heap | None
+    """None for a mapping that the allocator did not make."""
     block: Block
     objects: int | None
     """Where the objects are that describe its tensor, if it is one's."""
@@ -57,33 +59,74 @@ class _Process:
         main = Heap(seed=seed)
         self._heaps = [main, *(Heap(beside=main, seed=seed + index) for index in range(1, _ARENAS))]
         self._held: dict[int, _Held] = {}
-        self._unwritten = 0
+        self.now = 0
         self.peak = 0
 
-    @property
-    def now(self) -> int:
-        return sum(heap.resident for heap in self._heaps) - self._unwritten
-
     def apply(self, call: _Call) -> None:
-        if call.kind is _Kind.allocate:
-            heap = self._heaps[call.arena]
-            block = heap.allocate(call.size)
-            unwritten = call.size if block.is_mapping else 0
-            objects = heap.allocate_small() if call.is_tensor else None
-            self._held[call.block] = _Held(heap, block, objects, unwritten)
-            self._unwritten += unwritten
-        elif call.kind is _Kind.write:
-            held = self._held[call.block]
-            written = min(call.size, held.unwritten)
-            held.unwritten -= written
-            self._unwritten -= written
-        else:
-            held = self._held.pop(call.block)
-            self._unwritten -= held.unwritten
-            held.heap.free(held.block)
-            if held.objects is not None:
-                held.heap.free_small(held.objects)
-        self.peak = max(self.peak, self.now)
+        """Takes a call."""
+        self._take((call,), self._held)
+
+    def repeat(self, tape: Sequence[_Call], successors: Mapping[int, int], times: int) -> None:
+        """Takes the calls of a step so many times more.
+
+        Args:
+            tape: the calls.
+            successors: for blocks that they free and have not allocated, the blocks of the same call that they leave.
+            times: how often.
+        """
+        left = {block: self._held[block] for block in successors.values()}
+        for _ in range(times):
+            held = {block: left[successor] for block, successor in successors.items()}
+            self._take(tape, held)
+            left = {block: held[block] for block in successors.values()}
+        self._held |= left
+
+    def _take(self, calls: Iterable[_Call], held: dict[int, _Held]) -> None:
+        """Takes calls.
+
+        Args:
+            calls: what is done.
+            held: the blocks in use, by the numbers in the calls.
+        """
+        # All tensors of many steps come through here, so it is written for speed.
+        allocate, write, free, heaps = _Kind.allocate, _Kind.write, _Kind.free, self._heaps
+        now = self.now
+        for kind, number, size, arena, is_tensor in calls:
+            if kind is allocate:
+                heap = heaps[arena]
+                now -= heap.resident
+                block = heap.allocate(size)
+                unwritten = size if block.is_mapping else 0
+                held[number] = _Held(heap, block, heap.allocate_small() if is_tensor else None, unwritten)
+                now += heap.resident - unwritten
+            elif kind is write:
+                one = held[number]
+                if one.unwritten == 0:
+                    continue
+                written = min(size, one.unwritten)
+                one.unwritten -= written
+                now += written
+            elif kind is free:
+                now += _freed(held.pop(number))
+                continue
+            else:
+                held[number] = _Held(None, Block(0, size, is_mapping=True), None, 0)
+                now += size
+            if now > self.peak:
+                self.peak = now
+        self.now = now
+
+
+def _freed(one: _Held) -> int:
+    """Takes a block back; returns the bytes that the process keeps more."""
+    heap = one.heap
+    if heap is None:
+        return -one.block.size
+    before = heap.resident
+    heap.free(one.block)
+    if one.objects is not None:
+        heap.free_small(one.objects)
+    return heap.resident - before + one.unwritten
 
 
 class Resident:
@@ -93,13 +136,18 @@ class Resident:
         self._processes = [_Process(_ARENAS * index) for index in range(_CHANCES)]
         self._count = 0
         self._sizes: dict[int, int] = {}
-        self._renamed: dict[int, int] = {}
-        """The block that stands for one after its step was repeated."""
         self._tape: list[_Call] | None = None
 
     def allocate(self, size: int) -> int:
         """Returns the number of a block of a tensor in which nothing was written."""
         return self._allocate(size, 0, is_tensor=True)
+
+    def map(self, size: int) -> int:
+        """Returns the number of a block in a file that is mapped into memory, all of which was read."""
+        block = self._new_number()
+        self._sizes[block] = size
+        self._apply(_Call(_Kind.map, block, size))
+        return block
 
     def borrow(self, size: int, arena: int) -> None:
         """Notes that an operation holds so many bytes only while it runs, in a part of the heap."""
@@ -109,11 +157,11 @@ class Resident:
 
     def write(self, block: int, size: int) -> None:
         """Notes that so many bytes of a block are written for the first time."""
-        self._apply(_Call(_Kind.write, self._renamed.get(block, block), size))
+        self._apply(_Call(_Kind.write, block, size))
 
     def free(self, block: int) -> None:
         """Takes a block back."""
-        self._apply(_Call(_Kind.free, self._renamed.pop(block, block), self._sizes.pop(block)))
+        self._apply(_Call(_Kind.free, block, self._sizes.pop(block)))
 
     @property
     def now(self) -> list[int]:
@@ -147,26 +195,8 @@ class Resident:
         tape = [
             call for call in tape if call.block not in once and (call.block in allocated or call.block in successors)
         ]
-        names = {block: block for block in successors.values()}
-        for _ in range(times):
-            names = self._again(tape, {block: names[successor] for block, successor in successors.items()})
-        self._renamed.update((block, names[block]) for block in successors.values())
-
-    def _again(self, tape: list[_Call], names: dict[int, int]) -> dict[int, int]:
-        """Takes the calls of a step once more.
-
-        Args:
-            tape: the calls.
-            names: the blocks that stand for those which they free and have not allocated.
-
-        Returns:
-            The blocks that stand for those on the tape.
-        """
-        for call in tape:
-            if call.kind is _Kind.allocate:
-                names[call.block] = self._new_number()
-            self._send(replace(call, block=names[call.block]))
-        return names
+        for one in self._processes:
+            one.repeat(tape, successors, times)
 
     def _allocate(self, size: int, arena: int, *, is_tensor: bool) -> int:
         block = self._new_number()
@@ -181,9 +211,6 @@ class Resident:
     def _apply(self, call: _Call) -> None:
         if self._tape is not None:
             self._tape.append(call)
-        self._send(call)
-
-    def _send(self, call: _Call) -> None:
         for one in self._processes:
             one.apply(call)
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from ortlaunch.config.schema import Config
 from ortlaunch.estimate.ledger import Ledger, Use
-from ortlaunch.estimate.pretend import as_another_worker, replacements, settle
+from ortlaunch.estimate.pretend import as_another_worker, loaded_without_content, replacements, settle
 from ortlaunch.launch.memory.question import MOST_STEPS
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.task import Batch, Task, make_task
@@ -93,9 +93,15 @@ def trace(config: Config, workers: Workers, shapes: Shapes, *, is_fake: bool = T
         Exception: the model cannot be traced on fake tensors.
     """
     ledger = Ledger()
-    mode = FakeTensorMode(allow_non_fake_inputs=True) if is_fake else contextlib.nullcontext()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with replacements(), mode, ledger, ledger.seeing_resizes():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replacements())
+            if is_fake:
+                stack.enter_context(mode)
+                stack.enter_context(loaded_without_content(mode, ledger.adopt))
+            stack.enter_context(ledger)
+            stack.enter_context(ledger.seeing_resizes())
             batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
             return Rehearsal(config, workers, [batch], ledger, is_fake=is_fake).trace()
     finally:

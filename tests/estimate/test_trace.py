@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -51,6 +53,43 @@ def test_a_storage_that_is_resized_in_place_is_counted_anew() -> None:
         assert ledger.now.tensors == 0
         del gathered
     assert ledger.now.process < 4096
+
+
+def test_a_mapped_file_is_counted_beside_the_allocator() -> None:
+    with Ledger() as ledger:
+        mapped = torch.frombuffer(bytearray(2 * MIB), dtype=torch.float32)
+        ledger.adopt(mapped, is_mapped=True)
+        ledger.adopt(mapped.view(2, -1), is_mapped=True)
+        assert (ledger.now.tensors, ledger.now.process) == (2 * MIB, 2 * MIB)
+        mapped += 1
+        assert ledger.now.tensors == 2 * MIB
+        del mapped
+    assert ledger.now.process == 0
+
+
+def test_weights_that_are_read_from_a_folder_are_parameters_and_not_activations(tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 2000, "dim": 64, "hidden_dim": 128, "n_heads": 2, "n_layers": 1}
+    # Its loader pads a bias beside tied weights, which gives a parameter other data.
+    model = transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**sizes))
+    model.save_pretrained(tmp_path)
+    size = sum(one.nbytes for one in model.parameters())
+    config = to_config(
+        compose(
+            [
+                *("model=hf", f"model.params.pretrained={tmp_path}", "model.params.task=masked-lm"),
+                *("+model.params.mask_token_id=3", "trainer=single", "backend=eager", "device=cpu"),
+            ]
+        )
+    )
+    shapes = dict.fromkeys(("input_ids", "labels"), ((2, 8), torch.int64))
+    found = trace(config, Workers(0, 1, torch.device("cpu"), 1), shapes)
+    buffers = sum(one.nbytes for one in model.buffers())
+    assert (found.parts.parameters, found.parts.gradients) == (size + buffers, size)
+    assert found.parts.activations < size
+    assert size <= found.phases["build"].tensors < 1.1 * size
 
 
 def traced(*words: str) -> Trace:
