@@ -11,12 +11,13 @@ import torch
 
 from ortlaunch.models.task import Batch, Task, loss_of
 from ortlaunch.ort import session
+from ortlaunch.ort.mends import modes
 from ortlaunch.ort.mends.checkpoints import without_reentrance
 from ortlaunch.ort.verify.compare import errors_from_exact, is_as_good, tolerance_of
 from ortlaunch.ort.verify.gap import Gap, widest
 from ortlaunch.ort.verify.graph import TracedGraph
 from ortlaunch.ort.verify.nested import NamedTensors, named_tensors
-from ortlaunch.ort.verify.python_state import PythonChange, python_change
+from ortlaunch.ort.verify.python_state import EVALUATED, PythonChange, python_change
 from ortlaunch.ort.verify.reference import Reference, SourceLine
 from ortlaunch.ort.verify.state import (
     ModelState,
@@ -96,13 +97,22 @@ class Pair:
                 if leaves and loss.requires_grad:
                     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
             gradients = {f"gradient of {n}": one for n, one in zip(leaves, found, strict=True) if one is not None}
-            return {**named_tensors(outputs), "loss": loss.detach(), **gradients}
+            return {**named_tensors(outputs), "loss": loss.detach(), **gradients, **self._evaluated(batch)}
 
         self._state.restore()
         try:
             return python_change(self._plain, forward, step, self._state.restore_buffers)
         finally:
             self._state.restore()
+
+    def _evaluated(self, batch: Batch) -> NamedTensors:
+        """Returns PyTorch's outputs in evaluation mode; none where the model does not run so."""
+        with modes.kept(self._plain), same_random_numbers(), torch.no_grad(), self._precision(), Reference():
+            try:
+                outputs = self._task.outputs(self._plain.eval(), copied(batch))
+            except Exception:
+                return {}
+        return {EVALUATED + name: one for name, one in named_tensors(outputs).items()}
 
     def exported(self, batch: Batch) -> NamedTensors:
         """Returns the graph's outputs."""
