@@ -206,6 +206,7 @@ def test_an_added_option_is_what_a_misspelt_one_means(tree: Path, tmp_path: Path
     assert f"Did you mean {group}=mine?" in near.stderr
 
 
+@pytest.mark.ort
 def test_a_run_trains_with_all_that_was_added(tree: Path, tmp_path: Path) -> None:
     run = command(
         tree,

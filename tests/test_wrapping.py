@@ -63,6 +63,7 @@ def test_a_model_under_deepspeed_is_too_late_for_a_backend() -> None:
         backend(engine._engine, OrtConfig())
 
 
+@pytest.mark.ort
 def test_an_ortmodule_is_not_wrapped_again() -> None:
     with pytest.raises(RequestError, match="ORTModule"):
         backend(backend(mlp(), OrtConfig()), OrtConfig())
@@ -79,11 +80,13 @@ def test_data_parallel_is_rejected_anywhere_and_the_alternative_named(place: str
         wrap_trainer(model, config("backend=eager"), WORKERS, TASK)
 
 
+@pytest.mark.ort
 def test_data_parallel_around_an_ortmodule_is_rejected() -> None:
     with pytest.raises(RequestError, match="DistributedDataParallel"):
         wrap_trainer(torch.nn.DataParallel(backend(mlp(), OrtConfig())), config(), WORKERS, TASK)
 
 
+@pytest.mark.ort
 @pytest.mark.parametrize("trainer", ["ddp", "deepspeed", "single"])
 def test_the_backend_is_inside_and_the_trainer_around_it(trainer: str, tmp_path: Path) -> None:
     chosen = config(f"trainer={trainer}")
@@ -136,6 +139,7 @@ def test_deepspeeds_timer_that_waits_for_the_device_is_off() -> None:
     assert generated["zero_optimization"] == {"stage": 2, "overlap_comm": True}
 
 
+@pytest.mark.ort
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_the_first_worker_leaves_its_graphs(rank: int, tmp_path: Path) -> None:
     chosen = config("trainer=single", "backend.debug.save_onnx=true")

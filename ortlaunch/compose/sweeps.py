@@ -29,6 +29,18 @@ def _swept_keys(words: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(one.key_or_group for one in overrides if one.is_sweep_override())
 
 
+def swept_words(varied: list[str], overrides: list[str]) -> list[str]:
+    """Returns the overrides that distinguish a run in its sweep, without secrets; all where a ready job sweeps.
+
+    Args:
+        varied: the command line of the sweep.
+        overrides: the overrides that make this run.
+    """
+    keys = swept_keys(varied)
+    words = without_secrets_in_words(overrides)
+    return [word for word in words if word.lstrip("+~").partition("=")[0] in keys] or words
+
+
 def run_name(name: str, keys: list[str], overrides: list[str]) -> str:
     """Returns a run's name with the values that distinguish it in its sweep: ``gpt2-ort-ddp-lr=0.001``.
 

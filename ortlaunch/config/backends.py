@@ -53,16 +53,21 @@ def why_no_ort(what: str) -> str | None:
     Args:
         what: what needs it, for the message.
     """
+    absence = _absence()
+    return None if absence is None else f"{what} needs onnxruntime-training, {absence}"
+
+
+def _absence() -> str | None:
+    """Returns why ORTModule is not there, as the end of a sentence about onnxruntime-training; None if it is."""
     folders = _folders_of("onnxruntime")
     if any((folder / "training" / "ortmodule" / "__init__.py").is_file() for folder in folders):
         return None
-    needs = f"{what} needs onnxruntime-training"
     if not has_wheels():
         newest = ".".join(map(str, NEWEST_PYTHON))
-        return f"{needs}, which has wheels up to Python {newest} only, and this is Python {platform.python_version()}"
+        return f"which has wheels up to Python {newest} only, and this is Python {platform.python_version()}"
     if folders:
-        return f"{needs}, and the installed onnxruntime has no training part"
-    return f"{needs}, which is not installed"
+        return "and the installed onnxruntime has no training part"
+    return "which is not installed"
 
 
 def has_wheels() -> bool:

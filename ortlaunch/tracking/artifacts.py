@@ -24,15 +24,28 @@ def why_not_sent(run_dir: Path, path: str) -> str | None:
         path: the path in the journal, relative to the run folder or absolute.
     """
     try:
-        folder, full = run_dir.resolve(), (run_dir / path).resolve()
+        folder, full = run_dir.resolve(), _resolved(run_dir / path)
         if not full.is_relative_to(folder):
             folder = full if full.is_dir() else full.parent
             if not _is_export_of(folder, run_dir):
                 return "it is outside the run folder, and no export of this run"
         return next((why for inner in _below(full) if (why := _why_not_inner(inner, folder))), None)
-    except (OSError, ValueError, RuntimeError) as error:  # A loop of links is a RuntimeError.
+    except (OSError, ValueError, RuntimeError) as error:
         return in_words(error)
     return None
+
+
+def _resolved(path: Path) -> Path:
+    """The path without links.
+
+    Raises:
+        OSError: the links make a loop; before Python 3.13 a RuntimeError.
+    """
+    try:
+        # From Python 3.13 on, a loop is found only so.
+        return path.resolve(strict=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return path.resolve()
 
 
 def _is_export_of(folder: Path, run_dir: Path) -> bool:

@@ -20,7 +20,7 @@ from ortlaunch.base.text import say
 from ortlaunch.compose.hydra_tree import backend_reason, multirun_task, run_with_hydra
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.compose.sweep_folder import discard, sweep_folder
-from ortlaunch.compose.sweeps import swept_keys, swept_name
+from ortlaunch.compose.sweeps import swept_keys, swept_name, swept_words
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, MemoryCheck, MlflowConfig
 from ortlaunch.config.tracking_uri import compare_command, resolve_tracking
@@ -143,7 +143,7 @@ def _composed(words: list[str]) -> Grid:
         try:
             config = prepared(to_config(tree))
         except RequestError as error:
-            grid.refused.append((" ".join(task.overrides), error))
+            grid.refused.append((" ".join(swept_words(words, task.overrides)), error))
             return
         name = combination_name(config, words, task.overrides)
         grid.cells.append(Cell(name, config, task.overrides, backend_reason()))

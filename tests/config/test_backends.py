@@ -24,10 +24,10 @@ from ortlaunch.launch.slurm import fitness
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
 from tests.support.cli import answer
-from tests.support.ort import pretend_no_ort
+from tests.support.ort import pretend_no_ort, pretend_ort
 
 REFUSED = "needs onnxruntime-training, which is not here: "
-WHY_NO_ORT = backends.why_no_ort
+ABSENCE = backends._absence
 
 
 @pytest.fixture
@@ -53,9 +53,10 @@ def test_what_is_installed_is_judged_by_its_files(
         (tmp_path / installed).parent.mkdir(parents=True)
         (tmp_path / installed).touch()
     folders = [tmp_path / "onnxruntime"] if installed else []
+    monkeypatch.setattr(backends, "_absence", ABSENCE)
     monkeypatch.setattr(backends, "_folders_of", lambda _: folders)
     monkeypatch.setattr(sys, "version_info", (*version, 1, "final", 0))
-    why = WHY_NO_ORT("backend=ort")
+    why = backends.why_no_ort("backend=ort")
     assert why is None if words is None else why is not None and words in why
     assert "\n" not in (why or "")
     assert ("use Python 3.11 and" in backends.remedy()) == (version > (3, 11))
@@ -128,9 +129,8 @@ def test_nodes_with_a_python_of_their_own_are_asked_there(monkeypatch: pytest.Mo
     for word in ("launcher.python=/opt/python3.11", "launcher.container.image=image.sqsh"):
         config = to_config(compose_with_reason(["backend=ort", "launcher=slurm", word])[0])
         check(config)
-        monkeypatch.setattr(fitness, "why_no_ort", backends.why_no_ort)
         assert fitness._missing_backend(config) == ["backend=ort needs onnxruntime-training, which is not here"]
-    monkeypatch.setattr(fitness, "why_no_ort", lambda _: None)
+    pretend_ort(monkeypatch)
     assert fitness._missing_backend(config) == []
 
 

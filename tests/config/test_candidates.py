@@ -8,6 +8,7 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config import candidates
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config
+from tests.support.ort import pretend_no_ort
 
 WORDS = ("model=mlp", "device=cpu")
 
@@ -20,9 +21,8 @@ def names(config: Config) -> list[str]:
     return [one.backend.name for one in candidates.possible(config)]
 
 
-def test_what_cannot_run_by_the_rules_is_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_run_by_the_rules_is_no_candidate() -> None:
     plain, sharded = config_of("backend=auto"), config_of("backend=auto", "trainer=fsdp")
-    monkeypatch.setattr(candidates, "why_no_ort", lambda _what: None)
     assert candidates.refused(plain) == {}
     assert names(plain) == ["eager", "compile", "ort"]
     assert candidates.refused(sharded) == {"ort": "backend=ort does not go with trainer=fsdp"}
@@ -30,9 +30,9 @@ def test_what_cannot_run_by_the_rules_is_no_candidate(monkeypatch: pytest.Monkey
 
 
 def test_a_package_is_missing_only_where_the_workers_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "why_no_ort", lambda what: f"{what} needs onnxruntime-training")
+    pretend_no_ort(monkeypatch)
     plain = config_of("backend=auto")
-    assert candidates.refused(plain)["ort"] == "it needs onnxruntime-training"
+    assert candidates.refused(plain)["ort"] == "it needs onnxruntime-training, which is not here"
     assert names(plain) == ["eager", "compile"]
     # The nodes of a cluster may have it.
     assert names(config_of("backend=auto", "launcher=slurm")) == ["eager", "compile", "ort"]

@@ -18,7 +18,7 @@ from ortlaunch.launch.local.launcher import LocalLauncher
 from ortlaunch.run.sweep import note_end
 from ortlaunch.tracking.relay import RelayResult
 from ortlaunch.verbs import bench
-from tests.support.cli import ortlaunch
+from tests.support.cli import answer, ortlaunch
 
 REFUSED = -1
 
@@ -123,6 +123,18 @@ def test_a_request_to_stop_ends_the_bench(started: Any) -> None:
     code, runs, compared, status = started({"b": 130}, 3)
     assert [name for name, _ in runs.started] == ["a-seed=7", "b-seed=7"]
     assert (code, compared, status) == (130, [], "KILLED")
+
+
+def test_a_combination_that_is_left_out_is_named_by_what_varies(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("model=mlp", "trainer=fsdp", "tracking.uri=http://me:geheim@host", "launcher.dry_run=true")
+    result = answer(tmp_path, capfd, "bench", "backend=eager,ort", "train.steps=2,3", *words)
+    assert result.returncode == 0, result.stderr
+    for steps in (2, 3):
+        named = f"ortlaunch: backend=ort train.steps={steps} is left out: backend=ort does not go with trainer=fsdp"
+        assert named in result.stderr
+    assert "geheim" not in result.stderr
 
 
 def test_no_password_of_the_command_line_is_kept(grid: bench.Grid) -> None:

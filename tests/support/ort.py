@@ -26,9 +26,10 @@ class WithoutOrt(pytest.Module):
 
 def pretend_ort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets requests with ``backend=ort`` be composed and checked in each Python, as if it were installed."""
-    monkeypatch.setattr(backends, "why_no_ort", lambda _: None)
+    # Several modules hold `why_no_ort` by their own name; all of them come here.
+    monkeypatch.setattr(backends, "_absence", lambda: None)
 
 
 def pretend_no_ort(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets this process take ONNX Runtime for absent, as it is in Python 3.12."""
-    monkeypatch.setattr(backends, "why_no_ort", lambda what: f"{what} needs onnxruntime-training, which is not here")
+    monkeypatch.setattr(backends, "_absence", lambda: "which is not here")

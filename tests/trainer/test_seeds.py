@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy
+import pytest
 import torch
 
 import ortlaunch
@@ -59,6 +60,7 @@ assert zeros(1) != zeros(5), "another seed drops others"
 """
 
 
+@pytest.mark.ort
 def test_onnx_runtimes_own_dropout_follows_the_seed(tmp_path: Path) -> None:
     # In a process of its own: sessions count their seeds on from what the process did before.
     environment = os.environ | {"PYTHONPATH": str(Path(ortlaunch.__file__).parents[1])}

@@ -10,6 +10,7 @@ import pytest
 from ortlaunch.tune.cell import Outcome
 from tests.benchmarks import tune_grids
 from tests.benchmarks.tune_grids import MOST_CELLS, ROUNDS, Grid
+from tests.support.ort import pretend_ort
 
 SPEEDS = {"eager": 1.0, "compile": 1.3, "ort": 2.0}
 
@@ -17,6 +18,7 @@ SPEEDS = {"eager": 1.0, "compile": 1.3, "ort": 2.0}
 @pytest.fixture
 def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Grid:
     """The grid of mlp, in which ort with the largest micro-batch is the fastest and compile fails."""
+    pretend_ort(monkeypatch)
     monkeypatch.setattr(tune_grids, "_FOLDER", tmp_path)
     space = Grid.of("mlp").space
     cells = {}
@@ -39,7 +41,6 @@ def test_what_is_missing_of_a_grid_is_known(grid: Grid) -> None:
     assert len(grid.space.cells) <= MOST_CELLS
 
 
-@pytest.mark.ort
 def test_a_replayed_search_finds_the_best_for_a_part_of_the_cost(grid: Grid) -> None:
     assert (grid.best()["backend"], grid.best()["micro_batch"]) == ("ort", 8)
     assert 0.005 < grid.noise() < 0.02

@@ -18,9 +18,16 @@ from ortlaunch.tune.notes import Notes
 from ortlaunch.tune.pruning import Dominance
 from ortlaunch.tune.space import Space
 from ortlaunch.tune.words import taken_apart
+from tests.support.ort import pretend_ort
 
 GIB = 2**30
 WORDS = ("model=mlp", "device=cpu", "launcher.workers_per_node=2,1", "train.batch_size=8")
+
+
+@pytest.fixture(autouse=True)
+def ort_as_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is pruned, and why, is the same in each Python."""
+    pretend_ort(monkeypatch)
 
 
 def space(*words: str, free: tuple[str, ...] = (), hold: tuple[str, ...] = ()) -> Space:

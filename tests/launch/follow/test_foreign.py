@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ortlaunch.cli import dispatch
 from ortlaunch.run.checkpoints import Store
 from tests.support.users import give_away, needs_root, share
 
+Verbs = Callable[[Path], list[list[str]]]
 CONFIG = """\
 experiment: default
 name: theirs
@@ -43,7 +45,7 @@ def theirs(make_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return run_dir
 
 
-def verbs(run_dir: Path) -> list[list[str]]:
+def of_runs(run_dir: Path) -> list[list[str]]:
     """Every command that would build the run's model or continue the run."""
     return [
         ["resume", str(run_dir)],
@@ -53,12 +55,21 @@ def verbs(run_dir: Path) -> list[list[str]]:
         ["export", "weights", str(run_dir / "checkpoints" / "latest"), "--out", "out"],
         ["export", "onnx", f"from_run={run_dir}", "out=out"],
         ["export", "inference", f"from_run={run_dir}/checkpoints/latest", "out=out"],
+    ]
+
+
+def of_artifacts(run_dir: Path) -> list[list[str]]:
+    """Every command that would build the model of an export for ONNX Runtime."""
+    return [
         ["export", "verify", str(run_dir)],
         ["export", "weights", "--from-artifacts", str(run_dir), "--out", "out"],
     ]
 
 
-def check_refused(run_dir: Path, why: str, tmp_path: Path) -> None:
+each_verb = pytest.mark.parametrize("verbs", [of_runs, pytest.param(of_artifacts, marks=pytest.mark.ort)])
+
+
+def check_refused(verbs: Verbs, run_dir: Path, why: str, tmp_path: Path) -> None:
     for arguments in verbs(run_dir):
         with pytest.raises(RequestError, match=re.escape(why)) as caught:
             dispatch(arguments)
@@ -69,20 +80,23 @@ def check_refused(run_dir: Path, why: str, tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_run_of_another_user_is_named_and_refused(theirs: Path, tmp_path: Path) -> None:
+@each_verb
+def test_a_run_of_another_user_is_named_and_refused(verbs: Verbs, theirs: Path, tmp_path: Path) -> None:
     give_away(theirs)
-    check_refused(theirs, "belongs to the user nobody", tmp_path)
+    check_refused(verbs, theirs, "belongs to the user nobody", tmp_path)
 
 
 @needs_root
-def test_a_run_that_a_shared_group_may_write_is_refused(theirs: Path, tmp_path: Path) -> None:
+@each_verb
+def test_a_run_that_a_shared_group_may_write_is_refused(verbs: Verbs, theirs: Path, tmp_path: Path) -> None:
     share(theirs, 0o2775)
-    check_refused(theirs, "can be written by the group", tmp_path)
+    check_refused(verbs, theirs, "can be written by the group", tmp_path)
 
 
-def test_a_run_that_everybody_may_write_is_refused(theirs: Path, tmp_path: Path) -> None:
+@each_verb
+def test_a_run_that_everybody_may_write_is_refused(verbs: Verbs, theirs: Path, tmp_path: Path) -> None:
     theirs.chmod(0o777)
-    check_refused(theirs, "can be written by every user", tmp_path)
+    check_refused(verbs, theirs, "can be written by every user", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "checkpoints/step-00000004/manifest.json"])

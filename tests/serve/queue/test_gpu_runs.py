@@ -149,8 +149,12 @@ def test_no_run_gets_a_gpu_that_has_gone(machine: Machine) -> None:
     first, second = machine.submit("first", 1), machine.submit("second", 1)
     assert machine.given(first) == ["0", "PCI_BUS_ID"]
     machine.until(lambda queue: [job["reason"] for job in queue["waiting"]] == ["next: it needs 1 slot, 0 free"])
-    machine.does("case $1 in --query*) echo No devices were found; exit 6;; esac\necho 'GPU 0: stand-in'")
-    machine.until(lambda queue: "nvidia-smi" in machine.slots(queue)["gpu1"][1])
+    asked = machine.folder / "asked"
+    machine.does(
+        f"case $1 in --query*) touch {asked}; echo No devices were found; exit 6;; esac\necho 'GPU 0: stand-in'"
+    )
+    # Until then the first run's GPU counts as being there, and would be given to the second.
+    machine.until(lambda _: asked.exists())
     machine.cancel(first)
     machine.until(lambda queue: machine.slots(queue)["gpu0"] == ("foreign", "nvidia-smi does not find it"))
     machine.until(lambda queue: [job["id"] for job in queue["waiting"]] == [second])

@@ -17,11 +17,13 @@ from ortlaunch.run.run import Run
 from ortlaunch.trainer.auto import kind, selection
 from ortlaunch.trainer.auto.decision import Choice, Rate
 from ortlaunch.trainer.auto.selection import Selection
+from tests.support.ort import pretend_ort
 
 
 @pytest.fixture
 def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Starts a run's only worker as far as its choice, with torchrun's own store."""
+    pretend_ort(monkeypatch)
     monkeypatch.setenv("ORTLAUNCH_CACHE", str(tmp_path / "cache"))
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
