@@ -107,9 +107,11 @@ class Pair:
 
     def _evaluated(self, batch: Batch) -> NamedTensors:
         """Returns PyTorch's outputs in evaluation mode; none where the model does not run so."""
-        with modes.kept(self._plain), same_random_numbers(), torch.no_grad(), self._precision(), Reference():
+        with modes.kept(self._plain):
             try:
-                outputs = self._task.outputs(self._plain.eval(), copied(batch))
+                self._plain.eval()
+                with same_random_numbers(), torch.no_grad(), self._precision(), Reference():
+                    outputs = self._task.outputs(self._plain, copied(batch))
             except Exception:
                 return {}
         return {EVALUATED + name: one for name, one in named_tensors(outputs).items()}
