@@ -365,3 +365,18 @@ def test_a_function_behind_frozen_inputs_needs_no_gradient(assert_parity: Any) -
     model = Net(Rounded.apply)
     model.first.requires_grad_(False)
     assert_parity(model, *batches())
+
+
+def test_an_input_beside_a_weight_may_be_broadcast_to_it(to_ort: Any) -> None:
+    """A Function's results seem to need gradients, also of inputs that need none; the weight gives the shape here."""
+
+    class Column(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.rand(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            product, moved = Product.apply(x.view(8, -1), self.bias[0], 2.0)
+            return (moved + self.bias).sin() + product
+
+    assert_model_as_in_fp64(to_ort, Column(), torch.rand(8), torch.rand(8))

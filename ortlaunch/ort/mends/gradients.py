@@ -49,7 +49,7 @@ def install() -> None:
         if not any(entry.domain == _DOMAIN for entry in model.opset_import):
             model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
         normalization.avoid_fusion(model)
-        torch_nodes.choose_gradients(model.graph, set(wanted))
+        _stop_before(model.graph, torch_nodes.choose_gradients(model.graph, set(wanted)))
         splits.slice_where_gradients_end(model.graph, _stops, _stopped)
         _separate_unwanted(model.graph, set(wanted))
         _stop_twice(model.graph, set(wanted))
@@ -196,6 +196,24 @@ def _stop_twice(graph: Any, wanted: set[str]) -> None:
             first = f"{node.output[0]}/of_a_weight"
             nodes.append(_stopped(node.input[0], first))
             node.input[0] = first
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _stop_before(graph: Any, places: dict[str, list[int]]) -> None:
+    """Puts a node that stops gradients before inputs that are weights and have no gradient, for the same reason.
+
+    Args:
+        graph: an exported ``onnx.GraphProto``.
+        places: the inputs of a node, by its first output.
+    """
+    nodes = []
+    for node in graph.node:
+        for index in places.get(node.output[0], ()):
+            stopped = f"{node.output[0]}/without_gradient_{index}"
+            nodes.append(_stopped(node.input[index], stopped))
+            node.input[index] = stopped
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)

@@ -173,14 +173,18 @@ def register_gradients() -> None:
                 CustomGradientRegistry.register_custom_stop_gradient_edges(edges, domain, operator, variant.name, "")
 
 
-def choose_gradients(graph: Any, wanted: set[str]) -> None:
+def choose_gradients(graph: Any, wanted: set[str]) -> dict[str, list[int]]:
     """Replaces each of these nodes by its variant for the inputs that need gradients, in place.
 
     Args:
         graph: an exported ``onnx.GraphProto``.
         wanted: names of its inputs whose gradients are wanted.
+
+    Returns:
+        Which inputs of a node are wanted and have no gradient there, by the node's first output.
     """
     needing = set(wanted)
+    without: dict[str, list[int]] = {}
     for node in graph.node:
         operator = next((x for x in node.attribute if x.name == "operator"), None)
         known = _NODES.get(operator.s.decode()) if operator is not None else None
@@ -190,12 +194,14 @@ def choose_gradients(graph: Any, wanted: set[str]) -> None:
             operator.s = variant.name.encode()
             inputs = [*node.input, *[""] * (len(known.arguments) - len(node.input))]
             node.input[:] = [inputs[index] for index in variant.order]
+            without[node.output[0]] = [i for i in range(len(needed), len(inputs)) if node.input[i] in wanted]
             passes = bool(needed)
         else:
             passes = bool(needing.intersection(node.input)) and not stops(node)
         if passes:
             # The others are indices, masks and statistics.
             needing.update(node.output[:1] if node.op_type in ("ATen", "TopK") else node.output)
+    return without
 
 
 def exact(values: Sequence[float] | None) -> list[int] | None:
