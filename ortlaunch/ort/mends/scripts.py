@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from ortlaunch.ort.mends.passes import CannotExportError, over_graphs
 from ortlaunch.ort.refusal import refusal
 from ortlaunch.ort.verify.trace import location, statement_at
 
@@ -28,35 +28,21 @@ def refuse_modules(model: torch.nn.Module) -> None:
             raise refusal(f"{name or 'the model'} is compiled by torch.jit, which ONNX Runtime cannot trace: {_ADVICE}")
 
 
-@contextlib.contextmanager
-def branches_refused() -> Iterator[None]:
+def branches_refused() -> contextlib.AbstractContextManager[None]:
     """Raises until its end for a graph with a compiled branch or loop; the message names the statement."""
-    original = torch._C._jit_pass_lower_all_tuples
-    said: list[str] = []
+    return over_graphs(_refuse_branches)
 
-    def process(graph: Any) -> None:
-        original(graph)
-        for node in graph.nodes():
-            if node.kind() in ("prim::If", "prim::Loop") and _has_gradient(node):
-                place = _SOURCE.search(node.sourceRange())
-                line = (place["file"], int(place["line"])) if place else None
-                where = f"`{statement_at(*line)}` at {location(line)}" if line else "forward"
-                said.append(
-                    f"{where} is a branch or a loop of a function that is compiled by torch.jit, of which ONNX Runtime "
-                    f"has no gradient: {_ADVICE}"
-                )
-                raise refusal(said[0])
 
-    torch._C._jit_pass_lower_all_tuples = process
-    try:
-        yield
-    except Exception as error:
-        # ORTModule quotes it in an error of its own.
-        if said:
-            raise refusal(said[0]) from error
-        raise
-    finally:
-        torch._C._jit_pass_lower_all_tuples = original
+def _refuse_branches(graph: Any) -> None:
+    for node in graph.nodes():
+        if node.kind() in ("prim::If", "prim::Loop") and _has_gradient(node):
+            place = _SOURCE.search(node.sourceRange())
+            line = (place["file"], int(place["line"])) if place else None
+            where = f"`{statement_at(*line)}` at {location(line)}" if line else "forward"
+            raise CannotExportError(
+                f"{where} is a branch or a loop of a function that is compiled by torch.jit, of which ONNX Runtime "
+                f"has no gradient: {_ADVICE}"
+            )
 
 
 def _has_gradient(node: Any) -> bool:

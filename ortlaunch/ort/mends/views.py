@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortlaunch.ort.mends.passes import CannotExportError, over_graphs
 from ortlaunch.ort.mends.torch_nodes import torch_node
 from ortlaunch.ort.mends.values import DTYPES, sizes
-from ortlaunch.ort.refusal import refusal
 from ortlaunch.ort.verify.trace import location, place_in_stack, statement_at
 
 _LAST = 2**63 - 1
@@ -66,39 +66,24 @@ def register() -> None:
     register_custom_op_symbolic(_REPLACED, lambda g, x, values: _replaced(g, x, values, dims=sizes(x)), 17)
 
 
-@contextlib.contextmanager
-def followed() -> Iterator[None]:
+def followed() -> contextlib.AbstractContextManager[None]:
     """Rewrites each graph that is exported meanwhile.
 
     Raises:
         RequestError: a change cannot be exported; the message names its line.
     """
-    # Of the exporter's passes this is the first one after it has taken up the forwards of autograd's Functions.
-    original = torch._C._jit_pass_lower_all_tuples
-    said: list[str] = []
+    return over_graphs(_follow)
 
-    def process(graph: Any) -> None:
-        original(graph)
-        change = _Seeing().unseen_change(graph)
-        if change is not None:
-            message = _message(change)
-            try:
-                _Rewriting(graph).run()
-            except _CannotFollowError:
-                said.append(message)
-                raise
-        _copy_parts(graph)
 
-    torch._C._jit_pass_lower_all_tuples = process
-    try:
-        yield
-    except Exception as error:
-        # ORTModule quotes it in an error of its own.
-        if said:
-            raise refusal(said[0]) from error
-        raise
-    finally:
-        torch._C._jit_pass_lower_all_tuples = original
+def _follow(graph: Any) -> None:
+    change = _Seeing().unseen_change(graph)
+    if change is not None:
+        message = _message(change)
+        try:
+            _Rewriting(graph).run()
+        except _CannotFollowError as error:
+            raise CannotExportError(message) from error
+    _copy_parts(graph)
 
 
 def _copy_parts(graph: Any) -> None:
