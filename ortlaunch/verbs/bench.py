@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from ortlaunch.base.arguments import Parser, whole
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE, FAILED, FIRST_STOPPED, REQUEST
+from ortlaunch.base.secrets import without_secrets_in_words
 from ortlaunch.base.text import say
 from ortlaunch.compose.hydra_tree import backend_reason, multirun_task, run_with_hydra
 from ortlaunch.compose.prepare import prepared
@@ -201,8 +203,8 @@ def _listed(grid: Grid, repeat: int) -> str:
     lines = [f"{len(grid.cells) * repeat} runs would be started, one after the other:"]
     for turn in range(repeat):
         for cell in grid.cells:
-            seed = cell.config.seed + turn
-            lines.append(f"round {turn + 1}  {cell.name}  ortlaunch {' '.join(_with_seed(cell.overrides, seed))}")
+            words = without_secrets_in_words(_with_seed(cell.overrides, cell.config.seed + turn))
+            lines.append(f"round {turn + 1}  {cell.name}  {shlex.join(['ortlaunch', *words])}")
     return "\n".join(lines) + "\n"
 
 

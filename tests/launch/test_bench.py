@@ -134,7 +134,8 @@ def test_a_combination_that_is_left_out_is_named_by_what_varies(
     for steps in (2, 3):
         named = f"ortlaunch: backend=ort train.steps={steps} is left out: backend=ort does not go with trainer=fsdp"
         assert named in result.stderr
-    assert "geheim" not in result.stderr
+    assert "http://me:***@host" in result.stdout and "backend=eager" in result.stdout
+    assert "geheim" not in result.stdout + result.stderr
 
 
 def test_no_password_of_the_command_line_is_kept(grid: bench.Grid) -> None:
