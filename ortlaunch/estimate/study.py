@@ -14,6 +14,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.candidates import possible
 from ortlaunch.config.schema import AutoConfig, Config, EagerConfig
 from ortlaunch.estimate.band import bands_of, worst
+from ortlaunch.estimate.micro_batch import Search, Sized
 from ortlaunch.estimate.pretend import join_nobody
 from ortlaunch.estimate.probing import Line, line_of
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
@@ -48,8 +49,6 @@ _NOTE_OF_AUTO = (
     "backend=auto may take {}: the figures are those of whichever needs the most, of which only eager is traced"
 )
 _NO_CHANGE = "none of a smaller micro-batch and activation checkpointing is enough"
-_TRIALS = 4
-"""Most traces in the search for a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,8 @@ class Study:
         self._plain_bands: dict[tuple[bool, int], Band] = {}
         """What was traced, uncorrected, by whether activations are checkpointed and by the micro-batch."""
         self._found_changes: list[Change] = []
+        self._traces: dict[tuple[bool, int], Trace] = {}
+        """By whether activations are checkpointed and by the micro-batch."""
 
     def report(self) -> dict[str, Any]:
         """The estimate of the run, as plain values.
@@ -131,7 +132,7 @@ class Study:
             "calibrated_by_runs": correction.runs,
             "calibration_narrows": correction.narrows,
         }
-        neighbours = self._neighbours(asked, machine, word)
+        neighbours = self._neighbours(asked, word)
         estimate = Estimate(plain, self._plain_worker(asked), tuple(self._found_changes), is_probed)
         if self._request.key and self._is_fake:
             store(self._request.key, estimate)
@@ -211,6 +212,12 @@ class Study:
             ) from error
 
     def _traced(self, config: Config) -> Trace:
+        key = config.train.activation_checkpointing, config.train.batch_size
+        if key not in self._traces:
+            self._traces[key] = self._traced_anew(config)
+        return self._traces[key]
+
+    def _traced_anew(self, config: Config) -> Trace:
         shapes = shapes_of(self._batch, config.train.batch_size)
         # What other backends hold is a factor on this where they are not probed; see `phase_band`.
         config = replace(config, backend=EagerConfig())
@@ -276,15 +283,15 @@ class Study:
         """The memory of torch.compile's compilers on a machine."""
         return compilers_of(self._backends, self._request.workers)
 
-    def _neighbours(self, asked: Found, machine: Band, word: str) -> dict[str, Any]:
+    def _neighbours(self, asked: Found, word: str) -> dict[str, Any]:
         """What checkpointing would save, the largest micro-batch, and the change that makes the run fit."""
         if not self._is_fake or self._request.quick:
             return {"checkpointing_saves_bytes": None, "largest_batch_size": None, "change": None}
         is_needed = word in ("tight", "does not fit")
         if self._request.change_only:
-            change = self._nearest_change(lambda: self._largest(self._config, machine)) if is_needed else None
+            change = self._nearest_change(lambda: self._largest(self._config)) if is_needed else None
             return {"checkpointing_saves_bytes": None, "largest_batch_size": None, "change": change}
-        largest = self._largest(self._config, machine)
+        largest = self._largest(self._config)
         change = self._nearest_change(lambda: largest) if is_needed else None
         return {
             "checkpointing_saves_bytes": self._checkpointing(asked.trace),
@@ -302,29 +309,20 @@ class Study:
             return None
         return max(0, asked.phases["step"].process - other.phases["step"].process)
 
-    def _largest(self, config: Config, asked: Band) -> int | None:
+    def _largest(self, config: Config) -> int | None:
         """The largest micro-batch that was traced with a high figure within the limit; 0 if there is none.
-
-        The memory of a step grows nearly by a line with the micro-batch, so that a line through two traces gives the
-        next one. It ends within a twentieth of the best.
 
         Args:
             config: the configuration with the micro-batch to begin with.
-            asked: its memory.
         """
         limit, size = self._request.limit, config.train.batch_size
         if limit is None:
             return None
-        double = min(2 * size, self._most_samples)
-        known = {size: asked.high, double: self._high(config, double)}
-        for _ in range(_TRIALS):
-            inside = max((one for one, high in known.items() if high <= limit), default=0)
-            outside = min((one for one, high in known.items() if high > limit), default=self._most_samples + 1)
-            if len(known) < 2 or outside - inside <= max(1, inside // 20):
-                break
-            guess = _next_size(known, limit, inside, outside)
-            known[guess] = self._high(config, guess)
-        return max((one for one, high in known.items() if high <= limit), default=0)
+        parts = self._traced(config).parts
+        # Gradients may lie in the trainer's buffers.
+        stays = self._base + parts.parameters + parts.optimizer_state + max(parts.gradients, parts.trainer_buffers)
+        workers, most = self._request.workers, self._most_samples
+        return Search(lambda one: self._sized(config, one), limit, workers, most, stays).largest(size)
 
     @property
     def _most_samples(self) -> int:
@@ -334,9 +332,9 @@ class Study:
         return max(most, self._config.train.batch_size)
 
     def _high(self, config: Config, batch_size: int) -> int:
-        return self._with_batch(config, batch_size).high
+        return self._sized(config, batch_size).high
 
-    def _with_batch(self, config: Config, batch_size: int) -> Band:
+    def _sized(self, config: Config, batch_size: int) -> Sized:
         train = replace(config.train, batch_size=batch_size)
         config = replace(config, train=train)
         probed = self._by_lines(config)
@@ -344,7 +342,11 @@ class Study:
         asked = self._found_asked if len(probed) == len(self._possible) else None
         found = Found(self._traced(config) if asked is None else asked.trace, probed)
         self._plain_bands[train.activation_checkpointing, batch_size] = self._plain_machine(found)
-        return self._machine(found)
+        first, others = (
+            {name: band.high for name, band in self._bands(found, is_first=is_first).items()}
+            for is_first in (True, False)
+        )
+        return Sized(self._machine(found).high, first, others)
 
     def _nearest_change(self, largest: Callable[[], int | None]) -> str:
         """The smallest change that makes the run fit, in words.
@@ -379,12 +381,15 @@ class Study:
             except RequestError:
                 checkpointed = self._config
         for size in _divisors(train.batch_size, largest() or 0):
+            if self._high(self._config, size) > limit:
+                continue  # Holes of the allocator may be larger with a smaller micro-batch.
             factor = train.batch_size // size
             words = f"train.batch_size={size} train.grad_accumulation={train.grad_accumulation * factor}"
             yield words, train.activation_checkpointing, size
         if checkpointed is not self._config and not train.activation_checkpointing:
-            begun = self._with_batch(checkpointed, train.batch_size)
-            for size in _divisors(train.batch_size, self._largest(checkpointed, begun) or 0):
+            for size in _divisors(train.batch_size, self._largest(checkpointed) or 0):
+                if self._high(checkpointed, size) > limit:
+                    continue
                 factor = train.batch_size // size
                 words = (
                     f"train.activation_checkpointing=true train.batch_size={size} "
@@ -400,14 +405,6 @@ def _checkpointed(config: Config) -> Config:
 def _divisors(size: int, largest: int) -> Iterator[int]:
     """The divisors of `size` below it and up to `largest`, the largest first."""
     return (one for one in range(min(largest, size - 1), 0, -1) if size % one == 0)
-
-
-def _next_size(known: dict[int, int], limit: int, inside: int, outside: int) -> int:
-    """The micro-batch at which the line through the two nearest traces meets the limit, between those two."""
-    first, second = sorted(sorted(known, key=lambda one: abs(known[one] - limit))[:2])
-    slope = (known[second] - known[first]) / (second - first)
-    guess = int(first + (limit - known[first]) / slope) if slope > 0 else outside
-    return min(max(guess, inside + 1), outside - 1)
 
 
 def _needs_content(error: Exception) -> bool:
