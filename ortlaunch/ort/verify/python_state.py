@@ -16,8 +16,10 @@ import torch
 from ortlaunch.ort.cache import key
 from ortlaunch.ort.cache.values import NOT_DESCRIBED, SEEN
 from ortlaunch.ort.verify.gap import widest
+from ortlaunch.ort.verify.kept import Kept, kept
+from ortlaunch.ort.verify.later import TIMES, is_later_different
 from ortlaunch.ort.verify.nested import NamedTensors
-from ortlaunch.ort.verify.uses import TIMES, CodePlace, Kept, Uses, is_later_different, kept
+from ortlaunch.ort.verify.uses import CodePlace, Uses
 
 _ROUNDING = 1e-6
 """Relative difference of outputs in two passes over the same batch up to which they are the same."""
