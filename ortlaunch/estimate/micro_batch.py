@@ -56,11 +56,9 @@ class Search:
             if outside <= lowest or self._is_plainly_outside(lowest):
                 break
             highest = outside - (max(1, outside // (_NEAR_ENOUGH + 1)) if outside in self._known else 1)
-            if was_beside:
-                # The trace just beside another was not the last one, so lines are of no use here.
-                guess = (inside + outside) // 2
-            else:
-                guess = max(lowest, min(self._guess(), highest))
+            # Where a trace just beside another was not the last one, lines are of no use.
+            middle = (inside + outside) // 2
+            guess = middle if was_beside else max(lowest, min(self._guess(), highest))
             was_beside = not was_beside and guess in (lowest, highest)
             self._known[guess] = self._sized(guess)
         return self._fits
@@ -78,7 +76,8 @@ class Search:
     def _guess(self) -> int:
         """The largest micro-batch that is likely to fit, by lines through a trace on each side of it.
 
-        Without one on each side, by the two that are nearest to the limit. After one trace, all grows that does not stay.
+        Without one on each side, by the two that are nearest to the limit. After one trace,
+        all that does not stay grows.
         """
         if len(self._known) == 1:
             ((size, found),) = self._known.items()
