@@ -54,6 +54,9 @@ _SAME = math.log(1.01)
 _LEAST_TIMEOUT = 60.0
 _OF_ALLOWED = 3.0
 """A trial may take this many times as long as the longest good one, and `_LEAST_TIMEOUT`."""
+_OF_BUDGET = 0.25
+"""This share of the budget may be taken by the first trial of a backend or a trainer. It may have to export, to compile
+or to build what the others do not need."""
 
 
 @dataclass
@@ -362,7 +365,7 @@ class Schedule:
 
     def _try(self, cell: Cell, stage: Stage, number: int, seconds: float) -> Outcome:
         plan = self._plan
-        outcome = plan.trial(cell, Effort(stage, number, seconds, self._rate(cell), self._timeout()))
+        outcome = plan.trial(cell, Effort(stage, number, seconds, self._rate(cell), self._timeout(cell)))
         self._finding.spent += outcome.seconds
         if outcome.ok:
             self._longest = max(self._longest, outcome.seconds)
@@ -381,11 +384,16 @@ class Schedule:
         rates = [one[-1].rate for one in self._finding.measured.values() if one[-1].ok]
         return statistics.median(rates) if rates else None
 
-    def _timeout(self) -> float:
+    def _timeout(self, cell: Cell) -> float:
         """Seconds that the next trial may take: the first ones half of the budget, later ones by the longest so far."""
         if not self._longest:
             return max(_LEAST_TIMEOUT, self._plan.budget / 2)
-        return _LEAST_TIMEOUT + _OF_ALLOWED * self._longest
+        usual = _LEAST_TIMEOUT + _OF_ALLOWED * self._longest
+        shown = {
+            pair for one, outcome in self._seen.items() if outcome.status in ("ok", "time-out") for pair in one.values
+        }
+        is_first = any(isinstance(pair[1], str) and pair not in shown for pair in cell.values)
+        return max(usual, _OF_BUDGET * self._plan.budget) if is_first else usual
 
 
 def _axes_apart(one: Cell, other: Cell) -> int:

@@ -152,7 +152,29 @@ def test_trials_expect_the_speed_that_was_seen_and_get_a_timeout_by_it() -> None
     assert (efforts[0].stage, efforts[0].rate, efforts[0].seconds) == ("probe", None, 0.0)
     assert efforts[1].rate == 100.0
     assert efforts[0].timeout == 300.0
-    assert efforts[2].timeout == 60.0 + 3 * 10.0
+    # The first trial of another backend may have to compile; the next one of it may not take as long.
+    assert efforts[2].timeout == 150.0
+    assert {effort.timeout for effort in efforts[3:]} == {60.0 + 3 * 10.0}
+
+
+def test_a_backend_whose_first_trial_compiles_for_long_is_not_ended_by_the_pace_of_the_others() -> None:
+    built: set[object] = {"eager"}
+    timeouts: list[float] = []
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        seconds = 10.0 if cell["backend"] in built else 120.0
+        if cell["backend"] == "compile":
+            timeouts.append(effort.timeout)
+        if seconds > effort.timeout:
+            return Outcome("time-out", effort.timeout, reason="not done")
+        built.add(cell["backend"])
+        return Outcome("ok", seconds, rate=200.0 if cell["backend"] == "compile" else 100.0)
+
+    cells = [Cell.of(backend=name, micro_batch=size) for name in ("eager", "compile") for size in (4, 8)]
+    finding = Schedule(Plan(cells, cells[0], Dominance(), trial, 900.0, math.inf)).run()
+    assert finding.winner is not None
+    assert finding.winner["backend"] == "compile"
+    assert timeouts[0] == 225.0
 
 
 def summary(finding: Finding) -> object:
