@@ -51,6 +51,8 @@ _SURE = 0.995
 are looked at after every round."""
 _SAME = math.log(1.01)
 """Two finalists whose interval is within one percent are equal: further rounds would tell nothing of use."""
+_CLOSE = math.log(1.03)
+"""With too few rounds for an interval, finalists whose means are nearer to each other than this are a tie."""
 _LEAST_TIMEOUT = 60.0
 _OF_ALLOWED = 3.0
 """A trial may take this many times as long as the longest good one, and `_LEAST_TIMEOUT`."""
@@ -307,14 +309,16 @@ class Schedule:
         names = [cell for cell in logs if cell not in found.dropped] or self._best_first()[:1]
         unfit: set[Cell] = set()
         while names:
-            best = max(names, key=lambda cell: statistics.fmean(logs[cell]) if logs.get(cell) else self._log(cell))
-            ties = [cell for cell in names if cell != best]
+            best = max(names, key=lambda cell: self._mean(cell, logs))
+            ties = [cell for cell in names if cell != best and self._is_tie(best, cell, logs)]
             # If nothing is faster than the configuration as asked, there is no reason to change it.
             winner = plan.asked if plan.asked in ties else best
             reason = plan.unfit(winner)
             if reason is None:
-                found.winner, found.ties = winner, [cell for cell in names if cell != winner]
+                found.winner, found.ties = winner, [cell for cell in (best, *ties) if cell != winner]
                 found.dropped.pop(winner, None)
+                behind = [cell for cell in names if cell not in (best, *ties)]
+                found.dropped |= dict.fromkeys(behind, f"slower, by fewer than {LEAST_ROUNDS} rounds")
                 return
             found.dropped[winner] = reason
             unfit.add(winner)
@@ -322,8 +326,16 @@ class Schedule:
             # All finalists may be unfit. Then the best of the others is left.
             names = names or [cell for cell in self._best_first() if cell not in unfit][:1]
 
-    def _log(self, cell: Cell) -> float:
+    def _mean(self, cell: Cell, logs: dict[Cell, list[float]]) -> float:
+        """The mean of a cell's rounds, or its latest trial if it has none."""
+        if logs.get(cell):
+            return statistics.fmean(logs[cell])
         return math.log(self._scores[cell]) if self._scores.get(cell) else -math.inf
+
+    def _is_tie(self, best: Cell, cell: Cell, logs: dict[Cell, list[float]]) -> bool:
+        """Whether a finalist that the rounds have not dropped may be as fast as the best one."""
+        has_interval = min(len(logs.get(one, [])) for one in (best, cell)) >= LEAST_ROUNDS
+        return has_interval or self._mean(best, logs) - self._mean(cell, logs) <= _CLOSE
 
     def _measure_again(self, logs: dict[Cell, list[float]]) -> None:
         """Measures the winner once more, beside the configuration as asked."""

@@ -98,6 +98,18 @@ def test_what_cannot_be_parted_is_a_tie_and_the_configuration_as_asked_is_kept()
     assert max(effort.number for _, effort in trials if effort.stage == "round") > LEAST_ROUNDS
 
 
+@pytest.mark.parametrize(("speed", "winner", "ties"), [(140.0, B, []), (102.0, A, [B])])
+def test_without_time_for_rounds_what_is_asked_is_kept_only_if_it_is_nearly_as_fast(
+    speed: float, winner: Cell, ties: list[Cell]
+) -> None:
+    plan, trials = made({A: 100.0, B: speed})
+    finding = Schedule(replace(plan, budget=60.0)).run()
+    assert len([1 for _, effort in trials if effort.stage == "round"]) < 2 * LEAST_ROUNDS
+    assert (finding.winner, finding.ties) == (winner, ties)
+    if winner == B:
+        assert finding.dropped[A] == "slower, by fewer than 3 rounds"
+
+
 def test_equal_ones_are_not_measured_for_ever() -> None:
     plan, trials = made({A: 100.0, B: 100.1})
     assert Schedule(plan).run().ties == [B]
