@@ -342,7 +342,9 @@ class Schedule:
         found, plan = self._finding, self._plan
         if found.winner is None:
             return
-        last = self._try(found.winner, "again", 0, plan.long_seconds)
+        # Both at the same time, also where more minutes go on: last trials of an earlier search do not serve again.
+        number = sum(map(len, found.measured.values()))
+        last = self._try(found.winner, "again", number, plan.long_seconds)
         found.score = last.score(plan.work) if last.ok else 0.0
         found.rounds = logs
         if found.score:
@@ -351,7 +353,7 @@ class Schedule:
         if plan.asked == found.winner:
             found.asked_score = found.score
         elif self._scores.get(plan.asked):
-            asked = self._try(plan.asked, "again", 0, plan.long_seconds)
+            asked = self._try(plan.asked, "again", number, plan.long_seconds)
             found.asked_score = asked.score(plan.work)
 
     # Trials.

@@ -232,3 +232,18 @@ def test_more_minutes_go_on_with_what_was_found(tmp_path: Path) -> None:
     keys = [f"{effort.stage} {effort.number} {cell}" for cell, effort in machine.trials]
     assert len(keys) > first
     assert len(keys) == len(set(keys))
+
+
+def test_more_minutes_measure_the_winner_beside_what_is_asked_once_more(tmp_path: Path) -> None:
+    plan, trials = made({A: 100.0, B: 140.0, C: 120.0})
+    for budget in (60.0, 600.0):
+        trials.clear()
+        notes = Notes(tmp_path / "notes")
+        finding = Schedule(replace(plan, budget=budget, trial=notes.remembered(plan.trial))).run()
+        assert finding.winner is not None
+        assert finding.winner != A
+        assert [(cell, effort.stage) for cell, effort in trials[-2:]] == [(finding.winner, "again"), (A, "again")]
+    # After an interruption at the very end nothing is measured twice.
+    trials.clear()
+    Schedule(replace(plan, budget=600.0, trial=Notes(tmp_path / "notes").remembered(plan.trial))).run()
+    assert trials == []
