@@ -1,0 +1,37 @@
+"""Under which key a tuning is found again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.load import to_config
+from ortlaunch.tune.folder import key_of, machine
+from ortlaunch.tune.space import Space
+from ortlaunch.tune.words import taken_apart
+
+WORDS = ("model=mlp", "device=cpu", "backend=eager", "trainer=ddp", "launcher.workers_per_node=1,2")
+HERE: dict[str, Any] = {"cores": 2}
+
+
+def key(*words: str, free: tuple[str, ...] = (), limit: int | None = None) -> str:
+    taken = taken_apart([*WORDS, "train.grad_accumulation=2", *words], free)
+    space = Space(prepared(to_config(compose(taken.composed))), taken, free, ("micro_batch", "checkpointing"))
+    return key_of(space, limit, HERE)
+
+
+def test_what_changes_the_result_changes_the_key() -> None:
+    assert key() == key("name=other")
+    # The cells have the same texts, but two workers with the same accumulation are another global batch.
+    assert key() != key(free=("batch",))
+    assert key() != key("optimizer.lr=0.1")
+    assert key() != key(limit=2**30)
+
+
+def test_variables_that_change_a_speed_are_part_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = machine()
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_WRAPPER", "1")
+    assert machine() != before
