@@ -195,7 +195,9 @@ class _Tuning:
         self._fit = None
         if cell[BACKEND] != "ort":
             return None
-        noted = self._notes.get("check")
+        # The check is about the model in a precision. It says the same of other workers, micro-batches and optimizers.
+        key = f"check {self._space.configured(cell).train.precision.name}"
+        noted = self._notes.get(key)
         if noted is None:
             self._say("check: looking whether the model is fit for ONNX Runtime")
             try:
@@ -203,7 +205,7 @@ class _Tuning:
                 noted = {"fit": report["fit"], "verdict": report["verdict"]}
             except RequestError as error:
                 noted = {"fit": False, "verdict": str(error)}
-            self._notes.put("check", noted)
+            self._notes.put(key, noted)
         self._fit = str(noted["verdict"])
         return None if noted["fit"] else f"ortlaunch check: {noted['verdict']}"
 

@@ -1,0 +1,43 @@
+"""What the verb asks beside its trials."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.load import to_config
+from ortlaunch.config.schema import Config
+from ortlaunch.tune import command
+from ortlaunch.tune.folder import TuneFolder
+from ortlaunch.tune.space import Space
+from ortlaunch.tune.words import taken_apart
+from tests.support.ort import pretend_ort
+
+WORDS = ("model=mlp", "device=cpu", "backend=ort", "trainer=single", "launcher.workers_per_node=1")
+
+
+def test_a_freed_precision_is_checked_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_ort(monkeypatch)
+    checked: list[str] = []
+
+    def look(config: Config, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
+        checked.append(config.train.precision.name)
+        return {"fit": config.train.precision.name == "fp32", "verdict": f"verdict for {checked[-1]}"}
+
+    monkeypatch.setattr(command, "look", look)
+    taken = taken_apart(WORDS, ("precision",))
+    space = Space(prepared(to_config(compose(taken.composed))), taken, ("precision",))
+    by_precision = {cell["precision"]: cell for cell in space.cells}
+    folder = cast(TuneFolder, SimpleNamespace(path=tmp_path))
+    tuning = command._Tuning(space, argparse.Namespace(memory=2**30), folder, quiet=True)
+    assert tuning._unfit(by_precision["bf16"]) == "ortlaunch check: verdict for bf16"
+    assert tuning._unfit(by_precision["fp32"]) is None
+    # Cells of one precision share an answer.
+    assert tuning._unfit(by_precision["fp32"].having(micro_batch=1)) is None
+    assert checked == ["bf16", "fp32"]
