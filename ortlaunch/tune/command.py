@@ -127,6 +127,7 @@ def tuned(space: Space, options: argparse.Namespace, arguments: list[str], *, qu
     with exclusive(folder.path / folders.LOCK) as is_ours, _ended_in_order():
         if not is_ours:
             raise RequestError(f"{folder.path}: another process tunes the same there: wait for it, or --again")
+        folder.open()
         return _Tuning(space, options, folder, quiet=quiet).run()
 
 

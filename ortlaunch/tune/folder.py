@@ -56,6 +56,11 @@ class TuneFolder:
         """The folder."""
         return self.sweep.folder
 
+    def open(self) -> None:
+        """Says that this process adds runs: without it, the next trial that ends would end the sweep again."""
+        self.sweep.write(runs_of(self.path) or [], complete=False)
+        Run(self.path).note_launcher()
+
     def next_number(self) -> int:
         """The next number of a run in the sweep."""
         trials = self.path / "trials"
@@ -156,7 +161,6 @@ def make(config: Config, key: str, arguments: list[str], cell: Cell) -> TuneFold
         path = experiment / f"multirun-{stamp}-{number}"
     sweep = create_sweep(path, f"tune-{config.name or config.model.name}", config, arguments)
     replace_text(path / KEY, json.dumps({"key": key, "asked": str(cell)}) + "\n")
-    Run(path).note_launcher()
     return TuneFolder(sweep)
 
 
