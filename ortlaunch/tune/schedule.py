@@ -243,13 +243,18 @@ class Schedule:
         plan, best_first = self._plan, self._best_first()
         if not best_first:
             return []
+        most = self._scores[best_first[0]]
         half = best_first[: min(_MOST_LONG, max(FINALISTS, math.ceil(len(best_first) / 2)))]
-        least = _HOPELESS * self._scores[half[0]]
+        chosen = [cell for cell in half if self._scores[cell] >= _HOPELESS * most]
+        # A first trial may pay for an export or a compilation that later ones find made. The fastest once it is steady
+        # gets a longer trial in any case.
+        steady = max(best_first, key=lambda cell: self._seen[cell].rate)
+        if steady not in chosen:
+            chosen.insert(1, steady)
         for cell in best_first:
-            share = self._scores[cell] / self._scores[half[0]]
-            if cell not in half or self._scores[cell] < least:
-                self._finding.dropped[cell] = f"{1 - share:.0%} slower than the best in its short trial"
-        chosen = [cell for cell in half if self._scores[cell] >= least]
+            if cell not in chosen:
+                slower = 1 - self._scores[cell] / most
+                self._finding.dropped[cell] = f"{slower:.0%} slower than the best in its short trial"
         done = []
         for cell in chosen if len(chosen) > 1 else []:
             if self._spent >= self._later_until(_UNTIL_LONG):

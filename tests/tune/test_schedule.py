@@ -136,6 +136,19 @@ def test_the_start_counts_over_the_steps_of_the_run() -> None:
     assert (winner(6_000.0), winner(24_000.0)) == (A, B)
 
 
+def test_an_export_that_only_the_first_trial_pays_for_does_not_rule_out_the_fastest() -> None:
+    rates = {A: 100.0, B: 200.0}
+    exported: set[Cell] = set()
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        start = 60.0 if cell == B and cell not in exported else 1.0
+        exported.add(cell)
+        return Outcome("ok", 10.0, rate=rates[cell], start=start)
+
+    # 4,000 samples take A 41 s, and B 80 s the first time and 21 s from then on.
+    assert Schedule(Plan([A, B], A, Dominance(), trial, 600.0, 4000.0)).run().winner == B
+
+
 def test_a_winner_that_is_unfit_gives_way_to_the_next() -> None:
     plan, _ = made({A: 100.0, B: 140.0, C: 130.0})
     finding = Schedule(replace(plan, unfit=lambda cell: "not fit" if cell in (B, C) else None)).run()
