@@ -154,7 +154,16 @@ def test_a_run_that_was_ended_since_it_had_shown_enough_has_the_speed_of_its_win
         ),
         ("by itself", 1, "Traceback\nRuntimeError: no", "failed", "RuntimeError: no"),
         ("by itself", 1, "the worker was ended by SIGKILL (out of memory?)", "out of memory", "SIGKILL"),
+        (
+            "by itself",
+            1,
+            "the worker was ended by SIGSEGV in Gather; the last lines of its log:\na warning",
+            "failed",
+            "the worker was ended by SIGSEGV in Gather",
+        ),
         ("by itself", 1, "", "failed", "ended with 1"),
+        # The kernel may take the launcher of a trial for the one to end.
+        ("by itself", -9, "", "out of memory", "the launcher was ended by SIGKILL"),
     ],
 )
 def test_why_a_trial_has_no_speed(tmp_path: Path, how: End, code: int, failure: str, status: str, reason: str) -> None:
