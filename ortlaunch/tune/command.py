@@ -124,7 +124,8 @@ def tuned(space: Space, options: argparse.Namespace, arguments: list[str], *, qu
         return done
     make = folders.make if options.again else folders.found_or_made
     folder = found or make(space.asked, key, arguments, space.cell)
-    with exclusive(folder.path / folders.LOCK) as is_ours, _ended_in_order():
+    how = " without --again" if options.again else ""
+    with exclusive(folder.path / folders.LOCK) as is_ours, _ended_in_order(how):
         if not is_ours:
             raise RequestError(f"{folder.path}: another process tunes the same there: wait for it, or --again")
         folder.open()
@@ -307,8 +308,12 @@ def _listed(space: Space) -> str:
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Ends the search by an exception where a signal asks for it, so that the running trial is ended too."""
+def _ended_in_order(how: str) -> Iterator[None]:
+    """Ends the search by an exception where a signal asks for it, so that the running trial is ended too.
+
+    Args:
+        how: in what the command that goes on differs from this one.
+    """
     before = {
         number: signal.signal(number, _end)
         for number in (signal.SIGTERM, signal.SIGHUP)
@@ -317,7 +322,7 @@ def _ended_in_order() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        say("ortlaunch: interrupted; the same command goes on where it was", file=sys.stderr)
+        say(f"ortlaunch: interrupted; the same command{how} goes on where it was", file=sys.stderr)
         raise
     finally:
         for number, handler in before.items():

@@ -41,3 +41,10 @@ def test_a_freed_precision_is_checked_by_itself(tmp_path: Path, monkeypatch: pyt
     # Cells of one precision share an answer.
     assert tuning._unfit(by_precision["fp32"].having(micro_batch=1)) is None
     assert checked == ["bf16", "fp32"]
+
+
+def test_after_an_interruption_the_command_that_goes_on_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for how in ("", " without --again"):
+        with pytest.raises(KeyboardInterrupt), command._ended_in_order(how):
+            raise KeyboardInterrupt
+        assert f"interrupted; the same command{how} goes on where it was\n" in capsys.readouterr().err
