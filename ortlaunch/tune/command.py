@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -168,10 +168,15 @@ class _Tuning:
         result |= {"minutes": self._options.minutes, "limit_bytes": self._limit, "folder": str(folder.path)}
         result |= {"date": time.strftime("%Y-%m-%d %H:%M"), "check": self._fit if finding.winner is not None else None}
         result |= self._ways(finding.winner, result)
-        folder.close()
-        end_sweep_as(folder.path, space.asked, set())
+        self._end_sweep()
         folder.write_result(result)
         return result
+
+    def _end_sweep(self) -> None:
+        self._folder.close()
+        # What it says of a tracker is no part of a result that a program reads.
+        with redirect_stdout(sys.stderr):
+            end_sweep_as(self._folder.path, self._space.asked, set())
 
     def _memory(self) -> int:
         """Bytes that a trial may take, the same after an interruption."""

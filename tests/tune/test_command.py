@@ -22,6 +22,11 @@ from tests.support.ort import pretend_ort
 WORDS = ("model=mlp", "device=cpu", "backend=ort", "trainer=single", "launcher.workers_per_node=1")
 
 
+def tuning_of(space: Space, path: Path) -> command._Tuning:
+    folder = cast(TuneFolder, SimpleNamespace(path=path, close=lambda: None))
+    return command._Tuning(space, argparse.Namespace(memory=2**30), folder, quiet=True)
+
+
 def test_a_freed_precision_is_checked_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_ort(monkeypatch)
     checked: list[str] = []
@@ -34,8 +39,7 @@ def test_a_freed_precision_is_checked_by_itself(tmp_path: Path, monkeypatch: pyt
     taken = taken_apart(WORDS, ("precision",))
     space = Space(prepared(to_config(compose(taken.composed))), taken, ("precision",))
     by_precision = {cell["precision"]: cell for cell in space.cells}
-    folder = cast(TuneFolder, SimpleNamespace(path=tmp_path))
-    tuning = command._Tuning(space, argparse.Namespace(memory=2**30), folder, quiet=True)
+    tuning = tuning_of(space, tmp_path)
     assert tuning._unfit(by_precision["bf16"]) == "ortlaunch check: verdict for bf16"
     assert tuning._unfit(by_precision["fp32"]) is None
     # Cells of one precision share an answer.
@@ -48,3 +52,15 @@ def test_after_an_interruption_the_command_that_goes_on_is_told(capsys: pytest.C
         with pytest.raises(KeyboardInterrupt), command._ended_in_order(how):
             raise KeyboardInterrupt
         assert f"interrupted; the same command{how} goes on where it was\n" in capsys.readouterr().err
+
+
+def test_what_a_tracker_says_at_the_end_does_not_stand_before_the_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "end_sweep_as", lambda folder, config, statuses: print("MLflow is not there"))
+    taken = taken_apart(
+        ("model=mlp", "device=cpu", "backend=eager", "trainer=single", "launcher.workers_per_node=1"), ()
+    )
+    tuning_of(Space(prepared(to_config(compose(taken.composed))), taken), tmp_path)._end_sweep()
+    read = capsys.readouterr()
+    assert (read.out, read.err) == ("", "MLflow is not there\n")
