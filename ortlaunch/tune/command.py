@@ -36,10 +36,11 @@ from ortlaunch.tune.folder import TuneFolder
 from ortlaunch.tune.job import command_of, write_job
 from ortlaunch.tune.memory import Estimates
 from ortlaunch.tune.notes import Notes
+from ortlaunch.tune.plan import Plan
 from ortlaunch.tune.pruning import Dominance
 from ortlaunch.tune.render import not_tried, render
 from ortlaunch.tune.report import grouped, report_of
-from ortlaunch.tune.schedule import Plan, Schedule
+from ortlaunch.tune.schedule import Schedule
 from ortlaunch.tune.space import AXES, FREE, Space
 from ortlaunch.tune.trial import Trials
 from ortlaunch.tune.words import BACKEND, taken_apart

@@ -13,21 +13,17 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from ortlaunch.tune.cell import Cell, Effort, Outcome, Stage
 from ortlaunch.tune.expectation import Expectation
-from ortlaunch.tune.pruning import Pruner
-
-Trial = Callable[[Cell, Effort], Outcome]
-Interval = tuple[float, float]
+from ortlaunch.tune.intervals import LEAST_ROUNDS, difference_of, interval_of, slower_by
+from ortlaunch.tune.plan import Finding, Plan
 
 NO_TIME = "no time for it in the minutes given"
 """Why a cell was not tried that more minutes would have tried."""
 NO_GAIN = "the trials let expect no gain of it"
 """Why a cell was not tried that might have been."""
 FINALISTS = 3
-LEAST_ROUNDS = 3
 _MOST_ROUNDS = 8
 _MOST_LONG = 8
 _LEAST_SEARCH, _MOST_SEARCH = 0.5, 0.8
@@ -46,9 +42,6 @@ _NO_BETTER = 0.002
 """A cell that is expected to improve the best by less than this (on the scale of logarithms) is not worth a trial."""
 _LEAST_IDLE, _IDLE = 4, 0.1
 """So many cells, or this share of all, are tried without expectation in a row before the search ends."""
-_SURE = 0.995
-"""Quantile of Student's distribution for intervals in the rounds. It is beyond the usual 0.975, because the intervals
-are looked at after every round."""
 _SAME = math.log(1.01)
 """Two finalists whose interval is within one percent are equal: further rounds would tell nothing of use."""
 _CLOSE = math.log(1.03)
@@ -59,57 +52,6 @@ _OF_ALLOWED = 3.0
 _OF_BUDGET = 0.25
 """This share of the budget may be taken by the first trial of a backend or a trainer. It may have to export, to compile
 or to build what the others do not need."""
-
-
-@dataclass
-class Plan:
-    """What a schedule needs."""
-
-    cells: Sequence[Cell]
-    """All cells that the rules allow, each once."""
-    asked: Cell
-    """The configuration as asked, which is one of them."""
-    pruner: Pruner
-    trial: Trial
-    budget: float
-    """Seconds that all trials may take together."""
-    work: float
-    """Samples of the whole run, over which the start of a backend counts; infinite for the steady speed alone."""
-    unfit: Callable[[Cell], str | None] = lambda cell: None
-    """Why a winner must not be used although it is fast; None if it may be. It is asked of the winner only."""
-    estimated: Callable[[Cell, dict[Cell, Outcome]], str | None] = lambda cell, seen: None
-    """Why a cell that is about to be tried cannot fit into the memory; None if it may."""
-    beside: Callable[[], float] = lambda: 0.0
-    """Seconds spent so far on what is no trial, such as estimates."""
-    short_seconds: float = 2.0
-    long_seconds: float = 6.0
-    seed: int = 0
-
-
-@dataclass
-class Finding:
-    """The end of a schedule."""
-
-    winner: Cell | None
-    """The fastest cell; None if none trained."""
-    ties: list[Cell] = field(default_factory=list)
-    """Cells that the rounds could not part from the winner."""
-    measured: dict[Cell, list[Outcome]] = field(default_factory=dict)
-    """All outcomes of each cell, in their order."""
-    pruned: dict[Cell, str] = field(default_factory=dict)
-    """Why a cell was not tried."""
-    dropped: dict[Cell, str] = field(default_factory=dict)
-    """Why a cell that was tried is not the winner."""
-    score: float = 0.0
-    """The winner's score, measured once more."""
-    interval: Interval | None = None
-    """Of the winner's score, from its rounds and the last trial; None for less than three values."""
-    asked_score: float = 0.0
-    """The score of the configuration as asked, measured beside the winner; 0 if it did not train."""
-    rounds: dict[Cell, list[float]] = field(default_factory=dict)
-    """The logarithms of a cell's scores in the rounds, and in the trial after them."""
-    spent: float = 0.0
-    """Seconds of all trials together."""
 
 
 class Schedule:
@@ -297,11 +239,13 @@ class Schedule:
         for cell in running:
             if cell == best:
                 continue
-            low, high = _difference(logs[best], logs[cell])
+            low, high = difference_of(logs[best], logs[cell])
             if max(-low, high) <= _SAME:
                 continue
             if low > 0:
-                self._finding.dropped[cell] = f"{_slower(low)} to {_slower(high)} slower than the winner in the rounds"
+                self._finding.dropped[cell] = (
+                    f"{slower_by(low)} to {slower_by(high)} slower than the winner in the rounds"
+                )
             else:
                 undecided.append(cell)
         return [best, *undecided] if undecided else [best]
@@ -424,28 +368,3 @@ def _line(cell: Cell, stage: Stage, number: int, outcome: Outcome) -> str:
     said = f"{outcome.rate:,.1f} samples/s" if outcome.ok else f"{outcome.status}: {outcome.reason}"
     noted = ", noted before" if outcome.is_noted else ""
     return f"{which}: {cell}: {said} ({outcome.seconds:.0f} s{noted})"
-
-
-def _half_width(values: list[float]) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(len(values) - 1, _SURE)) * math.sqrt(statistics.variance(values) / len(values))
-
-
-def _difference(left: list[float], right: list[float]) -> Interval:
-    """The interval of the mean of left - right, round by round, so that what changes both counts for nothing."""
-    apart = [one - other for one, other in zip(left, right, strict=True)]
-    middle, half = statistics.fmean(apart), _half_width(apart)
-    return middle - half, middle + half
-
-
-def interval_of(logs: list[float]) -> Interval | None:
-    """The interval of the mean of scores, from their logarithms; None for less than `LEAST_ROUNDS`."""
-    if len(logs) < LEAST_ROUNDS:
-        return None
-    middle, half = statistics.fmean(logs), _half_width(logs)
-    return math.exp(middle - half), math.exp(middle + half)
-
-
-def _slower(difference: float) -> str:
-    return f"{1 - math.exp(-difference):.1%}"

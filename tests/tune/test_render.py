@@ -10,10 +10,11 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.tune.cell import Cell, Effort, Outcome
+from ortlaunch.tune.plan import Plan
 from ortlaunch.tune.pruning import Dominance
 from ortlaunch.tune.render import render
 from ortlaunch.tune.report import report_of
-from ortlaunch.tune.schedule import Plan, Schedule
+from ortlaunch.tune.schedule import Schedule
 from ortlaunch.tune.space import Space
 from ortlaunch.tune.words import taken_apart
 

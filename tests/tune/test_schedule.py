@@ -16,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortlaunch.tune.cell import Cell, Effort, Outcome, Value
+from ortlaunch.tune.intervals import LEAST_ROUNDS
 from ortlaunch.tune.notes import Notes
+from ortlaunch.tune.plan import Finding, Plan
 from ortlaunch.tune.pruning import Dominance
-from ortlaunch.tune.schedule import LEAST_ROUNDS, Finding, Plan, Schedule
+from ortlaunch.tune.schedule import Schedule
 from tests.tune import pretend
 from tests.tune.objective import Machine
 
