@@ -75,13 +75,15 @@ class Schedule:
         self._longest = 0.0
         self._searched = 0.0
         """Seconds that the search took."""
+        self._is_cut = False
+        """Whether the search ended for want of time. Later trials take time too, and say nothing about that."""
         self._idle = 0
         """How many cells in a row were tried without an expectation of gain."""
 
     def run(self) -> Finding:
         """Searches to the end of the budget, or until it is decided."""
         self._search()
-        self._searched = self._spent
+        self._searched, self._is_cut = self._spent, self._spent >= self._search_until
         finalists = self._longer()
         rounds = self._rounds(finalists)
         self._decide(rounds)
@@ -174,10 +176,7 @@ class Schedule:
         """Why a cell was never tried although nothing speaks against it."""
         if self._plan.pruner.waits(cell, self._seen):
             return "only of use if the same without checkpointing does not fit, which was not tried"
-        good = {one: score for one, score in self._scores.items() if score > 0}
-        if self._spent >= self._search_until or len(good) < 2:
-            return NO_TIME
-        return NO_GAIN
+        return NO_TIME if self._is_cut else NO_GAIN
 
     # Longer trials and rounds.
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ortlaunch.tune import schedule
 from ortlaunch.tune.cell import Cell, Effort, Outcome, Value
 from ortlaunch.tune.intervals import LEAST_ROUNDS
 from ortlaunch.tune.notes import Notes
@@ -136,6 +137,21 @@ def test_the_start_counts_over_the_steps_of_the_run() -> None:
 
     # 20 s of export are paid for after 12,000 samples.
     assert (winner(6_000.0), winner(24_000.0)) == (A, B)
+
+
+def test_what_the_search_had_no_hope_of_is_not_told_to_have_had_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_NO_BETTER", math.inf), ("_LEAST_IDLE", 0), ("_IDLE", 0.0)):
+        monkeypatch.setattr(schedule, name, value)
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        seconds = 10.0 if effort.stage in ("probe", "short") else 200.0
+        return Outcome("ok", seconds, rate=100.0 + int(cell["micro_batch"]))
+
+    cells = [Cell.of(micro_batch=size) for size in range(1, 11)]
+    finding = Schedule(Plan(cells, cells[0], Dominance(), trial, 600.0, math.inf)).run()
+    # The rounds took the time, after the search had ended by itself.
+    assert finding.spent > 600.0
+    assert set(finding.pruned.values()) == {schedule.NO_GAIN}
 
 
 def test_an_export_that_only_the_first_trial_pays_for_does_not_rule_out_the_fastest() -> None:
