@@ -59,9 +59,14 @@ class Failure:
 
     @property
     def gist(self) -> str:
-        """The message in one line: how the worker was ended, or the traceback's last line."""
-        lines = self.message.strip().splitlines() or [""]
-        return lines[0].partition(";")[0] if lines[0].startswith(_ENDED) else lines[-1]
+        """The message in one line."""
+        return gist_of(self.message)
+
+
+def gist_of(message: str) -> str:
+    """A failure's message in one line: how the worker was ended, or the traceback's last line."""
+    lines = message.strip().splitlines() or [""]
+    return lines[0].partition(";")[0] if lines[0].startswith(_ENDED) else lines[-1]
 
 
 def record(run_dir: Path, rank: int, error: BaseException, host: str | None = None) -> None:

@@ -40,7 +40,8 @@ class Effort:
 
     stage: Stage
     number: int
-    """The round, from 0; the same trial of a stage is never repeated under one number."""
+    """The round, from 0; of the last trials, how many there were before. The same trial of a stage is never repeated
+    under one number."""
     seconds: float
     """Seconds of training that are wanted, without the start. 0 takes the fewest steps."""
     rate: float | None

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +36,11 @@ from ortlaunch.tune.folder import TuneFolder
 from ortlaunch.tune.job import command_of, write_job
 from ortlaunch.tune.memory import Estimates
 from ortlaunch.tune.notes import Notes
+from ortlaunch.tune.plan import Plan
 from ortlaunch.tune.pruning import Dominance
 from ortlaunch.tune.render import not_tried, render
 from ortlaunch.tune.report import grouped, report_of
-from ortlaunch.tune.schedule import Plan, Schedule
+from ortlaunch.tune.schedule import Schedule
 from ortlaunch.tune.space import AXES, FREE, Space
 from ortlaunch.tune.trial import Trials
 from ortlaunch.tune.words import BACKEND, taken_apart
@@ -124,9 +125,11 @@ def tuned(space: Space, options: argparse.Namespace, arguments: list[str], *, qu
         return done
     make = folders.make if options.again else folders.found_or_made
     folder = found or make(space.asked, key, arguments, space.cell)
-    with exclusive(folder.path / folders.LOCK) as is_ours, _ended_in_order():
+    how = " without --again" if options.again else ""
+    with exclusive(folder.path / folders.LOCK) as is_ours, _ended_in_order(how):
         if not is_ours:
             raise RequestError(f"{folder.path}: another process tunes the same there: wait for it, or --again")
+        folder.open()
         return _Tuning(space, options, folder, quiet=quiet).run()
 
 
@@ -166,10 +169,15 @@ class _Tuning:
         result |= {"minutes": self._options.minutes, "limit_bytes": self._limit, "folder": str(folder.path)}
         result |= {"date": time.strftime("%Y-%m-%d %H:%M"), "check": self._fit if finding.winner is not None else None}
         result |= self._ways(finding.winner, result)
-        folder.close()
-        end_sweep_as(folder.path, space.asked, set())
+        self._end_sweep()
         folder.write_result(result)
         return result
+
+    def _end_sweep(self) -> None:
+        self._folder.close()
+        # What it says of a tracker is no part of a result that a program reads.
+        with redirect_stdout(sys.stderr):
+            end_sweep_as(self._folder.path, self._space.asked, set())
 
     def _memory(self) -> int:
         """Bytes that a trial may take, the same after an interruption."""
@@ -195,7 +203,9 @@ class _Tuning:
         self._fit = None
         if cell[BACKEND] != "ort":
             return None
-        noted = self._notes.get("check")
+        # The check is about the model in a precision. It says the same of other workers, micro-batches and optimizers.
+        key = f"check {self._space.configured(cell).train.precision.name}"
+        noted = self._notes.get(key)
         if noted is None:
             self._say("check: looking whether the model is fit for ONNX Runtime")
             try:
@@ -203,7 +213,7 @@ class _Tuning:
                 noted = {"fit": report["fit"], "verdict": report["verdict"]}
             except RequestError as error:
                 noted = {"fit": False, "verdict": str(error)}
-            self._notes.put("check", noted)
+            self._notes.put(key, noted)
         self._fit = str(noted["verdict"])
         return None if noted["fit"] else f"ortlaunch check: {noted['verdict']}"
 
@@ -304,8 +314,12 @@ def _listed(space: Space) -> str:
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Ends the search by an exception where a signal asks for it, so that the running trial is ended too."""
+def _ended_in_order(how: str) -> Iterator[None]:
+    """Ends the search by an exception where a signal asks for it, so that the running trial is ended too.
+
+    Args:
+        how: in what the command that goes on differs from this one.
+    """
     before = {
         number: signal.signal(number, _end)
         for number in (signal.SIGTERM, signal.SIGHUP)
@@ -314,7 +328,7 @@ def _ended_in_order() -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        say("ortlaunch: interrupted; the same command goes on where it was", file=sys.stderr)
+        say(f"ortlaunch: interrupted; the same command{how} goes on where it was", file=sys.stderr)
         raise
     finally:
         for number, handler in before.items():

@@ -32,7 +32,10 @@ from ortlaunch.verbs.multirun import create_sweep
 
 KEY, NOTES, RESULT, LOCK, JOBS = "tune.json", "notes.jsonl", "result.json", "tune.lock", "jobs"
 _PACKAGES = ("torch", "transformers", "deepspeed", "onnxruntime-training", "onnxruntime-training-cpu")
-_OF_SPEED = ("OMP_", "KMP_", "MKL_", "MALLOC_", "LD_PRELOAD")
+_OF_SPEED = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "MALLOC_", "LD_PRELOAD"),
+    *("PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_"),
+)
 """Beginnings of environment variables that change the speed or the memory of a run."""
 _NOT_TUNED = ("experiment", "run_root", "name", "tracking", "trackers", "profile")
 _MAKING = "tune.lock"
@@ -52,6 +55,11 @@ class TuneFolder:
     def path(self) -> Path:
         """The folder."""
         return self.sweep.folder
+
+    def open(self) -> None:
+        """Says that this process adds runs: without it, the next trial that ends would end the sweep again."""
+        self.sweep.write(runs_of(self.path) or [], complete=False)
+        Run(self.path).note_launcher()
 
     def next_number(self) -> int:
         """The next number of a run in the sweep."""
@@ -104,7 +112,8 @@ def key_of(space: Space, limit: int | None, here: dict[str, Any]) -> str:
         here: what `machine` returned.
     """
     settings = {key: value for key, value in to_dict(space.asked).items() if key not in _NOT_TUNED}
-    cells = sorted(map(str, space.cells))
+    # With a freed batch the same cell accumulates otherwise.
+    cells = sorted(f"{cell} accumulation={space.accumulation(cell)}" for cell in space.cells)
     content = json.dumps([settings, str(space.cell), cells, limit, here], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -152,7 +161,6 @@ def make(config: Config, key: str, arguments: list[str], cell: Cell) -> TuneFold
         path = experiment / f"multirun-{stamp}-{number}"
     sweep = create_sweep(path, f"tune-{config.name or config.model.name}", config, arguments)
     replace_text(path / KEY, json.dumps({"key": key, "asked": str(cell)}) + "\n")
-    Run(path).note_launcher()
     return TuneFolder(sweep)
 
 

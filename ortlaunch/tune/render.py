@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ortlaunch.base.tables import print_in_full_width
 from ortlaunch.base.text import counted
+from ortlaunch.tune.pruning import MICRO
 
 _MOST_ROWS = 20
 _LONGEST = 110
@@ -72,6 +73,11 @@ def _lines(result: dict[str, Any]) -> list[str]:
         return [*lines, "no configuration trained"]
     if "batch" in result["free"] or "optimizer" in result["free"] or "precision" in result["free"]:
         lines.append(f"! {', '.join(result['free'])} freed: the winner learns something else at the same learning rate")
+    if result["winner"][MICRO] != result["asked"][MICRO]:
+        lines.append(
+            "! the winner has another micro-batch than asked: a model with BatchNorm computes its statistics over it "
+            "and learns something else (--hold micro-batch keeps it)"
+        )
     if result["score"]:
         speed = f"{result['score']:,.1f} samples/s, measured once more{_of(result['interval'])}"
     else:

@@ -6,7 +6,9 @@ from collections import Counter
 from typing import Any
 
 from ortlaunch.tune.cell import Cell, Outcome
-from ortlaunch.tune.schedule import NO_TIME, Finding, interval_of
+from ortlaunch.tune.intervals import interval_of
+from ortlaunch.tune.plan import Finding
+from ortlaunch.tune.schedule import NO_TIME
 from ortlaunch.tune.space import Space
 
 _BUSY = 0.1

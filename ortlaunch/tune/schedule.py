@@ -13,21 +13,17 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from ortlaunch.tune.cell import Cell, Effort, Outcome, Stage
 from ortlaunch.tune.expectation import Expectation
-from ortlaunch.tune.pruning import Pruner
-
-Trial = Callable[[Cell, Effort], Outcome]
-Interval = tuple[float, float]
+from ortlaunch.tune.intervals import LEAST_ROUNDS, difference_of, interval_of, slower_by
+from ortlaunch.tune.plan import Finding, Plan
 
 NO_TIME = "no time for it in the minutes given"
 """Why a cell was not tried that more minutes would have tried."""
 NO_GAIN = "the trials let expect no gain of it"
 """Why a cell was not tried that might have been."""
 FINALISTS = 3
-LEAST_ROUNDS = 3
 _MOST_ROUNDS = 8
 _MOST_LONG = 8
 _LEAST_SEARCH, _MOST_SEARCH = 0.5, 0.8
@@ -46,65 +42,16 @@ _NO_BETTER = 0.002
 """A cell that is expected to improve the best by less than this (on the scale of logarithms) is not worth a trial."""
 _LEAST_IDLE, _IDLE = 4, 0.1
 """So many cells, or this share of all, are tried without expectation in a row before the search ends."""
-_SURE = 0.995
-"""Quantile of Student's distribution for intervals in the rounds. It is beyond the usual 0.975, because the intervals
-are looked at after every round."""
 _SAME = math.log(1.01)
 """Two finalists whose interval is within one percent are equal: further rounds would tell nothing of use."""
+_CLOSE = math.log(1.03)
+"""With too few rounds for an interval, finalists whose means are nearer to each other than this are a tie."""
 _LEAST_TIMEOUT = 60.0
 _OF_ALLOWED = 3.0
 """A trial may take this many times as long as the longest good one, and `_LEAST_TIMEOUT`."""
-
-
-@dataclass
-class Plan:
-    """What a schedule needs."""
-
-    cells: Sequence[Cell]
-    """All cells that the rules allow, each once."""
-    asked: Cell
-    """The configuration as asked, which is one of them."""
-    pruner: Pruner
-    trial: Trial
-    budget: float
-    """Seconds that all trials may take together."""
-    work: float
-    """Samples of the whole run, over which the start of a backend counts; infinite for the steady speed alone."""
-    unfit: Callable[[Cell], str | None] = lambda cell: None
-    """Why a winner must not be used although it is fast; None if it may be. It is asked of the winner only."""
-    estimated: Callable[[Cell, dict[Cell, Outcome]], str | None] = lambda cell, seen: None
-    """Why a cell that is about to be tried cannot fit into the memory; None if it may."""
-    beside: Callable[[], float] = lambda: 0.0
-    """Seconds spent so far on what is no trial, such as estimates."""
-    short_seconds: float = 2.0
-    long_seconds: float = 6.0
-    seed: int = 0
-
-
-@dataclass
-class Finding:
-    """The end of a schedule."""
-
-    winner: Cell | None
-    """The fastest cell; None if none trained."""
-    ties: list[Cell] = field(default_factory=list)
-    """Cells that the rounds could not part from the winner."""
-    measured: dict[Cell, list[Outcome]] = field(default_factory=dict)
-    """All outcomes of each cell, in their order."""
-    pruned: dict[Cell, str] = field(default_factory=dict)
-    """Why a cell was not tried."""
-    dropped: dict[Cell, str] = field(default_factory=dict)
-    """Why a cell that was tried is not the winner."""
-    score: float = 0.0
-    """The winner's score, measured once more."""
-    interval: Interval | None = None
-    """Of the winner's score, from its rounds and the last trial; None for less than three values."""
-    asked_score: float = 0.0
-    """The score of the configuration as asked, measured beside the winner; 0 if it did not train."""
-    rounds: dict[Cell, list[float]] = field(default_factory=dict)
-    """The logarithms of a cell's scores in the rounds, and in the trial after them."""
-    spent: float = 0.0
-    """Seconds of all trials together."""
+_OF_BUDGET = 0.25
+"""This share of the budget may be taken by the first trial of a backend or a trainer. It may have to export, to compile
+or to build what the others do not need."""
 
 
 class Schedule:
@@ -128,13 +75,15 @@ class Schedule:
         self._longest = 0.0
         self._searched = 0.0
         """Seconds that the search took."""
+        self._is_cut = False
+        """Whether the search ended for want of time. Later trials take time too, and say nothing about that."""
         self._idle = 0
         """How many cells in a row were tried without an expectation of gain."""
 
     def run(self) -> Finding:
         """Searches to the end of the budget, or until it is decided."""
         self._search()
-        self._searched = self._spent
+        self._searched, self._is_cut = self._spent, self._spent >= self._search_until
         finalists = self._longer()
         rounds = self._rounds(finalists)
         self._decide(rounds)
@@ -227,10 +176,7 @@ class Schedule:
         """Why a cell was never tried although nothing speaks against it."""
         if self._plan.pruner.waits(cell, self._seen):
             return "only of use if the same without checkpointing does not fit, which was not tried"
-        good = {one: score for one, score in self._scores.items() if score > 0}
-        if self._spent >= self._search_until or len(good) < 2:
-            return NO_TIME
-        return NO_GAIN
+        return NO_TIME if self._is_cut else NO_GAIN
 
     # Longer trials and rounds.
 
@@ -238,13 +184,18 @@ class Schedule:
         plan, best_first = self._plan, self._best_first()
         if not best_first:
             return []
+        most = self._scores[best_first[0]]
         half = best_first[: min(_MOST_LONG, max(FINALISTS, math.ceil(len(best_first) / 2)))]
-        least = _HOPELESS * self._scores[half[0]]
+        chosen = [cell for cell in half if self._scores[cell] >= _HOPELESS * most]
+        # A first trial may pay for an export or a compilation that later ones find made. The fastest once it is steady
+        # gets a longer trial in any case.
+        steady = max(best_first, key=lambda cell: self._seen[cell].rate)
+        if steady not in chosen:
+            chosen.insert(1, steady)
         for cell in best_first:
-            share = self._scores[cell] / self._scores[half[0]]
-            if cell not in half or self._scores[cell] < least:
-                self._finding.dropped[cell] = f"{1 - share:.0%} slower than the best in its short trial"
-        chosen = [cell for cell in half if self._scores[cell] >= least]
+            if cell not in chosen:
+                slower = 1 - self._scores[cell] / most
+                self._finding.dropped[cell] = f"{slower:.0%} slower than the best in its short trial"
         done = []
         for cell in chosen if len(chosen) > 1 else []:
             if self._spent >= self._later_until(_UNTIL_LONG):
@@ -287,11 +238,13 @@ class Schedule:
         for cell in running:
             if cell == best:
                 continue
-            low, high = _difference(logs[best], logs[cell])
+            low, high = difference_of(logs[best], logs[cell])
             if max(-low, high) <= _SAME:
                 continue
             if low > 0:
-                self._finding.dropped[cell] = f"{_slower(low)} to {_slower(high)} slower than the winner in the rounds"
+                self._finding.dropped[cell] = (
+                    f"{slower_by(low)} to {slower_by(high)} slower than the winner in the rounds"
+                )
             else:
                 undecided.append(cell)
         return [best, *undecided] if undecided else [best]
@@ -304,14 +257,16 @@ class Schedule:
         names = [cell for cell in logs if cell not in found.dropped] or self._best_first()[:1]
         unfit: set[Cell] = set()
         while names:
-            best = max(names, key=lambda cell: statistics.fmean(logs[cell]) if logs.get(cell) else self._log(cell))
-            ties = [cell for cell in names if cell != best]
+            best = max(names, key=lambda cell: self._mean(cell, logs))
+            ties = [cell for cell in names if cell != best and self._is_tie(best, cell, logs)]
             # If nothing is faster than the configuration as asked, there is no reason to change it.
             winner = plan.asked if plan.asked in ties else best
             reason = plan.unfit(winner)
             if reason is None:
-                found.winner, found.ties = winner, [cell for cell in names if cell != winner]
+                found.winner, found.ties = winner, [cell for cell in (best, *ties) if cell != winner]
                 found.dropped.pop(winner, None)
+                behind = [cell for cell in names if cell not in (best, *ties)]
+                found.dropped |= dict.fromkeys(behind, f"slower, by fewer than {LEAST_ROUNDS} rounds")
                 return
             found.dropped[winner] = reason
             unfit.add(winner)
@@ -319,15 +274,25 @@ class Schedule:
             # All finalists may be unfit. Then the best of the others is left.
             names = names or [cell for cell in self._best_first() if cell not in unfit][:1]
 
-    def _log(self, cell: Cell) -> float:
+    def _mean(self, cell: Cell, logs: dict[Cell, list[float]]) -> float:
+        """The mean of a cell's rounds, or its latest trial if it has none."""
+        if logs.get(cell):
+            return statistics.fmean(logs[cell])
         return math.log(self._scores[cell]) if self._scores.get(cell) else -math.inf
+
+    def _is_tie(self, best: Cell, cell: Cell, logs: dict[Cell, list[float]]) -> bool:
+        """Whether a finalist that the rounds have not dropped may be as fast as the best one."""
+        has_interval = min(len(logs.get(one, [])) for one in (best, cell)) >= LEAST_ROUNDS
+        return has_interval or self._mean(best, logs) - self._mean(cell, logs) <= _CLOSE
 
     def _measure_again(self, logs: dict[Cell, list[float]]) -> None:
         """Measures the winner once more, beside the configuration as asked."""
         found, plan = self._finding, self._plan
         if found.winner is None:
             return
-        last = self._try(found.winner, "again", 0, plan.long_seconds)
+        # Both at the same time, also where more minutes go on: last trials of an earlier search do not serve again.
+        number = sum(map(len, found.measured.values()))
+        last = self._try(found.winner, "again", number, plan.long_seconds)
         found.score = last.score(plan.work) if last.ok else 0.0
         found.rounds = logs
         if found.score:
@@ -336,7 +301,7 @@ class Schedule:
         if plan.asked == found.winner:
             found.asked_score = found.score
         elif self._scores.get(plan.asked):
-            asked = self._try(plan.asked, "again", 0, plan.long_seconds)
+            asked = self._try(plan.asked, "again", number, plan.long_seconds)
             found.asked_score = asked.score(plan.work)
 
     # Trials.
@@ -362,7 +327,7 @@ class Schedule:
 
     def _try(self, cell: Cell, stage: Stage, number: int, seconds: float) -> Outcome:
         plan = self._plan
-        outcome = plan.trial(cell, Effort(stage, number, seconds, self._rate(cell), self._timeout()))
+        outcome = plan.trial(cell, Effort(stage, number, seconds, self._rate(cell), self._timeout(cell)))
         self._finding.spent += outcome.seconds
         if outcome.ok:
             self._longest = max(self._longest, outcome.seconds)
@@ -381,11 +346,16 @@ class Schedule:
         rates = [one[-1].rate for one in self._finding.measured.values() if one[-1].ok]
         return statistics.median(rates) if rates else None
 
-    def _timeout(self) -> float:
+    def _timeout(self, cell: Cell) -> float:
         """Seconds that the next trial may take: the first ones half of the budget, later ones by the longest so far."""
         if not self._longest:
             return max(_LEAST_TIMEOUT, self._plan.budget / 2)
-        return _LEAST_TIMEOUT + _OF_ALLOWED * self._longest
+        usual = _LEAST_TIMEOUT + _OF_ALLOWED * self._longest
+        shown = {
+            pair for one, outcome in self._seen.items() if outcome.status in ("ok", "time-out") for pair in one.values
+        }
+        is_first = any(isinstance(pair[1], str) and pair not in shown for pair in cell.values)
+        return max(usual, _OF_BUDGET * self._plan.budget) if is_first else usual
 
 
 def _axes_apart(one: Cell, other: Cell) -> int:
@@ -397,28 +367,3 @@ def _line(cell: Cell, stage: Stage, number: int, outcome: Outcome) -> str:
     said = f"{outcome.rate:,.1f} samples/s" if outcome.ok else f"{outcome.status}: {outcome.reason}"
     noted = ", noted before" if outcome.is_noted else ""
     return f"{which}: {cell}: {said} ({outcome.seconds:.0f} s{noted})"
-
-
-def _half_width(values: list[float]) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(len(values) - 1, _SURE)) * math.sqrt(statistics.variance(values) / len(values))
-
-
-def _difference(left: list[float], right: list[float]) -> Interval:
-    """The interval of the mean of left - right, round by round, so that what changes both counts for nothing."""
-    apart = [one - other for one, other in zip(left, right, strict=True)]
-    middle, half = statistics.fmean(apart), _half_width(apart)
-    return middle - half, middle + half
-
-
-def interval_of(logs: list[float]) -> Interval | None:
-    """The interval of the mean of scores, from their logarithms; None for less than `LEAST_ROUNDS`."""
-    if len(logs) < LEAST_ROUNDS:
-        return None
-    middle, half = statistics.fmean(logs), _half_width(logs)
-    return math.exp(middle - half), math.exp(middle + half)
-
-
-def _slower(difference: float) -> str:
-    return f"{1 - math.exp(-difference):.1%}"

@@ -31,6 +31,8 @@ _BATCH_DOUBLINGS = 6
 _STEP_APART = 0.6
 """Micro-batches nearer to each other than this ratio are not both tried."""
 _CHECKPOINTING = {"true": ON, "false": OFF}
+_NUMBERS = {"single": "autocast", "ddp": "autocast", "deepspeed": "weights", "fsdp": "gathered"}
+"""What has the run's precision under a trainer, where it is not fp32."""
 
 
 @dataclass
@@ -137,13 +139,26 @@ class Space:
 
     def _take(self, cell: Cell) -> None:
         # What is asked for is measured in any case: the others are compared with it.
-        reason = None if cell == self.cell else _pointless(cell)
+        reason = None if cell == self.cell else _pointless(cell) or self._other_numbers(cell)
         if reason is None:
             reason = self._refusal(cell)
         if reason is None:
             self.cells.append(cell)
         else:
             self.refused[cell] = reason
+
+    def _other_numbers(self, cell: Cell) -> str | None:
+        """Why a trainer's bf16 or fp16 is other learning than that of the trainer as asked (docs/precision.md)."""
+        precision, given = self.asked.train.precision, self.words.given
+        if precision is Precision.fp32 or PRECISION in self.free or TRAINER in given:
+            return None
+        asked, other = (_NUMBERS.get(self._trainer(str(one[TRAINER])).name) for one in (self.cell, cell))
+        if asked == other:
+            return None
+        return (
+            f"{precision.name} in other tensors than under trainer={self.asked.trainer.name}: another learning; "
+            "name the trainers to search, or add --free=precision"
+        )
 
     def _refusal(self, cell: Cell) -> str | None:
         """Why a rule refuses a cell. No rule looks at the micro-batch, so that one answer holds for all."""

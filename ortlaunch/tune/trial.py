@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from ortlaunch.config.load import save_config
 from ortlaunch.config.schema import Config, MemoryCheck
 from ortlaunch.launch.planning import default_name
 from ortlaunch.run.events import Event, Measured, WorkerFailed
+from ortlaunch.run.failure import gist_of
 from ortlaunch.run.journal import iterate
 from ortlaunch.run.run import Run
 from ortlaunch.run.state import RunState
@@ -191,8 +193,11 @@ def _failure(watched: Watched, failures: list[str], effort: Effort, limit: int |
         line = next((line.strip() for line in message.splitlines() if any(sign in line for sign in _NO_MEMORY)), None)
         if line is not None:
             return "out of memory", line
-    lines = [line.strip() for message in failures[:1] for line in message.splitlines() if line.strip()]
-    return "failed", lines[-1] if lines else f"ended with {watched.code}"
+    if failures and failures[0].strip():
+        return "failed", gist_of(failures[0]).strip()
+    if watched.ended == "by itself" and watched.code == -signal.SIGKILL:
+        return "out of memory", "the launcher was ended by SIGKILL (out of memory?)"
+    return "failed", f"ended with {watched.code}"
 
 
 def _name(config: Config, cell: Cell) -> str:

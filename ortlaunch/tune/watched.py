@@ -61,6 +61,7 @@ def watch(
     begun, cores, used = time.monotonic(), _core_seconds(), _of_children()
     ended: End = "by itself"
     peak, family, looked = 0, [], 0.0
+    own: dict[psutil.Process, float] = {}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -76,6 +77,7 @@ def watch(
             while _still_runs(process):
                 if time.monotonic() - looked > _FAMILY_SECONDS:
                     family, looked = _family(process.pid), time.monotonic()
+                    own |= _processor_seconds(family)
                     if is_enough():
                         ended = "enough"
                 peak = max(peak, _memory(family))
@@ -86,10 +88,13 @@ def watch(
                 if ended != "by itself":
                     break
         finally:
+            own |= _processor_seconds(_family(process.pid))
             _end(process, in_order=ended == "enough")
     seconds = time.monotonic() - begun
     busy, total = (after - before for after, before in zip(_core_seconds(), cores, strict=True))
-    others = max(0.0, busy - (_of_children() - used)) / total if total > 0 else 0.0
+    # Who outlives its parent is no child that has ended: a launcher kills torchrun before its workers.
+    ours = max(_of_children() - used, sum(own.values()))
+    others = max(0.0, busy - ours) / total if total > 0 else 0.0
     return Watched(ended, process.returncode, seconds, peak, min(1.0, others))
 
 
@@ -102,6 +107,16 @@ def _memory(family: list[psutil.Process]) -> int:
             own += info.rss - info.shared
             shared = max(shared, info.shared)
     return own + shared
+
+
+def _processor_seconds(family: list[psutil.Process]) -> dict[psutil.Process, float]:
+    """What each of some processes has had of the processor so far, without its children."""
+    found = {}
+    for one in family:
+        with suppress(psutil.Error):
+            times = one.cpu_times()
+            found[one] = times.user + times.system
+    return found
 
 
 def _prepare() -> None:

@@ -24,8 +24,9 @@ from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.tune.cell import Cell, Effort, Outcome
 from ortlaunch.tune.folder import machine
+from ortlaunch.tune.plan import Plan
 from ortlaunch.tune.pruning import Dominance
-from ortlaunch.tune.schedule import NO_GAIN, NO_TIME, Plan, Schedule
+from ortlaunch.tune.schedule import NO_GAIN, NO_TIME, Schedule
 from ortlaunch.tune.space import Space
 from ortlaunch.tune.trial import Trials, steps_for
 from ortlaunch.tune.words import taken_apart

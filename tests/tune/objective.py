@@ -11,8 +11,8 @@ import random
 from dataclasses import dataclass, field
 
 from ortlaunch.tune.cell import Cell, Effort, Outcome, Value
+from ortlaunch.tune.plan import Plan
 from ortlaunch.tune.pruning import Dominance
-from ortlaunch.tune.schedule import Plan
 
 AXES: dict[str, list[Value]] = {
     "backend": ["eager", "compile", "ort", "other"],

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ortlaunch.tune.cell import Cell, Effort, Outcome, Value
 from ortlaunch.tune.notes import Notes
-from ortlaunch.tune.schedule import Finding, Schedule
+from ortlaunch.tune.plan import Finding
+from ortlaunch.tune.schedule import Schedule
 from tests.tune.objective import Machine
 
 BUDGET = 900.0

@@ -10,10 +10,11 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.load import to_config
 from ortlaunch.tune.cell import Cell, Effort, Outcome
+from ortlaunch.tune.plan import Plan
 from ortlaunch.tune.pruning import Dominance
 from ortlaunch.tune.render import render
 from ortlaunch.tune.report import report_of
-from ortlaunch.tune.schedule import Plan, Schedule
+from ortlaunch.tune.schedule import Schedule
 from ortlaunch.tune.space import Space
 from ortlaunch.tune.words import taken_apart
 
@@ -21,9 +22,10 @@ WORDS = ("model=mlp", "device=cpu", "backend=eager", "trainer=single", "launcher
 SECONDS = 20.0
 
 
-def read(minutes: float, others: float = 0.0) -> str:
+def read(minutes: float, others: float = 0.0, asked: int = 4) -> str:
     """The text about a space of three micro-batches, of which the larger ones are faster."""
-    taken = taken_apart([*WORDS, "train.activation_checkpointing=false"], ())
+    batch = [f"train.batch_size={asked}", f"train.grad_accumulation={4 // asked}"]
+    taken = taken_apart([*WORDS, *batch, "train.activation_checkpointing=false"], ())
     space = Space(prepared(to_config(compose(taken.composed))), taken)
 
     def trial(cell: Cell, effort: Effort) -> Outcome:
@@ -43,6 +45,12 @@ def test_configurations_without_time_are_counted_and_the_way_out_is_named() -> N
     assert "not tried: 2 x no time for it in the minutes given\n" in text
     assert " of 1 configuration in 0." in text
     assert "had no time" not in read(60)
+
+
+def test_another_micro_batch_is_told_of_since_batchnorm_sees_it() -> None:
+    line = "! the winner has another micro-batch than asked: a model with BatchNorm computes its statistics over it"
+    assert line in read(60, asked=1)
+    assert line not in read(60, asked=4)
 
 
 def test_a_busy_machine_is_told_of() -> None:

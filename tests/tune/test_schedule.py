@@ -15,10 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ortlaunch.tune import schedule
 from ortlaunch.tune.cell import Cell, Effort, Outcome, Value
+from ortlaunch.tune.intervals import LEAST_ROUNDS
 from ortlaunch.tune.notes import Notes
+from ortlaunch.tune.plan import Finding, Plan
 from ortlaunch.tune.pruning import Dominance
-from ortlaunch.tune.schedule import LEAST_ROUNDS, Finding, Plan, Schedule
+from ortlaunch.tune.schedule import Schedule
 from tests.tune import pretend
 from tests.tune.objective import Machine
 
@@ -98,6 +101,18 @@ def test_what_cannot_be_parted_is_a_tie_and_the_configuration_as_asked_is_kept()
     assert max(effort.number for _, effort in trials if effort.stage == "round") > LEAST_ROUNDS
 
 
+@pytest.mark.parametrize(("speed", "winner", "ties"), [(140.0, B, []), (102.0, A, [B])])
+def test_without_time_for_rounds_what_is_asked_is_kept_only_if_it_is_nearly_as_fast(
+    speed: float, winner: Cell, ties: list[Cell]
+) -> None:
+    plan, trials = made({A: 100.0, B: speed})
+    finding = Schedule(replace(plan, budget=60.0)).run()
+    assert len([1 for _, effort in trials if effort.stage == "round"]) < 2 * LEAST_ROUNDS
+    assert (finding.winner, finding.ties) == (winner, ties)
+    if winner == B:
+        assert finding.dropped[A] == "slower, by fewer than 3 rounds"
+
+
 def test_equal_ones_are_not_measured_for_ever() -> None:
     plan, trials = made({A: 100.0, B: 100.1})
     assert Schedule(plan).run().ties == [B]
@@ -122,6 +137,34 @@ def test_the_start_counts_over_the_steps_of_the_run() -> None:
 
     # 20 s of export are paid for after 12,000 samples.
     assert (winner(6_000.0), winner(24_000.0)) == (A, B)
+
+
+def test_what_the_search_had_no_hope_of_is_not_told_to_have_had_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_NO_BETTER", math.inf), ("_LEAST_IDLE", 0), ("_IDLE", 0.0)):
+        monkeypatch.setattr(schedule, name, value)
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        seconds = 10.0 if effort.stage in ("probe", "short") else 200.0
+        return Outcome("ok", seconds, rate=100.0 + int(cell["micro_batch"]))
+
+    cells = [Cell.of(micro_batch=size) for size in range(1, 11)]
+    finding = Schedule(Plan(cells, cells[0], Dominance(), trial, 600.0, math.inf)).run()
+    # The rounds took the time, after the search had ended by itself.
+    assert finding.spent > 600.0
+    assert set(finding.pruned.values()) == {schedule.NO_GAIN}
+
+
+def test_an_export_that_only_the_first_trial_pays_for_does_not_rule_out_the_fastest() -> None:
+    rates = {A: 100.0, B: 200.0}
+    exported: set[Cell] = set()
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        start = 60.0 if cell == B and cell not in exported else 1.0
+        exported.add(cell)
+        return Outcome("ok", 10.0, rate=rates[cell], start=start)
+
+    # 4,000 samples take A 41 s, and B 80 s the first time and 21 s from then on.
+    assert Schedule(Plan([A, B], A, Dominance(), trial, 600.0, 4000.0)).run().winner == B
 
 
 def test_a_winner_that_is_unfit_gives_way_to_the_next() -> None:
@@ -152,7 +195,29 @@ def test_trials_expect_the_speed_that_was_seen_and_get_a_timeout_by_it() -> None
     assert (efforts[0].stage, efforts[0].rate, efforts[0].seconds) == ("probe", None, 0.0)
     assert efforts[1].rate == 100.0
     assert efforts[0].timeout == 300.0
-    assert efforts[2].timeout == 60.0 + 3 * 10.0
+    # The first trial of another backend may have to compile; the next one of it may not take as long.
+    assert efforts[2].timeout == 150.0
+    assert {effort.timeout for effort in efforts[3:]} == {60.0 + 3 * 10.0}
+
+
+def test_a_backend_whose_first_trial_compiles_for_long_is_not_ended_by_the_pace_of_the_others() -> None:
+    built: set[object] = {"eager"}
+    timeouts: list[float] = []
+
+    def trial(cell: Cell, effort: Effort) -> Outcome:
+        seconds = 10.0 if cell["backend"] in built else 120.0
+        if cell["backend"] == "compile":
+            timeouts.append(effort.timeout)
+        if seconds > effort.timeout:
+            return Outcome("time-out", effort.timeout, reason="not done")
+        built.add(cell["backend"])
+        return Outcome("ok", seconds, rate=200.0 if cell["backend"] == "compile" else 100.0)
+
+    cells = [Cell.of(backend=name, micro_batch=size) for name in ("eager", "compile") for size in (4, 8)]
+    finding = Schedule(Plan(cells, cells[0], Dominance(), trial, 900.0, math.inf)).run()
+    assert finding.winner is not None
+    assert finding.winner["backend"] == "compile"
+    assert timeouts[0] == 225.0
 
 
 def summary(finding: Finding) -> object:
@@ -198,3 +263,18 @@ def test_more_minutes_go_on_with_what_was_found(tmp_path: Path) -> None:
     keys = [f"{effort.stage} {effort.number} {cell}" for cell, effort in machine.trials]
     assert len(keys) > first
     assert len(keys) == len(set(keys))
+
+
+def test_more_minutes_measure_the_winner_beside_what_is_asked_once_more(tmp_path: Path) -> None:
+    plan, trials = made({A: 100.0, B: 140.0, C: 120.0})
+    for budget in (60.0, 600.0):
+        trials.clear()
+        notes = Notes(tmp_path / "notes")
+        finding = Schedule(replace(plan, budget=budget, trial=notes.remembered(plan.trial))).run()
+        assert finding.winner is not None
+        assert finding.winner != A
+        assert [(cell, effort.stage) for cell, effort in trials[-2:]] == [(finding.winner, "again"), (A, "again")]
+    # After an interruption at the very end nothing is measured twice.
+    trials.clear()
+    Schedule(replace(plan, budget=600.0, trial=Notes(tmp_path / "notes").remembered(plan.trial))).run()
+    assert trials == []

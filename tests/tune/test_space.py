@@ -86,6 +86,15 @@ def test_held_axes_keep_what_was_asked_for() -> None:
     assert values(found, "checkpointing") == {"off"}
 
 
+def test_a_trainer_whose_bf16_is_another_learning_is_searched_only_if_it_is_named() -> None:
+    words = ("backend=eager", "train.precision=bf16", "train.activation_checkpointing=false")
+    found = space(*words)
+    assert values(found, "trainer") == {"single", "ddp", "ddp-buckets"}
+    assert any(why.startswith("bf16 in other tensors than under trainer=ddp") for why in found.refused.values())
+    assert "zero0" in values(space(*words, "trainer=ddp,deepspeed"), "trainer")
+    assert {"zero0", "fsdp"} <= values(space(*words, free=("precision",)), "trainer")
+
+
 def test_freed_axes_are_searched() -> None:
     found = space("backend=eager", "trainer=single", free=("batch", "precision", "optimizer"))
     assert {found.global_batch(cell) for cell in found.cells} > {6, 12, 24, 48}

@@ -84,6 +84,18 @@ def test_a_process_that_takes_too_long_is_ended_with_its_descendants(
     assert gone(int((tmp_path / "pid").read_text()))
 
 
+def test_a_descendant_that_outlives_its_parent_is_none_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if nobody had waited for it.
+    monkeypatch.setattr("ortlaunch.tune.watched._of_children", lambda: 0.0)
+    cores = iter([(0.0, 0.0), (2.0, 2.0)])
+    monkeypatch.setattr("ortlaunch.tune.watched._core_seconds", lambda: next(cores))
+    found = watched(tmp_path, monkeypatch, "while True: pass", timeout=1.5)
+    assert found.ended == "time-out"
+    assert found.others < 0.95
+
+
 def test_a_process_that_has_shown_enough_is_asked_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asks = (
         "import signal, time, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); "
@@ -154,7 +166,16 @@ def test_a_run_that_was_ended_since_it_had_shown_enough_has_the_speed_of_its_win
         ),
         ("by itself", 1, "Traceback\nRuntimeError: no", "failed", "RuntimeError: no"),
         ("by itself", 1, "the worker was ended by SIGKILL (out of memory?)", "out of memory", "SIGKILL"),
+        (
+            "by itself",
+            1,
+            "the worker was ended by SIGSEGV in Gather; the last lines of its log:\na warning",
+            "failed",
+            "the worker was ended by SIGSEGV in Gather",
+        ),
         ("by itself", 1, "", "failed", "ended with 1"),
+        # The kernel may take the launcher of a trial for the one to end.
+        ("by itself", -9, "", "out of memory", "the launcher was ended by SIGKILL"),
     ],
 )
 def test_why_a_trial_has_no_speed(tmp_path: Path, how: End, code: int, failure: str, status: str, reason: str) -> None:

@@ -1,0 +1,65 @@
+"""What the verb asks beside its trials."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.compose.prepare import prepared
+from ortlaunch.config.load import to_config
+from ortlaunch.config.schema import Precision
+from ortlaunch.tune import command
+from ortlaunch.tune.cell import Cell
+from ortlaunch.tune.folder import TuneFolder
+from ortlaunch.tune.space import Space
+from ortlaunch.tune.words import taken_apart
+
+
+def tuning_of(space: Space, path: Path) -> command._Tuning:
+    folder = cast(TuneFolder, SimpleNamespace(path=path, close=lambda: None))
+    return command._Tuning(space, argparse.Namespace(memory=2**30), folder, quiet=True)
+
+
+def test_a_freed_precision_is_checked_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+
+    def look(config: Any, *, with_cost: bool, quiet: bool) -> dict[str, Any]:
+        checked.append(config.train.precision.name)
+        return {"fit": checked[-1] == "fp32", "verdict": f"verdict for {checked[-1]}"}
+
+    def configured(cell: Cell) -> Any:
+        return SimpleNamespace(train=SimpleNamespace(precision=Precision[str(cell["precision"])]))
+
+    monkeypatch.setattr(command, "look", look)
+    # On the CPU a rule refuses bf16 under ONNX Runtime, so that no real space here has both.
+    tuning = tuning_of(cast(Space, SimpleNamespace(configured=configured)), tmp_path)
+    low, full = (Cell.of(backend="ort", micro_batch=4, precision=name) for name in ("bf16", "fp32"))
+    assert tuning._unfit(low) == "ortlaunch check: verdict for bf16"
+    assert tuning._unfit(full) is None
+    # Cells of one precision share an answer.
+    assert tuning._unfit(full.having(micro_batch=1)) is None
+    assert checked == ["bf16", "fp32"]
+
+
+def test_after_an_interruption_the_command_that_goes_on_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for how in ("", " without --again"):
+        with pytest.raises(KeyboardInterrupt), command._ended_in_order(how):
+            raise KeyboardInterrupt
+        assert f"interrupted; the same command{how} goes on where it was\n" in capsys.readouterr().err
+
+
+def test_what_a_tracker_says_at_the_end_does_not_stand_before_the_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "end_sweep_as", lambda folder, config, statuses: print("MLflow is not there"))
+    taken = taken_apart(
+        ("model=mlp", "device=cpu", "backend=eager", "trainer=single", "launcher.workers_per_node=1"), ()
+    )
+    tuning_of(Space(prepared(to_config(compose(taken.composed))), taken), tmp_path)._end_sweep()
+    read = capsys.readouterr()
+    assert (read.out, read.err) == ("", "MLflow is not there\n")
