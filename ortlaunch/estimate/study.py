@@ -217,6 +217,19 @@ class Study:
             self._traces[key] = self._traced_anew(config)
         return self._traces[key]
 
+    def _neighbour(self, config: Config) -> Trace:
+        """The trace of a run that is near the one that is asked for.
+
+        Raises:
+            RequestError: it is refused as in a run, or its step fails, as that of batch normalization on one sample.
+        """
+        try:
+            return self._traced(config)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise RequestError(f"a step of this configuration fails: {_shortened(error)}") from error
+
     def _traced_anew(self, config: Config) -> Trace:
         shapes = shapes_of(self._batch, config.train.batch_size)
         # What other backends hold is a factor on this where they are not probed; see `phase_band`.
@@ -304,7 +317,7 @@ class Study:
         if self._config.train.activation_checkpointing:
             return None
         try:
-            other = self._traced(_checkpointed(self._config))
+            other = self._neighbour(_checkpointed(self._config))
         except RequestError:
             return None
         return max(0, asked.phases["step"].process - other.phases["step"].process)
@@ -334,13 +347,21 @@ class Study:
     def _high(self, config: Config, batch_size: int) -> int:
         return self._sized(config, batch_size).high
 
+    def _fits(self, config: Config, batch_size: int) -> bool:
+        """Whether a micro-batch was traced to fit; one whose step fails does not."""
+        limit = self._request.limit
+        try:
+            return limit is not None and self._high(config, batch_size) <= limit
+        except RequestError:
+            return False
+
     def _sized(self, config: Config, batch_size: int) -> Sized:
         train = replace(config.train, batch_size=batch_size)
         config = replace(config, train=train)
         probed = self._by_lines(config)
         # Where only a backend may run that was probed, eager PyTorch need not be traced.
         asked = self._found_asked if len(probed) == len(self._possible) else None
-        found = Found(self._traced(config) if asked is None else asked.trace, probed)
+        found = Found(self._neighbour(config) if asked is None else asked.trace, probed)
         self._plain_bands[train.activation_checkpointing, batch_size] = self._plain_machine(found)
         first, others = (
             {name: band.high for name, band in self._bands(found, is_first=is_first).items()}
@@ -381,14 +402,14 @@ class Study:
             except RequestError:
                 checkpointed = self._config
         for size in _divisors(train.batch_size, largest() or 0):
-            if self._high(self._config, size) > limit:
+            if not self._fits(self._config, size):
                 continue  # Holes of the allocator may be larger with a smaller micro-batch.
             factor = train.batch_size // size
             words = f"train.batch_size={size} train.grad_accumulation={train.grad_accumulation * factor}"
             yield words, train.activation_checkpointing, size
         if checkpointed is not self._config and not train.activation_checkpointing:
             for size in _divisors(train.batch_size, self._largest(checkpointed) or 0):
-                if self._high(checkpointed, size) > limit:
+                if not self._fits(checkpointed, size):
                     continue
                 factor = train.batch_size // size
                 words = (
