@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -250,13 +250,16 @@ class Study:
         return sum(tensor.nbytes for batch in batches for tensor in batch.values())
 
     def _bands(self, found: Found, *, is_first: bool) -> dict[str, Band]:
+        return self._bands_in(found, found.trace.phases_of(is_first=is_first))
+
+    def _bands_in(self, found: Found, names: Sequence[str]) -> dict[str, Band]:
         of_all = found.trace.to_json()["phases"]
-        phases = {name: of_all[name] for name in found.trace.phases_of(is_first=is_first)}
+        phases = {name: of_all[name] for name in names}
         return bands_of(self._backends, self._base, phases, found.probed)
 
     def _plain_worker(self, found: Found) -> int:
         """The likely peak of the first worker up to the end of the run, which its own measurement leaves out."""
-        return worst(self._bands(found, is_first=False))[1].middle
+        return worst(self._bands_in(found, found.trace.measured_phases()))[1].middle
 
     def _worker(self, rank: int, found: Found) -> dict[str, Any]:
         correct = self._calibration.near(self._plain_worker(found)).apply

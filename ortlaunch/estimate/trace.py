@@ -69,6 +69,10 @@ class Trace:
         without = {"end", "checkpoint"} if OTHERS_CHECKPOINT in self.phases else {"end"}
         return [name for name in self.phases if name not in without]
 
+    def measured_phases(self) -> list[str]:
+        """The phases in which a run measures itself: it takes the largest peak of all workers, before the end."""
+        return [name for name in self.phases_of(is_first=True) if name != "end"]
+
     def to_json(self) -> dict[str, Any]:
         """The trace as plain values."""
         return {"parts": asdict(self.parts), "phases": {name: asdict(use) for name, use in self.phases.items()}}

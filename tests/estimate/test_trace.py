@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.estimate.ledger import Ledger
+from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import join_nobody
-from ortlaunch.estimate.trace import Trace, trace
+from ortlaunch.estimate.trace import OTHERS_CHECKPOINT, Parts, Trace, trace
 from ortlaunch.trainer.workers import Workers
 
 MIB = 2**20
@@ -178,3 +178,10 @@ def test_what_torch_finds_out_on_tensors_of_the_whole_shape_is_not_counted() -> 
         dist.destroy_process_group()
     for phase in ("start", "step"):
         assert first.phases[phase].tensors == second.phases[phase].tensors
+
+
+def test_a_measurement_is_compared_with_the_worker_that_copies_the_model_for_a_checkpoint() -> None:
+    names = ("build", "step", OTHERS_CHECKPOINT, "checkpoint", "end")
+    found = Trace(Parts(0, 0, 0, 0, 0), dict.fromkeys(names, Use(0, 0, 0, 0)))
+    assert found.phases_of(is_first=False) == ["build", "step", OTHERS_CHECKPOINT]
+    assert found.measured_phases() == ["build", "step", "checkpoint"]
