@@ -11,6 +11,7 @@ import psutil
 from torch._subclasses import fake_tensor
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.free_memory import available
 from ortlaunch.config.candidates import possible
 from ortlaunch.config.schema import AutoConfig, Config, EagerConfig
 from ortlaunch.estimate.band import bands_of, worst
@@ -442,6 +443,6 @@ def _shortened(error: BaseException) -> str:
 
 def _limit_memory(limit: int | None) -> None:
     """Lets this process have no more memory than the limit beyond what it has now, so that a probe harms nobody."""
-    free = int(_SHARE_OF_A_PROBE * psutil.virtual_memory().available)
+    free = int(_SHARE_OF_A_PROBE * available())
     most = int(psutil.Process().memory_info().vms) + (free if limit is None else min(limit, free))
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
