@@ -121,7 +121,11 @@ def watched_in_job(config: Config, workers: int) -> Iterator[Watch]:
         workers: workers on the node.
     """
     limit, source = limit_of(config)
-    question = _question(config, workers, *((available(), HERE) if limit is None else (limit, source)))
+    here = available()
+    if limit is None or here < limit:
+        # SLURM need not reserve what a job asks for, and other work may be on the node.
+        limit, source = here, HERE
+    question = _question(config, workers, limit, source)
     estimate = None if question is None else cache.load(question.key)
     is_known = question is None or estimate is not None
     line = _judged(question, estimate)[0] if question is not None and estimate is not None else ""
