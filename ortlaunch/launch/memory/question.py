@@ -8,11 +8,12 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.machinery import PathFinder
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,7 @@ def key_of(config: Config, workers: int, nodes: int) -> str:
         "variables": {name: os.environ.get(name) for name in _VARIABLES},
         "estimate": sorted(_marks(Path(ortlaunch.__file__).parent / "estimate")),
         "own code": _own_code(config),
+        "pretrained": _pretrained(config),
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -124,12 +126,26 @@ def _own_code(config: Config) -> list[Any] | None:
     return [here, *sorted(found)]
 
 
+def _pretrained(config: Config) -> list[tuple[str, int, int]]:
+    """What tells a changed folder of a pretrained model from the one before; nothing for a name on the hub."""
+    name = config.model.params.get("pretrained")
+    if not isinstance(name, str):
+        return []
+    folder = Path(name).expanduser()
+    with suppress(OSError):
+        return sorted(_marks_of(islice((one for one in folder.resolve().iterdir() if one.is_file()), _MOST_FILES)))
+    return []
+
+
 def _marks(place: Path) -> Iterator[tuple[str, int, int]]:
-    """The path, size and time of a source file, or of those in a folder and below it."""
-    files = place.rglob("*.py") if place.is_dir() else [place]
-    for number, path in enumerate(files):
-        if number >= _MOST_FILES:
-            return
+    """The path, size and time of a source file and of those beside it, or of those in a folder and below it."""
+    # A module may import those that lie beside it.
+    files: Iterable[Path] = place.rglob("*.py") if place.is_dir() else chain([place], place.parent.glob("*.py"))
+    return _marks_of(islice(files, _MOST_FILES))
+
+
+def _marks_of(files: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
+    for path in files:
         try:
             found = path.stat()
         except OSError:

@@ -105,7 +105,26 @@ def test_a_changed_model_of_the_user_is_asked_about_again(
     before = key_of(own, 1, 1)
     assert key_of(own, 1, 1) == before
     (tmp_path / "nets.py").write_text("Net = 123")
+    changed = key_of(own, 1, 1)
+    assert changed != before
+    # It may import a module that lies beside it.
+    (tmp_path / "layers.py").write_text("Layer = 1")
+    assert key_of(own, 1, 1) != changed
+
+
+def test_a_changed_folder_of_a_pretrained_model_is_asked_about_again(tmp_path: Path, config: Config) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    params = {"pretrained": str(folder)}
+    own = replace(config, model=replace(config.model, name="hf", params=params))
+    (folder / "config.json").write_text('{"dim": 8}')
+    before = key_of(own, 1, 1)
+    assert key_of(own, 1, 1) == before
+    (folder / "config.json").write_text('{"dim": 1024}')
     assert key_of(own, 1, 1) != before
+    # A name on the hub, or a folder that is gone, is left to what loads the model.
+    gone = replace(own, model=replace(own.model, params={"pretrained": "some/name"}))
+    assert key_of(gone, 1, 1) == key_of(gone, 1, 1)
 
 
 def test_a_measurement_above_the_band_widens_it_at_once(config: Config) -> None:
