@@ -71,12 +71,12 @@ class Watch:
         return [f"ortlaunch: warning: {line}"] if line else []
 
     def learn(self, peak_gib: float | None) -> None:
-        """Notes the peak of the run's workers for later estimates.
+        """Notes the peak of the run's workers for later estimates, if an estimate is of all that it has done.
 
         Args:
             peak_gib: the largest peak of a worker in GiB before the end of the run; None if none was measured.
         """
-        if self._question is None or not peak_gib:
+        if self._question is None or not peak_gib or _does_more(self._question.config):
             return
         estimate = cache.load(self._question.key)
         if estimate is not None:
@@ -243,6 +243,12 @@ def _judged(question: Question, estimate: Estimate) -> tuple[str, bool]:
 
 def _figures(band: Band) -> str:
     return f"{size(band.middle)} ({size(band.low)} to {size(band.high)})"
+
+
+def _does_more(config: Config) -> bool:
+    """Whether a run does what its estimate leaves out: reads initial weights or a checkpoint, or records a profile."""
+    is_resumed = config.train.resume not in ("auto", "never")
+    return is_resumed or config.model.weights is not None or config.profile is not None
 
 
 def _is_plain(question: Question) -> bool:

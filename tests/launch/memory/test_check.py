@@ -150,6 +150,15 @@ def test_what_a_run_has_measured_is_kept_for_the_next_estimate(here: Path, own_c
         assert Calibration.of(config).near(2**29).runs == 0
         watch.learn(0.75)
     assert Calibration.of(config).near(2**29).most == 1.5
+    # What a run reads at its start is in its measurement and not in the estimate.
+    for more in (
+        replace(config, model=replace(config.model, weights="weights")),
+        replace(config, train=replace(config.train, resume="runs/earlier")),
+    ):
+        cache.store(key_of(more, 1, 1), Estimate(Band(2**28, 2**29, 2**30), 2**29, ()))
+        with watched(make_plan(more), more) as watch:
+            watch.learn(1.5)
+    assert Calibration.of(config).near(2**29).most == 1.5
     # A run whose estimate nobody has made measures nothing that it could be compared with.
     other = replace(config, train=replace(config.train, batch_size=7))
     with watched(make_plan(other), other) as watch:
