@@ -19,7 +19,7 @@ from ortlaunch.estimate.pretend import as_another_worker, loaded_without_content
 from ortlaunch.launch.memory.question import MOST_STEPS
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.task import Batch, Task, make_task
-from ortlaunch.trainer.backend_run import backend_run
+from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.prepare import build_seeded
 from ortlaunch.trainer.workers import Workers
@@ -155,6 +155,7 @@ class Rehearsal:
         self._is_fake = is_fake
         self._batch = batches[0]
         self._batches = list(batches)
+        self._backend = BackendRun()
         self._phases: dict[str, Use] = {}
 
     def trace(self) -> Trace:
@@ -184,7 +185,8 @@ class Rehearsal:
             engine = wrap(model, self._config, self._workers, task, _NOWHERE)
             settle(engine)
             # What it finds is no matter of memory; a run says it.
-            backend_run(engine, self._config, self._workers, _NOWHERE, None).check(task, self._batches)
+            self._backend = backend_run(engine, self._config, self._workers, _NOWHERE, None)
+            self._backend.check(task, self._batches)
         self._ended("start")
         return engine
 
@@ -242,6 +244,8 @@ class Rehearsal:
             return
         with engine.evaluating():
             engine.evaluate(self._batch)
+            # PyTorch computes the first batch again, beside what ONNX Runtime keeps.
+            self._backend.check_evaluated(self._batch)
         self._ended("evaluation")
 
     def _checkpoint(self, engine: Engine) -> None:

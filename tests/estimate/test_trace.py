@@ -14,6 +14,7 @@ from ortlaunch.config.load import to_config
 from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import join_nobody
 from ortlaunch.estimate.trace import OTHERS_CHECKPOINT, Parts, Trace, trace
+from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.workers import Workers
 
 MIB = 2**20
@@ -185,3 +186,10 @@ def test_a_measurement_is_compared_with_the_worker_that_copies_the_model_for_a_c
     found = Trace(Parts(0, 0, 0, 0, 0), dict.fromkeys(names, Use(0, 0, 0, 0)))
     assert found.phases_of(is_first=False) == ["build", "step", OTHERS_CHECKPOINT]
     assert found.measured_phases() == ["build", "step", "checkpoint"]
+
+
+def test_an_evaluation_is_compared_with_pytorch_as_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    monkeypatch.setattr(BackendRun, "check_evaluated", lambda _self, batch: compared.append(len(batch)))
+    traced("train.eval_every=5")
+    assert compared == [2]
