@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import Config, OrtConfig
 from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import as_another_worker, loaded_without_content, replacements, settle
 from ortlaunch.launch.memory.question import MOST_STEPS
@@ -171,6 +171,7 @@ class Rehearsal:
         # Holes of the allocator grow in the first steps. Tensors are the same in each.
         with self._meter.repeated(min(self._config.train.steps, MOST_STEPS) - 2):
             parts = self._measured_step(engine)
+        self._recheck()
         self._ended("step")
         self._evaluation(engine)
         self._checkpoint(engine)
@@ -208,6 +209,13 @@ class Rehearsal:
             trainer_buffers=max(0, stays - model - state),
             activations=max(0, kept),
         )
+
+    def _recheck(self) -> None:
+        """Compares the gradients once as within a long run: beside the optimizer's state, which the start has not."""
+        backend = self._config.backend
+        step = backend.first_recheck if isinstance(backend, OrtConfig) else None
+        if step is not None and step <= self._config.train.steps:
+            self._backend.recheck(step, self._batch)
 
     def _step(self, engine: Engine) -> None:
         self._micro_steps(engine)

@@ -13,7 +13,9 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import join_nobody
-from ortlaunch.estimate.trace import OTHERS_CHECKPOINT, Parts, Trace, trace
+from ortlaunch.estimate.probe import ProcessMeter
+from ortlaunch.estimate.trace import OTHERS_CHECKPOINT, Parts, Rehearsal, Trace, trace
+from ortlaunch.models.task import Batch
 from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.workers import Workers
 
@@ -193,3 +195,23 @@ def test_an_evaluation_is_compared_with_pytorch_as_in_a_run(monkeypatch: pytest.
     monkeypatch.setattr(BackendRun, "check_evaluated", lambda _self, batch: compared.append(len(batch)))
     traced("train.eval_every=5")
     assert compared == [2]
+
+
+@pytest.mark.parametrize(("steps", "compared"), [(9, []), (10, [10])])
+def test_a_long_run_compares_its_gradients_beside_the_optimizers_state(steps: int, compared: list[int]) -> None:
+    seen: list[int] = []
+
+    class Backend(BackendRun):
+        def recheck(self, step: int, batch: Batch) -> bool:
+            seen.append(step)
+            return True
+
+    config = to_config(
+        compose(["model=mlp", "trainer=single", "backend=ort", "backend.recheck_every=10", f"train.steps={steps}"])
+    )
+    worker = Workers(0, 1, torch.device("cpu"), 1)
+    batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in SHAPES.items()}
+    rehearsal = Rehearsal(config, worker, [batch], ProcessMeter(), is_fake=False)
+    rehearsal._backend = Backend()
+    rehearsal._recheck()
+    assert seen == compared

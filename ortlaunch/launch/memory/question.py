@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import ortlaunch
-from ortlaunch.config.schema import Config
+from ortlaunch.config.candidates import possible
+from ortlaunch.config.schema import Config, OrtConfig
 
 PLAIN_DATA = ("pysource", "synthetic", "digits")
 """Data sources whose size is in their keys."""
@@ -59,6 +60,9 @@ def key_of(config: Config, workers: int, nodes: int) -> str:
     """
     train = asdict(config.train)
     train["steps"] = min(config.train.steps, MOST_STEPS)
+    # Such a step holds gradients of ONNX Runtime and of PyTorch beside the optimizer's state.
+    rechecks = [one.backend.first_recheck for one in possible(config) if isinstance(one.backend, OrtConfig)]
+    train["rechecks"] = any(step is not None and step <= config.train.steps for step in rechecks)
     for name in ("log_every", "steady_after", "gc_every", "keep_checkpoints", "resume", "memory_check"):
         del train[name]
     if (every := config.train.checkpoint_every) is not None:
