@@ -40,6 +40,14 @@ def test_an_estimate_is_kept_for_its_owner_alone(own_cache: Path) -> None:
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
+def test_changes_that_were_traced_are_kept_by_an_estimate_that_looks_for_none() -> None:
+    cache.store("key", KEPT)
+    cache.store("key", replace(KEPT, worker=2 * GIB, changes=()))
+    assert cache.load("key") == replace(KEPT, worker=2 * GIB)
+    cache.store("key", replace(KEPT, changes=(), is_probed=True))
+    assert cache.load("key") == replace(KEPT, changes=(), is_probed=True)
+
+
 @pytest.mark.parametrize(
     "content",
     [
