@@ -14,10 +14,10 @@ MIB = 2**20
 def test_a_real_step_gets_no_more_than_the_control_group_has(
     monkeypatch: pytest.MonkeyPatch, limit: int | None
 ) -> None:
-    from ortlaunch.estimate import study
+    from ortlaunch.estimate import traces
 
     set_to: list[int] = []
-    monkeypatch.setattr(study, "available", lambda: 100 * MIB)
+    monkeypatch.setattr(traces, "available", lambda: 100 * MIB)
     monkeypatch.setattr(resource, "setrlimit", lambda _kind, both: set_to.append(both[0]))
-    study._limit_memory(limit)
+    traces._limit_memory(limit)
     assert set_to[0] - psutil.Process().memory_info().vms < 80 * MIB
