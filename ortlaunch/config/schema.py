@@ -225,6 +225,10 @@ class OrtDebugConfig:
     """Prefix of the names of these files."""
 
 
+FIRST_RECHECK = 1000
+"""A comparison takes as long as some four steps, so that this step and its doubles spend less than 0.5 % on them."""
+
+
 @dataclass
 class OrtConfig(BackendConfig):
     """ONNX Runtime through ORTModule."""
@@ -253,6 +257,11 @@ class OrtConfig(BackendConfig):
     null compares at step 1000, 2000, 4000 and so on, which takes less than 0.5 % of the time; 0 never compares. With
     trainer.zero_stage=3 only the check at the start compares."""
     debug: OrtDebugConfig = field(default_factory=OrtDebugConfig)
+
+    @property
+    def first_recheck(self) -> int | None:
+        """The first step that compares the gradients again; None if none does."""
+        return FIRST_RECHECK if self.recheck_every is None else self.recheck_every or None
 
 
 @dataclass

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ortlaunch.base.errors import RequestError
+
 _TRACES = 5
 """Most micro-batches that are tried beside the first one."""
 _NEAR_ENOUGH = 20
@@ -33,7 +35,7 @@ class Search:
     def __init__(self, sized: Callable[[int], Sized], limit: int, workers: int, most: int, stays: int) -> None:
         """
         Args:
-            sized: the memory with a micro-batch.
+            sized: the memory with a micro-batch. It raises a RequestError where a step of this size fails.
             limit: bytes that a machine has.
             workers: workers of a machine.
             most: the largest micro-batch to look at.
@@ -42,6 +44,7 @@ class Search:
         self._sized = sized
         self._limit = limit
         self._workers = workers
+        self._least = 1
         self._most = most
         self._stays = stays
         self._known: dict[int, Sized] = {}
@@ -52,16 +55,27 @@ class Search:
         was_beside = False
         for _ in range(_TRACES):
             inside, outside = self._fits, self._does_not_fit
-            lowest = inside + max(1, inside // _NEAR_ENOUGH)
+            lowest = max(inside + max(1, inside // _NEAR_ENOUGH), self._least)
             if outside <= lowest or self._is_plainly_outside(lowest):
                 break
             highest = outside - (max(1, outside // (_NEAR_ENOUGH + 1)) if outside in self._known else 1)
-            # Where a trace just beside another was not the last one, lines are of no use.
-            middle = (inside + outside) // 2
-            guess = middle if was_beside else max(lowest, min(self._guess(), highest))
+            # Where the trace just beside another was not the last one, lines are of no use.
+            guess = max(lowest, (inside + outside) // 2 if was_beside else min(self._guess(), highest))
             was_beside = not was_beside and guess in (lowest, highest)
-            self._known[guess] = self._sized(guess)
+            try:
+                self._known[guess] = self._sized(guess)
+            except RequestError:
+                self._leave_out(guess)
+                was_beside = False
         return self._fits
+
+    def _leave_out(self, size: int) -> None:
+        """Looks only at micro-batches on the known ones' side of one whose step fails."""
+        if size < min(self._known):
+            # Batch normalization refuses one sample, so a smaller one fails too.
+            self._least = size + 1
+        else:
+            self._most = size - 1
 
     @property
     def _fits(self) -> int:
@@ -71,13 +85,12 @@ class Search:
     @property
     def _does_not_fit(self) -> int:
         """The smallest micro-batch that is known not to fit."""
-        return min((one for one, found in self._known.items() if found.high > self._limit), default=self._most + 1)
+        return min([self._most + 1, *(one for one, found in self._known.items() if found.high > self._limit)])
 
     def _guess(self) -> int:
         """The largest micro-batch that is likely to fit, by lines through a trace on each side of it.
 
-        Without one on each side, by the two that are nearest to the limit. After one trace,
-        all that does not stay grows.
+        Without one on each side, by the two that are nearest to the limit. After one trace, by what does not stay.
         """
         if len(self._known) == 1:
             ((size, found),) = self._known.items()

@@ -118,7 +118,7 @@ def line_of(config: Config, workers: int, nodes: int, *, may_probe: bool) -> Lin
 
 
 def _probed_twice(config: Config, world_size: int) -> Points:
-    """The probes of the run's micro-batch and half of it; both are halved while the larger one does not fit.
+    """The probes of the run's micro-batch and of another; both are halved while the larger one does not fit.
 
     Raises:
         RequestError: a probe was refused, failed or took too long.
@@ -127,12 +127,29 @@ def _probed_twice(config: Config, world_size: int) -> Points:
     for left in range(_HALVINGS, -1, -1):
         try:
             large = max(2, size)
-            return {one: _probed(config, one, world_size) for one in (large, large // 2)}
+            return {large: _probed(config, large, world_size)} | _probed_beside(config, large, world_size)
         except NoMemoryError:
             if left == 0 or size < 2:
                 raise
             size //= 2
     raise AssertionError("the last round returns or raises")
+
+
+def _probed_beside(config: Config, large: int, world_size: int) -> Points:
+    """The probe of half of a micro-batch; of twice as much where one sample cannot train, as in batch normalization.
+
+    Raises:
+        RequestError: a probe was refused, failed or took too long.
+    """
+    half = large // 2
+    try:
+        return {half: _probed(config, half, world_size)}
+    except NoMemoryError:
+        raise
+    except RequestError:
+        if half > 1:
+            raise
+    return {2 * large: _probed(config, 2 * large, world_size)}
 
 
 class NoMemoryError(RequestError):

@@ -1,46 +1,24 @@
-"""The traces that an estimate is made of: the run as it is asked for, and what could be changed about it."""
+"""What an estimate says: bands and verdict of the run as it is asked for, and what could be changed about it."""
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import psutil
-from torch._subclasses import fake_tensor
-
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.candidates import possible
-from ortlaunch.config.schema import AutoConfig, Config, EagerConfig
+from ortlaunch.config.schema import AutoConfig, Config
 from ortlaunch.estimate.band import bands_of, worst
 from ortlaunch.estimate.micro_batch import Search, Sized
-from ortlaunch.estimate.pretend import join_nobody
 from ortlaunch.estimate.probing import Line, line_of
-from ortlaunch.estimate.trace import Trace, shapes_of, trace
-from ortlaunch.launch.memory.band import MIB, Band, compilers_of, times, total, verdict
+from ortlaunch.estimate.trace import Trace
+from ortlaunch.estimate.traces import CONNECTIONS, Traces, shortened
+from ortlaunch.launch.memory.band import Band, compilers_of, times, total, verdict
 from ortlaunch.launch.memory.cache import Change, Estimate, store, to_json
 from ortlaunch.launch.memory.calibration import Calibration
 from ortlaunch.launch.memory.request import PROBED, Request
-from ortlaunch.models.task import Batch
-from ortlaunch.trainer.prepare import open_loader
 
-_BESIDE = 10 * MIB
-"""What a worker holds beside what the tracing process does, such as threads and workspaces of its kernels. The tracing
-process holds its own bookkeeping instead."""
-_CONNECTIONS = 17 * MIB
-"""What a worker holds for its exchange with others."""
-_MOST_SAMPLES = 2**20
-_SHARE_OF_A_PROBE = 0.7
-"""Share of the free memory that a probe may take; other processes may need some meanwhile."""
-_OF_FAKE_TENSORS = (
-    fake_tensor.DataDependentOutputException,
-    fake_tensor.DynamicOutputShapeException,
-    fake_tensor.UnsupportedFakeTensorException,
-    fake_tensor.UnsupportedOperatorException,
-    fake_tensor.MetadataMismatchError,
-)
-_SIGNS = ("data is not allocated", "data pointer", "FakeTensor", "() is not supported for tensor subclasses")
 _NOTE_WITHOUT_PROBE = (
     "the memory of {} is not known without real steps, {}: the figures are factors on what eager PyTorch holds, "
     "with a wide band"
@@ -61,7 +39,7 @@ class Found:
 
 
 class Study:
-    """Traces one configuration and its neighbours."""
+    """Judges one configuration and its neighbours by their traces, and reports."""
 
     def __init__(self, config: Config, request: Request) -> None:
         """
@@ -74,14 +52,7 @@ class Study:
         """
         self._config = config
         self._request = request
-        self._workers = join_nobody(request.world_size)
-        # It stays open, so that this process holds the data that a worker holds.
-        self._loader = open_loader(config, self._workers)
-        self._batch: Batch = next(iter(self._loader))
-        self._held_out = self._evaluated()
-        self._note = ""
-        self._is_fake = True
-        self._base = 0
+        self._traces = Traces(config, request)
         self._possible = possible(config)
         self._backends = [one.backend.name for one in self._possible]
         self._lines: dict[str, Line] = {}
@@ -92,8 +63,6 @@ class Study:
         self._plain_bands: dict[tuple[bool, int], Band] = {}
         """What was traced, uncorrected, by whether activations are checkpointed and by the micro-batch."""
         self._found_changes: list[Change] = []
-        self._traces: dict[tuple[bool, int], Trace] = {}
-        """By whether activations are checkpointed and by the micro-batch."""
 
     def report(self) -> dict[str, Any]:
         """The estimate of the run, as plain values.
@@ -102,7 +71,7 @@ class Study:
             RequestError: the model or the trainer refuses the request.
         """
         config = self._config
-        traced = self._asked()
+        traced = self._traces.asked()
         self._find_lines()
         asked = self._found_asked = Found(traced, self._by_lines(config))
         is_probed = set(asked.probed) == self._unknown
@@ -120,7 +89,7 @@ class Study:
             "world_size": self._request.world_size,
             "method": self._method(asked),
             "probed_batch_sizes": next((list(line.sizes) for line in self._lines.values()), None),
-            "note": self._note or self._of_backend(),
+            "note": self._traces.note or self._of_backend(),
             "workers": [self._worker(rank, asked) for rank in range(self._request.workers)],
             "machine": {
                 **machine.to_json(),
@@ -134,7 +103,7 @@ class Study:
         }
         neighbours = self._neighbours(asked, word)
         estimate = Estimate(plain, self._plain_worker(asked), tuple(self._found_changes), is_probed)
-        if self._request.key and self._is_fake:
+        if self._request.key and self._traces.is_fake:
             store(self._request.key, estimate)
         return {**found, **neighbours, "uncalibrated": to_json(estimate)}
 
@@ -148,7 +117,7 @@ class Study:
         return _NOTE_WITHOUT_PROBE.format(PROBED[names[0]], self._why_no_line)
 
     def _method(self, asked: Found) -> str:
-        if not self._is_fake:
+        if not self._traces.is_fake:
             return "a probe: one real step"
         by_steps = [
             f"{PROBED[backend]} by real steps with micro-batches {' and '.join(map(str, self._lines[backend].sizes))}"
@@ -170,7 +139,7 @@ class Study:
             try:
                 line = line_of(config, workers, nodes, may_probe=self._request.may_probe_backend)
             except RequestError as error:
-                self._why_no_line = f"and the probe failed ({_shortened(error)})"
+                self._why_no_line = f"and the probe failed ({shortened(error)})"
             else:
                 self._lines |= {} if line is None else {config.backend.name: line}
 
@@ -178,72 +147,20 @@ class Study:
         """The memory of each phase with the micro-batch of a configuration, by the backend that was probed."""
         if config.train.activation_checkpointing != self._config.train.activation_checkpointing:
             return {}
-        connections = _CONNECTIONS if self._request.world_size > 1 else 0
+        connections = CONNECTIONS if self._request.world_size > 1 else 0
         return {name: line.bands(config.train.batch_size, connections) for name, line in self._lines.items()}
 
-    def _asked(self) -> Trace:
-        """The trace of the run as it is asked for; a probe if its model needs tensors with content.
-
-        Raises:
-            RequestError: the request is refused as in a run, or its step fails.
-        """
-        try:
-            return self._traced(self._config)
-        except RequestError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {_shortened(error)}"
-            if not _needs_content(error):
-                raise RequestError(f"a step of this configuration fails: {reason}") from error
-        finally:
-            # Before a probe, whose tensors would be in it.
-            self._base = self._process_base()
-        self._is_fake = False
-        self._note = f"the model cannot be traced on tensors without content ({reason})"
-        if not self._request.may_probe:
-            raise RequestError(self._note)
-        _limit_memory(self._request.limit)
-        try:
-            return self._traced(self._config)
-        except (MemoryError, RuntimeError) as error:
-            raise RequestError(
-                f"{self._note}, and one real step of it fails in a process with the limit as its memory: "
-                f"{_shortened(error)}"
-            ) from error
-
-    def _traced(self, config: Config) -> Trace:
-        key = config.train.activation_checkpointing, config.train.batch_size
-        if key not in self._traces:
-            self._traces[key] = self._traced_anew(config)
-        return self._traces[key]
-
-    def _traced_anew(self, config: Config) -> Trace:
-        shapes = shapes_of(self._batch, config.train.batch_size)
-        # What other backends hold is a factor on this where they are not probed; see `phase_band`.
-        config = replace(config, backend=EagerConfig())
-        return trace(config, self._workers, shapes, is_fake=self._is_fake)
-
-    def _process_base(self) -> int:
-        """Bytes of a worker without tensors. This process has imported, opened and built the same."""
-        connections = _CONNECTIONS if self._request.world_size > 1 else 0
-        return int(psutil.Process().memory_info().rss) + _BESIDE + connections + self._held_out
-
-    def _evaluated(self) -> int:
-        """Bytes of the held-out batches, which a worker keeps."""
-        train = self._config.train
-        if train.eval_every is None:
-            return 0
-        batches = self._loader.held_out(train.eval_samples)
-        return sum(tensor.nbytes for batch in batches for tensor in batch.values())
-
     def _bands(self, found: Found, *, is_first: bool) -> dict[str, Band]:
+        return self._bands_in(found, found.trace.phases_of(is_first=is_first))
+
+    def _bands_in(self, found: Found, names: Sequence[str]) -> dict[str, Band]:
         of_all = found.trace.to_json()["phases"]
-        phases = {name: of_all[name] for name in found.trace.phases_of(is_first=is_first)}
-        return bands_of(self._backends, self._base, phases, found.probed)
+        phases = {name: of_all[name] for name in names}
+        return bands_of(self._backends, self._traces.base, phases, found.probed)
 
     def _plain_worker(self, found: Found) -> int:
         """The likely peak of the first worker up to the end of the run, which its own measurement leaves out."""
-        return worst(self._bands(found, is_first=False))[1].middle
+        return worst(self._bands_in(found, found.trace.measured_phases()))[1].middle
 
     def _worker(self, rank: int, found: Found) -> dict[str, Any]:
         correct = self._calibration.near(self._plain_worker(found)).apply
@@ -257,7 +174,7 @@ class Study:
             **whole.to_json(),
             "peak_phase": phase,
             "parts": {
-                "base_bytes": self._base,
+                "base_bytes": self._traces.base,
                 **{f"{name}_bytes": size for name, size in parts.items()},
                 "allocator_bytes": max(0, use.process - use.tensors),
             },
@@ -285,7 +202,7 @@ class Study:
 
     def _neighbours(self, asked: Found, word: str) -> dict[str, Any]:
         """What checkpointing would save, the largest micro-batch, and the change that makes the run fit."""
-        if not self._is_fake or self._request.quick:
+        if not self._traces.is_fake or self._request.quick:
             return {"checkpointing_saves_bytes": None, "largest_batch_size": None, "change": None}
         is_needed = word in ("tight", "does not fit")
         if self._request.change_only:
@@ -304,7 +221,7 @@ class Study:
         if self._config.train.activation_checkpointing:
             return None
         try:
-            other = self._traced(_checkpointed(self._config))
+            other = self._traces.near(_checkpointed(self._config))
         except RequestError:
             return None
         return max(0, asked.phases["step"].process - other.phases["step"].process)
@@ -318,21 +235,24 @@ class Study:
         limit, size = self._request.limit, config.train.batch_size
         if limit is None:
             return None
-        parts = self._traced(config).parts
+        parts = self._traces.near(config).parts
         # Gradients may lie in the trainer's buffers.
-        stays = self._base + parts.parameters + parts.optimizer_state + max(parts.gradients, parts.trainer_buffers)
-        workers, most = self._request.workers, self._most_samples
+        stays = (
+            self._traces.base + parts.parameters + parts.optimizer_state + max(parts.gradients, parts.trainer_buffers)
+        )
+        workers, most = self._request.workers, self._traces.most_samples
         return Search(lambda one: self._sized(config, one), limit, workers, most, stays).largest(size)
-
-    @property
-    def _most_samples(self) -> int:
-        """The largest micro-batch that the data has for each worker."""
-        samples = self._loader.samples
-        most = _MOST_SAMPLES if samples is None else samples // self._request.world_size
-        return max(most, self._config.train.batch_size)
 
     def _high(self, config: Config, batch_size: int) -> int:
         return self._sized(config, batch_size).high
+
+    def _fits(self, config: Config, batch_size: int) -> bool:
+        """Whether a micro-batch was traced to fit; one whose step fails does not."""
+        limit = self._request.limit
+        try:
+            return limit is not None and self._high(config, batch_size) <= limit
+        except RequestError:
+            return False
 
     def _sized(self, config: Config, batch_size: int) -> Sized:
         train = replace(config.train, batch_size=batch_size)
@@ -340,7 +260,7 @@ class Study:
         probed = self._by_lines(config)
         # Where only a backend may run that was probed, eager PyTorch need not be traced.
         asked = self._found_asked if len(probed) == len(self._possible) else None
-        found = Found(self._traced(config) if asked is None else asked.trace, probed)
+        found = Found(self._traces.near(config) if asked is None else asked.trace, probed)
         self._plain_bands[train.activation_checkpointing, batch_size] = self._plain_machine(found)
         first, others = (
             {name: band.high for name, band in self._bands(found, is_first=is_first).items()}
@@ -381,14 +301,14 @@ class Study:
             except RequestError:
                 checkpointed = self._config
         for size in _divisors(train.batch_size, largest() or 0):
-            if self._high(self._config, size) > limit:
+            if not self._fits(self._config, size):
                 continue  # Holes of the allocator may be larger with a smaller micro-batch.
             factor = train.batch_size // size
             words = f"train.batch_size={size} train.grad_accumulation={train.grad_accumulation * factor}"
             yield words, train.activation_checkpointing, size
         if checkpointed is not self._config and not train.activation_checkpointing:
             for size in _divisors(train.batch_size, self._largest(checkpointed) or 0):
-                if self._high(checkpointed, size) > limit:
+                if not self._fits(checkpointed, size):
                     continue
                 factor = train.batch_size // size
                 words = (
@@ -405,19 +325,3 @@ def _checkpointed(config: Config) -> Config:
 def _divisors(size: int, largest: int) -> Iterator[int]:
     """The divisors of `size` below it and up to `largest`, the largest first."""
     return (one for one in range(min(largest, size - 1), 0, -1) if size % one == 0)
-
-
-def _needs_content(error: Exception) -> bool:
-    """Whether a trace failed because tensors have no content, and not because the step is wrong."""
-    return isinstance(error, _OF_FAKE_TENSORS) or any(sign in str(error) for sign in _SIGNS)
-
-
-def _shortened(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-def _limit_memory(limit: int | None) -> None:
-    """Lets this process have no more memory than the limit beyond what it has now, so that a probe harms nobody."""
-    free = int(_SHARE_OF_A_PROBE * psutil.virtual_memory().available)
-    most = int(psutil.Process().memory_info().vms) + (free if limit is None else min(limit, free))
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))

@@ -13,13 +13,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import Config, OrtConfig
 from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import as_another_worker, loaded_without_content, replacements, settle
 from ortlaunch.launch.memory.question import MOST_STEPS
 from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.task import Batch, Task, make_task
-from ortlaunch.trainer.backend_run import backend_run
+from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.prepare import build_seeded
 from ortlaunch.trainer.workers import Workers
@@ -68,6 +68,10 @@ class Trace:
             return [name for name in self.phases if name != OTHERS_CHECKPOINT]
         without = {"end", "checkpoint"} if OTHERS_CHECKPOINT in self.phases else {"end"}
         return [name for name in self.phases if name not in without]
+
+    def measured_phases(self) -> list[str]:
+        """The phases in which a run measures itself: it takes the largest peak of all workers, before the end."""
+        return [name for name in self.phases_of(is_first=True) if name != "end"]
 
     def to_json(self) -> dict[str, Any]:
         """The trace as plain values."""
@@ -151,6 +155,7 @@ class Rehearsal:
         self._is_fake = is_fake
         self._batch = batches[0]
         self._batches = list(batches)
+        self._backend = BackendRun()
         self._phases: dict[str, Use] = {}
 
     def trace(self) -> Trace:
@@ -166,6 +171,7 @@ class Rehearsal:
         # Holes of the allocator grow in the first steps. Tensors are the same in each.
         with self._meter.repeated(min(self._config.train.steps, MOST_STEPS) - 2):
             parts = self._measured_step(engine)
+        self._recheck()
         self._ended("step")
         self._evaluation(engine)
         self._checkpoint(engine)
@@ -180,7 +186,8 @@ class Rehearsal:
             engine = wrap(model, self._config, self._workers, task, _NOWHERE)
             settle(engine)
             # What it finds is no matter of memory; a run says it.
-            backend_run(engine, self._config, self._workers, _NOWHERE, None).check(task, self._batches)
+            self._backend = backend_run(engine, self._config, self._workers, _NOWHERE, None)
+            self._backend.check(task, self._batches)
         self._ended("start")
         return engine
 
@@ -202,6 +209,13 @@ class Rehearsal:
             trainer_buffers=max(0, stays - model - state),
             activations=max(0, kept),
         )
+
+    def _recheck(self) -> None:
+        """Compares the gradients once as within a long run: beside the optimizer's state, which the start has not."""
+        backend = self._config.backend
+        step = backend.first_recheck if isinstance(backend, OrtConfig) else None
+        if step is not None and step <= self._config.train.steps:
+            self._backend.recheck(step, self._batch)
 
     def _step(self, engine: Engine) -> None:
         self._micro_steps(engine)
@@ -238,6 +252,8 @@ class Rehearsal:
             return
         with engine.evaluating():
             engine.evaluate(self._batch)
+            # PyTorch computes the first batch again, beside what ONNX Runtime keeps.
+            self._backend.check_evaluated(self._batch)
         self._ended("evaluation")
 
     def _checkpoint(self, engine: Engine) -> None:

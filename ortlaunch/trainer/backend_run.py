@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ortlaunch.base.errors import RequestError, TrainingError
-from ortlaunch.config.schema import Allow, Config, OrtConfig
+from ortlaunch.config.schema import FIRST_RECHECK, Allow, Config, OrtConfig
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.run.journal import Journal
@@ -22,9 +22,6 @@ from ortlaunch.trainer.workers import Workers
 
 if TYPE_CHECKING:
     from ortlaunch.ort.mends.decisions import Decision
-
-_FIRST_RECHECK = 1000
-"""A comparison takes as long as some four steps, so that this step and its doubles spend less than 0.5 % on them."""
 
 
 class BackendRun:
@@ -284,7 +281,7 @@ def _is_due(step: int, every: int | None) -> bool:
     """Whether a step compares the gradients: see ``backend.recheck_every``."""
     if every is not None:
         return every > 0 and step % every == 0
-    times, rest = divmod(step, _FIRST_RECHECK)
+    times, rest = divmod(step, FIRST_RECHECK)
     return rest == 0 and times > 0 and times & (times - 1) == 0
 
 

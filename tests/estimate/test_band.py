@@ -1,4 +1,4 @@
-"""Verdicts, the search for a micro-batch, and sizes of memory."""
+"""Verdicts, bands, and sizes of memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.estimate.band import bands_of, phase_band, worst
-from ortlaunch.estimate.study import _next_size
 from ortlaunch.launch.memory.band import Band, compilers_of, times, total, verdict
 from ortlaunch.launch.memory.limit import parsed
 
@@ -66,13 +65,6 @@ def test_the_worst_phase_covers_the_others() -> None:
     name, band = worst({"build": Band(5, 6, 20), "step": Band(9, 10, 11)})
     assert (name, band) == ("step", Band(9, 10, 20))
     assert times(band, 3) == total([band] * 3) == Band(27, 30, 60)
-
-
-def test_the_line_through_two_traces_gives_the_next_micro_batch() -> None:
-    assert _next_size({4: 140, 8: 180}, 300, 8, 2**20) == 20
-    # Never one that is known, whatever the line says.
-    assert _next_size({4: 140, 8: 180, 20: 310}, 300, 8, 20) == 19
-    assert _next_size({4: 140, 8: 140}, 300, 8, 2**20) == 2**20 - 1
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,14 @@ def test_the_change_that_is_named_makes_the_run_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_a_smaller_micro_batch_that_cannot_train_does_not_end_the_estimate(tmp_path: Path) -> None:
+    # Batch normalization refuses a single image of 8x8.
+    report = estimated(tmp_path, "model=resnet", *WORDS[1:], "trainer=single", "--memory=100MiB", code=1)
+    assert (report["verdict"], report["largest_batch_size"]) == ("does not fit", 0)
+    assert report["change"].startswith("none of")
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "weights", "state"),
     [

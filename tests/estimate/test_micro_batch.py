@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.estimate.micro_batch import Search, Sized
 
 MIB = 2**20
@@ -66,3 +67,13 @@ def test_the_search_is_near_the_best_in_few_traces(first: int) -> None:
         assert len(machine.tried[:-1]) <= 6, seed
         traces.append(len(machine.tried[:-1]))
     assert sum(traces) / len(traces) <= 4.5
+
+
+@pytest.mark.parametrize(("limit", "most", "best"), [(250, 1000, 2), (150, 1000, 0), (850, 9, 8)])
+def test_a_micro_batch_whose_step_fails_is_left_out(limit: int, most: int, best: int) -> None:
+    def sized(size: int) -> Sized:
+        if not 2 <= size <= 8:
+            raise RequestError("batch normalization refuses one sample")
+        return Sized(100 * size, {"step": 100 * size}, {"step": 100 * size})
+
+    assert Search(sized, limit, 1, most, 0).largest(8) == best

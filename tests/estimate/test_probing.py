@@ -130,3 +130,18 @@ def test_a_probe_ends_at_its_limits(config: Config, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(probing, "_SECONDS", 1)
     with pytest.raises(RequestError, match="micro-batch 4 takes more than 1 s of processor time"):
         line_of(config, 1, 1, may_probe=True)
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(1, (2, 4)), (3, (3, 6)), (4, (2, 4))])
+def test_where_one_sample_cannot_train_a_larger_micro_batch_is_probed(
+    config: Config, monkeypatch: pytest.MonkeyPatch, size: int, sizes: tuple[int, int]
+) -> None:
+    def probed(_config: Config, size: int, _world_size: int) -> dict[str, int]:
+        if size == 1:
+            raise RequestError("micro-batch 1: ValueError: Expected more than 1 value per channel")
+        return {"step": size * MIB}
+
+    monkeypatch.setattr(probing, "_probed", probed)
+    line = line_of(with_batch(config, size), 1, 1, may_probe=True)
+    assert line is not None
+    assert line.sizes == sizes

@@ -11,9 +11,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
-from ortlaunch.estimate.ledger import Ledger
+from ortlaunch.estimate.ledger import Ledger, Use
 from ortlaunch.estimate.pretend import join_nobody
-from ortlaunch.estimate.trace import Trace, trace
+from ortlaunch.estimate.probe import ProcessMeter
+from ortlaunch.estimate.trace import OTHERS_CHECKPOINT, Parts, Rehearsal, Trace, trace
+from ortlaunch.models.task import Batch
+from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.workers import Workers
 
 MIB = 2**20
@@ -178,3 +181,37 @@ def test_what_torch_finds_out_on_tensors_of_the_whole_shape_is_not_counted() -> 
         dist.destroy_process_group()
     for phase in ("start", "step"):
         assert first.phases[phase].tensors == second.phases[phase].tensors
+
+
+def test_a_measurement_is_compared_with_the_worker_that_copies_the_model_for_a_checkpoint() -> None:
+    names = ("build", "step", OTHERS_CHECKPOINT, "checkpoint", "end")
+    found = Trace(Parts(0, 0, 0, 0, 0), dict.fromkeys(names, Use(0, 0, 0, 0)))
+    assert found.phases_of(is_first=False) == ["build", "step", OTHERS_CHECKPOINT]
+    assert found.measured_phases() == ["build", "step", "checkpoint"]
+
+
+def test_an_evaluation_is_compared_with_pytorch_as_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    monkeypatch.setattr(BackendRun, "check_evaluated", lambda _self, batch: compared.append(len(batch)))
+    traced("train.eval_every=5")
+    assert compared == [2]
+
+
+@pytest.mark.parametrize(("steps", "compared"), [(9, []), (10, [10])])
+def test_a_long_run_compares_its_gradients_beside_the_optimizers_state(steps: int, compared: list[int]) -> None:
+    seen: list[int] = []
+
+    class Backend(BackendRun):
+        def recheck(self, step: int, batch: Batch) -> bool:
+            seen.append(step)
+            return True
+
+    config = to_config(
+        compose(["model=mlp", "trainer=single", "backend=ort", "backend.recheck_every=10", f"train.steps={steps}"])
+    )
+    worker = Workers(0, 1, torch.device("cpu"), 1)
+    batch = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in SHAPES.items()}
+    rehearsal = Rehearsal(config, worker, [batch], ProcessMeter(), is_fake=False)
+    rehearsal._backend = Backend()
+    rehearsal._recheck()
+    assert seen == compared

@@ -5,6 +5,7 @@ A file that others may have written, or that is damaged, is no estimate.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -58,7 +59,11 @@ def load(key: str) -> Estimate | None:
 
 
 def store(key: str, estimate: Estimate) -> None:
-    """Keeps an estimate. A cache that cannot be written keeps none."""
+    """Keeps an estimate, with the changes of the one before if it has none; nothing if the cache cannot be written."""
+    before = load(key)
+    if before is not None and not estimate.changes and before.is_probed == estimate.is_probed:
+        # Changes are traced only where a run does not fit, and under another limit it may not.
+        estimate = dataclasses.replace(estimate, changes=before.changes)
     with suppress(OSError):
         write_own(_folder() / f"{key}.json", to_json(estimate))
         _prune(_folder())

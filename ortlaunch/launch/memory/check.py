@@ -71,12 +71,12 @@ class Watch:
         return [f"ortlaunch: warning: {line}"] if line else []
 
     def learn(self, peak_gib: float | None) -> None:
-        """Notes the peak of the run's workers for later estimates.
+        """Notes the peak of the run's workers for later estimates, if an estimate is of all that it has done.
 
         Args:
             peak_gib: the largest peak of a worker in GiB before the end of the run; None if none was measured.
         """
-        if self._question is None or not peak_gib:
+        if self._question is None or not peak_gib or _does_more(self._question.config):
             return
         estimate = cache.load(self._question.key)
         if estimate is not None:
@@ -121,7 +121,11 @@ def watched_in_job(config: Config, workers: int) -> Iterator[Watch]:
         workers: workers on the node.
     """
     limit, source = limit_of(config)
-    question = _question(config, workers, *((available(), HERE) if limit is None else (limit, source)))
+    here = available()
+    if limit is None or here < limit:
+        # SLURM need not reserve what a job asks for, and other work may be on the node.
+        limit, source = here, HERE
+    question = _question(config, workers, limit, source)
     estimate = None if question is None else cache.load(question.key)
     is_known = question is None or estimate is not None
     line = _judged(question, estimate)[0] if question is not None and estimate is not None else ""
@@ -239,6 +243,12 @@ def _judged(question: Question, estimate: Estimate) -> tuple[str, bool]:
 
 def _figures(band: Band) -> str:
     return f"{size(band.middle)} ({size(band.low)} to {size(band.high)})"
+
+
+def _does_more(config: Config) -> bool:
+    """Whether a run does what its estimate leaves out: reads initial weights or a checkpoint, or records a profile."""
+    is_resumed = config.train.resume not in ("auto", "never")
+    return is_resumed or config.model.weights is not None or config.profile is not None
 
 
 def _is_plain(question: Question) -> bool:

@@ -22,8 +22,8 @@ _ACTIVATIONS = 3
 _OF_ORT = 2
 """ONNX Runtime holds its own graph and arena."""
 _FP32 = 4
-_PIXELS = 64
-"""Of an image of data=digits."""
+_IMAGES = 2 * 1797
+"""Those of data=digits, and their copies while it is opened."""
 
 _Sizes = Mapping[str, Any]
 _Numbers = tuple[int, int]
@@ -41,15 +41,18 @@ def bound(config: Config, workers: int) -> int | None:
     is_own = config.model.target is not None or config.model.imports or config.model.weights is not None
     if sizes is None or is_own or config.data.name not in PLAIN_DATA or config.profile is not None:
         return None
+    # The numbers of a sample: its tokens, or its grey pixels.
+    pixels = int(getattr(config.data, "image_size", 0)) ** 2
+    length = pixels or int(getattr(config.data, "seq_len", 1))
     try:
-        parameters, kept = sizes(config.model.params, int(getattr(config.data, "seq_len", 1)))
+        parameters, kept = sizes(config.model.params, length)
     except (KeyError, TypeError, ValueError):
         return None  # Another parameter, or a value that the model itself refuses.
     tensors = _FP32 * (_COPIES * parameters + _ACTIVATIONS * config.train.batch_size * kept)
-    held_out = 16 * config.train.eval_samples * int(getattr(config.data, "seq_len", _PIXELS))
+    data = 16 * config.train.eval_samples * length + _FP32 * _IMAGES * pixels
     backends = {one.backend.name for one in possible(config)}
     compiling = compilers() * COMPILER if "compile" in backends else 0
-    return workers * (PROCESS + compiling + (_OF_ORT if "ort" in backends else 1) * tensors + held_out)
+    return workers * (PROCESS + compiling + (_OF_ORT if "ort" in backends else 1) * tensors + data)
 
 
 def _transformer(width: str, layers: str, heads: str, wide: str | None, others: tuple[str, ...]) -> Callable[..., Any]:
@@ -74,21 +77,24 @@ def _mlp(params: _Sizes, _length: int) -> _Numbers:
     return (outer + 2) * inner, 4 * (outer + inner)
 
 
-def _resnet(params: _Sizes, _length: int) -> _Numbers:
+def _resnet(params: _Sizes, pixels: int) -> _Numbers:
     _only(params, {"num_channels", "num_labels", "embedding_size", "hidden_sizes", "depths", "layer_type"})
     widths, depths = [*map(_whole, params["hidden_sizes"])], [*map(_whole, params["depths"])]
     widest = max(_whole(params["embedding_size"]), *widths)
     blocks = 3 * (sum(depths) + len(widths) + 1)
-    return blocks * (9 * widest * widest + 4 * widest), _PIXELS * blocks * 6 * widest
+    # The stem leaves a quarter of the pixels, and the first stage has a sixteenth.
+    return blocks * (9 * widest * widest + 4 * widest), (pixels // 4 + 48) * blocks * 6 * widest
 
 
 def _vit(params: _Sizes, _length: int) -> _Numbers:
     names = {"image_size", "patch_size", "num_channels", "num_labels", "hidden_dropout_prob"}
     names |= {"attention_probs_dropout_prob", "hidden_size", "num_hidden_layers", "num_attention_heads"}
     _only(params, names | {"intermediate_size"})
-    tokens = (_whole(params["image_size"]) // _whole(params["patch_size"])) ** 2 + 1
+    patch = _whole(params["patch_size"])
+    tokens = (_whole(params["image_size"]) // patch) ** 2 + 1
+    ends = _whole(params["num_channels"]) * patch * patch + 10 * _whole(params["num_labels"])
     one, inner, count = (_whole(params[name]) for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
-    parameters = count * (4 * one * one + 3 * one * inner + 20 * one) + (tokens + 10 * _PIXELS) * one
+    parameters = count * (4 * one * one + 3 * one * inner + 20 * one) + (tokens + ends) * one
     heads = _whole(params["num_attention_heads"])
     return parameters, tokens * count * (30 * one + 6 * inner + 5 * heads * tokens) + 10 * tokens * one
 

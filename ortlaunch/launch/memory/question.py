@@ -8,16 +8,18 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.machinery import PathFinder
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import ortlaunch
-from ortlaunch.config.schema import Config
+from ortlaunch.config.candidates import possible
+from ortlaunch.config.schema import Config, OrtConfig
 
 PLAIN_DATA = ("pysource", "synthetic", "digits")
 """Data sources whose size is in their keys."""
@@ -58,6 +60,9 @@ def key_of(config: Config, workers: int, nodes: int) -> str:
     """
     train = asdict(config.train)
     train["steps"] = min(config.train.steps, MOST_STEPS)
+    # Such a step holds gradients of ONNX Runtime and of PyTorch beside the optimizer's state.
+    rechecks = [one.backend.first_recheck for one in possible(config) if isinstance(one.backend, OrtConfig)]
+    train["rechecks"] = any(step is not None and step <= config.train.steps for step in rechecks)
     for name in ("log_every", "steady_after", "gc_every", "keep_checkpoints", "resume", "memory_check"):
         del train[name]
     if (every := config.train.checkpoint_every) is not None:
@@ -75,6 +80,7 @@ def key_of(config: Config, workers: int, nodes: int) -> str:
         "variables": {name: os.environ.get(name) for name in _VARIABLES},
         "estimate": sorted(_marks(Path(ortlaunch.__file__).parent / "estimate")),
         "own code": _own_code(config),
+        "pretrained": _pretrained(config),
     }
     text = json.dumps(facts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -124,12 +130,26 @@ def _own_code(config: Config) -> list[Any] | None:
     return [here, *sorted(found)]
 
 
+def _pretrained(config: Config) -> list[tuple[str, int, int]]:
+    """What tells a changed folder of a pretrained model from the one before; nothing for a name on the hub."""
+    name = config.model.params.get("pretrained")
+    if not isinstance(name, str):
+        return []
+    folder = Path(name).expanduser()
+    with suppress(OSError):
+        return sorted(_marks_of(islice((one for one in folder.resolve().iterdir() if one.is_file()), _MOST_FILES)))
+    return []
+
+
 def _marks(place: Path) -> Iterator[tuple[str, int, int]]:
-    """The path, size and time of a source file, or of those in a folder and below it."""
-    files = place.rglob("*.py") if place.is_dir() else [place]
-    for number, path in enumerate(files):
-        if number >= _MOST_FILES:
-            return
+    """The path, size and time of a source file and of those beside it, or of those in a folder and below it."""
+    # A module may import those that lie beside it.
+    files: Iterable[Path] = place.rglob("*.py") if place.is_dir() else chain([place], place.parent.glob("*.py"))
+    return _marks_of(islice(files, _MOST_FILES))
+
+
+def _marks_of(files: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
+    for path in files:
         try:
             found = path.stat()
         except OSError:

@@ -40,6 +40,14 @@ def test_an_estimate_is_kept_for_its_owner_alone(own_cache: Path) -> None:
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
+def test_changes_that_were_traced_are_kept_by_an_estimate_that_looks_for_none() -> None:
+    cache.store("key", KEPT)
+    cache.store("key", replace(KEPT, worker=2 * GIB, changes=()))
+    assert cache.load("key") == replace(KEPT, worker=2 * GIB)
+    cache.store("key", replace(KEPT, changes=(), is_probed=True))
+    assert cache.load("key") == replace(KEPT, changes=(), is_probed=True)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -96,6 +104,15 @@ def test_the_key_has_what_the_memory_depends_on_and_nothing_else(config: Config)
     assert len({key(), *others}) == 6
 
 
+def test_a_run_that_compares_its_gradients_again_has_another_key() -> None:
+    def key(*words: str) -> str:
+        return key_of(to_config(compose(["model=mlp", "trainer=single", "backend=ort", "device=cpu", *words])), 1, 1)
+
+    never = "backend.recheck_every=0"
+    assert key("train.steps=100") == key("train.steps=999") != key("train.steps=1000") == key("train.steps=5000")
+    assert key("train.steps=100", never) == key("train.steps=5000", never)
+
+
 def test_a_changed_model_of_the_user_is_asked_about_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
@@ -105,7 +122,26 @@ def test_a_changed_model_of_the_user_is_asked_about_again(
     before = key_of(own, 1, 1)
     assert key_of(own, 1, 1) == before
     (tmp_path / "nets.py").write_text("Net = 123")
+    changed = key_of(own, 1, 1)
+    assert changed != before
+    # It may import a module that lies beside it.
+    (tmp_path / "layers.py").write_text("Layer = 1")
+    assert key_of(own, 1, 1) != changed
+
+
+def test_a_changed_folder_of_a_pretrained_model_is_asked_about_again(tmp_path: Path, config: Config) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    params = {"pretrained": str(folder)}
+    own = replace(config, model=replace(config.model, name="hf", params=params))
+    (folder / "config.json").write_text('{"dim": 8}')
+    before = key_of(own, 1, 1)
+    assert key_of(own, 1, 1) == before
+    (folder / "config.json").write_text('{"dim": 1024}')
     assert key_of(own, 1, 1) != before
+    # A name on the hub, or a folder that is gone, is left to what loads the model.
+    gone = replace(own, model=replace(own.model, params={"pretrained": "some/name"}))
+    assert key_of(gone, 1, 1) == key_of(gone, 1, 1)
 
 
 def test_a_measurement_above_the_band_widens_it_at_once(config: Config) -> None:

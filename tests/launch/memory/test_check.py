@@ -120,16 +120,21 @@ def test_a_slurm_job_is_refused_by_the_memory_that_it_asks_for(here: Path, capfd
     assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize(("memory", "where"), [("4GiB", "launcher.memory"), ("null", "free on this machine")])
-def test_a_job_is_warned_of_on_its_node(here: Path, memory: str, where: str) -> None:
+@pytest.mark.parametrize(
+    ("memory", "where"),
+    [("4GiB", "4.00 GiB are there (launcher.memory)"), ("null", "(free on this machine)"), ("9GiB", "5.00 GiB are")],
+)
+def test_a_job_is_warned_of_on_its_node(here: Path, monkeypatch: pytest.MonkeyPatch, memory: str, where: str) -> None:
+    from ortlaunch.launch.memory import check
     from ortlaunch.launch.memory.check import watched_in_job
 
+    monkeypatch.setattr(check, "available", lambda: 5 * 2**30)
     words = ("launcher=slurm", f"launcher.memory={memory}", "launcher.workers_per_node=2", "trainer=ddp")
     keep(HUGE, HUGE, HUGE, *words, workers=2)
     with watched_in_job(prepared(to_config(compose([*WORDS, *words]))), 2) as watch:
         (line,) = watch.look()
         assert line.startswith("ortlaunch: warning: the run does not fit into memory: 2 workers on a machine take")
-        assert f"are there ({where})" in line
+        assert where in line
         assert watch.look() == []
 
 
@@ -144,6 +149,15 @@ def test_what_a_run_has_measured_is_kept_for_the_next_estimate(here: Path, own_c
         watch.learn(None)
         assert Calibration.of(config).near(2**29).runs == 0
         watch.learn(0.75)
+    assert Calibration.of(config).near(2**29).most == 1.5
+    # What a run reads at its start is in its measurement and not in the estimate.
+    for more in (
+        replace(config, model=replace(config.model, weights="weights")),
+        replace(config, train=replace(config.train, resume="runs/earlier")),
+    ):
+        cache.store(key_of(more, 1, 1), Estimate(Band(2**28, 2**29, 2**30), 2**29, ()))
+        with watched(make_plan(more), more) as watch:
+            watch.learn(1.5)
     assert Calibration.of(config).near(2**29).most == 1.5
     # A run whose estimate nobody has made measures nothing that it could be compared with.
     other = replace(config, train=replace(config.train, batch_size=7))

@@ -44,6 +44,13 @@ def test_what_the_keys_do_not_tell_has_no_bound(words: tuple[str, ...]) -> None:
     assert bound(config_of(*words), 1) is None
 
 
+def test_the_bound_grows_with_the_images() -> None:
+    small, large = (bound(config_of("model=resnet", f"data.image_size={size}"), 1) for size in (8, 512))
+    assert small is not None and large is not None
+    # The 1,797 images alone, which every worker holds.
+    assert large - small > 4 * 1797 * 512 * 512
+
+
 CASES = (
     ("model=mlp", "model.params.hidden_dim=65536", "train.batch_size=1"),
     ("model=gpt2_nano", "train.batch_size=16"),
@@ -52,6 +59,7 @@ CASES = (
     ("model=gpt2", "train.batch_size=2"),
     ("model=bert", "data=synthetic", "train.batch_size=8"),
     ("model=resnet", "train.batch_size=256"),
+    ("model=resnet", "train.batch_size=64", "data.image_size=128"),
     ("model=vit", "train.batch_size=256"),
 )
 

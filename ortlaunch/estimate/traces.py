@@ -1,0 +1,157 @@
+"""The traces that an estimate is made of, each made once, and what this process shows of a worker without tensors."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+
+import psutil
+from torch._subclasses import fake_tensor
+
+from ortlaunch.base.errors import RequestError
+from ortlaunch.base.free_memory import available
+from ortlaunch.config.schema import Config, EagerConfig
+from ortlaunch.estimate.pretend import join_nobody
+from ortlaunch.estimate.trace import Trace, shapes_of, trace
+from ortlaunch.launch.memory.band import MIB
+from ortlaunch.launch.memory.request import Request
+from ortlaunch.models.task import Batch
+from ortlaunch.trainer.prepare import open_loader
+
+_BESIDE = 10 * MIB
+"""What a worker holds beside what the tracing process does, such as threads and workspaces of its kernels. The tracing
+process holds its own bookkeeping instead."""
+CONNECTIONS = 17 * MIB
+"""What a worker holds for its exchange with others."""
+_MOST_SAMPLES = 2**20
+_SHARE_OF_A_PROBE = 0.7
+"""Share of the free memory that a probe may take; other processes may need some meanwhile."""
+_OF_FAKE_TENSORS = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
+    fake_tensor.MetadataMismatchError,
+)
+_SIGNS = ("data is not allocated", "data pointer", "FakeTensor", "() is not supported for tensor subclasses")
+
+
+class Traces:
+    """Traces a run and those near it in this process, which stands for a worker."""
+
+    def __init__(self, config: Config, request: Request) -> None:
+        """
+        Args:
+            config: the run's configuration.
+            request: its size and its limit.
+
+        Raises:
+            RequestError: the data cannot be opened.
+        """
+        self._config = config
+        self._request = request
+        self._workers = join_nobody(request.world_size)
+        # It stays open, so that this process holds the data that a worker holds.
+        self._loader = open_loader(config, self._workers)
+        self._batch: Batch = next(iter(self._loader))
+        self._held_out = self._evaluated()
+        self._known: dict[tuple[bool, int], Trace] = {}
+        """By whether activations are checkpointed and by the micro-batch."""
+        self.is_fake = True
+        """Whether tensors have no content. Otherwise a step was really taken."""
+        self.note = ""
+        """Why a step was really taken."""
+        self.base = 0
+        """Bytes of a worker without tensors, after `asked`."""
+
+    def asked(self) -> Trace:
+        """The trace of the run as it is asked for; a probe if its model needs tensors with content.
+
+        Raises:
+            RequestError: the request is refused as in a run, or its step fails.
+        """
+        try:
+            return self._traced(self._config)
+        except RequestError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {shortened(error)}"
+            if not _needs_content(error):
+                raise RequestError(f"a step of this configuration fails: {reason}") from error
+        finally:
+            # Before a probe, whose tensors would be in it.
+            self.base = self._process_base()
+        self.is_fake = False
+        self.note = f"the model cannot be traced on tensors without content ({reason})"
+        if not self._request.may_probe:
+            raise RequestError(self.note)
+        _limit_memory(self._request.limit)
+        try:
+            return self._traced(self._config)
+        except (MemoryError, RuntimeError) as error:
+            raise RequestError(
+                f"{self.note}, and one real step of it fails in a process with the limit as its memory: "
+                f"{shortened(error)}"
+            ) from error
+
+    def near(self, config: Config) -> Trace:
+        """The trace of a run that is near the one that is asked for.
+
+        Raises:
+            RequestError: it is refused as in a run, or its step fails, as that of batch normalization on one sample.
+        """
+        try:
+            return self._traced(config)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise RequestError(f"a step of this configuration fails: {shortened(error)}") from error
+
+    @property
+    def most_samples(self) -> int:
+        """The largest micro-batch that the data has for each worker."""
+        samples = self._loader.samples
+        most = _MOST_SAMPLES if samples is None else samples // self._request.world_size
+        return max(most, self._config.train.batch_size)
+
+    def _traced(self, config: Config) -> Trace:
+        key = config.train.activation_checkpointing, config.train.batch_size
+        if key not in self._known:
+            self._known[key] = self._traced_anew(config)
+        return self._known[key]
+
+    def _traced_anew(self, config: Config) -> Trace:
+        shapes = shapes_of(self._batch, config.train.batch_size)
+        # What other backends hold is a factor on this where they are not probed; see `phase_band`.
+        config = replace(config, backend=EagerConfig())
+        return trace(config, self._workers, shapes, is_fake=self.is_fake)
+
+    def _process_base(self) -> int:
+        """Bytes of a worker without tensors. This process has imported, opened and built the same."""
+        connections = CONNECTIONS if self._request.world_size > 1 else 0
+        return int(psutil.Process().memory_info().rss) + _BESIDE + connections + self._held_out
+
+    def _evaluated(self) -> int:
+        """Bytes of the held-out batches, which a worker keeps."""
+        train = self._config.train
+        if train.eval_every is None:
+            return 0
+        batches = self._loader.held_out(train.eval_samples)
+        return sum(tensor.nbytes for batch in batches for tensor in batch.values())
+
+
+def shortened(error: BaseException) -> str:
+    """The beginning of an error's text in one line."""
+    return " ".join(str(error).split())[:300]
+
+
+def _limit_memory(limit: int | None) -> None:
+    """Lets this process have no more memory than the limit beyond what it has now, so that a probe harms nobody."""
+    free = int(_SHARE_OF_A_PROBE * available())
+    most = int(psutil.Process().memory_info().vms) + (free if limit is None else min(limit, free))
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+
+
+def _needs_content(error: Exception) -> bool:
+    """Whether a trace failed because tensors have no content, and not because the step is wrong."""
+    return isinstance(error, _OF_FAKE_TENSORS) or any(sign in str(error) for sign in _SIGNS)
