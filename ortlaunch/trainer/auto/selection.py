@@ -114,10 +114,13 @@ class Selection:
         """
         if not self._may_give_up or self._started.is_set():
             return
-        reason = in_one_line(error)
-        print(f"backend=auto goes on without {self.backend}: {reason}", flush=True)
-        failed = _Failed(self.backend, reason, isinstance(error, RequestError))
-        self.store.set(self._key_of_failure(life()), json.dumps(dataclasses.asdict(failed)))
+        key = self._key_of_failure(life())
+        # The worker that fails first has the reason. Its end closes connections, and the others fail at that.
+        if not self.store.check([key]):
+            reason = in_one_line(error)
+            print(f"backend=auto goes on without {self.backend}: {reason}", flush=True)
+            failed = _Failed(self.backend, reason, isinstance(error, RequestError))
+            self.store.set(key, json.dumps(dataclasses.asdict(failed)))
         begin_again(self.environment)
 
     def first_step_done(self, journal: Journal | None) -> None:

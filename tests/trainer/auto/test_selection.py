@@ -106,6 +106,21 @@ def test_a_backend_that_fails_at_the_start_is_given_up_and_noted_once_another_ha
     assert other.rates.read()["ort"].unfit == "a branch is frozen"
 
 
+def test_the_reason_is_that_of_the_worker_that_failed_first(chosen, monkeypatch, capsys):
+    """The others lose their connections to it, and must not replace its reason by that."""
+    lives = []
+    monkeypatch.setattr(selection, "begin_again", lives.append)
+    chosen().rates.note("ort", Rate(0.01, 1.0))
+    worker = chosen()
+    assert worker.backend == "ort"
+    first = {"backend": "ort", "reason": "a branch is frozen", "is_refusal": True}
+    worker.store.set("failed/0", json.dumps(first))
+    worker.give_up(RuntimeError("Connection closed by peer"))
+    assert lives == [worker.environment]
+    assert json.loads(worker.store.get("failed/0")) == first
+    assert "Connection closed" not in capsys.readouterr().out
+
+
 def test_after_the_first_step_a_failure_is_the_runs(chosen, monkeypatch):
     monkeypatch.setattr(selection, "begin_again", lambda _environment: pytest.fail("it begins again"))
     first = chosen()
