@@ -65,7 +65,7 @@ class Plan:
     least_seconds: float = 0.0
     """A trial that has less time cannot end."""
     reason: str = ""
-    """Why nothing is tried; empty if something is."""
+    """Why nothing is tried; empty if something is, or if all backends are known."""
 
 
 def begin(known: Mapping[str, Rate], refused: Mapping[str, str], steps: int) -> Choice:
@@ -112,6 +112,9 @@ def plan_trials(
     assert measured.step_seconds is not None and measured.start_seconds is not None
     fit, _ = _fit(known, refused)
     unknown = [name for name in fit if name != current and known.get(name, Rate()).total(steps) is None]
+    if not unknown:
+        # Another run has measured them since this one has begun.
+        return Plan()
     whole = steps * measured.step_seconds
     # Half as long a run is the least to expect, and a second start has its share in the cost.
     seconds = min(_MOST_SECONDS, SHARE * _FASTEST * whole - spent)

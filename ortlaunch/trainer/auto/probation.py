@@ -118,8 +118,11 @@ class Probation:
         plan = Plan(**{**values, "backends": tuple(values["backends"])})
         if plan.backends and not self._has_room():
             plan = Plan(reason="there is too little free memory for a trial of another backend")
-        if not plan.backends:
+        if plan.reason:
             self._settle(plan.reason)
+        elif not plan.backends:
+            self._known = self._selection.known()
+            self._conclude(done)
         elif not self._tried(plan, done):
             self._settle("the run was asked to stop during the trials")
         else:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ortlaunch.trainer.auto.decision import BACKENDS, MARGIN, SHARE, Rate, begin, conclude, plan_trials
+from ortlaunch.trainer.auto.decision import BACKENDS, MARGIN, SHARE, Plan, Rate, begin, conclude, plan_trials
 
 NO_ORT = {"ort": "it needs onnxruntime-training, which is not installed"}
 ALL = {"eager": Rate(0.10, 5.0), "compile": Rate(0.08, 30.0), "ort": Rate(0.05, 8.0)}
@@ -88,6 +88,12 @@ def test_a_trial_without_a_result_is_made_again_with_twice_its_time() -> None:
     assert plan(30_600) == ()
     assert plan(30_700) == ("compile",)
     assert "compile gave no result" in plan_trials("ort", Rate(0.1, 5.0), 6.0, 30_600, known, {}).reason
+
+
+def test_what_another_run_has_measured_meanwhile_needs_no_trial() -> None:
+    """The run concludes from that: there is nothing to try, and no reason to stay."""
+    assert plan_trials("eager", Rate(0.1, 5.0), 6.0, 30_000, ALL, {}) == Plan()
+    assert plan_trials("eager", Rate(0.1, 5.0), 6.0, 30_000, {}, {"ort": "a rule", "compile": "a rule"}) == Plan()
 
 
 def test_trials_end_after_ten_minutes_however_long_the_run_is() -> None:
