@@ -20,6 +20,8 @@ MARGIN = 0.02
 """A backend is taken in place of an earlier one of `BACKENDS` only if the whole run is shorter by this share."""
 _MOST_SECONDS = 600.0
 """The longest time for all trials of a run together, so that a compiler that hangs does not hold up a run of days."""
+_TRIAL_STEPS = 4
+"""The steps of the shortest trial after its first one; see `ortlaunch.trainer.auto.trial`."""
 _AGAIN = 2.0
 """A backend whose trial did not end is tried again when there is this many times the time of that trial."""
 
@@ -118,15 +120,16 @@ def plan_trials(
     whole = steps * measured.step_seconds
     # Half as long a run is the least to expect, and a second start has its share in the cost.
     seconds = min(_MOST_SECONDS, SHARE * _FASTEST * whole - spent)
-    # A trial is a start of its own. One that is shorter than the start of these workers cannot end in time.
-    if seconds < measured.start_seconds:
+    # A trial is a start of its own, with the first step, and a few steps more. A shorter one cannot end in time.
+    least = measured.start_seconds + _TRIAL_STEPS * _FASTEST * measured.step_seconds
+    if seconds < least:
         return Plan(reason=f"{_span(whole)} of training are too short to pay for a trial of another backend")
     worth = tuple(name for name in unknown if seconds >= _AGAIN * known.get(name, Rate()).tried_seconds)
     if not worth:
         tried = " and ".join(f"the trial of {name} gave no result" for name in unknown)
         return Plan(reason=f"{tried} in an earlier run, and there is not twice its time now")
     # ORT comes first, because it is the more likely to be the fastest.
-    return Plan(tuple(sorted(worth, reverse=True)), seconds, measured.start_seconds)
+    return Plan(tuple(sorted(worth, reverse=True)), seconds, least)
 
 
 def conclude(

@@ -70,7 +70,18 @@ def test_a_trial_needs_the_time_of_a_start() -> None:
     def tries(steps: int) -> bool:
         return bool(plan_trials("eager", Rate(0.1, 5.0), spent=6.0, steps=steps, known={}, refused={}).backends)
 
-    assert [tries(steps) for steps in (7_300, 7_400)] == [False, True]
+    assert [tries(steps) for steps in (7_400, 7_500)] == [False, True]
+
+
+def test_a_trial_of_slow_steps_needs_the_time_of_its_steps_too() -> None:
+    """At 3 s for a step, the four that follow the start take as long as the start."""
+
+    def plan(steps: int) -> Plan:
+        return plan_trials("eager", Rate(3.0, 10.0), spent=34.0, steps=steps, known={}, refused={})
+
+    assert "too short to pay for a trial" in plan(1_000).reason
+    assert plan(1_200).backends == ("ort", "compile")
+    assert plan(1_200).least_seconds == 16.0
 
 
 def test_a_long_run_tries_what_is_not_known() -> None:
