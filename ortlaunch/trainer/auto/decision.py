@@ -8,7 +8,7 @@ one if that makes the rest of it shorter.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BACKENDS = ("eager", "compile", "ort")
 """All candidates. Of two that are equally fast, the earlier one is taken."""
@@ -130,6 +130,31 @@ def plan_trials(
         return Plan(reason=f"{tried} in an earlier run, and there is not twice its time now")
     # ORT comes first, because it is the more likely to be the fastest.
     return Plan(tuple(sorted(worth, reverse=True)), seconds, least)
+
+
+def as_now(known: Mapping[str, Rate], current: str, measured: Rate) -> dict[str, Rate]:
+    """What earlier runs have measured, as it would be under the load of this machine now.
+
+    If the current backend takes twice as long for a step as in an earlier run, the others are taken to do so too.
+    Otherwise a rate of an idle machine would make any other backend look faster than the current one.
+
+    Args:
+        known: as for `begin`.
+        current: the backend of the first steps.
+        measured: its rate in them.
+    """
+    earlier = known.get(current, Rate()).step_seconds
+    if not earlier or measured.step_seconds is None:
+        return dict(known)
+    load = measured.step_seconds / earlier
+
+    def scaled(seconds: float | None) -> float | None:
+        return None if seconds is None else load * seconds
+
+    return {
+        name: replace(one, step_seconds=scaled(one.step_seconds), start_seconds=scaled(one.start_seconds))
+        for name, one in known.items()
+    }
 
 
 def conclude(

@@ -15,7 +15,7 @@ import torch
 
 from ortlaunch.base.free_memory import available
 from ortlaunch.config.schema import TrainConfig
-from ortlaunch.trainer.auto.decision import Choice, Plan, Rate, conclude, plan_trials
+from ortlaunch.trainer.auto.decision import Choice, Plan, Rate, as_now, conclude, plan_trials
 from ortlaunch.trainer.auto.selection import Selection
 from ortlaunch.trainer.auto.trial import FIRST, WARM_UP, steps_to_measure
 from ortlaunch.trainer.auto.trials import tried
@@ -121,7 +121,7 @@ class Probation:
         if plan.reason:
             self._settle(plan.reason)
         elif not plan.backends:
-            self._known = self._selection.known()
+            self._known = as_now(self._selection.known(), self._selection.backend, self._measured())
             self._conclude(done)
         elif not self._tried(plan, done):
             self._settle("the run was asked to stop during the trials")
@@ -150,7 +150,7 @@ class Probation:
     def _tried(self, plan: Plan, done: int) -> bool:
         """Makes the trials; whether all that were begun were let to end, the same on all workers."""
         selection = self._selection
-        self._known = selection.known()
+        self._known = as_now(selection.known(), selection.backend, self._measured())
         if self._workers.is_first:
             names = " and ".join(plan.backends)
             print(f"backend=auto tries {names} after {done} steps, for at most {plan.seconds:.0f} s", flush=True)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ortlaunch.trainer.auto.decision import BACKENDS, MARGIN, SHARE, Plan, Rate, begin, conclude, plan_trials
+from ortlaunch.trainer.auto.decision import BACKENDS, MARGIN, SHARE, Plan, Rate, as_now, begin, conclude, plan_trials
 
 NO_ORT = {"ort": "it needs onnxruntime-training, which is not installed"}
 ALL = {"eager": Rate(0.10, 5.0), "compile": Rate(0.08, 30.0), "ort": Rate(0.05, 8.0)}
@@ -117,6 +117,20 @@ def test_a_change_must_pay_for_what_is_done_already() -> None:
     changed = conclude("eager", Rate(0.1, 5.0), 50, 2000, known, {})
     assert (changed.backend, changed.is_final) == ("ort", True)
     assert changed.reason.startswith("ort 188 s, eager 195 s for the rest")
+
+
+def test_rates_of_an_idle_machine_do_not_win_against_steps_under_load() -> None:
+    """ORT was slower than eager on the idle machine. Now steps of eager take twice as long, and it still is slower."""
+    known = {"eager": Rate(0.10, 5.0), "ort": Rate(0.12, 8.0), "compile": Rate(tried_seconds=9.0)}
+    measured = Rate(0.20, 10.0)
+    assert conclude("eager", measured, 50, 10_000, known, {}).backend == "ort"
+    now = as_now(known, "eager", measured)
+    assert now["ort"].step_seconds == pytest.approx(0.24)
+    assert now["ort"].start_seconds == pytest.approx(16.0)
+    assert now["compile"] == known["compile"]
+    assert conclude("eager", measured, 50, 10_000, now, {}).backend == "eager"
+    # Without an earlier rate of the current backend, nothing says how the load has changed.
+    assert as_now({"ort": ALL["ort"]}, "eager", measured) == {"ort": ALL["ort"]}
 
 
 def test_a_trial_without_a_result_changes_nothing_and_is_named() -> None:
