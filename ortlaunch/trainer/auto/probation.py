@@ -16,6 +16,7 @@ import torch
 from ortlaunch.base.free_memory import available
 from ortlaunch.config.schema import TrainConfig
 from ortlaunch.trainer.auto.decision import Choice, Plan, Rate, as_now, conclude, plan_trials
+from ortlaunch.trainer.auto.lives import is_first_start
 from ortlaunch.trainer.auto.selection import Selection
 from ortlaunch.trainer.auto.trial import FIRST, WARM_UP, steps_to_measure
 from ortlaunch.trainer.auto.trials import tried
@@ -154,7 +155,7 @@ class Probation:
         if self._workers.is_first:
             names = " and ".join(plan.backends)
             print(f"backend=auto tries {names} after {done} steps, for at most {plan.seconds:.0f} s", flush=True)
-            selection.rates.note(selection.backend, self._measured(), busy_percent=_UNSURE_PERCENT)
+            selection.rates.note(selection.backend, self._noted(), busy_percent=_UNSURE_PERCENT)
         ends = time.monotonic() + plan.seconds
         with self._context.watch.paused():
             for backend in plan.backends:
@@ -174,6 +175,12 @@ class Probation:
         # The faster of both times, so that a moment of load is no reason to change.
         medians = [statistics.median(seconds) for seconds in (self._before, self._seconds) if seconds]
         return Rate(step_seconds=min(medians), start_seconds=self._start_seconds)
+
+    def _noted(self) -> Rate:
+        """What is kept for other runs: without the start where an earlier life or attempt is a part of it."""
+        if is_first_start(self._context.attempt, self._start_step):
+            return self._measured()
+        return dataclasses.replace(self._measured(), start_seconds=None)
 
     def _plan(self) -> Plan:
         selection = self._selection
