@@ -109,10 +109,17 @@ class Selection:
     def give_up(self, error: Exception) -> None:
         """Begins again without this backend, if no step is done yet and there is another one; else returns.
 
+        A refusal after the first step is kept for later runs.
+
         Args:
             error: why this worker cannot go on.
         """
-        if not self._may_give_up or self._started.is_set():
+        if self._started.is_set():
+            if self.backend != "eager" and isinstance(error, RequestError):
+                # This run has begun with it. The next one goes on without it.
+                self.rates.note(self.backend, Rate(unfit=in_one_line(error)))
+            return
+        if not self._may_give_up:
             return
         key = self._key_of_failure(life())
         # The worker that fails first has the reason. Its end closes connections, and the others fail at that.

@@ -129,6 +129,19 @@ def test_after_the_first_step_a_failure_is_the_runs(chosen, monkeypatch):
     assert worker.backend == "ort"
     worker.first_step_done(None)
     worker.give_up(ValueError("later"))
+    assert not worker.rates.read()["ort"].unfit
+
+
+def test_a_refusal_after_the_first_step_ends_the_run_and_the_next_one_goes_without(chosen, tmp_path, monkeypatch):
+    """Such as a branch that turns out to be frozen at a later batch."""
+    monkeypatch.setattr(selection, "begin_again", lambda _environment: pytest.fail("it begins again"))
+    chosen().rates.note("ort", Rate(0.01, 1.0))
+    worker = chosen()
+    worker.first_step_done(None)
+    worker.give_up(RequestError("a branch is frozen. Use backend=eager"))
+    assert worker.rates.read()["ort"].unfit == "a branch is frozen"
+    Run(tmp_path).backend_file.unlink()
+    assert chosen().backend == "eager"
 
 
 def test_runs_of_one_kind_differ_in_nothing_that_a_step_depends_on(tmp_path, monkeypatch):
