@@ -144,6 +144,9 @@ class Probation:
         choice = Choice(**selection.told("concluded", chosen))
         if choice.backend == selection.backend:
             selection.settle(choice, self._context.journal)
+        elif self._is_any_stopped():
+            # The program that begins again would know nothing of a signal.
+            self._settle("the run was asked to stop before it changed")
         else:
             self._close()
             selection.change(choice)
@@ -195,6 +198,9 @@ class Probation:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         needed = _ROOM * psutil.Process().memory_info().rss * here
         return bool(self._workers.gather([float(available() > needed)]).min() > 0)
+
+    def _is_any_stopped(self) -> bool:
+        return bool(self._workers.gather([float(self._is_stopped())]).max() > 0)
 
     def _settle(self, reason: str) -> None:
         self._selection.settle(Choice(self._selection.backend, reason, is_final=True), self._context.journal)
