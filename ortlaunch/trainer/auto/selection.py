@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ortlaunch.base.errors import RequestError
+from ortlaunch.base.errors import RequestError, WrongGradientsError
 from ortlaunch.base.files import replace_text
 from ortlaunch.base.reading import read_json
 from ortlaunch.config import candidates
@@ -115,7 +115,7 @@ class Selection:
             error: why this worker cannot go on.
         """
         if self._started.is_set():
-            if self.backend != "eager" and isinstance(error, RequestError):
+            if self.backend != "eager" and isinstance(error, RequestError | WrongGradientsError):
                 # This run has begun with it. The next one goes on without it.
                 self.rates.note(self.backend, Rate(unfit=in_one_line(error)))
             return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.base.errors import RequestError
+from ortlaunch.base.errors import RequestError, WrongGradientsError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.run.run import Run
@@ -132,13 +132,16 @@ def test_after_the_first_step_a_failure_is_the_runs(chosen, monkeypatch):
     assert not worker.rates.read()["ort"].unfit
 
 
-def test_a_refusal_after_the_first_step_ends_the_run_and_the_next_one_goes_without(chosen, tmp_path, monkeypatch):
-    """Such as a branch that turns out to be frozen at a later batch."""
+@pytest.mark.parametrize("kind_of_error", [RequestError, WrongGradientsError])
+def test_a_refusal_after_the_first_step_ends_the_run_and_the_next_one_goes_without(
+    chosen, tmp_path, monkeypatch, kind_of_error
+):
+    """Such as a branch that turns out to be frozen at a later batch, or gradients that become wrong."""
     monkeypatch.setattr(selection, "begin_again", lambda _environment: pytest.fail("it begins again"))
     chosen().rates.note("ort", Rate(0.01, 1.0))
     worker = chosen()
     worker.first_step_done(None)
-    worker.give_up(RequestError("a branch is frozen. Use backend=eager"))
+    worker.give_up(kind_of_error("a branch is frozen. Use backend=eager"))
     assert worker.rates.read()["ort"].unfit == "a branch is frozen"
     Run(tmp_path).backend_file.unlink()
     assert chosen().backend == "eager"
