@@ -146,7 +146,8 @@ def as_now(known: Mapping[str, Rate], current: str, measured: Rate) -> dict[str,
     earlier = known.get(current, Rate()).step_seconds
     if not earlier or measured.step_seconds is None:
         return dict(known)
-    load = measured.step_seconds / earlier
+    # Never faster: one rate may be of a busy machine and the other of an idle one.
+    load = max(1.0, measured.step_seconds / earlier)
 
     def scaled(seconds: float | None) -> float | None:
         return None if seconds is None else load * seconds

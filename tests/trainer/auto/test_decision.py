@@ -129,6 +129,7 @@ def test_rates_of_an_idle_machine_do_not_win_against_steps_under_load() -> None:
     assert now["ort"].start_seconds == pytest.approx(16.0)
     assert now["compile"] == known["compile"]
     assert conclude("eager", measured, 50, 10_000, now, {}).backend == "eager"
+    assert as_now(known, "eager", Rate(0.05, 5.0)) == known
     # Without an earlier rate of the current backend, nothing says how the load has changed.
     assert as_now({"ort": ALL["ort"]}, "eager", measured) == {"ort": ALL["ort"]}
 
