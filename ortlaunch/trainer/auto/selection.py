@@ -199,6 +199,12 @@ class Selection:
             return None
         if choice.backend == "ort":
             require_ort("backend=ort, which this run has chosen (backend=auto) and keeps,", otherwise="")
+        # It may be resumed with another precision or on another device.
+        if (why := self.refused.get(choice.backend)) is not None:
+            raise RequestError(
+                f"{why}, and this run has chosen backend={choice.backend} (backend=auto) and keeps it: resume it with "
+                "the train.precision and the device that it had"
+            )
         print(f"backend=auto keeps {choice.backend}, which this run has begun with", flush=True)
         return dataclasses.replace(choice, is_final=True)
 

@@ -81,6 +81,17 @@ def test_a_run_that_has_chosen_ort_does_not_go_on_where_it_is_missing(chosen, tm
         chosen()
 
 
+def test_a_run_that_has_chosen_ort_is_not_resumed_with_a_precision_that_ort_does_not_go_with(
+    chosen, tmp_path, monkeypatch
+):
+    record = {"backend": "ort", "reason": "measured", "is_final": True}
+    Run(tmp_path).backend_file.write_text(json.dumps(record))
+    rule = "backend=ort does not go with train.precision=bf16"
+    monkeypatch.setattr(selection.candidates, "refused", lambda _config: {"ort": rule})
+    with pytest.raises(RequestError, match=rf"^{rule}, and this run has chosen backend=ort .* the device that it had$"):
+        chosen()
+
+
 def test_a_backend_that_fails_at_the_start_is_given_up_and_noted_once_another_has_started(
     chosen, tmp_path, monkeypatch
 ):
