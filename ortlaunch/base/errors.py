@@ -9,3 +9,7 @@ class RequestError(Exception):
 
 class TrainingError(Exception):
     """The training itself failed. The command exits with code 1 and this message."""
+
+
+class WrongGradientsError(TrainingError):
+    """The backend computes other gradients than PyTorch, which a comparison has found while the run trains."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ortlaunch.base.errors import RequestError, TrainingError
+from ortlaunch.base.errors import RequestError, WrongGradientsError
 from ortlaunch.config.schema import FIRST_RECHECK, Allow, Config, OrtConfig
 from ortlaunch.config.trainers import trainer_of
 from ortlaunch.models.task import Batch, Task
@@ -58,7 +58,7 @@ class BackendRun:
             Whether it has compared, which takes the time of some steps.
 
         Raises:
-            TrainingError: the backend computes something else.
+            WrongGradientsError: the backend computes something else.
         """
         return False
 
@@ -176,7 +176,7 @@ class OrtRun(BackendRun):
             return False
         error = self._gradient_error(batch)
         if error is not None and Allow["wrong_gradients"] not in self._cfg.allow:
-            raise TrainingError(
+            raise WrongGradientsError(
                 f"step {step}: {error}. The weights are those before this step. Resume from the last checkpoint with "
                 "backend=eager, or accept the difference with backend.allow=[wrong_gradients]"
             )

@@ -8,7 +8,7 @@ one if that makes the rest of it shorter.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BACKENDS = ("eager", "compile", "ort")
 """All candidates. Of two that are equally fast, the earlier one is taken."""
@@ -20,6 +20,8 @@ MARGIN = 0.02
 """A backend is taken in place of an earlier one of `BACKENDS` only if the whole run is shorter by this share."""
 _MOST_SECONDS = 600.0
 """The longest time for all trials of a run together, so that a compiler that hangs does not hold up a run of days."""
+_TRIAL_STEPS = 4
+"""The steps of the shortest trial after its first one; see `ortlaunch.trainer.auto.trial`."""
 _AGAIN = 2.0
 """A backend whose trial did not end is tried again when there is this many times the time of that trial."""
 
@@ -65,7 +67,7 @@ class Plan:
     least_seconds: float = 0.0
     """A trial that has less time cannot end."""
     reason: str = ""
-    """Why nothing is tried; empty if something is."""
+    """Why nothing is tried; empty if something is, or if all backends are known."""
 
 
 def begin(known: Mapping[str, Rate], refused: Mapping[str, str], steps: int) -> Choice:
@@ -112,18 +114,48 @@ def plan_trials(
     assert measured.step_seconds is not None and measured.start_seconds is not None
     fit, _ = _fit(known, refused)
     unknown = [name for name in fit if name != current and known.get(name, Rate()).total(steps) is None]
+    if not unknown:
+        # Another run has measured them since this one has begun.
+        return Plan()
     whole = steps * measured.step_seconds
     # Half as long a run is the least to expect, and a second start has its share in the cost.
     seconds = min(_MOST_SECONDS, SHARE * _FASTEST * whole - spent)
-    # A trial is a start of its own. One that is shorter than the start of these workers cannot end in time.
-    if seconds < measured.start_seconds:
+    # A trial is a start of its own, with the first step, and a few steps more. A shorter one cannot end in time.
+    least = measured.start_seconds + _TRIAL_STEPS * _FASTEST * measured.step_seconds
+    if seconds < least:
         return Plan(reason=f"{_span(whole)} of training are too short to pay for a trial of another backend")
     worth = tuple(name for name in unknown if seconds >= _AGAIN * known.get(name, Rate()).tried_seconds)
     if not worth:
         tried = " and ".join(f"the trial of {name} gave no result" for name in unknown)
         return Plan(reason=f"{tried} in an earlier run, and there is not twice its time now")
     # ORT comes first, because it is the more likely to be the fastest.
-    return Plan(tuple(sorted(worth, reverse=True)), seconds, measured.start_seconds)
+    return Plan(tuple(sorted(worth, reverse=True)), seconds, least)
+
+
+def as_now(known: Mapping[str, Rate], current: str, measured: Rate) -> dict[str, Rate]:
+    """What earlier runs have measured, as it would be under the load of this machine now.
+
+    If the current backend takes twice as long for a step as in an earlier run, the others are taken to do so too.
+    Otherwise a rate of an idle machine would make any other backend look faster than the current one.
+
+    Args:
+        known: as for `begin`.
+        current: the backend of the first steps.
+        measured: its rate in them.
+    """
+    earlier = known.get(current, Rate()).step_seconds
+    if not earlier or measured.step_seconds is None:
+        return dict(known)
+    # Never faster: one rate may be of a busy machine and the other of an idle one.
+    load = max(1.0, measured.step_seconds / earlier)
+
+    def scaled(seconds: float | None) -> float | None:
+        return None if seconds is None else load * seconds
+
+    return {
+        name: replace(one, step_seconds=scaled(one.step_seconds), start_seconds=scaled(one.start_seconds))
+        for name, one in known.items()
+    }
 
 
 def conclude(

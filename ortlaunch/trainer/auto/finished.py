@@ -5,7 +5,7 @@ from __future__ import annotations
 from ortlaunch.config import candidates
 from ortlaunch.trainer.auto import kind
 from ortlaunch.trainer.auto.decision import Rate
-from ortlaunch.trainer.auto.lives import life
+from ortlaunch.trainer.auto.lives import is_first_start
 from ortlaunch.trainer.auto.rates import Rates
 from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.train import Trained
@@ -29,8 +29,8 @@ def note_rate(context: RunContext, trained: Trained) -> None:
     if config.backend.name == "ort" and not trained.parts.backend.is_active:
         return
     # The start of a run that goes on, or has begun again, holds more than a start.
-    is_first_start = trained.parts.start.path is None and context.attempt == 0 and life() == 0
-    start = trained.recorder.time_to_first_step if is_first_start else None
+    is_first = is_first_start(context.attempt, trained.parts.start.step)
+    start = trained.recorder.time_to_first_step if is_first else None
     facts = kind.facts(config, world_size=context.workers.world_size, threads=context.workers.threads)
     busy = summary.get("summary/other_cpu_percent", 0.0)
     Rates(facts).note(config.backend.name, Rate(step_seconds=seconds, start_seconds=start), busy_percent=busy)

@@ -26,6 +26,16 @@ def life() -> int:
     return int(os.environ.get(_LIFE, "0"))
 
 
+def is_first_start(attempt: int, start_step: int) -> bool:
+    """Whether the time from the launch to the first step is that of one start.
+
+    Args:
+        attempt: how often torchrun and the scheduler have restarted the workers.
+        start_step: the steps of the checkpoint that the run goes on from.
+    """
+    return attempt == 0 and start_step == 0 and life() == 0
+
+
 def begin_again(environment: Mapping[str, str]) -> None:
     """Replaces this process by one that begins the run again; any thread may call it, and it does not return.
 

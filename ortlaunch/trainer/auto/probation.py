@@ -15,7 +15,8 @@ import torch
 
 from ortlaunch.base.free_memory import available
 from ortlaunch.config.schema import TrainConfig
-from ortlaunch.trainer.auto.decision import Choice, Plan, Rate, conclude, plan_trials
+from ortlaunch.trainer.auto.decision import Choice, Plan, Rate, as_now, conclude, plan_trials
+from ortlaunch.trainer.auto.lives import is_first_start
 from ortlaunch.trainer.auto.selection import Selection
 from ortlaunch.trainer.auto.trial import FIRST, WARM_UP, steps_to_measure
 from ortlaunch.trainer.auto.trials import tried
@@ -118,8 +119,11 @@ class Probation:
         plan = Plan(**{**values, "backends": tuple(values["backends"])})
         if plan.backends and not self._has_room():
             plan = Plan(reason="there is too little free memory for a trial of another backend")
-        if not plan.backends:
+        if plan.reason:
             self._settle(plan.reason)
+        elif not plan.backends:
+            self._known = as_now(self._selection.known(), self._selection.backend, self._measured())
+            self._conclude(done)
         elif not self._tried(plan, done):
             self._settle("the run was asked to stop during the trials")
         else:
@@ -140,6 +144,9 @@ class Probation:
         choice = Choice(**selection.told("concluded", chosen))
         if choice.backend == selection.backend:
             selection.settle(choice, self._context.journal)
+        elif self._is_any_stopped():
+            # The program that begins again would know nothing of a signal.
+            self._settle("the run was asked to stop before it changed")
         else:
             self._close()
             selection.change(choice)
@@ -147,11 +154,11 @@ class Probation:
     def _tried(self, plan: Plan, done: int) -> bool:
         """Makes the trials; whether all that were begun were let to end, the same on all workers."""
         selection = self._selection
-        self._known = selection.known()
+        self._known = as_now(selection.known(), selection.backend, self._measured())
         if self._workers.is_first:
             names = " and ".join(plan.backends)
             print(f"backend=auto tries {names} after {done} steps, for at most {plan.seconds:.0f} s", flush=True)
-            selection.rates.note(selection.backend, self._measured(), busy_percent=_UNSURE_PERCENT)
+            selection.rates.note(selection.backend, self._noted(), busy_percent=_UNSURE_PERCENT)
         ends = time.monotonic() + plan.seconds
         with self._context.watch.paused():
             for backend in plan.backends:
@@ -172,6 +179,12 @@ class Probation:
         medians = [statistics.median(seconds) for seconds in (self._before, self._seconds) if seconds]
         return Rate(step_seconds=min(medians), start_seconds=self._start_seconds)
 
+    def _noted(self) -> Rate:
+        """What is kept for other runs: without the start where an earlier life or attempt is a part of it."""
+        if is_first_start(self._context.attempt, self._start_step):
+            return self._measured()
+        return dataclasses.replace(self._measured(), start_seconds=None)
+
     def _plan(self) -> Plan:
         selection = self._selection
         # The steps that are measured now are measured once more after the trials.
@@ -185,6 +198,9 @@ class Probation:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         needed = _ROOM * psutil.Process().memory_info().rss * here
         return bool(self._workers.gather([float(available() > needed)]).min() > 0)
+
+    def _is_any_stopped(self) -> bool:
+        return bool(self._workers.gather([float(self._is_stopped())]).max() > 0)
 
     def _settle(self, reason: str) -> None:
         self._selection.settle(Choice(self._selection.backend, reason, is_final=True), self._context.journal)

@@ -28,7 +28,8 @@ _LONGEST_REASON = 200
 _OLDEST_SECONDS = 30 * 86400.0
 """An older rate is no longer believed, so that a backend that lost by a bad measurement is tried again."""
 _UNSURE_SECONDS = 86400.0
-"""The same for a rate of a busy machine, or of the few steps of a trial."""
+"""The same for a rate of a busy machine or of the few steps of a trial, and for a backend that refused: the reason may
+be gone, because a compiler was installed, or code was changed that the model's module imports."""
 _KEPT = 1000
 """Number of files that are kept; the oldest are deleted."""
 _BUSY_PERCENT = 10.0
@@ -115,7 +116,7 @@ def _rate(entry: Any) -> Rate | None:
         return None
     if not isinstance(written, int | float) or not _is_number(written):
         return None
-    oldest = _UNSURE_SECONDS if _is_busy(entry.get("busy_percent")) and not unfit else _OLDEST_SECONDS
+    oldest = _UNSURE_SECONDS if unfit or _is_busy(entry.get("busy_percent")) else _OLDEST_SECONDS
     if not -oldest < time.time() - written < oldest:
         return None
     rate = Rate(

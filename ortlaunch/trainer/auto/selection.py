@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ortlaunch.base.errors import RequestError
+from ortlaunch.base.errors import RequestError, WrongGradientsError
 from ortlaunch.base.files import replace_text
 from ortlaunch.base.reading import read_json
 from ortlaunch.config import candidates
@@ -109,15 +109,25 @@ class Selection:
     def give_up(self, error: Exception) -> None:
         """Begins again without this backend, if no step is done yet and there is another one; else returns.
 
+        A refusal after the first step is kept for later runs.
+
         Args:
             error: why this worker cannot go on.
         """
-        if not self._may_give_up or self._started.is_set():
+        if self._started.is_set():
+            if self.backend != "eager" and isinstance(error, RequestError | WrongGradientsError):
+                # This run has begun with it. The next one goes on without it.
+                self.rates.note(self.backend, Rate(unfit=in_one_line(error)))
             return
-        reason = in_one_line(error)
-        print(f"backend=auto goes on without {self.backend}: {reason}", flush=True)
-        failed = _Failed(self.backend, reason, isinstance(error, RequestError))
-        self.store.set(self._key_of_failure(life()), json.dumps(dataclasses.asdict(failed)))
+        if not self._may_give_up:
+            return
+        key = self._key_of_failure(life())
+        # The worker that fails first has the reason. Its end closes connections, and the others fail at that.
+        if not self.store.check([key]):
+            reason = in_one_line(error)
+            print(f"backend=auto goes on without {self.backend}: {reason}", flush=True)
+            failed = _Failed(self.backend, reason, isinstance(error, RequestError))
+            self.store.set(key, json.dumps(dataclasses.asdict(failed)))
         begin_again(self.environment)
 
     def first_step_done(self, journal: Journal | None) -> None:
@@ -189,6 +199,12 @@ class Selection:
             return None
         if choice.backend == "ort":
             require_ort("backend=ort, which this run has chosen (backend=auto) and keeps,", otherwise="")
+        # It may be resumed with another precision or on another device.
+        if (why := self.refused.get(choice.backend)) is not None:
+            raise RequestError(
+                f"{why}, and this run has chosen backend={choice.backend} (backend=auto) and keeps it: resume it with "
+                "the train.precision and the device that it had"
+            )
         print(f"backend=auto keeps {choice.backend}, which this run has begun with", flush=True)
         return dataclasses.replace(choice, is_final=True)
 

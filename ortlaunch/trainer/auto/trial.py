@@ -14,7 +14,9 @@ import statistics
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
@@ -23,6 +25,10 @@ from ortlaunch.base.secrets import without_secrets
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.auto.selection import in_one_line
 from ortlaunch.trainer.auto.trials import STARTED, result_file
+
+if TYPE_CHECKING:
+    from ortlaunch.trainer.build import Parts
+    from ortlaunch.trainer.feed import Feed
 
 WARM_UP = 2
 """Steps that do not count."""
@@ -83,15 +89,7 @@ def measure(run_dir: Path, backend: str) -> dict[str, float]:
     parts = build(context, {})
     feed = Feed(parts.batches, workers.device)
 
-    def step() -> float:
-        since = time.perf_counter()
-        for index in range(train.grad_accumulation):
-            parts.engine.micro_step(feed.take(), last=index == train.grad_accumulation - 1)
-            feed.prefetch()
-        parts.engine.step()
-        _wait_for(workers.device)
-        return time.perf_counter() - since
-
+    step = partial(_step, parts, feed, train.grad_accumulation, workers.device)
     with collected_every(train.gc_every) as collect:
         step()
         start = time.time() - context.launched
@@ -104,6 +102,20 @@ def measure(run_dir: Path, backend: str) -> dict[str, float]:
         seconds += [step() for _ in range(steps_to_measure(slowest))]
     found = workers.gather([statistics.median(seconds), start]).amax(dim=0)
     return {"step_seconds": float(found[0]), "start_seconds": float(found[1])}
+
+
+def _step(parts: Parts, feed: Feed, count: int, device: object) -> float:
+    """Takes a step of `count` micro-batches, and returns its seconds."""
+    since = time.perf_counter()
+    for index in range(count):
+        batch = feed.take()
+        parts.engine.micro_step(batch, last=index == count - 1)
+        # As in the training loop: what a few batches show to be frozen is refused here, and not in the run.
+        parts.backend.check_decisions(batch)
+        feed.prefetch()
+    parts.engine.step()
+    _wait_for(device)
+    return time.perf_counter() - since
 
 
 def _wait_for(device: object) -> None:

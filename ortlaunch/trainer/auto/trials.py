@@ -70,7 +70,12 @@ def _outcome(selection: Selection, run: Run, backend: str, seconds: float, is_st
     """How the trial of this worker ended: empty for a result, `_LATE`, `_STOPPED`, or ``unfit: REASON``."""
     ended = f"trial-ended-{backend}/{life()}"
     until = time.monotonic() + seconds
-    process = _started(selection, run, backend)
+    try:
+        process = _started(selection, run, backend)
+    except OSError:
+        # A full disk, or a limit of processes. The run goes on as after any trial that fails.
+        selection.store.set(ended, "1")
+        return _LATE
     outcome = ""
     try:
         while process.poll() is None:

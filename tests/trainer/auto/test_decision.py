@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ortlaunch.trainer.auto.decision import BACKENDS, MARGIN, SHARE, Rate, begin, conclude, plan_trials
+from ortlaunch.trainer.auto.decision import BACKENDS, MARGIN, SHARE, Plan, Rate, as_now, begin, conclude, plan_trials
 
 NO_ORT = {"ort": "it needs onnxruntime-training, which is not installed"}
 ALL = {"eager": Rate(0.10, 5.0), "compile": Rate(0.08, 30.0), "ort": Rate(0.05, 8.0)}
@@ -70,7 +70,18 @@ def test_a_trial_needs_the_time_of_a_start() -> None:
     def tries(steps: int) -> bool:
         return bool(plan_trials("eager", Rate(0.1, 5.0), spent=6.0, steps=steps, known={}, refused={}).backends)
 
-    assert [tries(steps) for steps in (7_300, 7_400)] == [False, True]
+    assert [tries(steps) for steps in (7_400, 7_500)] == [False, True]
+
+
+def test_a_trial_of_slow_steps_needs_the_time_of_its_steps_too() -> None:
+    """At 3 s for a step, the four that follow the start take as long as the start."""
+
+    def plan(steps: int) -> Plan:
+        return plan_trials("eager", Rate(3.0, 10.0), spent=34.0, steps=steps, known={}, refused={})
+
+    assert "too short to pay for a trial" in plan(1_000).reason
+    assert plan(1_200).backends == ("ort", "compile")
+    assert plan(1_200).least_seconds == 16.0
 
 
 def test_a_long_run_tries_what_is_not_known() -> None:
@@ -90,6 +101,12 @@ def test_a_trial_without_a_result_is_made_again_with_twice_its_time() -> None:
     assert "compile gave no result" in plan_trials("ort", Rate(0.1, 5.0), 6.0, 30_600, known, {}).reason
 
 
+def test_what_another_run_has_measured_meanwhile_needs_no_trial() -> None:
+    """The run concludes from that: there is nothing to try, and no reason to stay."""
+    assert plan_trials("eager", Rate(0.1, 5.0), 6.0, 30_000, ALL, {}) == Plan()
+    assert plan_trials("eager", Rate(0.1, 5.0), 6.0, 30_000, {}, {"ort": "a rule", "compile": "a rule"}) == Plan()
+
+
 def test_trials_end_after_ten_minutes_however_long_the_run_is() -> None:
     assert plan_trials("eager", Rate(1.0, 5.0), 6.0, 10**9, {}, {}).seconds == 600
 
@@ -100,6 +117,21 @@ def test_a_change_must_pay_for_what_is_done_already() -> None:
     changed = conclude("eager", Rate(0.1, 5.0), 50, 2000, known, {})
     assert (changed.backend, changed.is_final) == ("ort", True)
     assert changed.reason.startswith("ort 188 s, eager 195 s for the rest")
+
+
+def test_rates_of_an_idle_machine_do_not_win_against_steps_under_load() -> None:
+    """ORT was slower than eager on the idle machine. Now steps of eager take twice as long, and it still is slower."""
+    known = {"eager": Rate(0.10, 5.0), "ort": Rate(0.12, 8.0), "compile": Rate(tried_seconds=9.0)}
+    measured = Rate(0.20, 10.0)
+    assert conclude("eager", measured, 50, 10_000, known, {}).backend == "ort"
+    now = as_now(known, "eager", measured)
+    assert now["ort"].step_seconds == pytest.approx(0.24)
+    assert now["ort"].start_seconds == pytest.approx(16.0)
+    assert now["compile"] == known["compile"]
+    assert conclude("eager", measured, 50, 10_000, now, {}).backend == "eager"
+    assert as_now(known, "eager", Rate(0.05, 5.0)) == known
+    # Without an earlier rate of the current backend, nothing says how the load has changed.
+    assert as_now({"ort": ALL["ort"]}, "eager", measured) == {"ort": ALL["ort"]}
 
 
 def test_a_trial_without_a_result_changes_nothing_and_is_named() -> None:

@@ -14,6 +14,8 @@ from ortlaunch.trainer.auto.decision import BACKENDS, Rate
 from ortlaunch.trainer.auto.rates import Rates
 
 FACTS = {"model": "mlp", "params": {"width": 8}}
+REFUSED = {"ort": 0.5, "compile": 2.0}
+"""Backends and how many days ago they refused."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +58,12 @@ def test_a_busy_machine_does_not_replace_what_an_idle_one_measured() -> None:
     assert rates.read()["eager"].unfit == "the model is another one now"
 
 
-def test_old_rates_are_forgotten_and_unsure_ones_after_a_day() -> None:
+def test_old_rates_are_forgotten_and_unsure_ones_and_refusals_after_a_day() -> None:
     old = {"eager": entry(time=time.time() - 40 * 86400), "ort": entry(time=time.time() - 20 * 86400)}
     unsure = {"compile": entry(time=time.time() - 2 * 86400, busy_percent=100.0)}
     assert set(written({"backends": old | unsure}).read()) == {"ort"}
+    refusals = {name: {"unfit": "no compiler", "time": time.time() - 86400 * age} for name, age in REFUSED.items()}
+    assert set(written({"backends": refusals}).read()) == {"ort"}
     assert written({"backends": {"eager": entry(time=time.time() + 40 * 86400)}}).read() == {}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ortlaunch.base.errors import RequestError
+from ortlaunch.base.errors import RequestError, WrongGradientsError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.run.run import Run
@@ -81,6 +81,17 @@ def test_a_run_that_has_chosen_ort_does_not_go_on_where_it_is_missing(chosen, tm
         chosen()
 
 
+def test_a_run_that_has_chosen_ort_is_not_resumed_with_a_precision_that_ort_does_not_go_with(
+    chosen, tmp_path, monkeypatch
+):
+    record = {"backend": "ort", "reason": "measured", "is_final": True}
+    Run(tmp_path).backend_file.write_text(json.dumps(record))
+    rule = "backend=ort does not go with train.precision=bf16"
+    monkeypatch.setattr(selection.candidates, "refused", lambda _config: {"ort": rule})
+    with pytest.raises(RequestError, match=rf"^{rule}, and this run has chosen backend=ort .* the device that it had$"):
+        chosen()
+
+
 def test_a_backend_that_fails_at_the_start_is_given_up_and_noted_once_another_has_started(
     chosen, tmp_path, monkeypatch
 ):
@@ -106,6 +117,21 @@ def test_a_backend_that_fails_at_the_start_is_given_up_and_noted_once_another_ha
     assert other.rates.read()["ort"].unfit == "a branch is frozen"
 
 
+def test_the_reason_is_that_of_the_worker_that_failed_first(chosen, monkeypatch, capsys):
+    """The others lose their connections to it, and must not replace its reason by that."""
+    lives = []
+    monkeypatch.setattr(selection, "begin_again", lives.append)
+    chosen().rates.note("ort", Rate(0.01, 1.0))
+    worker = chosen()
+    assert worker.backend == "ort"
+    first = {"backend": "ort", "reason": "a branch is frozen", "is_refusal": True}
+    worker.store.set("failed/0", json.dumps(first))
+    worker.give_up(RuntimeError("Connection closed by peer"))
+    assert lives == [worker.environment]
+    assert json.loads(worker.store.get("failed/0")) == first
+    assert "Connection closed" not in capsys.readouterr().out
+
+
 def test_after_the_first_step_a_failure_is_the_runs(chosen, monkeypatch):
     monkeypatch.setattr(selection, "begin_again", lambda _environment: pytest.fail("it begins again"))
     first = chosen()
@@ -114,6 +140,22 @@ def test_after_the_first_step_a_failure_is_the_runs(chosen, monkeypatch):
     assert worker.backend == "ort"
     worker.first_step_done(None)
     worker.give_up(ValueError("later"))
+    assert not worker.rates.read()["ort"].unfit
+
+
+@pytest.mark.parametrize("kind_of_error", [RequestError, WrongGradientsError])
+def test_a_refusal_after_the_first_step_ends_the_run_and_the_next_one_goes_without(
+    chosen, tmp_path, monkeypatch, kind_of_error
+):
+    """Such as a branch that turns out to be frozen at a later batch, or gradients that become wrong."""
+    monkeypatch.setattr(selection, "begin_again", lambda _environment: pytest.fail("it begins again"))
+    chosen().rates.note("ort", Rate(0.01, 1.0))
+    worker = chosen()
+    worker.first_step_done(None)
+    worker.give_up(kind_of_error("a branch is frozen. Use backend=eager"))
+    assert worker.rates.read()["ort"].unfit == "a branch is frozen"
+    Run(tmp_path).backend_file.unlink()
+    assert chosen().backend == "eager"
 
 
 def test_runs_of_one_kind_differ_in_nothing_that_a_step_depends_on(tmp_path, monkeypatch):
