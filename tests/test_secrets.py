@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 
@@ -67,6 +68,10 @@ def test_a_secret_is_hidden_wherever_it_stands(kind: str) -> None:
         assert found_in(without_secrets(text, {})) == []
     shown = without_secrets_in_words(["ortlaunch", f"model.params.note={secret}", secret])
     assert found_in(shlex.join(shown)) == []
+    # As Hydra writes the words of a sweep's runs.
+    escaped = re.sub(r"([\\()\[\]{}:=,\s])", r"\\\1", secret)
+    (word,) = without_secrets_in_words([f"model.params.note={escaped}"])
+    assert found_in(re.sub(r"\\(.)", r"\1", word)) == []
     assert found_in(json.dumps(without_secrets(json.dumps({"note": secret}), {}))) == []
 
 

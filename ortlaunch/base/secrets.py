@@ -238,12 +238,18 @@ def hidden(name: str, value: Any) -> Any:
 
 
 def without_secrets_in_words(words: list[str]) -> list[str]:
-    """The words of a command without secrets. The value of KEY=VALUE may hold any sign, and may be the next word."""
+    """The words of a command without secrets. The value of KEY=VALUE may hold any sign, and may be the next word.
+
+    A value may be written as Hydra writes it in a sweep, with a backslash before some signs.
+    """
     shown: list[str] = []
     for word in words:
         name, equals, value = word.partition("=")
         if equals and re.fullmatch(r"[+~-]*[A-Za-z_][\w./@-]*", name):
-            shown.append(f"{without_secrets(name)}={without_secrets_of(name.lstrip('+~-'), value)}")
+            key = name.lstrip("+~-")
+            plain = re.sub(r"\\(.)", r"\1", value)
+            without = without_secrets_of(key, plain)
+            shown.append(f"{without_secrets(name)}={without_secrets_of(key, value if without == plain else without)}")
         elif shown and re.fullmatch(r"--?[A-Za-z][\w-]*", words[len(shown) - 1]) and not word.startswith("-"):
             shown.append(without_secrets_of(words[len(shown) - 1].lstrip("-"), word))
         else:
