@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,7 @@ _NOTE_WITHOUT_PROBE = (
 _NOTE_OF_AUTO = (
     "backend=auto may take {}: the figures are those of whichever needs the most, of which only eager is traced"
 )
+_CHECKPOINTING = "train.activation_checkpointing=true"
 _NO_CHANGE = "none of a smaller micro-batch and activation checkpointing is enough"
 
 
@@ -60,8 +62,6 @@ class Study:
         self._why_no_line = "which --quick and the check before a run leave out"
         self._calibration = Calibration.of(config)
         self._found_asked: Found | None = None
-        self._plain_bands: dict[tuple[bool, int], Band] = {}
-        """What was traced, uncorrected, by whether activations are checkpointed and by the micro-batch."""
         self._found_changes: list[Change] = []
 
     def report(self) -> dict[str, Any]:
@@ -243,30 +243,24 @@ class Study:
         workers, most = self._request.workers, self._traces.most_samples
         return Search(lambda one: self._sized(config, one), limit, workers, most, stays).largest(size)
 
-    def _high(self, config: Config, batch_size: int) -> int:
-        return self._sized(config, batch_size).high
-
-    def _fits(self, config: Config, batch_size: int) -> bool:
-        """Whether a micro-batch was traced to fit; one whose step fails does not."""
-        limit = self._request.limit
-        try:
-            return limit is not None and self._high(config, batch_size) <= limit
-        except RequestError:
-            return False
-
     def _sized(self, config: Config, batch_size: int) -> Sized:
-        train = replace(config.train, batch_size=batch_size)
-        config = replace(config, train=train)
-        probed = self._by_lines(config)
-        # Where only a backend may run that was probed, eager PyTorch need not be traced.
-        asked = self._found_asked if len(probed) == len(self._possible) else None
-        found = Found(self._traces.near(config) if asked is None else asked.trace, probed)
-        self._plain_bands[train.activation_checkpointing, batch_size] = self._plain_machine(found)
+        found = self._near(_with(config, batch_size=batch_size))
         first, others = (
             {name: band.high for name, band in self._bands(found, is_first=is_first).items()}
             for is_first in (True, False)
         )
         return Sized(self._machine(found).high, first, others)
+
+    def _near(self, config: Config) -> Found:
+        """What is known of a configuration near the one that is asked for.
+
+        Raises:
+            RequestError: it is refused as in a run, or its step fails.
+        """
+        probed = self._by_lines(config)
+        # Where only a backend may run that was probed, eager PyTorch need not be traced.
+        asked = self._found_asked if len(probed) == len(self._possible) else None
+        return Found(self._traces.near(config) if asked is None else asked.trace, probed)
 
     def _nearest_change(self, largest: Callable[[], int | None]) -> str:
         """The smallest change that makes the run fit, in words.
@@ -274,52 +268,45 @@ class Study:
         Args:
             largest: finds the largest micro-batch that fits without another change.
         """
-        found = next(self._changes(largest), None)
-        if found is None:
-            return _NO_CHANGE
-        words, is_checkpointed, size = found
-        traced = [one for checkpointed, one in self._plain_bands if checkpointed == is_checkpointed and one >= size]
-        if traced:
-            # A smaller micro-batch needs no more than a larger one that was traced.
-            self._found_changes.append(Change(words, self._plain_bands[is_checkpointed, min(traced)]))
-        return words
-
-    def _changes(self, largest: Callable[[], int | None]) -> Iterator[tuple[str, bool, int]]:
-        """Changes that make the run fit and keep the samples of a step, the smallest first; each was traced.
-
-        Yields:
-            The change in words, whether activations are checkpointed then, and the micro-batch.
-        """
-        train = self._config.train
         limit = self._request.limit
         assert limit is not None
-        checkpointed = _checkpointed(self._config)
-        if not train.activation_checkpointing:
-            try:
-                if self._high(checkpointed, train.batch_size) <= limit:
-                    yield "train.activation_checkpointing=true", True, train.batch_size
-            except RequestError:
-                checkpointed = self._config
-        for size in _divisors(train.batch_size, largest() or 0):
-            if not self._fits(self._config, size):
-                continue  # Holes of the allocator may be larger with a smaller micro-batch.
-            factor = train.batch_size // size
-            words = f"train.batch_size={size} train.grad_accumulation={train.grad_accumulation * factor}"
-            yield words, train.activation_checkpointing, size
-        if checkpointed is not self._config and not train.activation_checkpointing:
-            for size in _divisors(train.batch_size, self._largest(checkpointed) or 0):
-                if not self._fits(checkpointed, size):
-                    continue
-                factor = train.batch_size // size
-                words = (
-                    f"train.activation_checkpointing=true train.batch_size={size} "
-                    f"train.grad_accumulation={train.grad_accumulation * factor}"
-                )
-                yield words, True, size
+        for words, config in self._changes(largest):
+            # Beside its accumulation, a micro-batch may leave other holes in the heap than the search has found.
+            with contextlib.suppress(RequestError):
+                found = self._near(config)
+                if self._machine(found).high <= limit:
+                    self._found_changes.append(Change(words, self._plain_machine(found)))
+                    return words
+        return _NO_CHANGE
+
+    def _changes(self, largest: Callable[[], int | None]) -> Iterator[tuple[str, Config]]:
+        """Changes that keep the samples of a step, the smallest first, and what they make of the configuration."""
+        checkpointed = None if self._config.train.activation_checkpointing else _checkpointed(self._config)
+        if checkpointed is not None:
+            yield _CHECKPOINTING, checkpointed
+        yield from _smaller(self._config, largest())
+        if checkpointed is not None:
+            most = None
+            with contextlib.suppress(RequestError):  # Not every model supports it.
+                most = self._largest(checkpointed)
+            yield from ((f"{_CHECKPOINTING} {words}", config) for words, config in _smaller(checkpointed, most))
+
+
+def _smaller(config: Config, largest: int | None) -> Iterator[tuple[str, Config]]:
+    """The same samples of a step in micro-batches up to `largest`, the largest first: words and configurations."""
+    train = config.train
+    for size in _divisors(train.batch_size, largest or 0):
+        accumulation = train.grad_accumulation * (train.batch_size // size)
+        words = f"train.batch_size={size} train.grad_accumulation={accumulation}"
+        yield words, _with(config, batch_size=size, grad_accumulation=accumulation)
+
+
+def _with(config: Config, **changes: Any) -> Config:
+    return replace(config, train=replace(config.train, **changes))
 
 
 def _checkpointed(config: Config) -> Config:
-    return replace(config, train=replace(config.train, activation_checkpointing=True))
+    return _with(config, activation_checkpointing=True)
 
 
 def _divisors(size: int, largest: int) -> Iterator[int]:

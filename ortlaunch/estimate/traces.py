@@ -55,8 +55,8 @@ class Traces:
         self._loader = open_loader(config, self._workers)
         self._batch: Batch = next(iter(self._loader))
         self._held_out = self._evaluated()
-        self._known: dict[tuple[bool, int], Trace] = {}
-        """By whether activations are checkpointed and by the micro-batch."""
+        self._known: dict[tuple[bool, int, int], Trace] = {}
+        """By whether activations are checkpointed, the micro-batch, and the accumulated micro-batches."""
         self.is_fake = True
         """Whether tensors have no content. Otherwise a step was really taken."""
         self.note = ""
@@ -115,7 +115,8 @@ class Traces:
         return max(most, self._config.train.batch_size)
 
     def _traced(self, config: Config) -> Trace:
-        key = config.train.activation_checkpointing, config.train.batch_size
+        train = config.train
+        key = train.activation_checkpointing, train.batch_size, train.grad_accumulation
         if key not in self._known:
             self._known[key] = self._traced_anew(config)
         return self._known[key]

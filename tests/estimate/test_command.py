@@ -57,11 +57,13 @@ def test_a_fits_holds_for_whatever_backend_is_chosen(tmp_path: Path) -> None:
         estimated(tmp_path, f"backend={one}", *words, "--memory=64GiB") for one in ("eager", "ort", "auto")
     )
     assert "backend=auto may take eager, compile or ort" in auto["note"]
-    highs = [one["machine"]["high_bytes"] for one in (eager, ort, auto)]
-    assert highs[0] < highs[1] <= 1.05 * highs[2]
-    # Between eager's high figure and that of the worst candidate, eager alone would fit.
-    between = (highs[0] + highs[2]) // 2 // 2**20
-    assert estimated(tmp_path, "backend=eager", *words, f"--memory={between}MiB")["verdict"] == "fits"
+    highs = {one["backend"]: one["machine"]["high_bytes"] for one in (eager, ort)}
+    auto_high = auto["machine"]["high_bytes"]
+    assert max(highs.values()) <= 1.05 * auto_high
+    # Between the high figures of the better backend and of auto, that backend alone would fit.
+    better = min(highs, key=highs.__getitem__)
+    between = (highs[better] + auto_high) // 2 // 2**20
+    assert estimated(tmp_path, f"backend={better}", *words, f"--memory={between}MiB")["verdict"] == "fits"
     assert estimated(tmp_path, "backend=auto", *words, f"--memory={between}MiB", code=1)["verdict"] == "tight"
 
 
@@ -115,7 +117,9 @@ def test_a_worker_holds_its_share(tmp_path: Path, words: list[str], weights: flo
 
 @pytest.mark.nightly
 def test_under_deepspeed_the_first_worker_alone_copies_the_model_for_a_checkpoint(tmp_path: Path) -> None:
-    words = ("model=gpt2_nano", *WORDS[1:], "train.save_weights=false", "--quick")
+    # The last checkpoint is written without a copy.
+    every = ("train.steps=100", "train.checkpoint_every=50")
+    words = ("model=gpt2_nano", *WORDS[1:], *every, "train.save_weights=false", "--quick")
     of_stage = {
         stage: estimated(tmp_path, *words, "trainer=deepspeed", f"trainer.zero_stage={stage}")["workers"]
         for stage in (0, 3)
