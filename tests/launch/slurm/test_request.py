@@ -216,7 +216,7 @@ def test_an_unreadable_node_list_ends_the_job(tmp_path, answer):
     variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", request.script()], env={**os.environ, **variables}, timeout=30)
     assert done.returncode == 1
-    assert "scontrol does not tell the nodes of n[1-2]" in (run_dir / "logs" / "slurm.log").read_text()
+    assert "scontrol does not list the nodes of n[1-2]" in (run_dir / "logs" / "slurm.log").read_text()
 
 
 def test_containers_see_the_folders():
