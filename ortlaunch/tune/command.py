@@ -126,7 +126,7 @@ def tuned(space: Space, options: argparse.Namespace, arguments: list[str], *, qu
     folder = found or make(space.asked, key, arguments, space.cell)
     with exclusive(folder.path / folders.LOCK) as is_ours, _ended_in_order():
         if not is_ours:
-            raise RequestError(f"{folder.path}: another process tunes the same there: wait for it, or --again")
+            raise RequestError(f"{folder.path}: another process runs this tuning: wait for it, or use --again")
         return _Tuning(space, options, folder, quiet=quiet).run()
 
 

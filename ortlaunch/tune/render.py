@@ -71,7 +71,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
     if result["winner"] is None:
         return [*lines, "no configuration trained"]
     if "batch" in result["free"] or "optimizer" in result["free"] or "precision" in result["free"]:
-        lines.append(f"! {', '.join(result['free'])} freed: the winner learns something else at the same learning rate")
+        lines.append(f"! {', '.join(result['free'])} freed: the winner trains differently, at the same learning rate")
     if result["score"]:
         speed = f"{result['score']:,.1f} samples/s, measured once more{_of(result['interval'])}"
     else:
@@ -83,7 +83,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
         lines.append(f"fastest: {' '.join(result['overrides'])}\n         {speed}{ratio}")
     if result["ties"]:
         others = "; ".join(" ".join(f"{axis}={value}" for axis, value in tie.items()) for tie in result["ties"])
-        lines.append(f"tie: the rounds did not part it from {others}")
+        lines.append(f"tie: the rounds did not separate it from {others}")
     if result["check"]:
         lines.append(f"check: {result['check']}")
     if result["command"]:
