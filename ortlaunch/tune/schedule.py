@@ -1,6 +1,6 @@
 """Which cell is tried next, how long, and when it is decided.
 
-Short trials for all cells, or, where there is no time for all, for the cells that look best by the trials so far; longer
+Short trials for all cells, or, where there is no time for all, for those that look best by the trials so far; longer
 trials for the better half; the last three in interleaved rounds until their intervals part. The winner is measured once
 more, because the best of many noisy figures flatters.
 
