@@ -31,7 +31,7 @@ run: $(INSTALLED)
 	$(BIN)/ortlaunch model=gpt2 trainer=deepspeed train.steps=10
 	$(BIN)/ortlaunch compare
 
-## test: all tests but test-slurm's: those that start no workers on all cores, then faults and whole runs, some at a time
+## test: one test of each kind, without clusters: those that start no workers on all cores, then faults and whole runs
 test: test-quick test-serve test-ort
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 $(SLOWEST) tests/faults
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(SLOWEST) \
@@ -62,7 +62,7 @@ test-faults: $(INSTALLED)
 test-attack: $(INSTALLED)
 	$(BIN)/python -m tests.attack
 
-## test-drawn: 500 drawn models trained under ORT and in eager; prints what became of them, and each bad one made small
+## test-drawn: 500 drawn models trained under ORT and in eager; prints the outcomes, and each bad model reduced to a small one
 test-drawn: $(INSTALLED)
 	$(BIN)/python -m tests.drawn
 
@@ -157,7 +157,7 @@ bench-tune: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_tune made
 	$(BIN)/python -m tests.benchmarks.bench_tune replay
 
-## bench-tune-grids: measures these grids on this machine, some hours; goes on where it was ended
+## bench-tune-grids: measures these grids on this machine in some hours; called again, it goes on where it was stopped
 .PHONY: bench-tune-grids
 bench-tune-grids: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_tune measure
@@ -170,7 +170,7 @@ bench-malloc: $(INSTALLED)
 bench-memory-check: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_memory_check
 
-## bench-checkpoint: how long training stands still for a checkpoint, asynchronous over synchronous
+## bench-checkpoint: how long training waits for a checkpoint, asynchronous over synchronous
 bench-checkpoint: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_checkpoint
 

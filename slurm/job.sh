@@ -22,23 +22,23 @@ cd @WORKING_DIR@ || fail "the working folder is not there on $(hostname)"
 python=@PYTHON@
 ours=("$python" -m ortlaunch.launch.slurm.job)
 
-# Node 0 of the job is where the workers of all nodes meet. Not known, there is no run: each node would make its own.
+# The workers of all nodes meet on the first node. If it is not known, the job fails: each node would start its own run.
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST") && [ -n "$hosts" ] ||
-    fail "scontrol does not tell the nodes of $SLURM_JOB_NODELIST: is it on the PATH of $(hostname)?"
+    fail "scontrol does not list the nodes of $SLURM_JOB_NODELIST: is it on the PATH of $(hostname)?"
 export ORTLAUNCH_HEAD="${hosts%%$'\n'*}"
 export ORTLAUNCH_PORT=$((15000 + SLURM_JOB_ID % 15000))
 
 on_each_node=(srun @SRUN@)
 node=(@NODE@)
 
-# The warning comes to this shell alone; torchrun would end the workers in the midst of their checkpoint.
+# SLURM sends the warning to this shell alone, because torchrun would end the workers while they write their checkpoint.
 signals=""
 take_warning() {
     signals+=" WARNING"
     if ! [ -e "$run_dir/STOP" ]; then
         echo "requeue" >"$run_dir/.STOP" && mv "$run_dir/.STOP" "$run_dir/STOP"
     fi
-    # Later than this SLURM ends the job for good.
+    # If the workers have not ended by then, the script goes on, because SLURM ends the job soon after.
     (
         sleep @PATIENCE@ &
         trap 'kill $! 2>/dev/null; exit' TERM
@@ -64,8 +64,8 @@ run() {
     done
 }
 
-# Each node says whether it is fit, and one that is dead says nothing. Beside whatever else still holds the nodes, and all
-# of them to the end, so that none is taken for dead because another is not fit.
+# Each node reports whether it is fit; a dead node does not answer. This runs beside other steps that still hold the nodes,
+# and waits for all nodes, so that no node counts as dead because another one is not fit.
 roll_call() {
     rm -rf "$run_dir/preflight"
     run env SLURM_OVERLAP=1 timeout --kill-after=5 @ROLL_CALL_SECONDS@ \
@@ -79,7 +79,7 @@ while :; do
         3) exit 0 ;; # Done, or ended by a person, while the job was in the queue.
         *) fail "the run cannot begin on $(hostname)" ;;
     esac
-    # What ends the workers must not end the relay, which has their end still to report.
+    # A signal that ends the workers must not end the relay, which still has to report their end.
     (trap '' TERM && exec "${ours[@]}" relay "$run_dir") &
     relay=$!
     code=0
@@ -87,7 +87,7 @@ while :; do
     if [ "$code" = 0 ]; then
         run "${on_each_node[@]}" --kill-on-bad-exit=1 --wait=@WAIT@ "${node[@]}" train "$run_dir"
         if [ "$code" != 0 ] && [ -z "$signals" ]; then
-            # A crash, or a lost node, of which SLURM itself may hear only minutes later?
+            # This finds out whether a node was lost, which SLURM itself may notice only minutes later.
             crash=$code
             roll_call
             [ "$code" = 0 ] || signals+=" LOST"
@@ -109,7 +109,7 @@ while :; do
 done
 
 if [ "$verdict" = requeue ]; then
-    # The bare id of a sweep's last task would mean all of them.
+    # The plain id of the last task of a sweep would mean all of its tasks.
     job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     for pause in 1 5 15 0; do
         scontrol requeue "${job:-$SLURM_JOB_ID}" && exit 0

@@ -209,7 +209,7 @@ class CompileConfig(BackendConfig):
 
     name: str = "compile"
     mode: str = "default"
-    """torch.compile's mode: default, reduce-overhead or max-autotune."""
+    """torch.compile's mode: default, reduce-overhead, max-autotune or max-autotune-no-cudagraphs."""
     fullgraph: bool = False
     """Fail where the model cannot be captured as one graph."""
 

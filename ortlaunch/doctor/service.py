@@ -65,7 +65,7 @@ def _users(path: Path) -> Iterator[Line]:
         return
     why = why_foreign(path)
     if why is not None:
-        yield Line("service users", Level.error, f"{path} {why}, and decides as whom runs start", by_hand=True)
+        yield Line("service users", Level.error, f"{path} {why}, and names the accounts of runs", by_hand=True)
         return
     names = listed_users(path)
     if shutil.which("sudo") is None:

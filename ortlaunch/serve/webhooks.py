@@ -94,7 +94,7 @@ class Webhooks:
                 if self.send_due():
                     continue
             except SQLAlchemyError:
-                _LOG.exception("webhooks could not be told, and are told later")
+                _LOG.exception("webhooks could not be called, and are called later")
             self._stopping.wait(_PASS_SECONDS)
 
     def _due(self, now: float) -> Iterator[_Due]:

@@ -128,7 +128,7 @@ def tuned(space: Space, options: argparse.Namespace, arguments: list[str], *, qu
     how = " without --again" if options.again else ""
     with exclusive(folder.path / folders.LOCK) as is_ours, _ended_in_order(how):
         if not is_ours:
-            raise RequestError(f"{folder.path}: another process tunes the same there: wait for it, or --again")
+            raise RequestError(f"{folder.path}: another process runs this tuning: wait for it, or use --again")
         folder.open()
         return _Tuning(space, options, folder, quiet=quiet).run()
 

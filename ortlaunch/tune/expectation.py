@@ -1,4 +1,4 @@
-"""What the trials so far let expect of cells that were not tried: a Gaussian process over the axes.
+"""What the trials so far predict for cells that were not tried: a Gaussian process over the axes.
 
 Two cells are alike on an axis if they have the same value; values of a numeric axis are also alike if they are near
 each other. The process is a sum of effects of single axes, of pairs of axes and of all axes together. How much of each,

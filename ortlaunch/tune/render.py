@@ -72,11 +72,11 @@ def _lines(result: dict[str, Any]) -> list[str]:
     if result["winner"] is None:
         return [*lines, "no configuration trained"]
     if "batch" in result["free"] or "optimizer" in result["free"] or "precision" in result["free"]:
-        lines.append(f"! {', '.join(result['free'])} freed: the winner learns something else at the same learning rate")
+        lines.append(f"! {', '.join(result['free'])} freed: the winner trains differently, at the same learning rate")
     if result["winner"][MICRO] != result["asked"][MICRO]:
         lines.append(
             "! the winner has another micro-batch than asked: a model with BatchNorm computes its statistics over it "
-            "and learns something else (--hold micro-batch keeps it)"
+            "and trains differently (--hold micro-batch keeps it)"
         )
     if result["score"]:
         speed = f"{result['score']:,.1f} samples/s, measured once more{_of(result['interval'])}"
@@ -89,7 +89,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
         lines.append(f"fastest: {' '.join(result['overrides'])}\n         {speed}{ratio}")
     if result["ties"]:
         others = "; ".join(" ".join(f"{axis}={value}" for axis, value in tie.items()) for tie in result["ties"])
-        lines.append(f"tie: the rounds did not part it from {others}")
+        lines.append(f"tie: the rounds did not separate it from {others}")
     if result["check"]:
         lines.append(f"check: {result['check']}")
     if result["command"]:

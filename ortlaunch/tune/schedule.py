@@ -1,8 +1,8 @@
 """Which cell is tried next, how long, and when it is decided.
 
-Short trials for all cells, or for those that the trials so far let expect the most where there are more cells than
-time; longer trials for the better half; the last three in interleaved rounds until their intervals part. The winner is
-measured once more, because the best of many noisy figures flatters.
+Short trials for all cells, or, where there is no time for all, for those that look best by the trials so far; longer
+trials for the better half; the last three in interleaved rounds until their intervals part. The winner is measured once
+more, because the best of many noisy figures flatters.
 
 The schedule is a function of the outcomes, of its arguments and of nothing else: no clock, no state of the machine.
 """
@@ -21,7 +21,7 @@ from ortlaunch.tune.plan import Finding, Plan
 
 NO_TIME = "no time for it in the minutes given"
 """Why a cell was not tried that more minutes would have tried."""
-NO_GAIN = "the trials let expect no gain of it"
+NO_GAIN = "the trials predict no gain from it"
 """Why a cell was not tried that might have been."""
 FINALISTS = 3
 _MOST_ROUNDS = 8

@@ -308,9 +308,9 @@ def _pointless(cell: Cell) -> str | None:
     if workers > 1:
         return None
     if trainer.startswith(("ddp", "fsdp")):
-        return "one worker has nobody to exchange with: trainer=single does the same without it"
+        return "one worker exchanges nothing: trainer=single does the same with less work"
     if trainer in ("zero1", "zero2", "zero3"):
-        return "one worker has nobody to share with: zero_stage=0 does the same without it"
+        return "one worker shards nothing: zero_stage=0 does the same with less work"
     return None
 
 

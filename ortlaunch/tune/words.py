@@ -83,7 +83,7 @@ def _check_list(word: str, key: str, values: list[str], free: Sequence[str]) -> 
         raise RequestError(f"{word[:60]}: more than {_MOST_VALUES} values")
     axis = KEYS.get(key)
     if axis in LEARNING and axis not in free:
-        raise RequestError(f"{word}: another {axis} is another learning: add --free={axis}, or give one value")
+        raise RequestError(f"{word}: another {axis} changes the training: add --free={axis}, or give one value")
     if key in _BATCH:
         raise RequestError(
             f"{word}: the global batch follows from this key, and micro-batch and accumulation are searched: give one "

@@ -20,7 +20,7 @@ def test_a_killed_tuning_goes_on_to_a_winner_whose_job_runs(launch, start, lefto
     notes = _noted(first, tmp_path, 2)
     beside = launch(tmp_path, "tune", *WORDS, *MORE)
     assert beside.returncode == 2, beside.report
-    assert "another process tunes the same there: wait for it" in beside.stderr
+    assert "another process runs this tuning: wait for it" in beside.stderr
     first.process.send_signal(signal.SIGKILL)
     first.process.communicate()
     deadline = time.monotonic() + SECONDS

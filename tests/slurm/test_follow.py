@@ -147,7 +147,7 @@ def test_tasks_of_an_array_are_told_apart(make_run: Maker) -> None:
         (run_dir / "job.json").write_text(json.dumps(content))
     rows = [wait_for(run_dir, state) for run_dir, state in zip(runs, ["running"] * 2 + ["pending"] * 2, strict=True)]
     assert [one.job_id for one in rows] == [f"{array}_{task}" for task in range(4)]
-    assert rows[3].reason == "as many of its sweep run as may"
+    assert rows[3].reason == "its sweep is at launcher.array_limit"
     assert find_run(f"{array}_2").path == runs[2]
     # The number of its own that SLURM gives a task when it starts, and shows in places.
     own = query.queue(0).jobs[f"{array}_1"].own_id

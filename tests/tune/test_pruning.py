@@ -49,9 +49,9 @@ NO_MEMORY = Outcome("out of memory", 5.0, reason="no memory")
 @pytest.mark.parametrize(
     ("words", "refused", "reason"),
     [
-        (["trainer=ddp"], {"trainer": "ddp", "workers": 1}, "nobody to exchange with"),
-        (["trainer=fsdp"], {"trainer": "fsdp-keep", "workers": 1}, "nobody to exchange with"),
-        (["trainer=deepspeed"], {"trainer": "zero2", "workers": 1}, "nobody to share with"),
+        (["trainer=ddp"], {"trainer": "ddp", "workers": 1}, "exchanges nothing"),
+        (["trainer=fsdp"], {"trainer": "fsdp-keep", "workers": 1}, "exchanges nothing"),
+        (["trainer=deepspeed"], {"trainer": "zero2", "workers": 1}, "shards nothing"),
         (["trainer=ddp,single"], {"trainer": "single", "workers": 2}, "has one worker"),
         (["backend=eager,ort", "trainer=fsdp"], {"workers": 2, "backend": "ort"}, "does not go with trainer=fsdp"),
         (["trainer=ddp,fsdp", "optimizer=adafactor"], {"trainer": "fsdp", "workers": 2}, "hands the optimizer shards"),

@@ -23,7 +23,8 @@ class TrainerConfig:
 
     name: str = MISSING
     timeout_seconds: int = number(1800, least=1, most=MOST_SECONDS)
-    """The longest wait in a collective before the run fails."""
+    """Longest time without progress of a worker, and longest wait in a collective, before the run fails. It counts
+    until the first step is done; after that `launcher.timeout_seconds` counts."""
 
 
 C = TypeVar("C", bound=TrainerConfig)

@@ -86,7 +86,7 @@ def announce(folders: list[Path], config: Config, environment: dict[str, str]) -
     if lines:
         return lines[-1]
     said = done.stderr.strip().splitlines()
-    return f"(could not be told: {said[-1] if said else f'ended with {done.returncode}'})"
+    return f"(not sent yet: {said[-1] if said else f'ended with {done.returncode}'})"
 
 
 def say_announced(said: str, config: Config) -> None:

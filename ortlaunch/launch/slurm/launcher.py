@@ -176,7 +176,7 @@ class SlurmLauncher(BatchLauncher):
             )
         answer = programs.call("sbatch", *words, text=text, environment=self.environment(config))
         if answer.problem:
-            raise RequestError(f"{answer.problem}: the controller is not well")
+            raise RequestError(f"{answer.problem}: SLURM's controller does not work properly")
         return answer
 
 

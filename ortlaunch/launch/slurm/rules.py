@@ -46,7 +46,7 @@ def _time(config: Config) -> None:
         if seconds < 2 * cfg.grace_seconds:
             raise RequestError(
                 f"launcher.time={cfg.time} is {seconds} s, and the last launcher.grace_seconds={cfg.grace_seconds} of "
-                "them are kept for the checkpoint: raise the one or lower the other"
+                "them are kept for the checkpoint: raise launcher.time or lower launcher.grace_seconds"
             )
 
 

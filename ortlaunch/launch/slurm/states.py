@@ -8,11 +8,11 @@ from ortlaunch.launch.jobs import End, Job, Jobs, Phase
 from ortlaunch.launch.slurm import query
 
 _REASONS = {
-    "Priority": "others come first",
+    "Priority": "jobs of higher priority come first",
     "Resources": "waits for free nodes",
     "Dependency": "waits for another job",
-    "DependencyNeverSatisfied": "the job it waits for failed: it will never start",
-    "JobArrayTaskLimit": "as many of its sweep run as may",
+    "DependencyNeverSatisfied": "the job that it waits for has failed: it will never start",
+    "JobArrayTaskLimit": "its sweep is at launcher.array_limit",
     "JobHeldUser": "held by you",
     "JobHeldAdmin": "held by an administrator",
     "BeginTime": "waits for its start time",
@@ -21,11 +21,11 @@ _REASONS = {
     "ReqNodeNotAvail": "a node that it asked for is not available",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition takes no jobs",
-    "PartitionNodeLimit": "more nodes than the partition gives",
-    "PartitionTimeLimit": "more time than the partition gives",
-    "BadConstraints": "no node is as it asks",
+    "PartitionNodeLimit": "more nodes than the partition allows",
+    "PartitionTimeLimit": "more time than the partition allows",
+    "BadConstraints": "no node meets its constraints",
     "NodeDown": "a node that it asked for is down",
-    "Cleaning": "its last start is being cleaned up",
+    "Cleaning": "its nodes are still being cleaned up from its last start",
     "launch failed requeued held": "could not be started on its node, and is held",
 }
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")

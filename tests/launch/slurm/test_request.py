@@ -191,11 +191,11 @@ def test_sbatch_itself_reads_each_option_as_it_is_meant(tmp_path):
 
 def test_the_head_node_is_the_first_of_a_thousand(tmp_path):
     needs(shutil.which("scontrol"), "needs SLURM's scontrol")
-    part = PLAIN.script().partition("# Node 0")[2].partition("on_each_node")[0]
+    part = PLAIN.script().partition("# The workers of all nodes meet")[2].partition("on_each_node")[0]
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=x\nSlurmctldHost=localhost\nNodeName=n[0001-1000]\nPartitionName=p Nodes=ALL\n")
     variables = {"SLURM_JOB_ID": "100123", "SLURM_JOB_NODELIST": "rack[07,3-5]n[0001-1000]", "SLURM_CONF": str(conf)}
-    script = "# Node 0" + part + 'echo "$ORTLAUNCH_HEAD $ORTLAUNCH_PORT"'
+    script = "# The workers of all nodes meet" + part + 'echo "$ORTLAUNCH_HEAD $ORTLAUNCH_PORT"'
     done = subprocess.run(
         ["bash", "-uc", f"fail() {{ exit 9; }}; {script}"],
         env={**os.environ, **variables},
@@ -216,7 +216,7 @@ def test_an_unreadable_node_list_ends_the_job(tmp_path, answer):
     variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", request.script()], env={**os.environ, **variables}, timeout=30)
     assert done.returncode == 1
-    assert "scontrol does not tell the nodes of n[1-2]" in (run_dir / "logs" / "slurm.log").read_text()
+    assert "scontrol does not list the nodes of n[1-2]" in (run_dir / "logs" / "slurm.log").read_text()
 
 
 def test_containers_see_the_folders():
