@@ -28,7 +28,7 @@ PIP26 := $(VENV26)/bin/python -m pip install --quiet --disable-pip-version-check
 
 ## run: train GPT-2 for ten steps under ORTModule and DeepSpeed, then show the run
 run: $(INSTALLED)
-	$(BIN)/ortlaunch model=gpt2 trainer=deepspeed train.steps=10
+	$(BIN)/ortlaunch model=gpt2 trainer=deepspeed train.steps=10 device=cpu
 	$(BIN)/ortlaunch compare
 
 ## test: one test of each kind, without clusters: those that start no workers on all cores, then faults and whole runs
