@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ortlaunch.run import events
 from ortlaunch.run.events import Event
+from ortlaunch.run.goodput import ACCOUNT
 from ortlaunch.run.names import CHANGED_PARAM
 
 PARAM_LIMIT = 6000
@@ -195,7 +196,8 @@ class Translator:
         for original, value in event.values.items():
             key = safe_key(original)
             bit = 1 << self._bits.setdefault(key, len(self._bits))
-            if not self._seen.get(step, 0) & bit:
+            # The account of a later end covers that of an earlier one, and may be at the same step.
+            if original in ACCOUNT or not self._seen.get(step, 0) & bit:
                 self._seen[step] = self._seen.get(step, 0) | bit
                 fresh.append(Point(key, value, event.t, step))
         return fresh
