@@ -117,6 +117,21 @@ def test_a_run_of_which_nothing_is_known_is_nobodys_repeat() -> None:
     assert len(compared(rows, "0" * 32, "u").groups) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("mlp-seed={}", "mlp"),
+        ("mlp-lr=1e-05-seed={}", "mlp-lr=1e-05"),
+        ("mlp-seed={}-lr=1e-05", "mlp-lr=1e-05"),
+        ("mlp-unseed={}", "mlp-unseed=0"),
+        ("-seed={}", "-seed=0"),
+    ],
+)
+def test_a_groups_name_has_no_seed(name: str, label: str) -> None:
+    (group,) = of(*(row(n, name=name.format(n), params={"seed": str(n)}) for n in range(2))).groups
+    assert group.label == label
+
+
 def test_groups_that_would_be_called_the_same_are_told_apart() -> None:
     labels = [group.label for group in of(row(1, name="n"), row(2, name="n", params={"optimizer.lr": "2"})).groups]
     assert labels == ["n (00000001)", "n (00000002)"]
