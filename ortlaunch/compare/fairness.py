@@ -64,6 +64,20 @@ def _of_work(groups: list[Group], base: Group) -> Iterable[str]:
         {group.first.model for group in groups if group.speedup and group.first.model and model} - {model}
     ):
         yield f"the speed-up compares different work: {', '.join(map(str, models))} against {model}"
+    same = [group for group in groups if group.speedup and group.first.model == model]
+    differing = {group.label: _built_otherwise(group.first, base.first) for group in same}
+    if keys := sorted(set[str]().union(*differing.values())):
+        labels = [label for label, found in differing.items() if found]
+        yield f"the speed-up compares different work: another {_named(keys)} than the baseline's in {_named(labels)}"
+
+
+def _built_otherwise(row: RunRow, base: RunRow) -> set[str]:
+    """Returns the keys in which two models of one name differ: the class of a factory, and the builder's arguments."""
+    # An argument that a run has not recorded has the builder's default.
+    keys = {key for one in (row, base) for key in one.params if key.startswith("model.params.")}
+    found = {key for key in keys if row.params.get(key) != base.params.get(key)}
+    targets = {one.params.get("model.target") for one in (row, base)} - {None}
+    return found | ({"model.target"} if len(targets) > 1 else set())
 
 
 def _of_circumstances(groups: list[Group], base: Group) -> Iterable[str]:

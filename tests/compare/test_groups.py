@@ -232,6 +232,20 @@ def test_other_batches_are_unfair(key: str) -> None:
     assert key in warning
 
 
+@pytest.mark.parametrize(
+    ("base", "other", "key"),
+    [
+        ({"model.params.n_layer": "2"}, {"model.params.n_layer": "4"}, "model.params.n_layer"),
+        ({"model.params": "{}"}, {"model.params.n_layer": "4"}, "model.params.n_layer"),
+        ({"model.target": "mine:small"}, {"model.target": "mine:large"}, "model.target"),
+    ],
+)
+def test_a_model_that_is_built_otherwise_is_other_work(base: dict[str, str], other: dict[str, str], key: str) -> None:
+    (warning,) = of(row(0, params=base), row(1, params=other)).warnings
+    assert warning == f"the speed-up compares different work: another {key} than the baseline's in run-1"
+    assert of(row(0, params=base), row(1, None, params=other)).warnings == [], "it has no speed-up"
+
+
 def test_a_thousand_unfair_runs_are_one_line() -> None:
     rows = [row(0), *(row(n, status="FAILED", params={"optimizer.lr": str(n)}) for n in range(1, 1000))]
     (warning,) = of(*rows).warnings
