@@ -246,6 +246,29 @@ def test_a_model_that_is_built_otherwise_is_other_work(base: dict[str, str], oth
     assert of(row(0, params=base), row(1, None, params=other)).warnings == [], "it has no speed-up"
 
 
+@pytest.mark.parametrize(
+    ("device", "is_active", "params", "is_fair"),
+    [
+        ("cuda", True, {}, False),
+        ("cuda", None, {"train.tf32": "true"}, False),
+        ("cuda", False, {}, True),
+        ("cuda", True, {"train.precision": "bf16"}, True),
+        ("cpu", True, {}, True),
+    ],
+)
+def test_tf32_against_full_fp32_is_unfair(
+    device: str, is_active: bool | None, params: dict[str, str], is_fair: bool
+) -> None:
+    """ONNX Runtime multiplies fp32 matrices in TF32 on a GPU that has it, PyTorch does so with train.tf32=true."""
+    tags, fp32 = {"ortlaunch.device": device}, {"train.precision": "fp32", "train.tf32": "false"}
+    other = row(1, params={**fp32, "optimizer.lr": "1", **params}, tags=tags, ort_active=is_active)
+    warning = (
+        "fp32 matrices are multiplied in TF32 where the GPU has it (ONNX Runtime, or train.tf32=true), the baseline's "
+        "in full fp32: run-1"
+    )
+    assert of(row(0, params=fp32, tags=tags), other).warnings == ([] if is_fair else [warning])
+
+
 def test_a_thousand_unfair_runs_are_one_line() -> None:
     rows = [row(0), *(row(n, status="FAILED", params={"optimizer.lr": str(n)}) for n in range(1, 1000))]
     (warning,) = of(*rows).warnings
