@@ -196,11 +196,15 @@ class Translator:
         for original, value in event.values.items():
             key = safe_key(original)
             bit = 1 << self._bits.setdefault(key, len(self._bits))
-            # The account of a later end covers that of an earlier one, and may be at the same step.
-            if original in ACCOUNT or not self._seen.get(step, 0) & bit:
+            if _is_of_attempt(original) or not self._seen.get(step, 0) & bit:
                 self._seen[step] = self._seen.get(step, 0) | bit
                 fresh.append(Point(key, value, event.t, step))
         return fresh
+
+
+def _is_of_attempt(key: str) -> bool:
+    """Whether every attempt measures this anew, also at a step at which another has: its start, or its end."""
+    return key in ACCOUNT or key.startswith("startup/")
 
 
 def safe_key(key: str) -> str:

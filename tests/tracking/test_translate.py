@@ -62,6 +62,13 @@ def test_the_goodput_of_a_later_end_is_sent_though_it_is_at_the_same_step() -> N
     assert translator.translate([account(2, 40.0)]) == [Points([Point("summary/goodput_percent", 40.0, 2, 50)])]
 
 
+def test_each_attempt_from_one_checkpoint_has_its_start() -> None:
+    translator = Translator()
+    for t in (1, 2):
+        found = translator.translate([event("metrics", t, step=40, values={"startup/import_seconds": 2.0})])
+        assert found == [Points([Point("startup/import_seconds", 2.0, t, 40)])]
+
+
 def test_end_comes_after_what_was_before_it() -> None:
     operations = Translator().translate(
         [
