@@ -38,6 +38,7 @@ def warnings(groups: list[Group]) -> list[str]:
         *_of_ort(rows),
         *_of_baseline(base),
         *_of_work(groups, base),
+        *_of_arithmetic([group for group in groups if group.has_figures], base),
         *_of_circumstances([group for group in groups if group.has_figures], base),
         *_of_runs(rows),
     ]
@@ -64,6 +65,36 @@ def _of_work(groups: list[Group], base: Group) -> Iterable[str]:
         {group.first.model for group in groups if group.speedup and group.first.model and model} - {model}
     ):
         yield f"the speed-up compares different work: {', '.join(map(str, models))} against {model}"
+    same = [group for group in groups if group.speedup and group.first.model == model]
+    differing = {group.label: _built_otherwise(group.first, base.first) for group in same}
+    if keys := sorted(set[str]().union(*differing.values())):
+        labels = [label for label, found in differing.items() if found]
+        yield f"the speed-up compares different work: another {_named(keys)} than the baseline's in {_named(labels)}"
+
+
+def _built_otherwise(row: RunRow, base: RunRow) -> set[str]:
+    """Returns the keys in which two models of one name differ: the class of a factory, and the builder's arguments."""
+    # An argument that a run has not recorded has the builder's default.
+    keys = {key for one in (row, base) for key in one.params if key.startswith("model.params.")}
+    found = {key for key in keys if row.params.get(key) != base.params.get(key)}
+    targets = {one.params.get("model.target") for one in (row, base)} - {None}
+    return found | ({"model.target"} if len(targets) > 1 else set())
+
+
+def _of_arithmetic(groups: list[Group], base: Group) -> Iterable[str]:
+    said = {True: "in TF32 where the GPU has it (ONNX Runtime, or train.tf32=true)", False: "in full fp32"}
+    reference = _multiplies_in_tf32(base.first)
+    others = [group.label for group in groups if _multiplies_in_tf32(group.first) not in (None, reference)]
+    if reference is not None and others:
+        yield f"fp32 matrices are multiplied {said[not reference]}, the baseline's {said[reference]}: {_named(others)}"
+
+
+def _multiplies_in_tf32(row: RunRow) -> bool | None:
+    """Whether fp32 products are TF32 on a GPU that has it; None on another device, and with another precision."""
+    if row.tags.get("ortlaunch.device") != "cuda" or row.params.get("train.precision") != "fp32":
+        return None
+    # ONNX Runtime's CUDA build uses TF32 unless it is told otherwise, and ORTModule does not tell it.
+    return row.ort_active is True or row.params.get("train.tf32") == "true"
 
 
 def _of_circumstances(groups: list[Group], base: Group) -> Iterable[str]:

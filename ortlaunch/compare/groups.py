@@ -171,4 +171,5 @@ def _labels(groups: list[list[RunRow]]) -> list[str]:
 def _common_name(rows: list[RunRow]) -> str:
     if len(rows) == 1:
         return rows[0].name
-    return re.sub(r"-seed=[^-=]*$", "", rows[0].name) or rows[0].name
+    # A sweep names its runs by the keys in the order of the command line, so the seed is not always the last.
+    return re.sub(r"-seed=[^-=]*(?=-|$)", "", rows[0].name) or rows[0].name

@@ -125,7 +125,7 @@ def _last_step(run: Run) -> int | None:
 def _with_steps(params: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, str]:
     """Adds the steps taken to the parameters; a resumed run may have made more steps than its parameters say."""
     reached = metrics.get("summary/last_step")
-    return dict(params) if reached is None else {**params, STEPS_TAKEN: f"{reached:g}"}
+    return dict(params) if reached is None else {**params, STEPS_TAKEN: f"{reached:.0f}"}
 
 
 def _with_changes(params: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.run.run import Run
 from ortlaunch.tracking.destination import destinations_of
 from ortlaunch.tracking.relay import sync
+from ortlaunch.tracking.state import destination
 
 
 def log_to_run(run_dir: Path, path: Path, artifact_path: str) -> str:
@@ -34,6 +35,7 @@ def log_to_run(run_dir: Path, path: Path, artifact_path: str) -> str:
         finally:
             journal.close()
         cfgs = destinations_of(run_dir)
+        earlier = {cfg.name: destination(run_dir, cfg).load().refused for cfg in cfgs}
     except RequestError as error:
         return f"journalled in {run_dir} and not sent: {error}"
     except OSError as error:
@@ -41,4 +43,8 @@ def log_to_run(run_dir: Path, path: Path, artifact_path: str) -> str:
     result = sync(run_dir, *cfgs)
     if not result.sent:
         return result.message
-    return f"artifact {artifact_path}/{path.name} of {', '.join(one.where for one in result.sinks)}"
+    what = f"artifact {artifact_path}/{path.name}"
+    # An artifact store may fail while its server takes the rest of the journal.
+    if refusing := [one for one in result.sinks if one.to.load().refused > earlier[one.name]]:
+        return f"{what} may be missing: {'; '.join(f'{one.where}: {one.message}' for one in refusing)}"
+    return f"{what} of {', '.join(one.where for one in result.sinks)}"

@@ -103,7 +103,9 @@ def _train(
             for step, times in zip((ort_trainer.step, torch_trainer.step), seconds, strict=True)
         ]
         found.losses.append((pair[0], pair[1]))
-    found.loss_difference = max(abs(one - other) for one, other in found.losses)
+    differences = [abs(one - other) for one, other in found.losses]
+    # `max` passes over a NaN that is not the first.
+    found.loss_difference = math.nan if any(map(math.isnan, differences)) else max(differences)
     # The first quarter is warm-up.
     found.step_seconds, found.pytorch_step_seconds = (statistics.median(times[len(times) // 4 :]) for times in seconds)
 
@@ -128,7 +130,8 @@ def _compare_weights(found: Verification, values: dict[str, np.ndarray[Any, Any]
             # This mean follows a bias that is not compared, and BatchNorm subtracts both.
             continue
         largest = float(difference.max()) if difference.numel() else 0.0
-        if not largest <= found.weight_difference:
+        # A NaN stays: no number is larger.
+        if math.isnan(largest) or largest > found.weight_difference:
             found.weight_difference, found.weight = largest, name
 
 

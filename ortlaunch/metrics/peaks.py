@@ -27,7 +27,7 @@ class Peak:
 PEAKS: dict[str, Peak] = {
     r"V100S-PCIE-\d+GB": Peak(fp16=130),
     r"V100-PCIE-\d+GB": Peak(fp16=112),
-    r"V100-SXM\d(-LS)?-\d+GB": Peak(fp16=125),
+    r"V100-SXM\d-\d+GB": Peak(fp16=125),
     r"T4": Peak(fp16=65),
     r"A100-(SXM4|PCIE)-\d+GB|A100 80GB PCIe": Peak(fp16=312, bf16=312, tf32=156),
     r"A10": Peak(fp16=125, bf16=125, tf32=62.5),
@@ -41,7 +41,7 @@ PEAKS: dict[str, Peak] = {
     r"B200": Peak(fp16=2250, bf16=2250, tf32=1100),
 }
 """The keys match the whole name that CUDA gives the device, without the vendor's. Similar names belong to other devices
-(A10G, H100 slices of MIG, RTX 4090 Laptop) and get no figure. docs/metrics.md names each data sheet."""
+(A10G, V100-SXM2-32GB-LS, H100 slices of MIG, RTX 4090 Laptop) and get none. docs/metrics.md names each data sheet."""
 
 
 def peak_flops(device: torch.device, precision: Precision, *, tf32: bool = False) -> float | None:
@@ -59,7 +59,7 @@ def peak_flops(device: torch.device, precision: Precision, *, tf32: bool = False
 
 def peak_of(name: str, precision: Precision, *, tf32: bool = False) -> float | None:
     """Returns the same as `peak_flops`, by the device's name."""
-    short = re.sub(r"^(NVIDIA|Tesla|NVIDIA Tesla) ", "", name)
+    short = re.sub(r"^(NVIDIA )?(Tesla )?", "", name)
     peak = next((peak for pattern, peak in PEAKS.items() if re.fullmatch(pattern, short)), None)
     if peak is None:
         return None

@@ -53,8 +53,9 @@ class Goodput:
         return {"summary/goodput_percent": self.percent} | seconds
 
 
-_ACCOUNT = Goodput().metrics().keys()
-"""Metrics that are journalled when a run ends. They do not show that it worked at that time."""
+ACCOUNT = Goodput().metrics().keys()
+"""Metrics that are journalled at each end of a run, and of which the latest holds. They do not show that it worked at
+that time."""
 
 
 _SET_BACK_SECONDS = 60.0
@@ -74,7 +75,7 @@ class Ledger:
 
     @property
     def last_step(self) -> int:
-        """The last step that was journalled; 0 if there is none."""
+        """The furthest step that was journalled; 0 if there is none."""
         return self._steps.last_journalled
 
     def take(self, event: Event) -> None:
@@ -121,7 +122,7 @@ class Ledger:
         self._checkpoint += values.get("checkpoint/stall_seconds", 0.0)
         if (seconds := values.get("throughput/step_seconds")) is not None:
             self._steps.take(step, seconds)
-        if not values.keys() <= _ACCOUNT:
+        if not values.keys() <= ACCOUNT:
             self._last_work = clock.now
 
     def _begin_attempt(self, began: float, clock: _Clock) -> None:
@@ -216,7 +217,9 @@ class _Steps:
         """Takes a log step. The steps since the one before took `seconds` each."""
         if step > self._reached:
             self._attempt.append(_Window(self._reached + 1, step, seconds))
-            self._reached = self.last_journalled = step
+            self._reached = step
+            # After a rewind the steps are smaller than those before. MLflow shows the value of the largest step.
+            self.last_journalled = max(self.last_journalled, step)
 
     def reach(self, step: int) -> None:
         """Counts the steps from the last log step up to `step`, with the step time of the last window."""

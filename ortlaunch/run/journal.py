@@ -86,7 +86,7 @@ class Journal:
         """Journals that training continues after `step`. `reason` says from which checkpoint and why.
 
         Steps beyond it that the journal has are journalled again. A reader keeps the first value of each metric and
-        step.
+        step, but of goodput and start-up those of every attempt.
         """
         self._append(events.Rewound(_now(), int(step), reason))
 

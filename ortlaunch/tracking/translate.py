@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ortlaunch.run import events
 from ortlaunch.run.events import Event
+from ortlaunch.run.goodput import ACCOUNT
 from ortlaunch.run.names import CHANGED_PARAM
 
 PARAM_LIMIT = 6000
@@ -195,10 +196,15 @@ class Translator:
         for original, value in event.values.items():
             key = safe_key(original)
             bit = 1 << self._bits.setdefault(key, len(self._bits))
-            if not self._seen.get(step, 0) & bit:
+            if _is_of_attempt(original) or not self._seen.get(step, 0) & bit:
                 self._seen[step] = self._seen.get(step, 0) | bit
                 fresh.append(Point(key, value, event.t, step))
         return fresh
+
+
+def _is_of_attempt(key: str) -> bool:
+    """Whether every attempt measures this anew, also at a step at which another has: its start, or its end."""
+    return key in ACCOUNT or key.startswith("startup/")
 
 
 def safe_key(key: str) -> str:

@@ -275,7 +275,7 @@ class Recorder:
             )
 
     def startup(self, values: dict[str, float]) -> None:
-        """Journals start-up times at the step after which this attempt starts: MLflow keeps one value per step."""
+        """Journals start-up times at the step after which this attempt starts."""
         self.time_to_first_step = values.get(FIRST_STEP)
         if self._journal is not None:
             self._journal.metrics(self._start_step, values)

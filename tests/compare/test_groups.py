@@ -117,6 +117,21 @@ def test_a_run_of_which_nothing_is_known_is_nobodys_repeat() -> None:
     assert len(compared(rows, "0" * 32, "u").groups) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("mlp-seed={}", "mlp"),
+        ("mlp-lr=1e-05-seed={}", "mlp-lr=1e-05"),
+        ("mlp-seed={}-lr=1e-05", "mlp-lr=1e-05"),
+        ("mlp-unseed={}", "mlp-unseed=0"),
+        ("-seed={}", "-seed=0"),
+    ],
+)
+def test_a_groups_name_has_no_seed(name: str, label: str) -> None:
+    (group,) = of(*(row(n, name=name.format(n), params={"seed": str(n)}) for n in range(2))).groups
+    assert group.label == label
+
+
 def test_groups_that_would_be_called_the_same_are_told_apart() -> None:
     labels = [group.label for group in of(row(1, name="n"), row(2, name="n", params={"optimizer.lr": "2"})).groups]
     assert labels == ["n (00000001)", "n (00000002)"]
@@ -215,6 +230,43 @@ def test_what_a_baseline_does_not_say_is_no_difference(key: str, value: str) -> 
 def test_other_batches_are_unfair(key: str) -> None:
     (warning,) = of(row(0, params={key: "1"}), row(1, params={key: "2"})).warnings
     assert key in warning
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "key"),
+    [
+        ({"model.params.n_layer": "2"}, {"model.params.n_layer": "4"}, "model.params.n_layer"),
+        ({"model.params": "{}"}, {"model.params.n_layer": "4"}, "model.params.n_layer"),
+        ({"model.target": "mine:small"}, {"model.target": "mine:large"}, "model.target"),
+    ],
+)
+def test_a_model_that_is_built_otherwise_is_other_work(base: dict[str, str], other: dict[str, str], key: str) -> None:
+    (warning,) = of(row(0, params=base), row(1, params=other)).warnings
+    assert warning == f"the speed-up compares different work: another {key} than the baseline's in run-1"
+    assert of(row(0, params=base), row(1, None, params=other)).warnings == [], "it has no speed-up"
+
+
+@pytest.mark.parametrize(
+    ("device", "is_active", "params", "is_fair"),
+    [
+        ("cuda", True, {}, False),
+        ("cuda", None, {"train.tf32": "true"}, False),
+        ("cuda", False, {}, True),
+        ("cuda", True, {"train.precision": "bf16"}, True),
+        ("cpu", True, {}, True),
+    ],
+)
+def test_tf32_against_full_fp32_is_unfair(
+    device: str, is_active: bool | None, params: dict[str, str], is_fair: bool
+) -> None:
+    """ONNX Runtime multiplies fp32 matrices in TF32 on a GPU that has it, PyTorch does so with train.tf32=true."""
+    tags, fp32 = {"ortlaunch.device": device}, {"train.precision": "fp32", "train.tf32": "false"}
+    other = row(1, params={**fp32, "optimizer.lr": "1", **params}, tags=tags, ort_active=is_active)
+    warning = (
+        "fp32 matrices are multiplied in TF32 where the GPU has it (ONNX Runtime, or train.tf32=true), the baseline's "
+        "in full fp32: run-1"
+    )
+    assert of(row(0, params=fp32, tags=tags), other).warnings == ([] if is_fair else [warning])
 
 
 def test_a_thousand_unfair_runs_are_one_line() -> None:

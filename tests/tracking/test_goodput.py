@@ -165,6 +165,20 @@ def test_the_account_is_journalled_at_the_last_step_and_is_no_work_itself(tmp_pa
     assert sum(parts) == pytest.approx(values["goodput/wall_seconds"], abs=0.02)
 
 
+def test_the_account_after_a_rewind_is_at_the_furthest_step(tmp_path: Path) -> None:
+    """MLflow shows the value of the largest step, which would be that of the first end."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    for rewound, reached in ((0, 10), (5, 8)):
+        journal.start("e", "n", "r")
+        journal.rewind(rewound, "goes on")
+        journal.metrics(rewound, {"startup/time_to_first_step_seconds": 0.0})
+        journal.metrics(reached, {"throughput/step_seconds": 0.01})
+        assert journal_goodput(journal) is not None
+        journal.end("FAILED")
+    accounts = [one for one in read_events(journal.path, 0)[0] if "summary/goodput_percent" in one.get("values", {})]
+    assert [one["step"] for one in accounts] == [10, 10]
+
+
 def test_the_account_of_an_end_is_no_work_of_the_next_attempt() -> None:
     """Down begins with the last step, not with the account that the launcher has journalled since."""
     events = [

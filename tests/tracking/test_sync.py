@@ -19,6 +19,7 @@ import yaml
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import MlflowConfig
+from ortlaunch.export.tracking import log_to_run
 from ortlaunch.follow.sync import end_if_dead, sync_main
 from ortlaunch.run import claim
 from ortlaunch.run.identity import Process, is_alive, start_ticks
@@ -61,6 +62,22 @@ def test_sends_each_folder_and_says_so(
         assert client(store.uri).get_run(run_id).data.metrics == {"a": number}
     assert sync_main(["--all", str(Path(folders[0]).parent)]) == 0
     assert [line.partition(": ")[2][:13] for line in capsys.readouterr().out.splitlines()] == ["0 events sent"] * 2
+
+
+def test_an_export_that_is_left_out_is_not_said_to_be_in_the_run(store: MlflowConfig, new_run: NewRun) -> None:
+    run_dir, journal = new_run("exported")
+    journal.end("FINISHED")
+    use(run_dir, store)
+    (run_dir / "phone").mkdir()
+    (run_dir / "phone" / "model.onnx").write_text("graph")
+    sent = log_to_run(run_dir, run_dir / "phone", "export")
+    run_id = json.loads((run_dir / "relay.json").read_text())["mlflow_run_id"]
+    assert sent == f"artifact export/phone of MLflow run {run_id}"
+    left_out = log_to_run(run_dir, run_dir / "gone", "export")
+    log = Run(run_dir).relay_log
+    assert left_out == f"artifact export/gone may be missing: MLflow run {run_id}: 1 values were left out: see {log}"
+    again = log_to_run(run_dir, run_dir / "phone" / "model.onnx", "export")
+    assert again == f"artifact export/model.onnx of MLflow run {run_id}", "what was left out before is another matter"
 
 
 def test_all_looks_below_the_run_root(store: MlflowConfig, new_run: NewRun, tmp_path: Path) -> None:

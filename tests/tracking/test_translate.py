@@ -53,6 +53,22 @@ def test_a_rewind_is_noted_and_sends_nothing() -> None:
     assert translator.translate([metrics(30, 5, a=3.0)]) == [Points([Point("a", 3.0, 5, 30)])]
 
 
+def test_the_goodput_of_a_later_end_is_sent_though_it_is_at_the_same_step() -> None:
+    def account(t: int, percent: float) -> Event:
+        return event("metrics", t, step=50, values={"summary/goodput_percent": percent, "summary/last_step": 50.0})
+
+    translator = Translator()
+    translator.translate([account(1, 90.0)])
+    assert translator.translate([account(2, 40.0)]) == [Points([Point("summary/goodput_percent", 40.0, 2, 50)])]
+
+
+def test_each_attempt_from_one_checkpoint_has_its_start() -> None:
+    translator = Translator()
+    for t in (1, 2):
+        found = translator.translate([event("metrics", t, step=40, values={"startup/import_seconds": 2.0})])
+        assert found == [Points([Point("startup/import_seconds", 2.0, t, 40)])]
+
+
 def test_end_comes_after_what_was_before_it() -> None:
     operations = Translator().translate(
         [
