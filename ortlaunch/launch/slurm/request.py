@@ -55,7 +55,8 @@ class JobRequest:
             "RUN_DIR": self._run_dir(),
             "WORKING_DIR": shlex.quote(str(self.working_dir)),
             "ENVIRONMENT": "\n".join(_export(name, value) for name, value in self.environment.items()),
-            "SETUP": "\n".join(cfg.setup),
+            # Modules and activation scripts read variables that nobody has set, which would end the script.
+            "SETUP": "\n".join(["set +u", *cfg.setup, "set -u"] if cfg.setup else []),
             "PYTHON": shlex.quote(self.python),
             "SRUN": self._srun(),
             "NODE": self._node(),
