@@ -139,7 +139,9 @@ class JobRequest:
         return shlex.join(["apptainer", "exec", *nv, *binds, container.image, container.python, *module])
 
     def _mounts(self, container: ContainerConfig) -> list[str]:
-        folders = dict.fromkeys(str(folder) for folder in (self.working_dir, self.run_dir))
+        # The runs of a sweep are not in its folder, but beside it in that of their experiment.
+        runs = self.run_dir if self.tasks is None else self.run_dir.parent
+        folders = dict.fromkeys(str(folder) for folder in (self.working_dir, runs))
         return [*(f"{folder}:{folder}" for folder in folders), *container.mounts]
 
 

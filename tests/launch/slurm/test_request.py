@@ -240,3 +240,12 @@ def test_containers_see_the_folders():
     mounts = next(word for word in words if word.startswith("--container-mounts="))
     assert f"{PLAIN.run_dir}:{PLAIN.run_dir}" in mounts
     assert "/scratch:/scratch" in mounts
+
+
+@pytest.mark.parametrize("runtime", ContainerRuntime)
+def test_containers_of_a_sweep_see_the_folders_of_its_runs(runtime):
+    """They are beside the sweep's folder, which may be far from the working folder: run_root=/scratch/runs."""
+    box = replace(BOX, image="/images/a.sif", runtime=runtime)
+    folder = Path("/data/runs/default/multirun-20260101-120000")
+    script = replace(PLAIN, resources=replace(PLAIN.resources, container=box), run_dir=folder, tasks=2).script()
+    assert "/data/runs/default:/data/runs/default," in script
