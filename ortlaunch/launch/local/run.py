@@ -351,9 +351,11 @@ def _size(path: Path) -> int:
 
 def _show(plan: LaunchPlan, group: WorkerGroup, display: Display, offset: int) -> int:
     """Shows what the workers have journalled from `offset` on, and rank 0's output; returns the new offset."""
-    events, offset = read_events(plan.journal, offset)
-    for event in events:
-        display.event(event)
+    # A network file system that errs once must not end the workers: the next call shows what this one has not.
+    with contextlib.suppress(OSError):
+        events, offset = read_events(plan.journal, offset)
+        for event in events:
+            display.event(event)
     display.look()
     for line in group.lines():
         display.line(line)
