@@ -49,12 +49,15 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
         RequestError: another launcher or job has the run.
     """
     run = Run(run_dir)
-    if run.is_done():
+    if run.is_done() and run.state().ended is not None:
         print(f"ortlaunch: {run_dir} is done", file=sys.stderr)
         return None
     _claim(launcher, run, job)
+    if run.is_done():
+        _end_before_start(run, job, "FINISHED", "all steps were done when the job before was ended")
+        return None
     if run.stop_word() not in (None, REQUEUE_WORD):
-        _end_before_start(run, job)
+        _end_before_start(run, job, "KILLED", "the run was asked to stop while it was in the queue")
         return None
     _remove_earlier_files(run)
     past = history.load(run_dir)
@@ -66,15 +69,15 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
     return attempt
 
 
-def _end_before_start(run: Run, job: OwnJob) -> None:
-    """Ends a run that was asked to stop while its job was in the queue."""
+def _end_before_start(run: Run, job: OwnJob, status: Status, why: str) -> None:
+    """Ends a run whose workers need not start."""
     journal = run.journal()
-    journal.tags({"ortlaunch.state": "stopped"})
-    journal.end("KILLED")
+    journal.tags({"ortlaunch.state": _STATES[status]})
+    journal.end(status)
     claim.release_of(run, job.key)
     send_all(run.path)
-    _note_end(run.path, "KILLED")
-    print("ortlaunch: the run was asked to stop while it was in the queue", file=sys.stderr)
+    _note_end(run.path, status)
+    print(f"ortlaunch: {why}", file=sys.stderr)
 
 
 def _remove_earlier_files(run: Run) -> None:

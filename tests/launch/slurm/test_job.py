@@ -77,7 +77,10 @@ def test_the_jobs_variables_are_kept_and_its_secrets_are_not(run_dir, monkeypatc
 
 
 def test_what_is_done_does_not_begin(run_dir):
+    """Where the job was killed after the last step, before it could journal the end, the next one journals it."""
     (run_dir / "done.json").write_text("{}")
+    assert job.begin(run_dir) == 3
+    assert (ended(run_dir), tags(run_dir)["ortlaunch.state"]) == (["FINISHED"], "finished")
     before = (run_dir / "journal.jsonl").read_text()
     assert job.begin(run_dir) == 3
     assert (run_dir / "journal.jsonl").read_text() == before
