@@ -14,6 +14,7 @@ from ortlaunch.compose.rules import check
 from ortlaunch.config.load import load_config, save_config, to_config
 from ortlaunch.config.schema import Device, SlurmConfig
 from ortlaunch.launch.planning import make_plan
+from ortlaunch.launch.queue import history, node
 from ortlaunch.launch.queue.node import command_of, environment_of, torchrun_source
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.launch.slurm.plan import request_for, settled
@@ -250,6 +251,26 @@ def test_torchrun_on_each_node(tmp_path, monkeypatch):
     expected = {"--nnodes=3", "--nproc-per-node=2", "--rdzv-endpoint=n1:15007", "--rdzv-id=7-2-1", "--max-restarts=0"}
     assert expected | {"--rdzv-conf=is_host=true", "--local-addr=localhost"} <= set(words)
     assert "--rdzv-conf=is_host=false" in torchrun(job | {"SLURM_NODEID": "1"})
+
+
+@pytest.mark.parametrize(("job_id", "restarts"), [("7", "1"), ("8", "0")], ids=["queued again", "resumed"])
+def test_the_workers_know_how_often_their_own_job_has_started_them(tmp_path, monkeypatch, job_id, restarts):
+    """Of all jobs of the run it is the second attempt: only that of a new job follows train.resume=PATH."""
+    past = history.History()
+    for job in ("7", job_id):
+        past.begin(job, 0, "n1")
+    history.save(tmp_path, past)
+    job = {"SLURM_NODEID": "0", "SLURM_JOB_ID": job_id, "ORTLAUNCH_ATTEMPT": "1", "SLURM_JOB_NODELIST": "n1"}
+    for name, value in (job | {"ORTLAUNCH_HEAD": "n1", "ORTLAUNCH_PORT": "15007"}).items():
+        monkeypatch.setenv(name, value)
+    started = []
+    monkeypatch.setattr(node, "_LEFT_TO_WORKERS", ())
+    monkeypatch.setattr(node.output, "append_to", lambda *_: None)
+    monkeypatch.setattr(node.os, "execvpe", lambda *words: started.append(words[2]))
+    node.train(SlurmLauncher(), config(), tmp_path)
+    (environment,) = started
+    assert (environment["ORTLAUNCH_ATTEMPT"], environment["ORTLAUNCH_RESTARTS"]) == ("1", restarts)
+    assert float(environment["ORTLAUNCH_STARTED"]) > 0
 
 
 def test_torchruns_options_are_those_of_its_own_help():
