@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -251,6 +253,33 @@ def test_torchrun_on_each_node(tmp_path, monkeypatch):
     expected = {"--nnodes=3", "--nproc-per-node=2", "--rdzv-endpoint=n1:15007", "--rdzv-id=7-2-1", "--max-restarts=0"}
     assert expected | {"--rdzv-conf=is_host=true", "--local-addr=localhost"} <= set(words)
     assert "--rdzv-conf=is_host=false" in torchrun(job | {"SLURM_NODEID": "1"})
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "has_begun", "expected"),
+    [
+        ("afterok:120", "afterok:120", True, None),
+        ("singleton,afterok:120:121_3", "singleton,afterok:120:121_3", True, "singleton"),
+        ("afterok:120", "afterok:130", True, "afterok:130"),
+        ("afterok:120", "afterok:120", False, "afterok:120"),
+        (None, None, True, None),
+    ],
+    ids=["met", "partly of jobs", "given anew", "cancelled in the queue", "none"],
+)
+def test_a_resumed_run_waits_for_no_job_that_it_has_waited_for(tmp_path, stored, given, has_begun, expected):
+    """SLURM forgets jobs after minutes, and refuses a job that waits for an unknown one."""
+
+    def waiting_for(jobs):
+        return config(*([f"launcher.dependency='{jobs}'"] if jobs is not None else []))
+
+    save_config(waiting_for(stored), tmp_path / "config.yaml")
+    past = history.History()
+    past.begin("7", 0, "n1")
+    history.save(tmp_path, past)
+    # An attempt from before its submission is that of an earlier job.
+    job = {"scheduler": "slurm", "job_id": "7", "submitted": time.time() + (-60.0 if has_begun else 60.0)}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert SlurmLauncher().resumed(waiting_for(given), tmp_path).launcher.dependency == expected
 
 
 @pytest.mark.parametrize(("job_id", "restarts"), [("7", "1"), ("8", "0")], ids=["queued again", "resumed"])
