@@ -76,6 +76,17 @@ def test_the_jobs_variables_are_kept_and_its_secrets_are_not(run_dir, monkeypatc
     assert [(event["path"], event["artifact_path"]) for event in kept] == [("slurm-0.json", "ortlaunch")]
 
 
+def test_what_a_tracker_prints_is_no_part_of_the_answer(run_dir, monkeypatch, capsys):
+    """The script would take it for a part of the number of attempts or of the exit code."""
+    monkeypatch.setattr(attempt, "_remove_earlier_files", lambda _: print("syncing"))
+    job.begin(run_dir)
+    assert capsys.readouterr().out == "0\n"
+    (run_dir / "done.json").write_text("{}")
+    monkeypatch.setattr(attempt, "_note_end", lambda *_: print("synced 5 files"))
+    job.decide(run_dir, 0, [])
+    assert capsys.readouterr().out == "end 0\n"
+
+
 def test_what_is_done_does_not_begin(run_dir):
     """Where the job was killed after the last step, before it could journal the end, the next one journals it."""
     (run_dir / "done.json").write_text("{}")
