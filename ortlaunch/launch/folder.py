@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import shlex
+import shutil
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from ortlaunch.base import last_resort
+from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace, write_record
 from ortlaunch.base.ownership import closed_to_others
 from ortlaunch.base.secrets import hidden, without_secrets_in_words, without_tokens
@@ -31,6 +34,21 @@ from ortlaunch.tracking import trackers
 
 _REPOSITORY_SECONDS = 30
 """How long the state of the repository is reused, so that git is asked once for all runs of a sweep."""
+
+
+@contextmanager
+def written(plan: LaunchPlan) -> Iterator[None]:
+    """Turns the error of a disk that takes no run folder into one line, and leaves nothing of a new run's folder.
+
+    Raises:
+        RequestError: the folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if plan.attempt == 0 and not plan.journal.exists():
+            shutil.rmtree(plan.run_dir, ignore_errors=True)
+        raise RequestError(f"{plan.run_dir} cannot be written: {error.strerror or error}") from error
 
 
 def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,8 +17,10 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.rules import check
 from ortlaunch.config.load import load_config, save_config, to_config
 from ortlaunch.config.schema import Device, SlurmConfig
+from ortlaunch.launch.launcher import PlannedRun
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.queue import history, node
+from ortlaunch.launch.queue import launcher as queue_launcher
 from ortlaunch.launch.queue.node import command_of, environment_of, torchrun_source
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.launch.slurm.plan import request_for, settled
@@ -253,6 +257,19 @@ def test_torchrun_on_each_node(tmp_path, monkeypatch):
     expected = {"--nnodes=3", "--nproc-per-node=2", "--rdzv-endpoint=n1:15007", "--rdzv-id=7-2-1", "--max-restarts=0"}
     assert expected | {"--rdzv-conf=is_host=true", "--local-addr=localhost"} <= set(words)
     assert "--rdzv-conf=is_host=false" in torchrun(job | {"SLURM_NODEID": "1"})
+
+
+def test_a_full_disk_at_the_submission_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(plan, *_):
+        plan.files.config_file.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(plan.files.config_file))
+
+    monkeypatch.setattr(queue_launcher, "write_run_folder", full)
+    made = config(f"run_root={tmp_path}")
+    plan = make_plan(made)
+    with pytest.raises(RequestError, match="cannot be written: No space left on device"):
+        SlurmLauncher().prepare(PlannedRun(plan, made, []))
+    assert not plan.run_dir.exists()
 
 
 @pytest.mark.parametrize(
