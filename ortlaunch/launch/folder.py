@@ -29,7 +29,7 @@ from ortlaunch.run import sweep
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.making import make_folder
 from ortlaunch.run.roots import note_root
-from ortlaunch.run.run import ARTIFACT_FOLDER
+from ortlaunch.run.run import ARTIFACT_FOLDER, Run
 from ortlaunch.tracking import trackers
 
 _REPOSITORY_SECONDS = 30
@@ -141,15 +141,19 @@ def say_backend(plan: LaunchPlan) -> None:
         say(f"note: {plan.backend_reason}", file=sys.stderr)
 
 
-def restore_configuration(plan: LaunchPlan) -> None:
+def restore_configuration(run: Run, attempt: int) -> None:
     """Puts back the configuration of the attempt before, because the workers have refused that of this one.
 
     What only they can judge, such as whether the data is the checkpoint's, would otherwise be kept, and every later
     ``ortlaunch resume`` would be refused too.
+
+    Args:
+        run: the run.
+        attempt: how often it was launched before; without one there is nothing to put back.
     """
-    earlier = plan.files.earlier_attempt(plan.attempt) / plan.files.config_file.name
-    if plan.attempt and earlier.is_file():
-        replace(plan.files.config_file, earlier.read_bytes())
+    earlier = run.earlier_attempt(attempt) / run.config_file.name
+    if attempt and earlier.is_file():
+        replace(run.config_file, earlier.read_bytes())
 
 
 def _keep_attempt(plan: LaunchPlan) -> dict[Path, Path]:

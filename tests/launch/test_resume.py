@@ -133,12 +133,12 @@ def test_what_the_workers_refuse_is_not_kept(stored: Config, tmp_path: Path) -> 
     first, again = (LaunchPlan(run_dir, "aaaaaa", "mlp", 1, attempt=attempt) for attempt in (0, 1))
     write_run_folder(first, stored, [], Start(["torchrun"]))
     before = (run_dir / "config.yaml").read_text()
-    restore_configuration(first)
+    restore_configuration(Run(run_dir), first.attempt)
     assert (run_dir / "config.yaml").read_text() == before
     other = _changed(stored, ["data.image_size=16"], run_dir)
     write_run_folder(again, other, ["resume", "data.image_size=16"], Start(["torchrun"]))
     assert (run_dir / "config.yaml").read_text() != before
-    restore_configuration(again)
+    restore_configuration(Run(run_dir), again.attempt)
     assert (run_dir / "config.yaml").read_text() == before
 
 

@@ -154,7 +154,7 @@ class _Attempt:
         """Journals how the workers ended. If the journal cannot be written, the claim will keep the end."""
         journal, told = self.journal, bool(self.journal.problem)
         if outcome.failure is not None and outcome.failure.is_request:
-            restore_configuration(self.part.plan)
+            restore_configuration(self.part.plan.files, self.part.plan.attempt)
         elif outcome.failure is not None:
             journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
         account = None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.load import load_config
+from ortlaunch.launch.folder import restore_configuration
 from ortlaunch.launch.queue import history
 from ortlaunch.launch.queue.announce import send
 from ortlaunch.launch.queue.launcher import BatchLauncher
@@ -163,6 +164,8 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
             }
         )
     else:
+        if facts.is_request and verdict.status == "FAILED":
+            _restore_configuration(Run(run_dir))
         journal.tags({"ortlaunch.state": _STATES[verdict.status]})
         journal_goodput(journal)
         journal.end(verdict.status)
@@ -170,6 +173,13 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
         _note_end(run_dir, verdict.status)
     print(f"ortlaunch: {verdict.action}: {verdict.reason}", file=sys.stderr, flush=True)
     return verdict
+
+
+def _restore_configuration(run: Run) -> None:
+    """Puts back the configuration from before `ortlaunch resume`, unless the run has trained with the new one."""
+    state = run.state()
+    if not state.trains:
+        restore_configuration(run, state.attempts - 1)
 
 
 def refused(run_dir: Path, command: str, job: str) -> None:
