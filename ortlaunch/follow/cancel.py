@@ -127,10 +127,11 @@ def _journal_missing_end(folder: RunFolder) -> list[Path]:
     if read_record(folder).ended is not None:
         return []
     run = Run(folder.path)
+    end = run.lost_end()
     with run.journal() as journal:
-        journal.tags({STATE_TAG: "stopped"})
-        journal.end("KILLED")
-    ended_sweep = note_end(folder.path, "KILLED")
+        journal.tags({STATE_TAG: "finished" if end == "FINISHED" else "stopped"})
+        journal.end(end)
+    ended_sweep = note_end(folder.path, end)
     if not has_trackers(folder.path):
         return []
     return [folder.path, *([ended_sweep] if ended_sweep is not None else [])]

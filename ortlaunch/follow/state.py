@@ -108,6 +108,8 @@ def _of_process(record: Record) -> Standing:
     found = liveness(record.run, record.launcher)
     if found.alive is Alive.LAUNCHER:
         return _running_or_stopping(record)
+    if record.done:
+        return Standing(State.FINISHED)
     if found.launcher is not None and not found.launcher.is_here:
         return _launched_elsewhere(record, found)
     return (

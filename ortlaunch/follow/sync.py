@@ -26,6 +26,7 @@ from ortlaunch.tracking.relay import SinkResult, sync
 from ortlaunch.tracking.state import unattended
 
 _QUIET_SECONDS = 30
+_ENDED = {"FINISHED": "had finished", "KILLED": "was killed"}
 
 
 def sync_main(args: list[str], run_root: Path = RUN_ROOT) -> int:
@@ -138,7 +139,7 @@ def _line(run_dir: Path, result: SinkResult, end_note: str) -> str:
 
 
 def end_if_dead(run_dir: Path) -> str:
-    """Journals the end KILLED for a run that was killed before it could journal its end.
+    """Journals the end of a run whose launcher was killed before it could: FINISHED if all steps are done, else KILLED.
 
     Returns:
         What was found, in a few words; empty for a run that has its end.
@@ -156,17 +157,18 @@ def end_if_dead(run_dir: Path) -> str:
             return ""
         if not free or _may_live(run):
             return "still running, or killed a moment ago: sync again for its end"
+        end = run.lost_end()
         try:
             with _claimed(run):
                 if run.state().ended is None:
                     with run.journal() as journal:
-                        journal.end("KILLED", at=state.last)
-                    note_end(run_dir, "KILLED")
+                        journal.end(end, at=state.last)
+                    note_end(run_dir, end)
         except RequestError:
             return "is being launched again"
         except OSError as error:
-            return f"was killed, which cannot be journalled: {error}"
-        return "was killed"
+            return f"{_ENDED[end]}, which cannot be journalled: {error}"
+        return _ENDED[end]
 
 
 @contextmanager

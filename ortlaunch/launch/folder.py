@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import shlex
+import shutil
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from ortlaunch.base import last_resort
+from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace, write_record
 from ortlaunch.base.ownership import closed_to_others
 from ortlaunch.base.secrets import hidden, without_secrets_in_words, without_tokens
@@ -26,11 +29,26 @@ from ortlaunch.run import sweep
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.making import make_folder
 from ortlaunch.run.roots import note_root
-from ortlaunch.run.run import ARTIFACT_FOLDER
+from ortlaunch.run.run import ARTIFACT_FOLDER, Run
 from ortlaunch.tracking import trackers
 
 _REPOSITORY_SECONDS = 30
 """How long the state of the repository is reused, so that git is asked once for all runs of a sweep."""
+
+
+@contextmanager
+def written(plan: LaunchPlan) -> Iterator[None]:
+    """Turns the error of a disk that takes no run folder into one line, and leaves nothing of a new run's folder.
+
+    Raises:
+        RequestError: the folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if plan.attempt == 0 and not plan.journal.exists():
+            shutil.rmtree(plan.run_dir, ignore_errors=True)
+        raise RequestError(f"{plan.run_dir} cannot be written: {error.strerror or error}") from error
 
 
 def write_run_folder(plan: LaunchPlan, config: Config, arguments: list[str], start: Start) -> None:
@@ -123,15 +141,19 @@ def say_backend(plan: LaunchPlan) -> None:
         say(f"note: {plan.backend_reason}", file=sys.stderr)
 
 
-def restore_configuration(plan: LaunchPlan) -> None:
+def restore_configuration(run: Run, attempt: int) -> None:
     """Puts back the configuration of the attempt before, because the workers have refused that of this one.
 
     What only they can judge, such as whether the data is the checkpoint's, would otherwise be kept, and every later
     ``ortlaunch resume`` would be refused too.
+
+    Args:
+        run: the run.
+        attempt: how often it was launched before; without one there is nothing to put back.
     """
-    earlier = plan.files.earlier_attempt(plan.attempt) / plan.files.config_file.name
-    if plan.attempt and earlier.is_file():
-        replace(plan.files.config_file, earlier.read_bytes())
+    earlier = run.earlier_attempt(attempt) / run.config_file.name
+    if attempt and earlier.is_file():
+        replace(run.config_file, earlier.read_bytes())
 
 
 def _keep_attempt(plan: LaunchPlan) -> dict[Path, Path]:

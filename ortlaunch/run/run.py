@@ -467,6 +467,10 @@ class Run:
         """Whether all steps are done."""
         return self.done_file.exists()
 
+    def lost_end(self) -> Status:
+        """How a run has ended that could not journal its end, because its launcher or its job was killed."""
+        return "FINISHED" if self.is_done() else "KILLED"
+
     def newest_checkpoint(self) -> str:
         """The name of the newest complete checkpoint; empty where there is none."""
         return newest_name(self.checkpoints)

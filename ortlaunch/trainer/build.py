@@ -106,7 +106,7 @@ def build(context: RunContext, startup: dict[str, float]) -> Parts:
     Raises:
         RequestError: for data, a model, a checkpoint or a backend that cannot be used for this run.
     """
-    start = resume.find(context.config, context.run.path, context.workers, context.control, attempt=context.attempt)
+    start = resume.find(context.config, context.run.path, context.workers, context.control, attempt=context.restarts)
     data = open_data(context, start)
     built = build_model(context, data)
     wrapped = wrap_model(context, built)

@@ -30,7 +30,7 @@ class RunContext:
     entered: float
     """When this worker began to set up its training, on the clock of `time.perf_counter`."""
     attempt: int
-    """How often torchrun and the scheduler have restarted the workers."""
+    """How often torchrun and the scheduler have restarted the workers, in all jobs of the run."""
     watch: Watch
     journal: Journal | None
     """The run's journal on the first worker, None on the others."""
@@ -41,6 +41,8 @@ class RunContext:
     system: SystemInfo
     selection: Selection | None = None
     """The choice of the backend; None where the configuration names one."""
+    restarts: int = 0
+    """How often the workers were restarted since this launch of the run: `ortlaunch resume` is a new one."""
 
 
 def open_context(
@@ -75,18 +77,17 @@ def open_context(
         workers=workers,
         launched=launched,
         entered=entered,
-        attempt=_restarts(),
+        attempt=_counted("TORCHELASTIC_RESTART_COUNT", "ORTLAUNCH_ATTEMPT"),
         watch=watch,
         journal=journal,
         writers=writers,
         control=control,
         system=SystemInfo(workers, control, run_dir),
         selection=selection,
+        restarts=_counted("TORCHELASTIC_RESTART_COUNT", "ORTLAUNCH_RESTARTS"),
     )
 
 
-def _restarts() -> int:
-    by_torchrun, by_scheduler = (
-        os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "ORTLAUNCH_ATTEMPT")
-    )
-    return int(by_torchrun) + int(by_scheduler)
+def _counted(*names: str) -> int:
+    """The sum of counts that torchrun and the scheduler's launcher have left in the environment."""
+    return sum(int(os.environ.get(name, "0")) for name in names)

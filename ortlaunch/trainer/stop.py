@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ortlaunch.base.files import is_there
 from ortlaunch.run.run import Run
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -62,7 +63,8 @@ class StopRequests:
     @property
     def is_asked(self) -> bool:
         """Whether this worker knows of a request; the others may not know of it yet."""
-        return self._asked or (self._is_first and self._file.exists())
+        # `Path.exists` raises for a file system that errs once (ESTALE, EIO), which must not end the training.
+        return self._asked or (self._is_first and is_there(self._file))
 
     def agreed(self) -> bool:
         """Whether all workers stop here; all of them call it at the end of every step."""

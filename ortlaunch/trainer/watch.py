@@ -173,10 +173,13 @@ class Watch:
     def _end(self) -> None:
         stacks = Run(self._run_dir).stack_file(self._rank)
         partial = stacks.with_suffix(".partial")
-        with partial.open("w") as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-        partial.replace(stacks)
-        self._write()
+        # A full disk, or a file system that fails, may be why nothing goes on. The run must end all the same.
+        with suppress(OSError):
+            with partial.open("w") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+            partial.replace(stacks)
+        with suppress(OSError):
+            self._write()
         # The other workers notice at about the same time: their stacks show which of them only wait.
         time.sleep(_PEERS_SECONDS)
         # A worker that was stopped may have gone on meanwhile.

@@ -78,6 +78,11 @@ class _Launches:
             run_with_hydra(self._words, self)
         except RequestError as error:
             self._error = self._error or error
+        except KeyboardInterrupt:
+            # Between two runs on this machine: those that have run are a sweep, which has to end. A queue gets nothing.
+            if self._multirun is None or not self._multirun.has_run:
+                raise
+            self._code = exit_codes.INTERRUPTED
         return self._close()
 
     def __call__(self, tree: DictConfig) -> None:

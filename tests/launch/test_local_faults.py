@@ -120,6 +120,13 @@ def test_output_that_cannot_be_written_ends_no_training(tmp_path: Path, what: st
     assert all(line.startswith("{") for line in run.journal_file.read_text().splitlines())
 
 
+def test_a_journal_that_cannot_be_read_for_once_ends_no_training(tmp_path: Path) -> None:
+    process = start(tmp_path, 20, "journal_stale", "tracking=none")
+    out, errors = process.communicate(timeout=SECONDS)
+    assert (process.returncode, errors) == (0, "") and "finished after" in out, out
+    assert the_run(tmp_path).state().ended == "FINISHED"
+
+
 def test_a_full_disk_at_the_end_is_no_kill(tmp_path: Path) -> None:
     process = start(tmp_path, 5, "journal_full_at_the_end", "tracking=none")
     out, errors = process.communicate(timeout=SECONDS)

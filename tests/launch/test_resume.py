@@ -104,6 +104,19 @@ def test_with_a_checkpoint_the_data_and_the_layout_of_the_state_stay_too(
     assert _changed(stored, changes[3:], tmp_path).data.workers == 1
 
 
+def test_with_a_checkpoint_only_the_learning_rate_of_the_optimizer_can_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint's other settings would be taken, and the records would say what was typed."""
+    stored = to_config(compose(["model=mlp", "backend=eager", "device=cpu"]))
+    words = ["optimizer.lr=0.5", "optimizer.weight_decay=0.5"]
+    assert _changed(stored, words, tmp_path).optimizer.lr == 0.5
+    monkeypatch.setattr("ortlaunch.run.run.Run.newest_checkpoint", lambda self: "step-5")
+    assert _changed(stored, words[:1], tmp_path).optimizer.lr == 0.5
+    with pytest.raises(RequestError, match=r"^resume: optimizer\.weight_decay: a run keeps what it is made of"):
+        _changed(stored, words, tmp_path)
+
+
 @pytest.mark.parametrize("word", ["optimizer.lr=nan", "train.clip_grad_norm=inf", "launcher.grace_seconds=0"])
 def test_a_refused_change_leaves_the_run_folder_as_it_is(tmp_path: Path, word: str) -> None:
     save_config(to_config(compose(["model=mlp", "backend=eager", "device=cpu"])), tmp_path / "config.yaml")
@@ -120,12 +133,12 @@ def test_what_the_workers_refuse_is_not_kept(stored: Config, tmp_path: Path) -> 
     first, again = (LaunchPlan(run_dir, "aaaaaa", "mlp", 1, attempt=attempt) for attempt in (0, 1))
     write_run_folder(first, stored, [], Start(["torchrun"]))
     before = (run_dir / "config.yaml").read_text()
-    restore_configuration(first)
+    restore_configuration(Run(run_dir), first.attempt)
     assert (run_dir / "config.yaml").read_text() == before
     other = _changed(stored, ["data.image_size=16"], run_dir)
     write_run_folder(again, other, ["resume", "data.image_size=16"], Start(["torchrun"]))
     assert (run_dir / "config.yaml").read_text() != before
-    restore_configuration(again)
+    restore_configuration(Run(run_dir), again.attempt)
     assert (run_dir / "config.yaml").read_text() == before
 
 

@@ -6,6 +6,9 @@ the name of a function of this module that disturbs the launcher; ``none`` distu
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import resource
 import subprocess
 import sys
@@ -99,6 +102,18 @@ def says_when_it_sends() -> None:
         return send(*arguments)
 
     run._Attempt._send_the_rest = telling
+
+
+def journal_stale() -> None:
+    """Every other look at the journal is answered as by NFS for a file that its server has just replaced."""
+    read, looks = run.read_events, itertools.count()
+
+    def stale(path: Path, offset: int):
+        if next(looks) % 2:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return read(path, offset)
+
+    run.read_events = stale
 
 
 def slow_summary() -> None:

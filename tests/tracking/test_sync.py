@@ -199,6 +199,15 @@ def test_a_run_that_another_process_is_about_to_launch_again_has_not_ended(new_r
     assert owner is not None and owner.is_gone(), "the next resume may take it at once"
 
 
+def test_a_run_that_was_done_when_its_launcher_was_killed_has_finished(new_run: NewRun) -> None:
+    run_dir, journal = new_run("done")
+    journal.metrics(1, {"a": 1})
+    Run(run_dir).note_done(1)
+    age(run_dir, 3600)
+    assert end_if_dead(run_dir) == "had finished"
+    assert Run(run_dir).state().ended == "FINISHED"
+
+
 def test_a_queued_sweep_lives_as_long_as_one_of_its_runs(new_run: NewRun, tmp_path: Path) -> None:
     """Of a scheduler that knows no jobs of many tasks: the sweep's folder names no job."""
     folder = tmp_path / "multirun-1"

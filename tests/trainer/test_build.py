@@ -96,6 +96,21 @@ def test_what_the_start_check_draws_and_reads_does_not_reach_the_training(
     assert list(parts.startup) == [f"startup/{name}_seconds" for name in ("import", "build", "ort_check")]
 
 
+def test_the_job_of_a_resume_follows_what_it_was_given(
+    opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the run's fourth attempt and the first one of its own launch. Later ones take the newest checkpoint."""
+    asked = []
+    monkeypatch.setattr(build.resume, "find", lambda *_, attempt: asked.append(attempt) or build.resume.Start())
+    monkeypatch.setenv("ORTLAUNCH_ATTEMPT", "3")
+    for restarts in ("0", "1"):
+        monkeypatch.setenv("ORTLAUNCH_RESTARTS", restarts)
+        made = opened()
+        build.build(made, {})
+        assert made.attempt == 3
+    assert asked == [0, 1]
+
+
 def test_a_checkpoint_goes_on_with_its_own_random_numbers_weights_and_data(
     opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:

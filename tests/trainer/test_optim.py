@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ from ortlaunch.config.schema import (
 )
 from ortlaunch.models.registry import build_model
 from ortlaunch.trainer.optim import build_optimizer, step_if
-from ortlaunch.trainer.schedule import build_scheduler, lr_ratio
+from ortlaunch.trainer.schedule import build_scheduler, lr_ratio, set_peaks
 
 
 @pytest.mark.parametrize(
@@ -118,3 +120,34 @@ def test_a_step_with_gradients_that_are_not_finite_changes_nothing(cfg: Optimize
 def test_adamw_and_sgd_are_torchs_fused_ones() -> None:
     for cfg in (AdamWConfig(), SgdConfig()):
         assert build_optimizer(torch.nn.Linear(1, 1), cfg).defaults["fused"] is True
+
+
+def trained(lr: float, steps: int, state: tuple[dict, dict] | None = None) -> tuple[list[float], tuple[dict, dict]]:
+    """Takes four steps, from a state as a checkpoint holds it; returns their rates and the state after two of them."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = build_optimizer(model, AdamWConfig(lr=lr))
+    scheduler = build_scheduler(optimizer, LinearConfig(), steps=steps)
+    if state is not None:
+        peaks = list(scheduler.base_lrs)
+        optimizer.load_state_dict(state[0])
+        scheduler.load_state_dict(state[1])
+        set_peaks(scheduler, peaks)
+    rates, kept = [], ({}, {})
+    for step in range(4):
+        if step == 2:
+            kept = copy.deepcopy((optimizer.state_dict(), scheduler.state_dict()))
+        rates.append(scheduler.get_last_lr()[0])
+        assert all(group["lr"] == rates[-1] for group in optimizer.param_groups)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    return rates, kept
+
+
+def test_a_run_that_goes_on_has_the_learning_rate_that_it_is_given_now() -> None:
+    """At the same place of the schedule; where nothing was changed, to the bit that of the undisturbed run."""
+    whole, state = trained(0.3, 7)
+    assert trained(0.3, 7, state)[0][:2] == whole[2:]
+    assert trained(0.6, 7, state)[0] == pytest.approx([0.4, 0.3, 0.2, 0.1])
+    # The first step after a longer run was asked for has the rate of the longer schedule, too.
+    assert trained(0.3, 11, state)[0] == pytest.approx([0.24, 0.21, 0.18, 0.15])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -76,3 +77,25 @@ def test_only_a_request_to_stop_ends_a_process_that_takes_too_long(tmp_path, num
         assert process.exitcode == code
     finally:
         process.kill()  # It does not listen to SIGTERM.
+
+
+class Nobody:
+    """Takes the place of the group of all workers."""
+
+
+def test_a_file_system_that_errs_once_ends_no_training(tmp_path, monkeypatch):
+    """NFS answers ESTALE for a file that the server has just replaced."""
+    stop = StopRequests(tmp_path, Nobody(), is_first=True, grace_seconds=60)
+    (Run(tmp_path).stop_file).touch()
+    assert stop.is_asked
+    usual = os.stat
+
+    def stale(path, *args, **keys):
+        if str(path).endswith("STOP"):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return usual(path, *args, **keys)
+
+    monkeypatch.setattr(os, "stat", stale)
+    assert not stop.is_asked
+    monkeypatch.undo()
+    assert stop.is_asked

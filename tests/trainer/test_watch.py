@@ -90,6 +90,30 @@ def test_the_key_that_is_named_is_the_one_that_was_waited_for(tmp_path, when, li
     assert f"no progress for {limit}: rank 0 on " in json.loads(failure.read_text())["message"]
 
 
+TAKES_NO_FILE = """
+import sys, time
+from pathlib import Path
+from ortlaunch.run.run import Run
+from ortlaunch.trainer import watch as module
+
+module._PEERS_SECONDS = 0.1
+watch = module.Watch(Path(sys.argv[1]), 0, 1, first_seconds=1, seconds=1)
+for folder in (Run(Path(sys.argv[1])).stacks, Run(Path(sys.argv[1])).health):
+    folder.rmdir()
+    folder.touch()
+watch.start()
+time.sleep(30)
+"""
+
+
+def test_a_disk_that_takes_no_file_keeps_no_hanging_run_alive(tmp_path):
+    """Neither stacks nor signs of life can be written, as on a full disk: the process ends all the same."""
+    ran = subprocess.run([sys.executable, "-c", TAKES_NO_FILE, str(tmp_path)], timeout=60, check=False)
+    assert ran.returncode == 1
+    (failure,) = (tmp_path / "failures").iterdir()
+    assert "no progress for 1 s" in json.loads(failure.read_text())["message"]
+
+
 IS_STOPPED = """
 import sys
 from pathlib import Path

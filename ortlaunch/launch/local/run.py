@@ -6,13 +6,12 @@ import contextlib
 import dataclasses
 import math
 import shlex
-import shutil
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig
 from ortlaunch.launch import second_look
-from ortlaunch.launch.folder import journal_start, restore_configuration, say_backend, write_run_folder
+from ortlaunch.launch.folder import journal_start, restore_configuration, say_backend, write_run_folder, written
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.display import Display
 from ortlaunch.launch.local.stop_flag import StopFlag
@@ -68,12 +67,12 @@ def run(part: NodePart, config: Config, arguments: list[str], memory: Watch) -> 
         # Until the workers start, only a second request stops at once: git or a slow disk may keep the start waiting.
         stop.is_urgent = True
         make_run_folder(plan.run_dir)
-        with _written(plan):
+        with written(plan):
             # `resume` has claimed the run already, since it had to ask the scheduler about an earlier job of the run.
             own_claim = claim.take(plan.files)
         journal: Journal | None = None
         try:
-            with _written(plan):
+            with written(plan):
                 write_run_folder(plan, config, arguments, part.start)
                 plan.files.note_launcher()
                 journal = plan.files.journal(is_patient=True)
@@ -82,21 +81,6 @@ def run(part: NodePart, config: Config, arguments: list[str], memory: Watch) -> 
             return _Attempt(part, config, arguments, started, journal, own_claim, stop, memory).run()
         finally:
             own_claim.release(_kept_end(journal))
-
-
-@contextlib.contextmanager
-def _written(plan: LaunchPlan) -> Iterator[None]:
-    """Turns the error of a disk that takes no run folder into one line, and leaves nothing of a new run's folder.
-
-    Raises:
-        RequestError: the folder cannot be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        if plan.attempt == 0 and not plan.journal.exists():
-            shutil.rmtree(plan.run_dir, ignore_errors=True)
-        raise RequestError(f"{plan.run_dir} cannot be written: {error.strerror or error}") from error
 
 
 def _kept_end(journal: Journal | None) -> tuple[Status, int] | None:
@@ -170,7 +154,7 @@ class _Attempt:
         """Journals how the workers ended. If the journal cannot be written, the claim will keep the end."""
         journal, told = self.journal, bool(self.journal.problem)
         if outcome.failure is not None and outcome.failure.is_request:
-            restore_configuration(self.part.plan)
+            restore_configuration(self.part.plan.files, self.part.plan.attempt)
         elif outcome.failure is not None:
             journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
         account = None
@@ -351,9 +335,11 @@ def _size(path: Path) -> int:
 
 def _show(plan: LaunchPlan, group: WorkerGroup, display: Display, offset: int) -> int:
     """Shows what the workers have journalled from `offset` on, and rank 0's output; returns the new offset."""
-    events, offset = read_events(plan.journal, offset)
-    for event in events:
-        display.event(event)
+    # A network file system that errs once must not end the workers: the next call shows what this one has not.
+    with contextlib.suppress(OSError):
+        events, offset = read_events(plan.journal, offset)
+        for event in events:
+            display.event(event)
     display.look()
     for line in group.lines():
         display.line(line)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.load import load_config
+from ortlaunch.launch.folder import restore_configuration
 from ortlaunch.launch.queue import history
 from ortlaunch.launch.queue.announce import send
 from ortlaunch.launch.queue.launcher import BatchLauncher
@@ -49,12 +50,15 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
         RequestError: another launcher or job has the run.
     """
     run = Run(run_dir)
-    if run.is_done():
+    if run.is_done() and run.state().ended is not None:
         print(f"ortlaunch: {run_dir} is done", file=sys.stderr)
         return None
     _claim(launcher, run, job)
+    if run.is_done():
+        _end_before_start(run, job, "FINISHED", "all steps were done when the job before was ended")
+        return None
     if run.stop_word() not in (None, REQUEUE_WORD):
-        _end_before_start(run, job)
+        _end_before_start(run, job, "KILLED", "the run was asked to stop while it was in the queue")
         return None
     _remove_earlier_files(run)
     past = history.load(run_dir)
@@ -66,15 +70,15 @@ def begin(launcher: BatchLauncher, run_dir: Path, job: OwnJob) -> int | None:
     return attempt
 
 
-def _end_before_start(run: Run, job: OwnJob) -> None:
-    """Ends a run that was asked to stop while its job was in the queue."""
+def _end_before_start(run: Run, job: OwnJob, status: Status, why: str) -> None:
+    """Ends a run whose workers need not start."""
     journal = run.journal()
-    journal.tags({"ortlaunch.state": "stopped"})
-    journal.end("KILLED")
+    journal.tags({"ortlaunch.state": _STATES[status]})
+    journal.end(status)
     claim.release_of(run, job.key)
     send_all(run.path)
-    _note_end(run.path, "KILLED")
-    print("ortlaunch: the run was asked to stop while it was in the queue", file=sys.stderr)
+    _note_end(run.path, status)
+    print(f"ortlaunch: {why}", file=sys.stderr)
 
 
 def _remove_earlier_files(run: Run) -> None:
@@ -160,6 +164,8 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
             }
         )
     else:
+        if facts.is_request and verdict.status == "FAILED":
+            _restore_configuration(Run(run_dir))
         journal.tags({"ortlaunch.state": _STATES[verdict.status]})
         journal_goodput(journal)
         journal.end(verdict.status)
@@ -167,6 +173,13 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
         _note_end(run_dir, verdict.status)
     print(f"ortlaunch: {verdict.action}: {verdict.reason}", file=sys.stderr, flush=True)
     return verdict
+
+
+def _restore_configuration(run: Run) -> None:
+    """Puts back the configuration from before `ortlaunch resume`, unless the run has trained with the new one."""
+    state = run.state()
+    if not state.trains:
+        restore_configuration(run, state.attempts - 1)
 
 
 def refused(run_dir: Path, command: str, job: str) -> None:

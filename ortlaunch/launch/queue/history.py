@@ -52,6 +52,10 @@ class History:
         """Returns the number of crashes of a job."""
         return sum(attempt.is_crash for attempt in self.attempts if attempt.job_id == job_id)
 
+    def restarts(self, job_id: str) -> int:
+        """Returns how often a job had started the workers before its newest attempt."""
+        return max(0, sum(attempt.job_id == job_id for attempt in self.attempts) - 1)
+
     def without_checkpoint(self, job_id: str, checkpoint: str) -> int:
         """Returns how many attempts of a job in a row, up to the newest, have left no new checkpoint.
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE
 from ortlaunch.config.schema import Config
-from ortlaunch.launch.folder import journal_start, say_backend, write_run_folder
+from ortlaunch.launch.folder import journal_start, say_backend, write_run_folder, written
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
@@ -160,15 +160,16 @@ class BatchLauncher(QueueLauncher):
         """Claims a run, writes its folder, and journals that it is queued.
 
         Raises:
-            RequestError: another process has the run, or its folder cannot be made.
+            RequestError: another process has the run, or its folder cannot be made or written.
         """
         make_run_folder(run.plan.run_dir)
-        claim.take(run.plan.files)
-        script = str(self.script_file(run.plan.run_dir))
-        write_run_folder(run.plan, run.config, run.overrides, Start([self.submit_command, script]))
-        with Journal(run.plan.journal) as journal:
-            journal_start(journal, run.plan, run.config)
-            journal.tags({"ortlaunch.state": "queued"})
+        with written(run.plan):
+            claim.take(run.plan.files)
+            script = str(self.script_file(run.plan.run_dir))
+            write_run_folder(run.plan, run.config, run.overrides, Start([self.submit_command, script]))
+            with Journal(run.plan.journal) as journal:
+                journal_start(journal, run.plan, run.config)
+                journal.tags({"ortlaunch.state": "queued"})
 
     def script_file(self, folder: Path) -> Path:
         """Returns the path of the submitted script in a run's or a sweep's folder."""

@@ -15,6 +15,7 @@ from ortlaunch.base import output
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import resolve_device, usable_cores
 from ortlaunch.config.schema import Config
+from ortlaunch.launch.queue import history
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.own import NodePlace
 from ortlaunch.launch.torchrun import torchrun, worker_environment
@@ -39,13 +40,16 @@ def train(launcher: BatchLauncher, config: Config, run_dir: Path) -> None:
     output.append_to(Run(run_dir).torchrun_log(place.rank))
     print(header(), flush=True)
     variables = environment_of(launcher, config, run_dir)
+    # A job that resumes the run is a launch of its own, whose first attempt follows train.resume.
+    restarts = history.load(run_dir).restarts(launcher.own_job().job_id)
+    variables |= {"ORTLAUNCH_RESTARTS": str(restarts), "ORTLAUNCH_STARTED": repr(time.time())}
     command = command_of(launcher, config, run_dir, place)
     if "--signals-to-handle" in torchrun_source():
         # A signal to the job reaches every process on the node. The workers take it as a request to stop and write
         # their checkpoint; torchrun would end them after 30 seconds, whatever they are doing.
         for number in _LEFT_TO_WORKERS:
             signal.signal(number, signal.SIG_IGN)
-    os.execvpe(command[0], command, {**os.environ, **variables, "ORTLAUNCH_STARTED": repr(time.time())})
+    os.execvpe(command[0], command, {**os.environ, **variables})
 
 
 def command_of(launcher: BatchLauncher, config: Config, run_dir: Path, place: NodePlace) -> list[str]:

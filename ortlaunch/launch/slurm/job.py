@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, redirect_stdout
 from pathlib import Path
 
 from ortlaunch.base import exit_codes
@@ -33,7 +34,8 @@ _POLL_SECONDS = 0.5
 def begin(run_dir: Path) -> int:
     """Begins an attempt and prints how many there were before; returns 3 if there is nothing to do."""
     launcher = SlurmLauncher()
-    before = attempt.begin(launcher, run_dir, launcher.own_job())
+    with _answering():
+        before = attempt.begin(launcher, run_dir, launcher.own_job())
     if before is None:
         return _NOTHING_TO_DO
     Run(run_dir).preflight_token.write_text(attempt_token())
@@ -85,10 +87,16 @@ def decide(run_dir: Path, code: int, script_signals: list[str]) -> int:
         signals.add("LOST")
     node_problems = problems(run_dir) if signals & {"UNFIT", "LOST"} else ""
     launcher = SlurmLauncher()
-    facts = attempt.gather(launcher, run_dir, code, signals)
-    verdict = attempt.decide(facts, run_dir, launcher.own_job().key, node_problems)
+    with _answering():
+        facts = attempt.gather(launcher, run_dir, code, signals)
+        verdict = attempt.decide(facts, run_dir, launcher.own_job().key, node_problems)
     print(_next_step(verdict))
     return 0
+
+
+def _answering() -> AbstractContextManager[object]:
+    """Keeps standard output for the answer, which the script reads whole. A package's tracker may print there."""
+    return redirect_stdout(sys.stderr)
 
 
 def _next_step(verdict: Verdict) -> str:

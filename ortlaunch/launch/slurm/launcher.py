@@ -15,6 +15,7 @@ from ortlaunch.launch.environment import slurm_variables
 from ortlaunch.launch.jobs import FRESH_SECONDS, Jobs
 from ortlaunch.launch.launcher import SweepPlan
 from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.launch.queue import history
 from ortlaunch.launch.queue.launcher import BatchLauncher
 from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
 from ortlaunch.launch.queue.submission import Ticket
@@ -25,6 +26,7 @@ from ortlaunch.launch.slurm.refusal import in_plain_words, is_final
 from ortlaunch.launch.slurm.rules import SLURM_RULES
 from ortlaunch.launch.slurm.states import translated
 from ortlaunch.launch.slurm.submit import submission_environment
+from ortlaunch.run.run import Run
 
 _MOST_AT_ONCE = 500
 
@@ -121,6 +123,19 @@ class SlurmLauncher(BatchLauncher):
             if answer.code:
                 raise RequestError(f"scancel {part[0]}: {' '.join(answer.said.split())}")
 
+    def resumed(self, config: Config, run_dir: Path) -> Config:
+        """Returns the configuration without the jobs that the run's job before has waited for.
+
+        SLURM soon forgets them, and refuses a job that waits for one that it does not know.
+        """
+        cfg, waits = _keys(config), Run(run_dir).setting("launcher.dependency")
+        if not isinstance(waits, str) or cfg.dependency != waits or not _has_begun(Run(run_dir)):
+            return config
+        separator = "?" if "?" in waits else ","
+        # What names no job (singleton) holds for every job.
+        kept = separator.join(part for part in waits.split(separator) if ":" not in part)
+        return dataclasses.replace(config, launcher=dataclasses.replace(cfg, dependency=kept or None))
+
     def after(self, config: Config, job_ids: list[str]) -> Config:
         """Adds the jobs to ``launcher.dependency``."""
         for job_id in job_ids:
@@ -178,6 +193,12 @@ class SlurmLauncher(BatchLauncher):
         if answer.problem:
             raise RequestError(f"{answer.problem}: SLURM's controller does not work properly")
         return answer
+
+
+def _has_begun(run: Run) -> bool:
+    """Returns whether the run's latest job has begun an attempt, so that it waits for no other job."""
+    attempts, submitted = history.load(run.path).attempts, (run.job() or {}).get("submitted")
+    return bool(attempts) and isinstance(submitted, float) and attempts[-1].began > submitted
 
 
 def _keys(config: Config) -> SlurmConfig:

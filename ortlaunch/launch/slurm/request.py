@@ -55,7 +55,8 @@ class JobRequest:
             "RUN_DIR": self._run_dir(),
             "WORKING_DIR": shlex.quote(str(self.working_dir)),
             "ENVIRONMENT": "\n".join(_export(name, value) for name, value in self.environment.items()),
-            "SETUP": "\n".join(cfg.setup),
+            # Modules and activation scripts read variables that nobody has set, which would end the script.
+            "SETUP": "\n".join(["set +u", *cfg.setup, "set -u"] if cfg.setup else []),
             "PYTHON": shlex.quote(self.python),
             "SRUN": self._srun(),
             "NODE": self._node(),
@@ -138,7 +139,9 @@ class JobRequest:
         return shlex.join(["apptainer", "exec", *nv, *binds, container.image, container.python, *module])
 
     def _mounts(self, container: ContainerConfig) -> list[str]:
-        folders = dict.fromkeys(str(folder) for folder in (self.working_dir, self.run_dir))
+        # The runs of a sweep are not in its folder, but beside it in that of their experiment.
+        runs = self.run_dir if self.tasks is None else self.run_dir.parent
+        folders = dict.fromkeys(str(folder) for folder in (self.working_dir, runs))
         return [*(f"{folder}:{folder}" for folder in folders), *container.mounts]
 
 

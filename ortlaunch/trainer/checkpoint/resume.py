@@ -68,7 +68,7 @@ def find(config: Config, run_dir: Path, workers: Workers, group: dist.ProcessGro
         run_dir: the run folder.
         workers: this worker's place.
         group: a process group of all workers on the CPU.
-        attempt: how often torchrun has already started the workers in this launch.
+        attempt: how often the workers were started before in this launch of the run.
 
     Raises:
         RequestError: ``train.resume`` names no complete checkpoint, or one that does not fit this run.

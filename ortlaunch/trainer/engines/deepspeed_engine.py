@@ -22,7 +22,7 @@ from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
 from ortlaunch.trainer.optim import build_optimizer, masks_on_device
 from ortlaunch.trainer.precision import cast_inputs
-from ortlaunch.trainer.schedule import build_scheduler
+from ortlaunch.trainer.schedule import build_scheduler, set_peaks
 from ortlaunch.trainer.statistics import normalize_in_fp32, take_first_workers_buffers
 from ortlaunch.trainer.workers import Workers
 
@@ -130,7 +130,9 @@ class DeepSpeedEngine(Engine):
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
         from ortlaunch.trainer.checkpoint import deepspeed_state
 
+        peaks = list(self._scheduler.base_lrs)
         deepspeed_state.restore(self._engine, folder, saved_workers=saved_workers, scratch=scratch, group=group)
+        set_peaks(self._scheduler, peaks)
 
     def weights(self) -> dict[str, torch.Tensor]:
         from ortlaunch.trainer.checkpoint import deepspeed_state

@@ -40,6 +40,7 @@ def test_states_of_local_runs(make_run, alive, capsys) -> None:
     make_run("failed", end="FAILED")
     make_run("killed", end="KILLED")
     make_run("gone", end=None)
+    (make_run("done", end=None) / "done.json").write_text('{"step": 100}')
     make_run("running", end=None, launcher=alive)
     make_run("starting", end=None, step=None, launcher=alive)
     (make_run("stopping", end=None, launcher=alive) / "STOP").write_text("cancel\n")
@@ -52,6 +53,7 @@ def test_states_of_local_runs(make_run, alive, capsys) -> None:
         "failed": "failed",
         "killed": "killed",
         "gone": "killed",
+        "done": "finished",
         "running": "running",
         "starting": "running",
         "stopping": "stopping",

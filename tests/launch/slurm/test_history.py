@@ -14,8 +14,11 @@ def test_it_survives_a_process(tmp_path):
     again = history.load(tmp_path)
     assert again == past
     assert again.crashes("7") == 1
-    # A person's `ortlaunch resume` is a new job with crashes of its own.
+    # A person's `ortlaunch resume` is a new job with crashes and restarts of its own.
     assert again.crashes("8") == 0
+    assert again.restarts("7") == 1
+    again.begin("8", 0, "n1")
+    assert again.restarts("8") == 0
 
 
 def left(*checkpoints):

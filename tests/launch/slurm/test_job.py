@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
 from ortlaunch.launch.queue import attempt, history
@@ -16,6 +17,7 @@ from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.launch.slurm.plan import settled
 from ortlaunch.run import failure
 from ortlaunch.run.run import Run, Stopped
+from ortlaunch.run.state import FIRST_STEP
 from ortlaunch.tracking.journal import Journal, read_events
 
 
@@ -76,8 +78,22 @@ def test_the_jobs_variables_are_kept_and_its_secrets_are_not(run_dir, monkeypatc
     assert [(event["path"], event["artifact_path"]) for event in kept] == [("slurm-0.json", "ortlaunch")]
 
 
-def test_what_is_done_does_not_begin(run_dir):
+def test_what_a_tracker_prints_is_no_part_of_the_answer(run_dir, monkeypatch, capsys):
+    """The script would take it for a part of the number of attempts or of the exit code."""
+    monkeypatch.setattr(attempt, "_remove_earlier_files", lambda _: print("syncing"))
+    job.begin(run_dir)
+    assert capsys.readouterr().out == "0\n"
     (run_dir / "done.json").write_text("{}")
+    monkeypatch.setattr(attempt, "_note_end", lambda *_: print("synced 5 files"))
+    job.decide(run_dir, 0, [])
+    assert capsys.readouterr().out == "end 0\n"
+
+
+def test_what_is_done_does_not_begin(run_dir):
+    """Where the job was killed after the last step, before it could journal the end, the next one journals it."""
+    (run_dir / "done.json").write_text("{}")
+    assert job.begin(run_dir) == 3
+    assert (ended(run_dir), tags(run_dir)["ortlaunch.state"]) == (["FINISHED"], "finished")
     before = (run_dir / "journal.jsonl").read_text()
     assert job.begin(run_dir) == 3
     assert (run_dir / "journal.jsonl").read_text() == before
@@ -130,6 +146,24 @@ def test_crashes_are_counted_over_attempts(run_dir, capsys):
     assert "the cause" in tags(run_dir)["ortlaunch.requeue_reason"]
     failures = [event for event in read_events(run_dir / "journal.jsonl", 0)[0] if event["event"] == "failure"]
     assert [(event["rank"], event["host"]) for event in failures] == [(3, "n2")]
+
+
+@pytest.mark.parametrize("has_trained", [False, True])
+def test_what_the_workers_of_a_resumed_run_refuse_is_not_kept(run_dir, capsys, has_trained):
+    """Otherwise every later resume would be refused too. A configuration that has trained is no wrong one."""
+    new = (run_dir / "config.yaml").read_text()
+    (run_dir / "attempts" / "1").mkdir(parents=True)
+    (run_dir / "attempts" / "1" / "config.yaml").write_text(f"# before the resume\n{new}")
+    with Journal(run_dir / "journal.jsonl") as journal:
+        journal.start("default", "name", "abc123")
+        job.begin(run_dir)
+        if has_trained:
+            journal.metrics(1, {FIRST_STEP: 1.0})
+    failure.record(run_dir, 0, RequestError("the data has 5 samples"))
+    capsys.readouterr()
+    job.decide(run_dir, 1, [])
+    assert capsys.readouterr().out == "end 2\n"
+    assert (run_dir / "config.yaml").read_text().startswith("# before the resume") != has_trained
 
 
 def test_a_warning_queues_the_run_again(run_dir, capsys):

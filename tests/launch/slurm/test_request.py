@@ -219,8 +219,33 @@ def test_an_unreadable_node_list_ends_the_job(tmp_path, answer):
     assert "scontrol does not list the nodes of n[1-2]" in (run_dir / "logs" / "slurm.log").read_text()
 
 
+def test_setup_may_read_variables_that_nobody_has_set(tmp_path):
+    """As activation scripts of conda and /etc/bashrc do. The script itself goes on with `set -u`."""
+    (tmp_path / "logs").mkdir()
+    setup = ['echo "setup reads <$NOBODY_HAS_SET_THIS>"', "echo before: $-"]
+    request = replace(PLAIN, run_dir=tmp_path, working_dir=tmp_path, environment={})
+    request = replace(request, resources=replace(PLAIN.resources, setup=setup))
+    script = request.script().replace("python=/home", 'echo "after: $-"\npython=/home')
+    variables = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", script], env={**os.environ, **variables}, timeout=30, check=False)
+    lines = (tmp_path / "logs" / "slurm.log").read_text().splitlines()
+    assert "setup reads <>" in lines
+    (before,) = (line for line in lines if line.startswith("before: "))
+    (after,) = (line for line in lines if line.startswith("after: "))
+    assert ("u" in before.partition(": ")[2], "u" in after.partition(": ")[2]) == (False, True)
+
+
 def test_containers_see_the_folders():
     words = shlex.split(re.search(r"on_each_node=\((.*)\)", REQUESTS["pyxis"].script())[1])
     mounts = next(word for word in words if word.startswith("--container-mounts="))
     assert f"{PLAIN.run_dir}:{PLAIN.run_dir}" in mounts
     assert "/scratch:/scratch" in mounts
+
+
+@pytest.mark.parametrize("runtime", ContainerRuntime)
+def test_containers_of_a_sweep_see_the_folders_of_its_runs(runtime):
+    """They are beside the sweep's folder, which may be far from the working folder: run_root=/scratch/runs."""
+    box = replace(BOX, image="/images/a.sif", runtime=runtime)
+    folder = Path("/data/runs/default/multirun-20260101-120000")
+    script = replace(PLAIN, resources=replace(PLAIN.resources, container=box), run_dir=folder, tasks=2).script()
+    assert "/data/runs/default:/data/runs/default," in script

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -13,7 +17,10 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.rules import check
 from ortlaunch.config.load import load_config, save_config, to_config
 from ortlaunch.config.schema import Device, SlurmConfig
+from ortlaunch.launch.launcher import PlannedRun
 from ortlaunch.launch.planning import make_plan
+from ortlaunch.launch.queue import history, node
+from ortlaunch.launch.queue import launcher as queue_launcher
 from ortlaunch.launch.queue.node import command_of, environment_of, torchrun_source
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.launch.slurm.plan import request_for, settled
@@ -250,6 +257,66 @@ def test_torchrun_on_each_node(tmp_path, monkeypatch):
     expected = {"--nnodes=3", "--nproc-per-node=2", "--rdzv-endpoint=n1:15007", "--rdzv-id=7-2-1", "--max-restarts=0"}
     assert expected | {"--rdzv-conf=is_host=true", "--local-addr=localhost"} <= set(words)
     assert "--rdzv-conf=is_host=false" in torchrun(job | {"SLURM_NODEID": "1"})
+
+
+def test_a_full_disk_at_the_submission_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(plan, *_):
+        plan.files.config_file.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(plan.files.config_file))
+
+    monkeypatch.setattr(queue_launcher, "write_run_folder", full)
+    made = config(f"run_root={tmp_path}")
+    plan = make_plan(made)
+    with pytest.raises(RequestError, match="cannot be written: No space left on device"):
+        SlurmLauncher().prepare(PlannedRun(plan, made, []))
+    assert not plan.run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "has_begun", "expected"),
+    [
+        ("afterok:120", "afterok:120", True, None),
+        ("singleton,afterok:120:121_3", "singleton,afterok:120:121_3", True, "singleton"),
+        ("afterok:120", "afterok:130", True, "afterok:130"),
+        ("afterok:120", "afterok:120", False, "afterok:120"),
+        (None, None, True, None),
+    ],
+    ids=["met", "partly of jobs", "given anew", "cancelled in the queue", "none"],
+)
+def test_a_resumed_run_waits_for_no_job_that_it_has_waited_for(tmp_path, stored, given, has_begun, expected):
+    """SLURM forgets jobs after minutes, and refuses a job that waits for an unknown one."""
+
+    def waiting_for(jobs):
+        return config(*([f"launcher.dependency='{jobs}'"] if jobs is not None else []))
+
+    save_config(waiting_for(stored), tmp_path / "config.yaml")
+    past = history.History()
+    past.begin("7", 0, "n1")
+    history.save(tmp_path, past)
+    # An attempt from before its submission is that of an earlier job.
+    job = {"scheduler": "slurm", "job_id": "7", "submitted": time.time() + (-60.0 if has_begun else 60.0)}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert SlurmLauncher().resumed(waiting_for(given), tmp_path).launcher.dependency == expected
+
+
+@pytest.mark.parametrize(("job_id", "restarts"), [("7", "1"), ("8", "0")], ids=["queued again", "resumed"])
+def test_the_workers_know_how_often_their_own_job_has_started_them(tmp_path, monkeypatch, job_id, restarts):
+    """Of all jobs of the run it is the second attempt: only that of a new job follows train.resume=PATH."""
+    past = history.History()
+    for job in ("7", job_id):
+        past.begin(job, 0, "n1")
+    history.save(tmp_path, past)
+    job = {"SLURM_NODEID": "0", "SLURM_JOB_ID": job_id, "ORTLAUNCH_ATTEMPT": "1", "SLURM_JOB_NODELIST": "n1"}
+    for name, value in (job | {"ORTLAUNCH_HEAD": "n1", "ORTLAUNCH_PORT": "15007"}).items():
+        monkeypatch.setenv(name, value)
+    started = []
+    monkeypatch.setattr(node, "_LEFT_TO_WORKERS", ())
+    monkeypatch.setattr(node.output, "append_to", lambda *_: None)
+    monkeypatch.setattr(node.os, "execvpe", lambda *words: started.append(words[2]))
+    node.train(SlurmLauncher(), config(), tmp_path)
+    (environment,) = started
+    assert (environment["ORTLAUNCH_ATTEMPT"], environment["ORTLAUNCH_RESTARTS"]) == ("1", restarts)
+    assert float(environment["ORTLAUNCH_STARTED"]) > 0
 
 
 def test_torchruns_options_are_those_of_its_own_help():

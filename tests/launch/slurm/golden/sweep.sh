@@ -40,8 +40,10 @@ fail() {
 
 cd /home/ada/project || fail "the working folder is not there on $(hostname)"
 export PATH=/home/ada/venv/bin:/usr/bin:/bin
+set +u
 module purge
 module load cuda/12.4  # the driver's
+set -u
 
 python=/home/ada/venv/bin/python
 ours=("$python" -m ortlaunch.launch.slurm.job)
