@@ -73,6 +73,16 @@ def test_the_options_of_the_unit_are_those_of_the_command(tmp_path: Path, capfd:
     assert f"{tmp_path}/var/lib/ortlaunch/serve.db" in result.stderr
 
 
+def test_the_unit_names_what_install_has_compiled() -> None:
+    unit, install = UNIT.read_text(), (ROOT / "docker" / "install.sh").read_text()
+    (folder,) = re.findall(r"^ExecStart=(\S+)/bin/ortlaunch ", unit, re.MULTILINE)
+    (words,) = re.findall(r"^Environment=(.*)$", unit, re.MULTILINE)
+    made = dict(re.findall(r"\$\{(ORTLAUNCH_\w+):-([^}]+)\}", install))
+    assert set(made) == {"ORTLAUNCH_CACHE", "ORTLAUNCH_MARCH"}
+    expected = {name: value.replace("$folder", folder) for name, value in made.items()}
+    assert dict(word.split("=", 1) for word in shlex.split(words)) == expected
+
+
 @pytest.mark.parametrize("is_whole", [True, False], ids=["as it is", "with a misspelt key"])
 def test_systemd_takes_the_unit(tmp_path: Path, is_whole: bool) -> None:
     program = shutil.which("systemd-analyze")

@@ -94,6 +94,13 @@ def test_only_what_asks_the_tracking_server_gets_its_password(monkeypatch: pytes
     assert have == {"start", "compare"}
 
 
+@pytest.mark.parametrize("name", ["ORTLAUNCH_CACHE", "ORTLAUNCH_MARCH"])
+def test_each_child_finds_what_was_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our kernels have the processor in their name: without it, an image without a compiler would look for one."""
+    monkeypatch.setenv(name, "x86-64-v3")
+    assert {action: _environment(action).get(name) for action in ACTIONS} == dict.fromkeys(ACTIONS, "x86-64-v3")
+
+
 def test_a_child_that_takes_too_long_is_ended(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ortlaunch.serve.actor._SECONDS", 0.05)
     with pytest.raises(Unavailable, match=r"check: no answer within 0\.05 s"):
