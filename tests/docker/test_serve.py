@@ -83,6 +83,16 @@ def test_the_unit_names_what_install_has_compiled() -> None:
     assert dict(word.split("=", 1) for word in shlex.split(words)) == expected
 
 
+def test_the_documented_sudo_rule_names_the_python_of_the_unit() -> None:
+    """pip writes the Python that it runs with into the first line of the command; sudo compares the name, too."""
+    (python,) = re.findall(r" NOPASSWD: (\S+) -P -m ortlaunch.serve.act ", DOCS)
+    (folder,) = re.findall(r"^ExecStart=(\S+)/bin/ortlaunch ", UNIT.read_text(), re.MULTILINE)
+    (name,) = re.findall(
+        r'^pip\(\) \{ "\$folder/bin/(\w+)" -m pip ', (ROOT / "docker/install.sh").read_text(), re.MULTILINE
+    )
+    assert python == f"{folder}/bin/{name}"
+
+
 @pytest.mark.parametrize("is_whole", [True, False], ids=["as it is", "with a misspelt key"])
 def test_systemd_takes_the_unit(tmp_path: Path, is_whole: bool) -> None:
     program = shutil.which("systemd-analyze")
