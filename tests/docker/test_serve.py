@@ -93,6 +93,16 @@ def test_the_documented_sudo_rule_names_the_python_of_the_unit() -> None:
     assert python == f"{folder}/bin/{name}"
 
 
+def test_the_folders_of_the_unit_belong_to_its_account_and_let_others_in() -> None:
+    """A home may be closed to others, and `install -d` for a user's folder would make the run root root's."""
+    text = UNIT.read_text()
+    (account,) = re.findall(r"^User=(.+)$", text, re.MULTILINE)
+    (home,) = re.findall(r"^WorkingDirectory=(.+)$", text, re.MULTILINE)
+    (root,) = re.findall(r" --root=(\S+)", text)
+    assert f"#   install -d -o {account} -g {account} -m 755 {home} {root}\n" in text
+    assert f"--home-dir {home} {account}\n" in text and "--create-home" not in text
+
+
 @pytest.mark.parametrize("is_whole", [True, False], ids=["as it is", "with a misspelt key"])
 def test_systemd_takes_the_unit(tmp_path: Path, is_whole: bool) -> None:
     program = shutil.which("systemd-analyze")
