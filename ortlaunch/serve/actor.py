@@ -41,6 +41,8 @@ _VARIABLES = frozenset(
     ]
 )
 """The variables of the service that every child gets. None of them holds a secret."""
+_FAMILIES = ("LC_", "NCCL_", "GLOO_")
+"""The beginnings of further ones: a machine may need NCCL's to train at all, and no key of a run sets them."""
 _OF_MLFLOW = frozenset(["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"])
 """The variables that a child gets only for `_WITH_MLFLOW`: a run sends its record with them, and a comparison reads it,
 from the server that the service's own variables name and from none that a run folder does."""
@@ -183,7 +185,7 @@ def own_user() -> str:
 
 def _environment(action: str) -> dict[str, str]:
     names = _VARIABLES | _OF_MLFLOW if action in _WITH_MLFLOW else _VARIABLES
-    kept = {name: value for name, value in os.environ.items() if name in names or name.startswith("LC_")}
+    kept = {name: value for name, value in os.environ.items() if name in names or name.startswith(_FAMILIES)}
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 

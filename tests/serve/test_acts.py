@@ -101,6 +101,14 @@ def test_each_child_finds_what_was_compiled(name: str, monkeypatch: pytest.Monke
     assert {action: _environment(action).get(name) for action in ACTIONS} == dict.fromkeys(ACTIONS, "x86-64-v3")
 
 
+def test_each_child_gets_what_the_machine_needs_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for action in ACTIONS:
+        found = _environment(action)
+        assert (found["NCCL_P2P_DISABLE"], found["GLOO_SOCKET_IFNAME"]) == ("1", "lo")
+
+
 def test_a_child_that_takes_too_long_is_ended(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ortlaunch.serve.actor._SECONDS", 0.05)
     with pytest.raises(Unavailable, match=r"check: no answer within 0\.05 s"):
