@@ -267,6 +267,13 @@ class Queue:
                 # Those that took too long keep no others from their answers.
                 _log.warning("outcome %s: %s", unix_user, error)
                 continue
+            except Refused as error:
+                # The user was taken from the list. A run whose process has ended keeps its slots no longer.
+                _log.warning("outcome %s: %s", unix_user, error.message)
+                for job in some:
+                    if job.pid is not None:
+                        self._end(job.id, JobState.ENDED, outcome="killed", reason=error.message)
+                continue
             for job in some:
                 self._note(job, found[job.id])
         self.wake()
