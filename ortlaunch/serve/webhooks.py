@@ -54,6 +54,8 @@ class Webhooks:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._answers: dict[int, str] = {}
+        """What `deliver` has said of messages by their numbers, until the database has it."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -80,8 +82,11 @@ class Webhooks:
         for one in due:
             if self._stopping.is_set():
                 break
-            problem = deliver(one.url, one.secret, one.number, one.body)
-            self._note(one, problem, moment)
+            # While the disk is full nothing can be noted, and the same message would be sent every two seconds.
+            if one.number not in self._answers:
+                self._answers[one.number] = deliver(one.url, one.secret, one.number, one.body)
+            self._note(one, self._answers[one.number], moment)
+            del self._answers[one.number]
         return len(due)
 
     def _work(self) -> None:
