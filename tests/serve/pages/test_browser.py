@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -139,6 +140,31 @@ def test_a_box_counts_however_late_its_script_comes_and_after_the_list_was_filte
     expect(page.locator("tbody tr")).to_have_count(1)
     page.get_by_label("compare gpt2-eager").check()
     expect(page.locator("#tray output")).to_have_text("2 ticked")
+
+
+def test_a_rank_whose_log_comes_late_is_not_shown_under_another_one(ada: Person, site: Site) -> None:
+    log = site.ended / "logs" / "rank-1.log"
+    log.write_text("of rank 1\n")
+    try:
+        page = ready(ada.tab(run_path(site.ended)))
+    finally:
+        log.unlink()
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route(re.compile(r"/logs/1\?"), hold)
+    page.locator("[name=rank]").select_option("1")
+    page.locator("[name=rank]").select_option("0")
+    ready(page)
+    part = {"rank": "1", "offset": 0, "next": 10, "size": 10, "text": "of rank 1\n", "rest": "", "more": False}
+    assert len(held) == 1
+    with page.expect_response(re.compile(r"/logs/1\?")):
+        held[0].fulfill(json={**part, "matches": None})
+    page.wait_for_timeout(200)
+    lines = page.evaluate(LINES)
+    assert lines[-1] == "line 2999" and "of rank 1" not in lines
 
 
 def test_a_run_is_followed_live(ada: Person, site: Site) -> None:
