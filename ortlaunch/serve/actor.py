@@ -22,7 +22,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.reading import in_words
 from ortlaunch.base.secrets import without_secrets
-from ortlaunch.base.user import user_name
+from ortlaunch.base.user import account_name
 from ortlaunch.serve.exchange import TooMuch, exchange
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.unix_users import listed_users
@@ -180,7 +180,7 @@ def _abandon(child: subprocess.Popen[bytes]) -> None:
 
 def own_user() -> str:
     """The Unix user whom the service runs as."""
-    return user_name()
+    return account_name()
 
 
 def _environment(action: str) -> dict[str, str]:
