@@ -22,6 +22,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.reading import in_words
 from ortlaunch.base.secrets import without_secrets
+from ortlaunch.base.text import printable
 from ortlaunch.base.user import account_name
 from ortlaunch.serve.exchange import TooMuch, exchange
 from ortlaunch.serve.service import Service
@@ -31,6 +32,8 @@ _SECONDS = 60.0
 _SECONDS_OF = {"start": 120.0, "cancel": 300.0, "export_weights": 600.0, "compare": 300.0}
 """How long an action may take, where that is not `_SECONDS`."""
 _LARGEST_ANSWER = 32 * 1024 * 1024
+_LONGEST_MESSAGE = 20_000
+"""Characters of a message that are taken: the child's user may have changed what it says, and it is logged and kept."""
 _VARIABLES = frozenset(
     [
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"),
@@ -195,10 +198,14 @@ def _read(action: str, code: int, answer: bytes, said: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        lines = without_secrets(said).strip().splitlines()
-        raise Unavailable(f"{action}: {lines[-1] if lines else f'ended with {code} and without an answer'}")
+        # A line that is cut is left out: what tells that something is a secret may be before the cut.
+        tail = said if len(said) <= _LONGEST_MESSAGE else said[-_LONGEST_MESSAGE:].partition("\n")[2]
+        lines = without_secrets(tail).strip().splitlines()
+        why = printable(lines[-1]) if lines else f"ended with {code} and without an answer"
+        raise Unavailable(f"{action}: {why}")
     if "refused" in found:
-        raise Refused(str(found["refused"]), found.get("key"))
+        key = found.get("key")
+        raise Refused(str(found["refused"])[:_LONGEST_MESSAGE], key if isinstance(key, str) else None)
     return found
 
 

@@ -156,6 +156,23 @@ def test_an_answer_without_end_is_not_collected(
         call(actor, "check")
 
 
+def test_what_a_child_says_is_cut_and_controls_no_terminal(
+    actor: Actor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written into the log and kept with the job, and the child's user may say anything."""
+    _says(tmp_path, monkeypatch, r"printf 'one\n\033[2Jgone' >&2; exit 1")
+    with pytest.raises(Unavailable, match=r"check: \?\[2Jgone"):
+        call(actor, "check")
+    much = r"head -c 300000 /dev/zero | tr '\0' x"
+    _says(tmp_path, monkeypatch, f"{much} >&2; exit 1")
+    with pytest.raises(Unavailable, match="check: ended with 1 and without an answer"):
+        call(actor, "check")
+    _says(tmp_path, monkeypatch, f"""printf '{{"refused": "%s", "key": ["x"]}}' "$({much})\"""")
+    with pytest.raises(Refused) as refused:
+        call(actor, "check")
+    assert (len(refused.value.message), refused.value.key) == (20_000, None)
+
+
 def test_a_child_that_says_much_before_it_reads_is_understood(
     actor: Actor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
