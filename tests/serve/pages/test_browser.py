@@ -311,6 +311,36 @@ def test_a_stream_asks_for_each_topic_once_and_begins_again_after_a_login(ada: P
     assert asked == [at_first, "/api/events?topics=list@a.1,log:00aa00:0@9,run:00aa00@5"]
 
 
+def test_a_stream_whose_session_has_ended_says_so_and_asks_no_more(ada: Person) -> None:
+    page = ada.tab("/tokens")
+    opened, told = page.evaluate("""async () => {
+      const made = [];
+      window.EventSource = class extends EventTarget {
+        constructor() { super(); made.push(this); }
+        close() {}
+      };
+      let status = 503;
+      window.fetch = async () => ({ status });
+      const later = window.setTimeout.bind(window);
+      window.setTimeout = (work, wait) => later(work, Math.min(wait, 10));
+      const pause = () => new Promise((resolve) => later(resolve, 10));
+      const { Stream } = await import("/static/one-stream.js");
+      const told = [];
+      const stream = new Stream((_, { kind, up, data }) => told.push(kind === "bye" ? data.reason : `${kind} ${up}`));
+      const opening = async (count) => { for (let n = 0; made.length < count && n < 200; n += 1) await pause(); };
+      stream.follow(new Set(["list"]));
+      await opening(1);
+      made[0].dispatchEvent(new Event("error"));
+      await opening(2);
+      status = 401;
+      made[1].dispatchEvent(new Event("error"));
+      for (let n = 0; told.length < 2 && n < 200; n += 1) await pause();
+      await opening(3);
+      return [made.length, told];
+    }""")
+    assert (opened, told) == (2, ["line false", "You are logged out: load the page again to log in."])
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), pytest.param(1280, "light", marks=pytest.mark.nightly)])
 def test_no_page_is_wider_than_the_screen(
     person: People, site: Site, consoles_are_empty: list[Person], width: int, scheme: str
