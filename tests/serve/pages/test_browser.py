@@ -361,6 +361,22 @@ def test_no_page_is_wider_than_the_screen(
         assert page.evaluate(CUT_OFF) == [], path
 
 
+def test_a_loss_that_is_no_number_stays_one_when_its_row_is_written_anew(ada: Person) -> None:
+    page = ada.tab("/tokens")
+    written = page.evaluate("""async () => {
+      const { fillIn } = await import("/static/row.js");
+      const place = document.createElement("div"), cell = document.createElement("span");
+      cell.dataset.cell = "loss";
+      place.append(cell);
+      const row = { state: "running", reason: "", position: null, step: 1, steps: 2, rate: null, seconds_left: null };
+      return [[null, true], [1.5, false], [null, false]].map(([loss, diverged]) => {
+        fillIn(place, { ...row, loss, diverged });
+        return cell.textContent;
+      });
+    }""")
+    assert written == ["NaN", "1.5", "\N{EN DASH}"]
+
+
 def test_scripts_write_figures_as_the_server_does(ada: Person) -> None:
     page = ada.tab("/tokens")
     write = """async ([name, values]) => {
