@@ -136,6 +136,20 @@ def test_what_was_taken_is_not_sent_again_while_it_cannot_be_noted(
         assert session.scalars(select(Delivery)).one().delivered is not None
 
 
+def test_an_address_that_does_not_answer_keeps_no_other_one_waiting(
+    served: InProcess, service: Service, receiver: Receiver
+) -> None:
+    gone, there = (add(served, url)["id"] for url in ("http://127.0.0.1:1/hook", url_of(receiver)))
+    same = {"ended": 1.0, "body": "{}", "problem": "", "tries": 0}
+    with writing(service.engine) as session:
+        for number, webhook in enumerate([gone] * 30 + [there] * 2):
+            session.add(Delivery(webhook_id=webhook, place=f"/{number}", due=1.0 + number, **same))
+    assert Webhooks(service.engine).send_due() == 3
+    assert len(receiver.got) == 2
+    rows = {row["id"]: row for row in served.client(served.token("ada", Role.admin)).get("/api/webhooks").json()}
+    assert [(rows[one]["waiting"], rows[one]["delivered"]) for one in (gone, there)] == [(30, 0), (0, 2)]
+
+
 def test_nobody_there_is_a_failure_and_no_error(served: InProcess, service: Service) -> None:
     number = add(served, "http://127.0.0.1:1/hook")["id"]
     with writing(service.engine) as session:
