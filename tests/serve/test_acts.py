@@ -188,6 +188,13 @@ def test_a_child_that_reads_nothing_and_fails_says_why(
         call(actor, "check", text="x" * 300_000)
 
 
+def test_a_folder_that_is_not_there_is_named_without_a_traceback(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    said = f"^check: {folder} cannot be entered by the Unix user {own_user()}: No such file or directory$"
+    with pytest.raises(Unavailable, match=said):
+        call(Actor(folder / "runs"), "check")
+
+
 def test_a_child_that_nobody_can_kill_ends_itself() -> None:
     hangs = "import time, ortlaunch.serve.act as act; act._answer = lambda *_: time.sleep(30); act.main()"
     request = json.dumps({"folder": "/", "seconds": 0.1 - _LATE_SECONDS})
