@@ -249,6 +249,19 @@ def test_a_paused_queue_starts_nothing_and_a_drained_slot_takes_none(
     assert until(engine, job_id, lambda job: job.state == JobState.RUNNING).taken == ["cpu1"]
 
 
+def test_a_job_of_a_scheduler_says_that_the_queue_is_paused(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    with writing(engine) as session:
+        store.set_paused(session, paused=True)
+    job_id = add(engine, slots=0)
+    queue.wake()
+    job = until(engine, job_id, lambda job: bool(job.reason))
+    assert (job.state, job.reason) == (JobState.WAITING, "the queue is paused by an administrator")
+    with writing(engine) as session:
+        store.set_paused(session, paused=False)
+    queue.wake()
+    assert until(engine, job_id, lambda job: job.state == JobState.RUNNING).reason == ""
+
+
 def test_a_job_of_a_scheduler_is_handed_over_at_once(engine: Engine, actor: FakeActor, queue: Queue) -> None:
     jobs = [add(engine, number, slots=0, checked={"launcher": "slurm"}) for number in (1, 2, 3)]
     queue.wake()
