@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import shlex
 import shutil
@@ -71,6 +72,13 @@ def test_the_options_of_the_unit_are_those_of_the_command(tmp_path: Path, capfd:
     result = answer(tmp_path, capfd, "serve", *options, "--link=ada")
     assert "there is no database" in result.stderr
     assert f"{tmp_path}/var/lib/ortlaunch/serve.db" in result.stderr
+
+
+def test_the_unit_is_started_again_however_often_it_has_failed() -> None:
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.read(UNIT)
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+    assert unit["Service"]["Restart"] == "on-failure"
 
 
 def test_the_unit_names_what_was_compiled_for_its_machine() -> None:
