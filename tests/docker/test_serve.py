@@ -74,6 +74,15 @@ def test_the_options_of_the_unit_are_those_of_the_command(tmp_path: Path, capfd:
     assert f"{tmp_path}/var/lib/ortlaunch/serve.db" in result.stderr
 
 
+def test_the_cache_of_the_unit_is_its_accounts_alone() -> None:
+    """install.sh lets every user write it, as in an image, where there is one."""
+    unit = UNIT.read_text()
+    (cache,) = re.findall(r"^Environment=ORTLAUNCH_CACHE=(\S+)$", unit, re.MULTILINE)
+    (account,) = re.findall(r"^User=(.+)$", unit, re.MULTILINE)
+    assert re.search(rf"^#   chown -R {account}: {cache} ", unit, re.MULTILINE)
+    assert re.search(rf"^#   chmod 755 {cache} ", unit, re.MULTILINE)
+
+
 def test_the_unit_is_started_again_however_often_it_has_failed() -> None:
     unit = configparser.ConfigParser(interpolation=None)
     unit.read(UNIT)
