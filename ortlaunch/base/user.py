@@ -27,6 +27,11 @@ def name_of(user: int) -> str:
         return str(user)
 
 
+def account_name() -> str:
+    """The Unix user whom this process belongs to. `user_name` believes the environment, which may name another one."""
+    return name_of(os.geteuid())
+
+
 def user_cache() -> Path:
     """The user's cache folder, which holds only what can be made again.
 

@@ -18,7 +18,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.routing import BaseRoute, Mount, Route
 
-from ortlaunch.base.user import user_name
+from ortlaunch.base.user import account_name
 from ortlaunch.serve.database import reading
 from ortlaunch.serve.limits import TooManyRequests
 from ortlaunch.serve.secret import digest
@@ -243,4 +243,4 @@ def _of_cookie(service: Service, secret: str | None) -> Caller | None:
 
 
 def _unix_user(service: Service, user: User) -> str | None:
-    return user_name() if service.settings.shared_account else user.unix_user
+    return account_name() if service.settings.shared_account else user.unix_user

@@ -11,7 +11,7 @@ from argon2.exceptions import InvalidHashError, VerificationError
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from ortlaunch.base.user import user_name
+from ortlaunch.base.user import account_name
 from ortlaunch.serve.access import Caller, Role
 from ortlaunch.serve.answers import not_found
 from ortlaunch.serve.audit import record
@@ -147,7 +147,7 @@ def use_link(service: Service, secret: str, name: str, password: str, address: s
         if link is None:
             raise unfit(_OLD_LINK)
         if link.user_id is None:
-            user = _add(session, name, Role.admin, user_name())
+            user = _add(session, name, Role.admin, account_name())
         else:
             user = session.get_one(User, link.user_id)
         user.password = hashed
@@ -293,7 +293,7 @@ def _end_jobs(session: Session, user_id: int, reason: str) -> None:
 def _unix_name(text: str) -> str | None:
     name = text.strip()
     # A service that runs as root itself, as in a container, may start its own runs.
-    if name and name != user_name() and (name == "root" or not _UNIX_NAME.fullmatch(name)):
+    if name and name != account_name() and (name == "root" or not _UNIX_NAME.fullmatch(name)):
         raise unfit("this is no name of a Unix user who may start runs", "unix_user")
     return name or None
 

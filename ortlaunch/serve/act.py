@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.reading import in_words
 from ortlaunch.base.secrets import without_secrets
+from ortlaunch.base.user import account_name
 
 ACTIONS = {
     "fields": "ortlaunch.serve.acts.composing:fields",
@@ -47,7 +49,11 @@ def main() -> None:
     request = json.loads(sys.stdin.read(_LARGEST_REQUEST))
     # The service cannot kill a process of another user. Processes that this one starts have no such end.
     signal.setitimer(signal.ITIMER_REAL, request["seconds"] + _LATE_SECONDS)
-    os.chdir(request["folder"])
+    try:
+        os.chdir(request["folder"])
+    except OSError as error:
+        # It is no refusal: a disk may be away for a moment only, and a start is tried again.
+        sys.exit(f"{request['folder']} cannot be entered by the Unix user {account_name()}: {in_words(error)}")
     with redirect_stdout(io.StringIO()):
         answer = _answer(sys.argv[1], request)
     json.dump(answer, answer_to)

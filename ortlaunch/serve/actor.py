@@ -22,7 +22,8 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.reading import in_words
 from ortlaunch.base.secrets import without_secrets
-from ortlaunch.base.user import user_name
+from ortlaunch.base.text import printable
+from ortlaunch.base.user import account_name
 from ortlaunch.serve.exchange import TooMuch, exchange
 from ortlaunch.serve.service import Service
 from ortlaunch.serve.unix_users import listed_users
@@ -31,16 +32,20 @@ _SECONDS = 60.0
 _SECONDS_OF = {"start": 120.0, "cancel": 300.0, "export_weights": 600.0, "compare": 300.0}
 """How long an action may take, where that is not `_SECONDS`."""
 _LARGEST_ANSWER = 32 * 1024 * 1024
+_LONGEST_MESSAGE = 20_000
+"""Characters of a message that are taken: the child's user may have changed what it says, and it is logged and kept."""
 _VARIABLES = frozenset(
     [
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"),
         *("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),
         *("DBUS_SESSION_BUS_ADDRESS", "HF_HOME", "HF_HUB_OFFLINE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
-        *("ORTLAUNCH_SLURM_PROFILES", "ORTLAUNCH_TRUST", "ORTLAUNCH_JOBS", "ORTLAUNCH_CACHE", "XDG_CONFIG_HOME"),
-        *("SLURM_CONF", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS"),
+        *("ORTLAUNCH_SLURM_PROFILES", "ORTLAUNCH_TRUST", "ORTLAUNCH_JOBS", "ORTLAUNCH_CACHE", "ORTLAUNCH_MARCH"),
+        *("SLURM_CONF", "MLFLOW_TRACKING_URI", "OMP_NUM_THREADS", "XDG_CONFIG_HOME"),
     ]
 )
 """The variables of the service that every child gets. None of them holds a secret."""
+_FAMILIES = ("LC_", "NCCL_", "GLOO_")
+"""The beginnings of further ones: a machine may need NCCL's to train at all, and no key of a run sets them."""
 _OF_MLFLOW = frozenset(["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"])
 """The variables that a child gets only for `_WITH_MLFLOW`: a run sends its record with them, and a comparison reads it,
 from the server that the service's own variables name and from none that a run folder does."""
@@ -178,12 +183,12 @@ def _abandon(child: subprocess.Popen[bytes]) -> None:
 
 def own_user() -> str:
     """The Unix user whom the service runs as."""
-    return user_name()
+    return account_name()
 
 
 def _environment(action: str) -> dict[str, str]:
     names = _VARIABLES | _OF_MLFLOW if action in _WITH_MLFLOW else _VARIABLES
-    kept = {name: value for name, value in os.environ.items() if name in names or name.startswith("LC_")}
+    kept = {name: value for name, value in os.environ.items() if name in names or name.startswith(_FAMILIES)}
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 
@@ -193,10 +198,14 @@ def _read(action: str, code: int, answer: bytes, said: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        lines = without_secrets(said).strip().splitlines()
-        raise Unavailable(f"{action}: {lines[-1] if lines else f'ended with {code} and without an answer'}")
+        # A line that is cut is left out: what tells that something is a secret may be before the cut.
+        tail = said if len(said) <= _LONGEST_MESSAGE else said[-_LONGEST_MESSAGE:].partition("\n")[2]
+        lines = without_secrets(tail).strip().splitlines()
+        why = printable(lines[-1]) if lines else f"ended with {code} and without an answer"
+        raise Unavailable(f"{action}: {why}")
     if "refused" in found:
-        raise Refused(str(found["refused"]), found.get("key"))
+        key = found.get("key")
+        raise Refused(str(found["refused"])[:_LONGEST_MESSAGE], key if isinstance(key, str) else None)
     return found
 
 

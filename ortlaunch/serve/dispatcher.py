@@ -20,6 +20,7 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
+from ortlaunch.base.text import printable
 from ortlaunch.run.identity import Process, is_alive, machine
 from ortlaunch.run.run import Run
 from ortlaunch.serve.actor import AT_ONCE, Actor, Refused, Unavailable
@@ -267,6 +268,13 @@ class Queue:
                 # Those that took too long keep no others from their answers.
                 _log.warning("outcome %s: %s", unix_user, error)
                 continue
+            except Refused as error:
+                # The user was taken from the list. A run whose process has ended keeps its slots no longer.
+                _log.warning("outcome %s: %s", unix_user, printable(error.message))
+                for job in some:
+                    if job.pid is not None:
+                        self._end(job.id, JobState.ENDED, outcome="killed", reason=error.message)
+                continue
             for job in some:
                 self._note(job, found[job.id])
         self.wake()
@@ -311,7 +319,7 @@ class Queue:
             request = {"run_dir": job.run_dir, "process": process, "begun_before": job.begun_before}
             self.actor.call(job.unix_user, "cancel", request)
         except Refused as error:
-            _log.warning("stop %s: %s", job.id, error.message)
+            _log.warning("stop %s: %s", job.id, printable(error.message))
 
 
 def make_queue(service: Service) -> Queue:

@@ -328,6 +328,9 @@ def _require_closed(job: Job | None) -> None:
 def _check(service: Service, unix_user: str, wanted: Submission, run_key: str) -> dict[str, Any]:
     checked = _asked(service, unix_user, "check", {"words": wanted.words, "run_key": run_key})
     _require_sound(service, checked, service.actor.folder_of(unix_user))
+    # The index leaves hidden folders out, as those of the service are: such a run would start and never be seen.
+    if Path(checked["run_dir"]).parent.name.startswith("."):
+        raise unfit("must not begin with '.': the service does not look into hidden folders", "experiment")
     _require_own_limit(wanted, checked)
     return checked
 

@@ -19,7 +19,7 @@ from http.client import HTTPException, HTTPMessage
 from typing import IO, NamedTuple
 from urllib.parse import urlsplit
 
-from sqlalchemy import Engine, delete, select
+from sqlalchemy import Engine, delete, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 import ortlaunch
@@ -36,6 +36,7 @@ _FIRST_SECONDS, _FACTOR, _MOST_SECONDS = 5.0, 4.0, 6 * 3600.0
 MOST_TRIES = 12
 """The last one comes 32 hours after the first."""
 _AT_ONCE = 20
+"""Messages of one webhook that are looked at together."""
 _KEPT_SECONDS = 30 * 86400.0
 
 
@@ -43,6 +44,7 @@ class _Due(NamedTuple):
     """A message to send."""
 
     number: int
+    webhook: int
     url: str
     secret: str
     body: str
@@ -54,6 +56,8 @@ class Webhooks:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._answers: dict[int, str] = {}
+        """What `deliver` has said of messages by their numbers, until the database has it."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -76,13 +80,21 @@ class Webhooks:
             now: the time; None for the present.
         """
         moment = time.time() if now is None else now
-        due = list(self._due(moment))
-        for one in due:
+        tried, silent = 0, set[int]()
+        for one in list(self._due(moment)):
             if self._stopping.is_set():
                 break
-            problem = deliver(one.url, one.secret, one.number, one.body)
-            self._note(one, problem, moment)
-        return len(due)
+            # Each failure may take its ten seconds, for which all others wait.
+            if one.webhook in silent:
+                continue
+            # While the disk is full nothing can be noted, and the same message would be sent every two seconds.
+            if one.number not in self._answers:
+                self._answers[one.number] = deliver(one.url, one.secret, one.number, one.body)
+            self._note(one, self._answers[one.number], moment)
+            if self._answers.pop(one.number):
+                silent.add(one.webhook)
+            tried += 1
+        return tried
 
     def _work(self) -> None:
         cleaned = 0.0
@@ -98,11 +110,14 @@ class Webhooks:
             self._stopping.wait(_PASS_SECONDS)
 
     def _due(self, now: float) -> Iterator[_Due]:
+        turn = func.row_number().over(partition_by=Delivery.webhook_id, order_by=Delivery.due).label("turn")
+        turns = select(Delivery.id, turn).where(Delivery.due <= now).subquery()
         query = select(Delivery, Webhook).join(Webhook, Webhook.id == Delivery.webhook_id)
+        query = query.join(turns, turns.c.id == Delivery.id).where(turns.c.turn <= _AT_ONCE)
         with reading(self._engine) as session:
-            rows = session.execute(query.where(Delivery.due <= now).order_by(Delivery.due).limit(_AT_ONCE)).all()
+            rows = session.execute(query.order_by(Delivery.due)).all()
         for message, webhook in rows:
-            yield _Due(message.id, webhook.url, webhook.secret, message.body, message.tries)
+            yield _Due(message.id, webhook.id, webhook.url, webhook.secret, message.body, message.tries)
 
     def _note(self, one: _Due, problem: str, now: float) -> None:
         with writing(self._engine) as session:

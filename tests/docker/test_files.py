@@ -143,6 +143,12 @@ def test_the_image_has_no_compiler_and_no_root(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_each_image_can_start_the_service(path: Path) -> None:
+    (words,) = (one.words for one in instructions(path) if one.value.startswith("docker/install.sh "))
+    assert "serve" in words[1].split(",")
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_what_was_compiled_is_found_where_it_runs(path: Path) -> None:
     """Both stages name the same cache and the same processor, or the image would look for a compiler."""
     found = instructions(path)

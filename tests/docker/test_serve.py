@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import shlex
 import shutil
@@ -71,6 +72,53 @@ def test_the_options_of_the_unit_are_those_of_the_command(tmp_path: Path, capfd:
     result = answer(tmp_path, capfd, "serve", *options, "--link=ada")
     assert "there is no database" in result.stderr
     assert f"{tmp_path}/var/lib/ortlaunch/serve.db" in result.stderr
+
+
+def test_the_cache_of_the_unit_is_its_accounts_alone() -> None:
+    """install.sh lets every user write it, as in an image, where there is one."""
+    unit = UNIT.read_text()
+    (cache,) = re.findall(r"^Environment=ORTLAUNCH_CACHE=(\S+)$", unit, re.MULTILINE)
+    (account,) = re.findall(r"^User=(.+)$", unit, re.MULTILINE)
+    assert re.search(rf"^#   chown -R {account}: {cache} ", unit, re.MULTILINE)
+    assert re.search(rf"^#   chmod 755 {cache} ", unit, re.MULTILINE)
+
+
+def test_the_unit_is_started_again_however_often_it_has_failed() -> None:
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.read(UNIT)
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+    assert unit["Service"]["Restart"] == "on-failure"
+
+
+def test_the_unit_names_what_was_compiled_for_its_machine() -> None:
+    """install.sh compiles our kernels for many processors, which would not be as fast as this one is."""
+    unit, install = UNIT.read_text(), (ROOT / "docker" / "install.sh").read_text()
+    (folder,) = re.findall(r"^ExecStart=(\S+)/bin/ortlaunch ", unit, re.MULTILINE)
+    (words,) = re.findall(r"^Environment=(.*)$", unit, re.MULTILINE)
+    (cache,) = re.findall(r"\$\{ORTLAUNCH_CACHE:-([^}]+)\}", install)
+    assert words == f"ORTLAUNCH_CACHE={cache.replace('$folder', folder)}"
+    assert f"#   {words} {folder}/bin/python -P -m ortlaunch.ort.extension\n" in unit
+    assert '"$folder/bin/python" -P -m ortlaunch.ort.extension\n' in install
+
+
+def test_the_documented_sudo_rule_names_the_python_of_the_unit() -> None:
+    """pip writes the Python that it runs with into the first line of the command; sudo compares the name, too."""
+    (python,) = re.findall(r" NOPASSWD: (\S+) -P -m ortlaunch.serve.act ", DOCS)
+    (folder,) = re.findall(r"^ExecStart=(\S+)/bin/ortlaunch ", UNIT.read_text(), re.MULTILINE)
+    (name,) = re.findall(
+        r'^pip\(\) \{ "\$folder/bin/(\w+)" -m pip ', (ROOT / "docker/install.sh").read_text(), re.MULTILINE
+    )
+    assert python == f"{folder}/bin/{name}"
+
+
+def test_the_folders_of_the_unit_belong_to_its_account_and_let_others_in() -> None:
+    """A home may be closed to others, and `install -d` for a user's folder would make the run root root's."""
+    text = UNIT.read_text()
+    (account,) = re.findall(r"^User=(.+)$", text, re.MULTILINE)
+    (home,) = re.findall(r"^WorkingDirectory=(.+)$", text, re.MULTILINE)
+    (root,) = re.findall(r" --root=(\S+)", text)
+    assert f"#   install -d -o {account} -g {account} -m 755 {home} {root}\n" in text
+    assert f"--home-dir {home} {account}\n" in text and "--create-home" not in text
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["as it is", "with a misspelt key"])

@@ -287,7 +287,7 @@ def test_names_are_plain(inside: InProcess, name: str) -> None:
 def test_a_unix_user_is_a_name_and_never_root(
     inside: InProcess, unix_user: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accounts, "user_name", lambda: "service")
+    monkeypatch.setattr(accounts, "account_name", lambda: "service")
     with pytest.raises(Unfit) as refused:
         accounts.add_user(inside.service, inside.person("ada", Role.admin), "bob", Role.viewer, unix_user)
     assert refused.value.problems[0].key == "unix_user"

@@ -94,6 +94,21 @@ def test_only_what_asks_the_tracking_server_gets_its_password(monkeypatch: pytes
     assert have == {"start", "compare"}
 
 
+@pytest.mark.parametrize("name", ["ORTLAUNCH_CACHE", "ORTLAUNCH_MARCH"])
+def test_each_child_finds_what_was_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our kernels have the processor in their name: without it, an image without a compiler would look for one."""
+    monkeypatch.setenv(name, "x86-64-v3")
+    assert {action: _environment(action).get(name) for action in ACTIONS} == dict.fromkeys(ACTIONS, "x86-64-v3")
+
+
+def test_each_child_gets_what_the_machine_needs_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for action in ACTIONS:
+        found = _environment(action)
+        assert (found["NCCL_P2P_DISABLE"], found["GLOO_SOCKET_IFNAME"]) == ("1", "lo")
+
+
 def test_a_child_that_takes_too_long_is_ended(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ortlaunch.serve.actor._SECONDS", 0.05)
     with pytest.raises(Unavailable, match=r"check: no answer within 0\.05 s"):
@@ -141,6 +156,23 @@ def test_an_answer_without_end_is_not_collected(
         call(actor, "check")
 
 
+def test_what_a_child_says_is_cut_and_controls_no_terminal(
+    actor: Actor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written into the log and kept with the job, and the child's user may say anything."""
+    _says(tmp_path, monkeypatch, r"printf 'one\n\033[2Jgone' >&2; exit 1")
+    with pytest.raises(Unavailable, match=r"check: \?\[2Jgone"):
+        call(actor, "check")
+    much = r"head -c 300000 /dev/zero | tr '\0' x"
+    _says(tmp_path, monkeypatch, f"{much} >&2; exit 1")
+    with pytest.raises(Unavailable, match="check: ended with 1 and without an answer"):
+        call(actor, "check")
+    _says(tmp_path, monkeypatch, f"""printf '{{"refused": "%s", "key": ["x"]}}' "$({much})\"""")
+    with pytest.raises(Refused) as refused:
+        call(actor, "check")
+    assert (len(refused.value.message), refused.value.key) == (20_000, None)
+
+
 def test_a_child_that_says_much_before_it_reads_is_understood(
     actor: Actor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +186,13 @@ def test_a_child_that_reads_nothing_and_fails_says_why(
     _says(tmp_path, monkeypatch, "exec 0<&-; echo no such user >&2; exit 1")
     with pytest.raises(Unavailable, match="check: no such user"):
         call(actor, "check", text="x" * 300_000)
+
+
+def test_a_folder_that_is_not_there_is_named_without_a_traceback(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    said = f"^check: {folder} cannot be entered by the Unix user {own_user()}: No such file or directory$"
+    with pytest.raises(Unavailable, match=said):
+        call(Actor(folder / "runs"), "check")
 
 
 def test_a_child_that_nobody_can_kill_ends_itself() -> None:

@@ -338,3 +338,16 @@ def test_an_answer_that_no_check_of_ours_gives_is_refused(
     monkeypatch.setattr(desk.actor, "_check", lambda request: {**good(request), **answer})
     assert desk.ask("rob", "POST", "/api/runs", STEPS).status_code == 422
     assert desk.jobs() == []
+
+
+def test_a_run_in_a_hidden_folder_is_refused_since_nobody_would_see_it(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = desk.actor._check
+    hidden = {"run_dir": "/nowhere/.bin/20260101-000000-n-abcdef"}
+    monkeypatch.setattr(desk.actor, "_check", lambda request: {**good(request), **hidden})
+    for path in ("/api/runs", "/api/runs/check"):
+        answer = desk.ask("rob", "POST", path, {"keys": {"experiment": ".bin"}})
+        assert answer.status_code == 422
+        assert [one["key"] for one in answer.json()["problems"]] == ["experiment"]
+    assert desk.jobs() == []

@@ -57,7 +57,7 @@ class House:
         found = re.search(r"^    (ortlaunch ALL=.*)$", DOCS.read_text(), re.MULTILINE)
         assert found is not None
         changes = {"ortlaunch ALL": f"{self.service} ALL", "anna,bernd": ",".join(people)}
-        rule = found[1].replace("/opt/ortlaunch/bin/python3", self.python)
+        rule = found[1].replace("/opt/ortlaunch/bin/python", self.python)
         for old, new in changes.items():
             assert rule.count(old) == 1, rule
             rule = rule.replace(old, new)

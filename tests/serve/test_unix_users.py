@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ortlaunch.base.user import name_of
 from ortlaunch.serve.actor import Actor, Refused, Unavailable, own_user
 
 
@@ -27,8 +28,20 @@ def test_a_list_that_cannot_be_read_now_refuses_nobody_for_good(tmp_path: Path) 
 
 
 def test_an_account_without_a_name_goes_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nameless() -> str:
+    def nameless(_user: int) -> str:
         raise KeyError
 
-    monkeypatch.setattr("getpass.getuser", nameless)
-    assert own_user() == str(os.getuid())
+    monkeypatch.setattr("pwd.getpwuid", nameless)
+    name_of.cache_clear()
+    try:
+        assert own_user() == str(os.geteuid())
+    finally:
+        name_of.cache_clear()
+
+
+def test_no_variable_decides_whose_runs_start_without_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`runuser` and `su -m` keep the names of whoever called them."""
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(variable, "somebody-else")
+    assert own_user() == name_of(os.geteuid()) != "somebody-else"
+    assert not Actor(Path("/nowhere")).may_act_for("somebody-else")

@@ -62,12 +62,8 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
     """
     words = whole_words(request)
     config, plan = planned(words, request["run_key"])
+    require_one_machine(config, "choose launcher=slurm")
     if not isinstance(launcher_of(config), QueueLauncher):
-        if config.launcher.nodes > 1:
-            raise RequestError(
-                f"launcher.nodes={config.launcher.nodes}: the queue of this machine starts runs of one machine: "
-                "choose launcher=slurm"
-            )
         words = [*words, f"launcher.run={request['run_key']}"]
     return {
         "words": words,
@@ -95,6 +91,22 @@ def planned(words: list[str], run_key: str) -> tuple[Config, LaunchPlan]:
     folder = Path(config.run_root) / folder_name(config.experiment) / key.folder(folder_name(name))
     plan = plan_in(config, folder.absolute(), key.run_id, name)
     return config, dataclasses.replace(plan, backend_reason=reason)
+
+
+def require_one_machine(config: Config, advice: str) -> None:
+    """Refuses a run of several machines, unless a scheduler starts it: here one of them would wait for the others.
+
+    Args:
+        config: its configuration.
+        advice: what to do instead.
+
+    Raises:
+        RequestError: it needs several machines.
+    """
+    if config.launcher.nodes > 1 and not isinstance(launcher_of(config), QueueLauncher):
+        raise RequestError(
+            f"launcher.nodes={config.launcher.nodes}: the queue of this machine starts runs of one machine: {advice}"
+        )
 
 
 def slots_of(config: Config) -> int:

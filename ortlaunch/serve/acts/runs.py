@@ -22,7 +22,7 @@ from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process, is_own
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
-from ortlaunch.serve.acts.composing import slots_of
+from ortlaunch.serve.acts.composing import require_one_machine, slots_of
 from ortlaunch.serve.acts.starting import BIN, has_made_its_folder, record_of, refusal_in
 
 _CANCEL_SECONDS = 60.0
@@ -109,6 +109,7 @@ def check_resume(request: dict[str, Any]) -> dict[str, Any]:
     with redirect_stdout(said), redirect_stderr(noted):
         resume([*words, "launcher.dry_run=true"])
     config = prepared(changed(load_config(run.config_file), request["words"], "resume"))
+    require_one_machine(config, "resume it from a command line on each of its machines")
     state = run.state()
     return {
         "words": ["resume", *words],

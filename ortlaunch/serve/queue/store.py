@@ -20,6 +20,7 @@ from ortlaunch.serve.queue.tables import OPEN_STATES, Job, JobState, QueueSettin
 PAUSED = "paused"
 DRAINED = "drained"
 _ALL = "*"
+_PAUSED = "the queue is paused by an administrator"
 _KEPT_SECONDS = 30 * 24 * 3600.0
 """How long a repeated request is known."""
 
@@ -198,7 +199,7 @@ def decide(session: Session, slate: Slate, now: float, head: str | None) -> tupl
 def _why_closed(set_by_admins: Switches) -> str:
     """Returns why no run starts on this machine's slots; empty if runs do."""
     if set_by_admins.paused:
-        return "the queue is paused by an administrator"
+        return _PAUSED
     if set_by_admins.is_drained:
         return "the machine is drained: running runs go on, and none starts"
     return ""
@@ -222,7 +223,11 @@ def _written(plan: Plan, waiting: list[Job], free: list[str], now: float, *, han
         if by_id[name].reason != reason:
             by_id[name].reason = reason
     starts = [by_id[name] for name in plan.starts]
-    starts += [job for job in waiting if not job.slots and hands_over]
+    for job in waiting:
+        if not job.slots and hands_over:
+            starts.append(job)
+        elif not job.slots:
+            job.reason = _PAUSED
     for job in starts:
         job.state, job.reason, job.started, job.attempts = JobState.STARTING, "", now, 1
         job.taken, free = free[: job.slots], free[job.slots :]

@@ -36,8 +36,10 @@ export class Log {
     this.box.dataset.ready = "";
     this.early = [];
     this.heard = this.topic;
+    // Another rank may be chosen while this one's end is on its way.
+    const turn = this.turn = (this.turn ?? 0) + 1;
     const part = await this.part(offset);
-    if (!part) return;
+    if (!part || turn !== this.turn) return;
     [this.first, this.next] = [part.offset, part.next];
     this.append(part.text);
     this.unfinished(part.rest);
@@ -70,8 +72,9 @@ export class Log {
       return;
     }
     this.filling = true;
+    const turn = this.turn;
     try {
-      for (let part = await this.part(this.next); part && part.next > this.next; part = await this.part(this.next)) {
+      for (let part = await this.part(this.next); part && turn === this.turn && part.next > this.next; part = await this.part(this.next)) {
         this.next = part.next;
         this.append(part.text);
       }
@@ -103,7 +106,9 @@ export class Log {
 
   async before() {
     const from = Math.max(0, this.first - CHUNK);
+    const turn = this.turn;
     const part = await call("GET", `${this.path}?offset=${from}&limit=${this.first - from}`);
+    if (turn !== this.turn) return;
     // A line that is longer than a part: there is no place to begin.
     if (part.offset >= this.first) { this.earlier.hidden = true; return; }
     const lines = part.text.split("\n");

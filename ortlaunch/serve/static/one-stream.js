@@ -25,6 +25,7 @@ export class Stream {
 
   close() {
     clearTimeout(this.timer);
+    this.timer = 0;
     this.source?.close();
     this.source = null;
   }
@@ -36,7 +37,7 @@ export class Stream {
     this.source = source;
     source.addEventListener("open", () => this.line(true));
     source.addEventListener("error", () => this.again());
-    source.addEventListener("bye", (event) => this.bye(event));
+    source.addEventListener("bye", (event) => this.end(JSON.parse(event.data)));
     for (const kind of KINDS) source.addEventListener(kind, (event) => this.take(kind, event));
   }
 
@@ -46,10 +47,10 @@ export class Stream {
     this.tell(topicOf(kind, data), { kind, data });
   }
 
-  bye(event) {
+  end(data) {
     this.close();
     this.line(false);
-    this.tell(null, { kind: "bye", data: JSON.parse(event.data) });
+    this.tell(null, { kind: "bye", data });
   }
 
   // We open it again ourselves: a browser gives up for good after some answers, such as a proxy's 502.
@@ -58,7 +59,17 @@ export class Stream {
     this.line(false);
     const wait = WAITS[Math.min(this.failed, WAITS.length - 1)];
     this.failed += 1;
-    this.timer = setTimeout(() => this.open(), wait * (0.75 + Math.random() / 2));
+    this.timer = setTimeout(() => this.retry(), wait * (0.75 + Math.random() / 2));
+  }
+
+  // An event source does not tell what it was answered. A session that has ended meanwhile does not come back by itself.
+  async retry() {
+    const { timer } = this;
+    const answer = await fetch("/api/session", { signal: AbortSignal.timeout(10000) }).catch(() => null);
+    // The stream was closed or asked for anew while the answer was on its way.
+    if (this.timer !== timer) return;
+    if (answer?.status === 401) this.end({ reason: "You are logged out: load the page again to log in." });
+    else this.open();
   }
 
   line(up) {

@@ -13,7 +13,7 @@ export const fillIn = (place, row) => {
   }
   write("reason", [row.position ? `place ${row.position}` : "", plain(row.reason ?? "")].filter(Boolean).join(": "));
   write("step", row.steps ? `${row.step ?? 0} / ${row.steps}` : `${row.step ?? "–"}`);
-  write("loss", number(row.loss));
+  write("loss", row.diverged ? "NaN" : number(row.loss));
   write("rate", number(row.rate));
   write("left", row.seconds_left === null ? "" : `${duration(row.seconds_left)} left`);
   for (const bar of place.querySelectorAll("progress")) {

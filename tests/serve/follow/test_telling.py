@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from ortlaunch.run.run import Run
 from ortlaunch.serve.access import Role
@@ -111,6 +112,42 @@ def test_what_was_not_taken_comes_again_later_and_later(
     assert (waits[-1], message.problem) == (None, f"it answered {status}")
     assert (len({headers["X-Ortlaunch-Delivery"] for headers, _ in receiver.got}), len(receiver.got)) == (1, MOST_TRIES)
     assert sender.send_due(now + 1e9) == 0
+
+
+def test_what_was_taken_is_not_sent_again_while_it_cannot_be_noted(
+    served: InProcess, service: Service, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = add(served, url_of(receiver))["id"]
+    with writing(service.engine) as session:
+        session.add(Delivery(webhook_id=number, place="/x", ended=1.0, body="{}", due=1.0, problem="", tries=0))
+    sender = Webhooks(service.engine)
+
+    def full(*_: object) -> None:
+        raise OperationalError("UPDATE", {}, Exception("database or disk is full"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sender, "_note", full)
+        for _ in range(3):
+            with pytest.raises(OperationalError):
+                sender.send_due()
+    assert (sender.send_due(), sender.send_due()) == (1, 0)
+    assert len(receiver.got) == 1
+    with reading(service.engine) as session:
+        assert session.scalars(select(Delivery)).one().delivered is not None
+
+
+def test_an_address_that_does_not_answer_keeps_no_other_one_waiting(
+    served: InProcess, service: Service, receiver: Receiver
+) -> None:
+    gone, there = (add(served, url)["id"] for url in ("http://127.0.0.1:1/hook", url_of(receiver)))
+    same = {"ended": 1.0, "body": "{}", "problem": "", "tries": 0}
+    with writing(service.engine) as session:
+        for number, webhook in enumerate([gone] * 30 + [there] * 2):
+            session.add(Delivery(webhook_id=webhook, place=f"/{number}", due=1.0 + number, **same))
+    assert Webhooks(service.engine).send_due() == 3
+    assert len(receiver.got) == 2
+    rows = {row["id"]: row for row in served.client(served.token("ada", Role.admin)).get("/api/webhooks").json()}
+    assert [(rows[one]["waiting"], rows[one]["delivered"]) for one in (gone, there)] == [(30, 0), (0, 2)]
 
 
 def test_nobody_there_is_a_failure_and_no_error(served: InProcess, service: Service) -> None:

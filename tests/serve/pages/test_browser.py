@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -139,6 +140,31 @@ def test_a_box_counts_however_late_its_script_comes_and_after_the_list_was_filte
     expect(page.locator("tbody tr")).to_have_count(1)
     page.get_by_label("compare gpt2-eager").check()
     expect(page.locator("#tray output")).to_have_text("2 ticked")
+
+
+def test_a_rank_whose_log_comes_late_is_not_shown_under_another_one(ada: Person, site: Site) -> None:
+    log = site.ended / "logs" / "rank-1.log"
+    log.write_text("of rank 1\n")
+    try:
+        page = ready(ada.tab(run_path(site.ended)))
+    finally:
+        log.unlink()
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route(re.compile(r"/logs/1\?"), hold)
+    page.locator("[name=rank]").select_option("1")
+    page.locator("[name=rank]").select_option("0")
+    ready(page)
+    part = {"rank": "1", "offset": 0, "next": 10, "size": 10, "text": "of rank 1\n", "rest": "", "more": False}
+    assert len(held) == 1
+    with page.expect_response(re.compile(r"/logs/1\?")):
+        held[0].fulfill(json={**part, "matches": None})
+    page.wait_for_timeout(200)
+    lines = page.evaluate(LINES)
+    assert lines[-1] == "line 2999" and "of rank 1" not in lines
 
 
 def test_a_run_is_followed_live(ada: Person, site: Site) -> None:
@@ -285,6 +311,36 @@ def test_a_stream_asks_for_each_topic_once_and_begins_again_after_a_login(ada: P
     assert asked == [at_first, "/api/events?topics=list@a.1,log:00aa00:0@9,run:00aa00@5"]
 
 
+def test_a_stream_whose_session_has_ended_says_so_and_asks_no_more(ada: Person) -> None:
+    page = ada.tab("/tokens")
+    opened, told = page.evaluate("""async () => {
+      const made = [];
+      window.EventSource = class extends EventTarget {
+        constructor() { super(); made.push(this); }
+        close() {}
+      };
+      let status = 503;
+      window.fetch = async () => ({ status });
+      const later = window.setTimeout.bind(window);
+      window.setTimeout = (work, wait) => later(work, Math.min(wait, 10));
+      const pause = () => new Promise((resolve) => later(resolve, 10));
+      const { Stream } = await import("/static/one-stream.js");
+      const told = [];
+      const stream = new Stream((_, { kind, up, data }) => told.push(kind === "bye" ? data.reason : `${kind} ${up}`));
+      const opening = async (count) => { for (let n = 0; made.length < count && n < 200; n += 1) await pause(); };
+      stream.follow(new Set(["list"]));
+      await opening(1);
+      made[0].dispatchEvent(new Event("error"));
+      await opening(2);
+      status = 401;
+      made[1].dispatchEvent(new Event("error"));
+      for (let n = 0; told.length < 2 && n < 200; n += 1) await pause();
+      await opening(3);
+      return [made.length, told];
+    }""")
+    assert (opened, told) == (2, ["line false", "You are logged out: load the page again to log in."])
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), pytest.param(1280, "light", marks=pytest.mark.nightly)])
 def test_no_page_is_wider_than_the_screen(
     person: People, site: Site, consoles_are_empty: list[Person], width: int, scheme: str
@@ -303,6 +359,22 @@ def test_no_page_is_wider_than_the_screen(
         page.wait_for_selector('[data-ready="yes"]') if path == "/submit" else page.wait_for_timeout(100)
         assert page.evaluate(WIDER) <= 0, path
         assert page.evaluate(CUT_OFF) == [], path
+
+
+def test_a_loss_that_is_no_number_stays_one_when_its_row_is_written_anew(ada: Person) -> None:
+    page = ada.tab("/tokens")
+    written = page.evaluate("""async () => {
+      const { fillIn } = await import("/static/row.js");
+      const place = document.createElement("div"), cell = document.createElement("span");
+      cell.dataset.cell = "loss";
+      place.append(cell);
+      const row = { state: "running", reason: "", position: null, step: 1, steps: 2, rate: null, seconds_left: null };
+      return [[null, true], [1.5, false], [null, false]].map(([loss, diverged]) => {
+        fillIn(place, { ...row, loss, diverged });
+        return cell.textContent;
+      });
+    }""")
+    assert written == ["NaN", "1.5", "\N{EN DASH}"]
 
 
 def test_scripts_write_figures_as_the_server_does(ada: Person) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine
 
 from ortlaunch.run.identity import start_ticks
-from ortlaunch.serve.actor import Unavailable
+from ortlaunch.serve.actor import Refused, Unavailable
 from ortlaunch.serve.database import open_database, reading, writing
 from ortlaunch.serve.dispatcher import Queue, _is_too_long
 from ortlaunch.serve.queue import store
@@ -249,6 +249,19 @@ def test_a_paused_queue_starts_nothing_and_a_drained_slot_takes_none(
     assert until(engine, job_id, lambda job: job.state == JobState.RUNNING).taken == ["cpu1"]
 
 
+def test_a_job_of_a_scheduler_says_that_the_queue_is_paused(engine: Engine, actor: FakeActor, queue: Queue) -> None:
+    with writing(engine) as session:
+        store.set_paused(session, paused=True)
+    job_id = add(engine, slots=0)
+    queue.wake()
+    job = until(engine, job_id, lambda job: bool(job.reason))
+    assert (job.state, job.reason) == (JobState.WAITING, "the queue is paused by an administrator")
+    with writing(engine) as session:
+        store.set_paused(session, paused=False)
+    queue.wake()
+    assert until(engine, job_id, lambda job: job.state == JobState.RUNNING).reason == ""
+
+
 def test_a_job_of_a_scheduler_is_handed_over_at_once(engine: Engine, actor: FakeActor, queue: Queue) -> None:
     jobs = [add(engine, number, slots=0, checked={"launcher": "slurm"}) for number in (1, 2, 3)]
     queue.wake()
@@ -277,6 +290,22 @@ def test_a_run_that_cannot_be_read_ends_when_a_stop_was_asked(engine: Engine, ac
     over = until(engine, stopped, lambda job: job.state == JobState.ENDED)
     assert (over.outcome, over.reason) == ("killed", "its run folder cannot be read")
     assert job_of(engine, kept).state == JobState.RUNNING
+
+
+def test_what_has_ended_of_a_user_whom_the_service_may_not_act_for_any_more_holds_no_slots(
+    engine: Engine, actor: FakeActor, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_request: dict[str, Any]) -> dict[str, Any]:
+        raise Refused("the service may not act for this user")
+
+    monkeypatch.setattr(actor, "_outcome", refuse)
+    begun = {"state": JobState.RUNNING, "attempts": 1}
+    ended = add(engine, 1, taken=["cpu0"], pid=GONE["pid"], ticks=1, **begun)
+    of_scheduler = add(engine, 2, slots=0, **begun)
+    queue.wake()
+    over = until(engine, ended, lambda job: job.state == JobState.ENDED)
+    assert (over.outcome, over.reason, over.taken) == ("killed", "the service may not act for this user", [])
+    assert job_of(engine, of_scheduler).state == JobState.RUNNING
 
 
 def test_many_runs_are_looked_at_in_several_requests(engine: Engine, actor: FakeActor) -> None:

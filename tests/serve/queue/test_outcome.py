@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config.load import to_config
 from ortlaunch.follow.status import Look, look
 from ortlaunch.run.folders import RunFolder
 from ortlaunch.run.identity import Process, machine, start_ticks
 from ortlaunch.run.run import Run
 from ortlaunch.serve.acts import starting
+from ortlaunch.serve.acts.composing import require_one_machine
 from ortlaunch.serve.acts.runs import cancel_run, delete, outcome
 from ortlaunch.serve.runner import take
 from tests.launch.follow.conftest import Maker
@@ -43,6 +46,14 @@ def lost_run(make_run: Maker) -> Path:
     silent = time.time() - 3600
     os.utime(run_dir / "journal.jsonl", (silent, silent))
     return run_dir
+
+
+def test_a_run_of_several_machines_is_for_a_scheduler(make_run: Maker) -> None:
+    several = ["model=mlp", "launcher.nodes=2"]
+    with pytest.raises(RequestError, match=r"launcher\.nodes=2: the queue of this machine .*: choose another"):
+        require_one_machine(to_config(compose(several)), "choose another")
+    require_one_machine(to_config(compose([*several, "launcher=slurm"])), "choose another")
+    require_one_machine(to_config(compose(several[:1])), "choose another")
 
 
 def test_a_run_that_a_reboot_has_ended_is_over(make_run: Maker) -> None:
