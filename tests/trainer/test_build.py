@@ -115,7 +115,8 @@ def test_a_checkpoint_goes_on_with_its_own_random_numbers_weights_and_data(
     assert [written.error for written in saver.wait()] == [""]
     expected = draw_from_every_generator(), feed.take()["labels"].tolist()
     monkeypatch.setattr(build, "backend_run", lambda *_: Draws())
-    parts = build.build(opened(f"train.resume={first.run.path}"), {})
+    parts = build.build(opened(f"train.resume={first.run.path}", "optimizer.lr=0.5"), {})
     assert parts.start.step == 1
+    assert parts.engine.lr == 0.5, "a key that a resume changes has its effect"
     assert (draw_from_every_generator(), next(parts.batches).batch["labels"].tolist()) == expected
     assert bool((next(parts.model.parameters()) == 0.25).all())
