@@ -189,3 +189,27 @@ def test_an_engine_goes_on_with_the_settings_of_its_own_run(words: tuple[str, ..
     second.micro_step(batch, last=True)
     second.step()
     assert second.lr == pytest.approx(0.01 * 5 / 7)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trainer=single", "backend=eager"),
+        ("trainer=ddp", "backend=eager"),
+        ("trainer=fsdp", "backend=eager"),
+        ("trainer=deepspeed", "backend=eager"),
+        pytest.param(("trainer=single", "backend=ort"), marks=pytest.mark.ort),
+    ],
+    ids=lambda words: "-".join(word.partition("=")[2] for word in words),
+)
+def test_an_evaluation_leaves_each_module_in_its_mode(words: tuple[str, ...], tmp_path: Path) -> None:
+    """A BatchNorm whose statistics are frozen is in evaluation mode while the rest trains."""
+    batch = {"pixel_values": torch.rand(4, 1, 8, 8), "labels": torch.tensor([1, 2, 3, 4])}
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10))
+    model[1].eval()
+    engine = wrap(model, config(*words), WORKERS, make_task(model, batch), tmp_path)
+    with engine.evaluating():
+        assert not any(module.training for module in model.modules())
+        engine.evaluate(batch)
+    assert [model.training, *(module.training for module in model)] == [True, True, False, True]
+    assert engine.inner.training

@@ -83,12 +83,8 @@ class DeepSpeedEngine(Engine):
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         take_first_workers_buffers(self.inner)
-        self._engine.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self._engine.train()
+        with super().evaluating():
+            yield
 
     @property
     def lr(self) -> float:
