@@ -17,6 +17,7 @@ import torch
 
 from ortlaunch.data.loader import Loader
 from ortlaunch.metrics.flops import flops_per_sample
+from ortlaunch.models.checks import check_precision
 from ortlaunch.models.task import Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.checkpoint import resume, rng
@@ -128,6 +129,7 @@ def build_model(context: RunContext, data: Data) -> Built:
     config, start = context.config, data.start
     _set_arithmetic(deterministic=config.train.deterministic, tf32=config.train.tf32)
     model = build_seeded(config)
+    check_precision(model)
     shapes = resume.shapes_of(model)
     resume.check_model(start, shapes)
     if config.model.weights is not None and start.path is None:
