@@ -130,6 +130,19 @@ def test_ddp_takes_the_graph_for_static_where_the_model_is_known_to_allow_it(
     assert engine._module.gradient_as_bucket_view
 
 
+def test_parameters_without_a_part_in_the_loss_are_named_with_the_key(tmp_path: Path) -> None:
+    """DDP itself says it in eight lines, with the names of its own arguments and the numbers of the parameters."""
+    batch = {"pixel_values": torch.rand(4, 1, 8, 8), "labels": torch.tensor([1, 2, 3, 4])}
+    model = mlp()
+    model.idle = torch.nn.Linear(2, 2)
+    words = ("backend=eager", "trainer.static_graph=false")
+    engine = wrap(model, config(*words), WORKERS, make_task(model, batch), tmp_path)
+    engine.micro_step(batch, last=True)
+    engine.step()
+    with pytest.raises(RequestError, match=r"idle\.weight, idle\.bias: set trainer\.find_unused_parameters=true"):
+        engine.micro_step(batch, last=True)
+
+
 def test_deepspeeds_timer_that_waits_for_the_device_is_off() -> None:
     chosen = config("trainer=deepspeed", "trainer.zero_stage=2", "+trainer.config.zero_optimization.overlap_comm=true")
     generated = deepspeed_config(chosen, chosen.trainer)
