@@ -163,6 +163,8 @@ def _state(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
             yield f"data.{one.name}", getattr(old.data, one.name), getattr(new.data, one.name)
     then, now = (trainer_of(config.trainer).checkpoint_kind(config.trainer) for config in (old, new))
     yield "trainer", then, now
+    if trainer_of(old.trainer).keeps_precision:
+        yield "train.precision", old.train.precision.value, new.train.precision.value
     key = "decay_bias_and_norm"
     yield f"optimizer.{key}", getattr(old.optimizer, key), getattr(new.optimizer, key)
     yield "seed", old.seed, new.seed

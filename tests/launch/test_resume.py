@@ -92,17 +92,18 @@ def test_with_a_checkpoint_the_data_and_the_layout_of_the_state_stay_too(
         "trainer.zero_stage=2",
         "seed=1",
         "optimizer.decay_bias_and_norm=true",
+        "train.precision=bf16",
         "data.path=moved",
         "data.workers=1",
         "optimizer.lr=1e-5",
     ]
     _changed(stored, changes, tmp_path)
     monkeypatch.setattr("ortlaunch.run.run.Run.newest_checkpoint", lambda self: "step-5")
-    kept = ("data.seq_len", r"trainer: .*zero_stage=1", "seed", "optimizer.decay_bias_and_norm")
+    kept = ("data.seq_len", r"trainer: .*zero_stage=1", "seed", "optimizer.decay_bias_and_norm", "train.precision")
     for change, said in zip(changes, kept, strict=False):
         with pytest.raises(RequestError, match=f"^resume: {said}"):
             _changed(stored, [change], tmp_path)
-    assert _changed(stored, changes[4:], tmp_path).data.workers == 1
+    assert _changed(stored, changes[5:], tmp_path).data.workers == 1
 
 
 @pytest.mark.parametrize("word", ["optimizer.lr=nan", "train.clip_grad_norm=inf", "launcher.grace_seconds=0"])

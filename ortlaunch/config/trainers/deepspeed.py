@@ -53,6 +53,8 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
     # DeepSpeed's autotuner imports it: 1.3 s of each worker's start.
     unneeded = ("mlflow",)
     variants = Variants("zero_stage", "z", (0, 1, 2, 3))
+    # DeepSpeed takes the loss scale from a checkpoint: fp16 would go on with the scale of 1 of another precision.
+    keeps_precision = True
 
     def zero_stage(self, cfg: DeepSpeedConfig) -> int:
         return cfg.zero_stage

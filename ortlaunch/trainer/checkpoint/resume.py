@@ -283,6 +283,13 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
             f"{start.path} was written by {start.workers} workers: {reason}, so resume with as many "
             f"(launcher.workers_per_node={start.workers})"
         )
+    written = start.meta.get("precision", config.train.precision.value)
+    if trainer_of(config.trainer).keeps_precision and written != config.train.precision.value:
+        raise RequestError(
+            f"{start.path} was written with train.precision={written}, for which trainer={config.trainer.name} has a "
+            f"state of its own, and this run has train.precision={config.train.precision.value}: use the same, or "
+            f"{_NEW_RUN}"
+        )
     for key, mine in optimizer_of(config).items():
         # Checkpoints of older versions do not have these values.
         theirs = start.meta.get("optimizer", {}).get(key, mine)

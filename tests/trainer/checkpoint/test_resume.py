@@ -69,10 +69,12 @@ def test_numbered_samples_can_be_read_in_other_batches() -> None:
     goes_on(SyntheticConfig(), SyntheticConfig(workers=3), 100, (8, 4))
 
 
-def check_run(*words: str) -> None:
+def check_run(*words: str, trainer: str = "ddp") -> None:
     """Checks a run against the checkpoint that one with the defaults wrote after 40 steps."""
-    before, after = (to_config(compose(["model=mlp", "device=cpu", "backend=eager", *more])) for more in ((), words))
-    facts = {"kind": kind_of(before), "optimizer": optimizer_of(before), "workers": 2, "seed": 0, "step": 40}
+    same = ("model=mlp", "device=cpu", "backend=eager", f"trainer={trainer}")
+    before, after = (to_config(compose([*same, *more])) for more in ((), words))
+    facts = {"kind": kind_of(before), "optimizer": optimizer_of(before), "precision": "fp32"}
+    facts |= {"workers": 2, "seed": 0, "step": 40}
     _check_run(after, Start(Path("here"), facts), WORKERS)
 
 
@@ -93,6 +95,13 @@ def test_a_state_that_this_run_cannot_use_is_refused(word: str, parts: tuple[str
 
 def test_settings_of_the_same_optimizer_may_change() -> None:
     check_run("optimizer.lr=1", "optimizer.weight_decay=0", "train.steps=40")
+
+
+def test_the_precision_may_change_unless_the_state_depends_on_it() -> None:
+    """DeepSpeed takes the loss scale from the checkpoint, which is 1 in fp32 and would lose gradients in fp16."""
+    check_run("train.precision=fp16")
+    with pytest.raises(RequestError, match=r"train\.precision=fp32.*train\.precision=fp16"):
+        check_run("train.precision=fp16", trainer="deepspeed")
 
 
 @pytest.mark.parametrize(
