@@ -62,6 +62,16 @@ def make(width=2, **rest):
     return Net(width, **rest)
 
 
+def pretrained():
+    return Net(2, depth=2).eval()
+
+
+def partly_frozen():
+    model = Net(2, depth=2)
+    model.layers[0].eval()
+    return model
+
+
 def fails():
     return {}["no such key"]
 
@@ -249,6 +259,13 @@ def test_factory_with_class_function_and_method(user: Path) -> None:
 def test_factory_refuses(user: Path, target: str | None, params: dict[str, Any], pattern: str) -> None:
     with pytest.raises(RequestError, match=pattern):
         factory(target, **params)
+
+
+def test_a_model_comes_in_training_mode_and_its_modules_in_the_mode_that_they_were_given(user: Path) -> None:
+    """`from_pretrained` returns a model in evaluation mode, in which it would be trained without dropout."""
+    assert all(module.training for module in factory("user_models.nets:pretrained").modules())
+    model = factory("user_models.nets:partly_frozen")
+    assert [model.training, *(layer.training for layer in model.layers)] == [True, False, True]
 
 
 def test_users_own_error_keeps_its_traceback(user: Path) -> None:

@@ -130,6 +130,19 @@ def test_ddp_takes_the_graph_for_static_where_the_model_is_known_to_allow_it(
     assert engine._module.gradient_as_bucket_view
 
 
+def test_parameters_without_a_part_in_the_loss_are_named_with_the_key(tmp_path: Path) -> None:
+    """DDP itself says it in eight lines, with the names of its own arguments and the numbers of the parameters."""
+    batch = {"pixel_values": torch.rand(4, 1, 8, 8), "labels": torch.tensor([1, 2, 3, 4])}
+    model = mlp()
+    model.idle = torch.nn.Linear(2, 2)
+    words = ("backend=eager", "trainer.static_graph=false")
+    engine = wrap(model, config(*words), WORKERS, make_task(model, batch), tmp_path)
+    engine.micro_step(batch, last=True)
+    engine.step()
+    with pytest.raises(RequestError, match=r"idle\.weight, idle\.bias: set trainer\.find_unused_parameters=true"):
+        engine.micro_step(batch, last=True)
+
+
 def test_deepspeeds_timer_that_waits_for_the_device_is_off() -> None:
     chosen = config("trainer=deepspeed", "trainer.zero_stage=2", "+trainer.config.zero_optimization.overlap_comm=true")
     generated = deepspeed_config(chosen, chosen.trainer)
@@ -148,3 +161,68 @@ def test_only_the_first_worker_leaves_its_graphs(rank: int, tmp_path: Path) -> N
     engine = wrap(model, chosen, Workers(rank, 2, torch.device("cpu"), 2), make_task(model, batch), tmp_path)
     engine.micro_step(batch, last=True)
     assert len(list(tmp_path.glob("onnx/*.onnx"))) == (5 if rank == 0 else 0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trainer=single",),
+        ("trainer=fsdp",),
+        *(("trainer=deepspeed", f"trainer.zero_stage={stage}") for stage in range(4)),
+        ("trainer=deepspeed", "trainer.zero_stage=0", "train.precision=bf16"),
+    ],
+    ids=lambda words: "-".join(word.partition("=")[2] for word in words),
+)
+def test_an_engine_goes_on_with_the_settings_of_its_own_run(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Also under DeepSpeed, which loads the settings of the run that wrote the checkpoint."""
+    batch = {"pixel_values": torch.rand(4, 1, 8, 8), "labels": torch.tensor([1, 2, 3, 4])}
+
+    def engine_of(*more: str) -> TorchEngine | DeepSpeedEngine:
+        model = mlp()
+        chosen = config("backend=eager", "scheduler=linear", *words, *more)
+        engine = wrap(model, chosen, WORKERS, make_task(model, batch), tmp_path)
+        assert isinstance(engine, TorchEngine | DeepSpeedEngine)
+        return engine
+
+    group = dist.group.WORLD
+    assert group is not None
+    first = engine_of("optimizer.lr=0.1", "train.steps=4")
+    first.micro_step(batch, last=True)
+    first.step()
+    state = tmp_path / "state"
+    state.mkdir()
+    first.snapshot(state, shared=True)(group)
+    second = engine_of("optimizer.lr=0.01", "optimizer.weight_decay=0.5", "train.clip_grad_norm=0.25", "train.steps=8")
+    second.restore(state, 1, tmp_path / "scratch", group)
+    assert second.lr == pytest.approx(0.01 * 6 / 7)
+    assert [one["lr"] for one in second._optimizer.param_groups] == [second.lr, second.lr]
+    assert [one["weight_decay"] for one in second._optimizer.param_groups] == [0.5, 0.0]
+    if isinstance(second, DeepSpeedEngine):
+        assert getattr(second._engine.optimizer, "clip_grad", 0.25) == 0.25
+    second.micro_step(batch, last=True)
+    second.step()
+    assert second.lr == pytest.approx(0.01 * 5 / 7)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trainer=single", "backend=eager"),
+        ("trainer=ddp", "backend=eager"),
+        ("trainer=fsdp", "backend=eager"),
+        ("trainer=deepspeed", "backend=eager"),
+        pytest.param(("trainer=single", "backend=ort"), marks=pytest.mark.ort),
+    ],
+    ids=lambda words: "-".join(word.partition("=")[2] for word in words),
+)
+def test_an_evaluation_leaves_each_module_in_its_mode(words: tuple[str, ...], tmp_path: Path) -> None:
+    """A BatchNorm whose statistics are frozen is in evaluation mode while the rest trains."""
+    batch = {"pixel_values": torch.rand(4, 1, 8, 8), "labels": torch.tensor([1, 2, 3, 4])}
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10))
+    model[1].eval()
+    engine = wrap(model, config(*words), WORKERS, make_task(model, batch), tmp_path)
+    with engine.evaluating():
+        assert not any(module.training for module in model.modules())
+        engine.evaluate(batch)
+    assert [model.training, *(module.training for module in model)] == [True, True, False, True]
+    assert engine.inner.training

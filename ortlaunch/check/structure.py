@@ -9,7 +9,7 @@ import torch
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.check.report import Structure, TensorInfo
-from ortlaunch.models.checks import check_model
+from ortlaunch.models.checks import check_model, check_precision
 from ortlaunch.models.task import Batch, loss_of, make_task
 from ortlaunch.ort.verify.nested import foreign_values, named_tensors
 
@@ -22,9 +22,10 @@ def check_structure(model: object) -> Structure:
     """Checks the return value of a builder before it is run."""
     try:
         check_model(model)
+        assert isinstance(model, torch.nn.Module)
+        check_precision(model)
     except RequestError as error:
         return Structure("failed", [str(error)])
-    assert isinstance(model, torch.nn.Module)
     unregistered = list(_unregistered(model))
     return Structure(
         "warning" if unregistered else "ok",

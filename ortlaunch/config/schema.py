@@ -296,7 +296,8 @@ class OptimizerConfig:
     lr: float = number(3e-4, above=0)
     """Peak learning rate. The scheduler multiplies it by a factor between 0 and 1."""
     weight_decay: float = number(0.0, least=0)
-    """Share of the weights that each step subtracts from them, times the learning rate."""
+    """Share of the weights that each step subtracts from them, times the learning rate; sgd adds it to the gradient, so
+    that its momentum holds for it, too."""
     decay_bias_and_norm: bool = False
     """Apply weight decay also to biases, normalization weights and other one-dimensional parameters."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 from pathlib import Path
@@ -23,24 +24,23 @@ def find_files(value: str, key: str = "data.path", suffix: str = "") -> list[Pat
     Raises:
         RequestError: `value` is empty, or a part of it matches no file.
     """
-    words = [part.strip() for part in value.split(",") if part.strip()]
-    if value.strip() in UNSET or not words:
-        raise RequestError(f"{key} is not set: give a file, a folder or a glob")
-    parts = [value] if _path(value).exists() else words
-    found = [file for part in parts for file in _expand(part, key, suffix)]
+    found = [file for part in _parts(value, key) for file in _expand(part, key, suffix)]
     return list(dict.fromkeys(found))
 
 
 def check_paths(value: str, key: str = "data.path") -> None:
     """Checks that every part of a list of files, folders and globs exists. It does not search folders for files.
 
+    Args:
+        value: as `find_files` takes it.
+        key: the configuration key, for messages.
+
     Raises:
-        RequestError: a part is empty, or no file or folder has its name or matches it.
+        RequestError: `value` is empty, or no file or folder has the name of a part of it or matches it.
     """
-    for pattern in value.split(","):
-        pattern = pattern.strip()
-        if not pattern or not (Path(pattern).expanduser().exists() or glob.glob(pattern, recursive=True)):
-            raise RequestError(f"{key}={pattern}: no such file or folder, and no file matches it as a pattern")
+    for part in _parts(value, key):
+        if not (_exists(part) or glob.glob(str(_path(part)), recursive=True)):
+            raise RequestError(f"{key}={part}: no such file or folder, and no file matches it as a pattern")
 
 
 def check_tokenizer(value: str | None) -> None:
@@ -65,9 +65,17 @@ def read_bytes(path: Path) -> bytes:
         raise RequestError(f"{path}: cannot be read: {error.strerror}") from error
 
 
+def _parts(value: str, key: str) -> list[str]:
+    """The files, folders and globs that a value names."""
+    words = [part.strip() for part in value.split(",") if part.strip()]
+    if value.strip() in UNSET or not words:
+        raise RequestError(f"{key} is not set: give a file, a folder or a glob")
+    return [value] if _exists(value) else words
+
+
 def _expand(part: str, key: str, suffix: str) -> list[Path]:
     path = _path(part)
-    if path.exists():
+    if _exists(part):
         files = _walk(path, suffix) if path.is_dir() else [path]
     elif glob.has_magic(part):
         matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
@@ -89,6 +97,15 @@ def _walk(folder: Path, suffix: str) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(root, name) for name in names if name.endswith(suffix) and not name.startswith(".")]
     return sorted(found)
+
+
+def _exists(part: str) -> bool:
+    try:
+        return _path(part).exists()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return False  # A list of files may be longer than a name can be.
 
 
 def _path(part: str) -> Path:

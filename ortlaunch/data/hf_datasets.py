@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -55,8 +56,11 @@ def open_hf(cfg: HfDataConfig, share: Share) -> Source:
 
 
 def _open_split(datasets: ModuleType, cfg: HfDataConfig, share: Share, encoder: Encoder) -> Source:
-    data = _load(datasets, cfg, share)
-    _check_column(data, cfg)
+    with _refusing(datasets, cfg):
+        data = _load(datasets, cfg, share)
+        # A stream reads its files only now.
+        row = next(iter(data), None)
+    _check_column(row, cfg)
     if not cfg.streaming:
         tokens = encode_all(_texts(data, cfg.column), encoder)
         return array_source(tokens, cfg.seq_len, _origin(cfg), encoder.vocab_size)
@@ -89,10 +93,16 @@ def _load(datasets: ModuleType, cfg: HfDataConfig, share: Share) -> Any:
     if cfg.path.strip() in UNSET:
         raise RequestError("data.path is not set: give a folder, a data file or an id on the hub")
     path = Path(cfg.path).expanduser()
+    if _is_saved(path):
+        return _load_saved(datasets, path, cfg, share)
+    return _load_files_or_hub(datasets, path, cfg)
+
+
+@contextlib.contextmanager
+def _refusing(datasets: ModuleType, cfg: HfDataConfig) -> Iterator[None]:
+    """Turns the errors of the library into one message."""
     try:
-        if _is_saved(path):
-            return _load_saved(datasets, path, cfg, share)
-        return _load_files_or_hub(datasets, path, cfg)
+        yield
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise RequestError(f"data.path={cfg.path}: cannot be loaded: {_reason(error)}") from error
 
@@ -133,8 +143,7 @@ def _looks_local(value: str) -> bool:
     return value.startswith(("/", ".", "~")) or value.count("/") > 1 or Path(value).suffix in BUILDERS
 
 
-def _check_column(data: Any, cfg: HfDataConfig) -> None:
-    row = next(iter(data), None)
+def _check_column(row: Any, cfg: HfDataConfig) -> None:
     if row is None:
         raise RequestError(f"{_origin(cfg)}: split {cfg.split} has no rows")
     if cfg.column not in row:

@@ -247,8 +247,9 @@ def _data_loader(
         # Forked processes share the data in memory, and inherit the blocked signals of the worker.
         multiprocessing_context="fork" if workers else None,
         worker_init_fn=start_loader_process,
-        # The loader has its own generator. Otherwise torch would draw from the global one and change the dropout.
-        generator=torch.Generator().manual_seed(mix(share.seed)),
+        # The loader has its own generator. Otherwise torch would draw from the global one and change the dropout. It
+        # seeds the loader processes, in which a source of somebody else may draw numbers: other ones on each rank.
+        generator=torch.Generator().manual_seed(mix(share.seed, share.rank)),
         **options,
     )
 

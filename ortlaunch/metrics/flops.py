@@ -6,6 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ortlaunch.models.modes import evaluation
 from ortlaunch.models.task import Batch, Task
 
 _PASSES = 3.0
@@ -28,18 +29,12 @@ def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
     sample = {name: tensor[:1] for name, tensor in batch.items()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     is_whole = len(trained) == len(list(model.parameters()))
-    was_training = model.training
-    # Evaluation mode draws no random numbers and keeps running statistics and all activations.
-    model.eval()
-    try:
-        # The counter knows matrix products but not every fused attention, such as the CPU's. The unfused form consists
-        # of products.
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            if is_whole or not trained:
-                with torch.no_grad():
-                    task.loss(model, sample)
-            else:
-                torch.autograd.grad(task.loss(model, sample), trained, allow_unused=True)
-    finally:
-        model.train(was_training)
+    # Evaluation mode draws no random numbers and keeps running statistics and all activations. The counter knows matrix
+    # products but not every fused attention, such as the CPU's. The unfused form consists of products.
+    with evaluation(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        if is_whole or not trained:
+            with torch.no_grad():
+                task.loss(model, sample)
+        else:
+            torch.autograd.grad(task.loss(model, sample), trained, allow_unused=True)
     return (_PASSES if is_whole else 1.0) * counter.get_total_flops()

@@ -121,6 +121,21 @@ def _refuse_untrainable(model: nn.Module) -> None:
         )
 
 
+def check_precision(model: nn.Module) -> None:
+    """Checks that the weights to train are in fp32, so that small updates are not lost.
+
+    Raises:
+        RequestError: one has fewer bits, as transformers loads a model whose files do.
+    """
+    for path, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.is_floating_point() and parameter.element_size() < 4:
+            raise RequestError(
+                f"the model's '{path}' is in {str(parameter.dtype).removeprefix('torch.')}, and weights are trained in "
+                "fp32 (train.precision=bf16 computes in bf16): return the model in fp32, from_pretrained takes "
+                "dtype=torch.float32, or call requires_grad_(False) on what is not to be trained"
+            )
+
+
 def reject_data_parallel(model: nn.Module) -> None:
     """Refuses a torch.nn.DataParallel anywhere in the model, also inside a wrapper.
 

@@ -37,8 +37,10 @@ def build_from_config(model_class: type[_Model], defaults: Mapping[str, Any], pa
         # vocabulary.
         values |= dict.fromkeys(_missing_tokens(blank, params, values.get("vocab_size")))
         return model_class(config_class(**values))
-    except (TypeError, ValueError, StrictDataclassError) as error:
+    except (TypeError, ValueError, StrictDataclassError, ZeroDivisionError) as error:
         raise RequestError(f"model.params: {model_class.__name__} cannot be built with these: {error}") from error
+    except KeyError as error:  # The tables of transformers, such as that of its activations.
+        raise RequestError(f"model.params: {model_class.__name__} cannot be built with these: no {error}") from error
 
 
 def check_fields(config: PretrainedConfig, params: Mapping[str, Any], owner: str) -> None:

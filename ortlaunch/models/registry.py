@@ -191,6 +191,9 @@ def build_model(cfg: ModelConfig) -> nn.Module:
 def construct(cfg: ModelConfig) -> nn.Module:
     """Calls the builder and returns its result on the CPU, without the check of `build_model`.
 
+    A model that comes in evaluation mode as a whole, as ``from_pretrained`` of transformers returns it, is put into
+    training mode. Single modules in evaluation mode stay in it, such as a BatchNorm whose statistics are frozen.
+
     Raises:
         RequestError: a model, target, import or parameter is unknown.
     """
@@ -199,7 +202,10 @@ def construct(cfg: ModelConfig) -> nn.Module:
         _import(module, f"model.imports: {module}")
     builder, owner = _builder(cfg)
     check_arguments(builder, cfg.params, owner)
-    return builder(**cfg.params)
+    model = builder(**cfg.params)
+    if getattr(model, "training", None) is False:
+        model.train()
+    return model
 
 
 def _builder(cfg: ModelConfig) -> tuple[Callable[..., Any], str]:

@@ -74,13 +74,13 @@ def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
     floating-point labels mean the mean squared error.
 
     Raises:
-        RequestError: the outputs hold neither a loss nor logits that fit the labels.
+        RequestError: the outputs hold neither a loss of one number nor logits that fit the labels.
     """
     if isinstance(outputs, tuple | list):
         outputs = outputs[0]
     loss = _entry(outputs, "loss")
     if isinstance(loss, torch.Tensor):
-        return loss
+        return _scalar(loss)
     logits = outputs if isinstance(outputs, torch.Tensor) else _entry(outputs, "logits")
     if isinstance(logits, torch.Tensor) and logits.dim() == 0:
         return logits
@@ -96,6 +96,15 @@ def loss_of(outputs: Any, batch: Batch) -> torch.Tensor:
         )
     # The loss is computed in fp32 in every precision, as models that compute their own loss do.
     return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1))
+
+
+def _scalar(loss: torch.Tensor) -> torch.Tensor:
+    """A loss of one number without dimensions, as the engines add it up."""
+    if loss.dim() == 0:
+        return loss
+    if loss.numel() != 1:
+        raise RequestError(f"the model's loss has the shape {tuple(loss.shape)}: return one number, such as its mean")
+    return loss.reshape(())
 
 
 def _entry(outputs: Any, name: str) -> Any:

@@ -17,6 +17,7 @@ import torch
 
 from ortlaunch.data.loader import Loader
 from ortlaunch.metrics.flops import flops_per_sample
+from ortlaunch.models.checks import check_precision
 from ortlaunch.models.task import Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
 from ortlaunch.trainer.checkpoint import resume, rng
@@ -24,7 +25,7 @@ from ortlaunch.trainer.checkpoint.saver import ENGINE
 from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.feed import Lookahead
-from ortlaunch.trainer.prepare import build_seeded, check_vocabulary, open_loader
+from ortlaunch.trainer.prepare import build_seeded, check_ids, check_vocabulary, open_loader
 from ortlaunch.trainer.seeds import make_deterministic, seed_everything
 from ortlaunch.trainer.weights import load_weights
 from ortlaunch.trainer.wrapping import wrap
@@ -128,6 +129,7 @@ def build_model(context: RunContext, data: Data) -> Built:
     config, start = context.config, data.start
     _set_arithmetic(deterministic=config.train.deterministic, tf32=config.train.tf32)
     model = build_seeded(config)
+    check_precision(model)
     shapes = resume.shapes_of(model)
     resume.check_model(start, shapes)
     if config.model.weights is not None and start.path is None:
@@ -140,6 +142,7 @@ def wrap_model(context: RunContext, built: Built) -> Wrapped:
     """Wraps the model after reading the first batch, which shows how the plain model is called."""
     batches = Lookahead(built.data.loader)
     (first,) = batches.peek(1)
+    check_ids(built.model, first)
     task = make_task(built.model, first)
     flops = flops_per_sample(built.model, task, first) if context.workers.is_first else None
     engine = wrap(built.model, context.config, context.workers, task, context.run.path)

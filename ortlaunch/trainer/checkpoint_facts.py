@@ -36,6 +36,8 @@ class CheckpointFacts:
             "tokens": self.observed.recorder.tokens_seen,
             "workers": self.context.workers.world_size,
             "kind": resume.kind_of(self.context.config),
+            "precision": self.context.config.train.precision.value,
+            "optimizer": resume.optimizer_of(self.context.config),
             "seed": self.context.config.seed,
             "data": parts.loader.fingerprint,
             "samples": parts.loader.samples,

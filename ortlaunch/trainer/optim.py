@@ -1,11 +1,18 @@
-"""What all optimizers share: which parameters decay, and a step that is skipped where gradients are not finite."""
+"""What all optimizers share: which parameters decay, what a resumed run sets itself, and steps that are skipped."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from ortlaunch.config.schema import OptimizerConfig, ParameterGroups
+
+_ALWAYS_SETTINGS = ("initial_lr", "weight_decay")
+"""What a parameter group of any optimizer has from the configuration alone."""
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 
@@ -40,6 +47,32 @@ def parameter_groups(model: nn.Module, cfg: OptimizerConfig) -> ParameterGroups:
         if chosen:
             groups.append({"params": chosen, "weight_decay": decay})
     return groups
+
+
+@contextlib.contextmanager
+def settings_kept(optimizer: torch.optim.Optimizer, scheduler: LambdaLR) -> Iterator[None]:
+    """Keeps the settings of this run while the state of both is loaded from a checkpoint.
+
+    A checkpoint also holds the settings of the run that wrote it: the peak of the learning rate and its present value,
+    weight decay, and the kernel. With them, the keys that a resume changes would have no effect.
+    """
+    # torch's own optimizers change nothing in their groups. Others may keep state there, as Prodigy does.
+    is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+    settings = [
+        {
+            name: value
+            for name, value in group.items()
+            if name in _ALWAYS_SETTINGS or (is_torchs and name not in ("params", "lr"))
+        }
+        for group in optimizer.param_groups
+    ]
+    peaks = list(scheduler.base_lrs)
+    yield
+    scheduler.base_lrs = peaks
+    rates = [peak * ratio(scheduler.last_epoch) for peak, ratio in zip(peaks, scheduler.lr_lambdas, strict=True)]
+    for group, own, rate in zip(optimizer.param_groups, settings, rates, strict=True):
+        group.update(own, lr=rate)
+    scheduler._last_lr = rates
 
 
 def masks_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:

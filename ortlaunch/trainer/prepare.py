@@ -69,11 +69,31 @@ def check_vocabulary(model: torch.nn.Module, vocab_size: int | None) -> None:
     Raises:
         RequestError: with both sizes.
     """
-    known = getattr(getattr(model, "config", None), "vocab_size", None)
-    if vocab_size is not None and isinstance(known, int) and vocab_size > known:
+    known = _vocabulary(model)
+    if vocab_size is not None and known is not None and vocab_size > known:
         raise RequestError(
             f"the data has {vocab_size} token ids and the model knows {known}: set model.params.vocab_size={vocab_size}"
         )
+
+
+def check_ids(model: torch.nn.Module, batch: Batch) -> None:
+    """Refuses a first batch with token ids for which the model has no embedding, of data whose vocabulary is unknown.
+
+    Raises:
+        RequestError: with the largest id and the model's size.
+    """
+    known, ids = _vocabulary(model), batch.get("input_ids")
+    if known is not None and ids is not None and ids.numel() and (largest := int(ids.max())) >= known:
+        raise RequestError(
+            f"the data has the token id {largest} and the model knows {known} ids: set model.params.vocab_size to the "
+            "size of the data's vocabulary, or check data.dtype and the tokenizer that made the data"
+        )
+
+
+def _vocabulary(model: torch.nn.Module) -> int | None:
+    """The number of token ids that a model knows; None if it does not say so."""
+    known = getattr(getattr(model, "config", None), "vocab_size", None)
+    return known if isinstance(known, int) else None
 
 
 def first_batches(
@@ -87,4 +107,7 @@ def first_batches(
     worker = Workers(0, 1, device, torch.get_num_threads())
     with open_loader(config, worker, batch_size=batch_size) as loader:
         check_vocabulary(model, loader.vocab_size)
-        return [{name: tensor.to(device) for name, tensor in batch.items()} for batch in islice(loader, count)]
+        batches = list(islice(loader, count))
+        for batch in batches:
+            check_ids(model, batch)
+        return [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]

@@ -13,24 +13,6 @@ def build_scheduler(optimizer: torch.optim.Optimizer, cfg: SchedulerConfig, step
     return LambdaLR(optimizer, lambda done: lr_ratio(cfg, done, steps))
 
 
-def set_peaks(scheduler: LambdaLR, peaks: list[float | torch.Tensor]) -> None:
-    """Gives a schedule that was loaded from a checkpoint the peak learning rates of this run.
-
-    A checkpoint holds those of the run that wrote it, and the rate of its next step. Where neither the rates nor the
-    schedule have changed, nothing changes here.
-
-    Args:
-        scheduler: the schedule; its optimizer was loaded too.
-        peaks: the rates of the optimizer's groups before they were loaded (`LambdaLR.base_lrs`).
-    """
-    groups = scheduler.optimizer.param_groups
-    scheduler.base_lrs = peaks
-    for group, peak, ratio in zip(groups, peaks, scheduler.lr_lambdas, strict=True):
-        group["initial_lr"] = peak
-        group["lr"] = peak * ratio(scheduler.last_epoch)
-    scheduler._last_lr = [group["lr"] for group in groups]
-
-
 def lr_ratio(cfg: SchedulerConfig, done: int, steps: int) -> float:
     """Fraction of the peak learning rate for the step after `done` finished steps.
 

@@ -161,12 +161,12 @@ def _state(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
     for one in dataclasses.fields(old.data):
         if one.name not in _MOVABLE:
             yield f"data.{one.name}", getattr(old.data, one.name), getattr(new.data, one.name)
-    for one in dataclasses.fields(old.optimizer):
-        # The optimizer's groups come from the checkpoint with all of their settings; only their rates are this run's.
-        if one.name != "lr":
-            yield f"optimizer.{one.name}", getattr(old.optimizer, one.name), getattr(new.optimizer, one.name, None)
     then, now = (trainer_of(config.trainer).checkpoint_kind(config.trainer) for config in (old, new))
     yield "trainer", then, now
+    if trainer_of(old.trainer).keeps_precision:
+        yield "train.precision", old.train.precision.value, new.train.precision.value
+    key = "decay_bias_and_norm"
+    yield f"optimizer.{key}", getattr(old.optimizer, key), getattr(new.optimizer, key)
     yield "seed", old.seed, new.seed
 
 

@@ -67,6 +67,19 @@ def test_numbers_below_their_least_value_are_refused_by_key(key: str, value: int
             ["trainer=deepspeed", "+trainer.config.zero_optimization.stage=3"],
             ["trainer.config.zero_optimization.stage", "trainer.zero_stage"],
         ),
+        (
+            ["trainer=deepspeed", "+trainer.config.gradient_accumulation_steps=4"],
+            ["trainer.config.gradient_accumulation_steps", "train.grad_accumulation"],
+        ),
+        (
+            ["trainer=deepspeed", "+trainer.config.bf16.enabled=true"],
+            ["trainer.config.bf16.enabled", "train.precision"],
+        ),
+        (["trainer=deepspeed", "+trainer.config.optimizer.type=Adam"], ["trainer.config.optimizer", "optimizer=NAME"]),
+        (
+            ["trainer.static_graph=true", "train.grad_accumulation=2"],
+            ["trainer.static_graph=true", "train.grad_accumulation=2", "leave it out"],
+        ),
         (["train.resume=nowhere"], ["train.resume=nowhere", "auto, never"]),
         (["model.weights=nowhere"], ["model.weights=nowhere", "no such"]),
         (["backend.blocks=GPT2Block"], ["backend.blocks=GPT2Block", "trainer.zero_stage=3"]),

@@ -221,8 +221,9 @@ def test_a_split_that_a_saved_data_set_lacks_is_named(load: Load, saved: Path) -
 
 def test_broken_files_and_files_of_no_known_kind_are_named(load: Load, tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text": ')
-    with pytest.raises(RequestError, match=r"data.path=.*broken.jsonl: cannot be loaded: "):
-        load(config(tmp_path / "broken.jsonl"))
+    for streaming in (False, True):
+        with pytest.raises(RequestError, match=r"data.path=.*broken.jsonl: cannot be loaded: "):
+            load(config(tmp_path / "broken.jsonl", streaming=streaming))
     (tmp_path / "data.xyz").write_text("text")
     with pytest.raises(RequestError, match=r"data.path=.*data.xyz: not a data file"):
         load(config(tmp_path / "data.xyz"))

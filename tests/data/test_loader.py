@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -12,11 +13,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import DataConfig, DigitsConfig, PysourceConfig, SyntheticConfig, TokensConfig
 from ortlaunch.data.loader import Loader
 from ortlaunch.data.processes import NICENESS
+from ortlaunch.data.source import Share, Source
 
 Load = Callable[..., Loader]
 
@@ -95,6 +98,33 @@ def test_a_users_error_in_a_loader_process_is_one_message(load: Load, numbered: 
     assert "\n" not in str(error.value)
     loader.close()
     assert set(multiprocessing.active_children()) == before, "the error at hand must not keep the process alive"
+
+
+class Noise(Dataset[dict[str, torch.Tensor]]):
+    """Samples that are drawn when they are read, as an augmentation is."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"pixel_values": torch.rand(1), "labels": torch.tensor(index)}
+
+
+@dataclass
+class NoiseConfig(DataConfig):
+    name: str = "noise"
+
+    def open(self, share: Share) -> Source:
+        return Source(Noise(), "images", "data=noise", "noise")
+
+
+def test_loader_processes_of_each_rank_draw_numbers_of_their_own(load: Load) -> None:
+    drawn = [
+        next(load(NoiseConfig(workers=1), rank=rank, world_size=2, seed=seed))["pixel_values"].flatten().tolist()
+        for rank, seed in ((0, 3), (1, 3), (0, 3))
+    ]
+    assert drawn[0] == drawn[2]
+    assert not set(drawn[0]) & set(drawn[1])
 
 
 def test_labels_are_a_copy_of_the_ids(load: Load) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import TextConfig
+from ortlaunch.data.files import find_files
 from ortlaunch.data.loader import Loader
 from ortlaunch.data.source import Share
 
@@ -56,6 +57,22 @@ def test_files_globs_and_lists_of_them(folder: Path, monkeypatch: pytest.MonkeyP
 def test_a_name_that_exists_is_taken_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "a,b [1].txt").write_text("as it stands")
     assert read(str(tmp_path / "a,b [1].txt")) == "as it stands"
+
+
+def test_the_check_before_a_run_knows_the_same_paths(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker would find is not refused: a home folder in a pattern, a comma in a name, a list of many files."""
+    (folder / "a,b.txt").write_text("a comma in its name")
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.chdir(folder)
+    many = ",".join(["b.txt"] * 100)
+    for path in ("~/*.txt", "~/sub", "a,b.txt", "b.txt, ", many):
+        TextConfig(path=path).check()
+        assert find_files(path)
+    for path in ("~/*.md", "b.txt,nothing.txt", "x" * 300, "", ","):
+        with pytest.raises(RequestError, match=r"^data\.path"):
+            TextConfig(path=path).check()
+        with pytest.raises(RequestError, match=r"^data\.path"):
+            find_files(path)
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,9 @@ def test_counting_leaves_the_model_and_the_random_numbers_alone() -> None:
     batch = {"pixel_values": torch.rand(2, 1, 8, 8), "labels": torch.zeros(2, dtype=torch.long)}
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
+    frozen = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d)).eval()
     counted(model, batch)
-    assert model.training
+    assert [module for module in model.modules() if not module.training] == [frozen]
     assert torch.equal(state, torch.get_rng_state())
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name

@@ -136,6 +136,8 @@ def test_small_vocabulary_keeps_no_token_outside_it() -> None:
         ("mlp", {"hidden": 2}, r"model\.params\.hidden: model mlp.*hidden_dim\?.*hidden_dim, input_dim, output_dim"),
         ("llama", {"use_cache": True}, r"model\.params\.use_cache"),
         ("gpt2_nano", {"n_head": 3}, r"model\.params: GPT2LMHeadModel.*divisible"),
+        ("gpt2_nano", {"n_head": 0}, r"model\.params: GPT2LMHeadModel.*zero"),
+        ("gpt2_nano", {"activation_function": "gelu2"}, r"model\.params: GPT2LMHeadModel.*no 'gelu2'"),
         ("gpt2_nano", {"n_layer": "many"}, r"model\.params: GPT2LMHeadModel.*n_layer"),
         ("bert", {"mask_token_id": 30522, "num_hidden_layers": 1}, r"model\.params\.mask_token_id=30522.*30522 tokens"),
     ],

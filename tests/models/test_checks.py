@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.models.checks import check_model
+from ortlaunch.models.checks import check_model, check_precision
 
 
 class Holder(nn.Module):
@@ -153,3 +153,13 @@ def test_weights_without_a_size() -> None:
     assert model.inner is not None
     model.inner(torch.zeros(1, 3))
     check_model(model)
+
+
+def test_weights_in_half_precision_are_refused_where_they_are_trained() -> None:
+    """As `from_pretrained` returns a model whose files are in bf16: an update of a thousandth would be lost."""
+    model = Holder(nn.Linear(2, 2).bfloat16().requires_grad_(False))
+    check_precision(model)
+    check_precision(Holder(nn.Linear(2, 2).double()))
+    model.inner.requires_grad_(True)  # type: ignore[union-attr]
+    with pytest.raises(RequestError, match=r"'inner\.weight' is in bfloat16.*dtype=torch\.float32"):
+        check_precision(model)

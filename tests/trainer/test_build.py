@@ -6,6 +6,7 @@ import functools
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import numpy
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.models.task import Batch, Task
@@ -22,6 +24,7 @@ from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.checkpoint import resume, rng
 from ortlaunch.trainer.checkpoint.saver import Saver
 from ortlaunch.trainer.feed import Feed
+from ortlaunch.trainer.prepare import check_ids
 from ortlaunch.trainer.workers import Workers
 
 WORDS = ("model=mlp", "data=digits", "train.batch_size=4", "trainer=single", "backend=eager", "device=cpu")
@@ -130,7 +133,19 @@ def test_a_checkpoint_goes_on_with_its_own_random_numbers_weights_and_data(
     assert [written.error for written in saver.wait()] == [""]
     expected = draw_from_every_generator(), feed.take()["labels"].tolist()
     monkeypatch.setattr(build, "backend_run", lambda *_: Draws())
-    parts = build.build(opened(f"train.resume={first.run.path}"), {})
+    parts = build.build(opened(f"train.resume={first.run.path}", "optimizer.lr=0.5"), {})
     assert parts.start.step == 1
+    assert parts.engine.lr == 0.5, "a key that a resume changes has its effect"
     assert (draw_from_every_generator(), next(parts.batches).batch["labels"].tolist()) == expected
     assert bool((next(parts.model.parameters()) == 0.25).all())
+
+
+def test_token_ids_that_the_model_does_not_know_are_refused_before_it_is_called() -> None:
+    """Of files whose vocabulary nobody has named, such as GPT-2's tokens for a model over bytes."""
+    model = torch.nn.Embedding(256, 2)
+    check_ids(model, {"input_ids": torch.tensor([[1, 300]])})
+    model.config = SimpleNamespace(vocab_size=256)  # type: ignore[assignment]
+    check_ids(model, {"input_ids": torch.tensor([[1, 255]])})
+    check_ids(model, {"pixel_values": torch.ones(1, 1, 8, 8)})
+    with pytest.raises(RequestError, match=r"token id 300 .* knows 256 ids: set model\.params\.vocab_size"):
+        check_ids(model, {"input_ids": torch.tensor([[1, 300]])})

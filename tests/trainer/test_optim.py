@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 
@@ -19,8 +17,9 @@ from ortlaunch.config.schema import (
     SgdConfig,
 )
 from ortlaunch.models.registry import build_model
-from ortlaunch.trainer.optim import build_optimizer, step_if
-from ortlaunch.trainer.schedule import build_scheduler, lr_ratio, set_peaks
+from ortlaunch.trainer.engines.fsdp_engine import _without_missing_kernels
+from ortlaunch.trainer.optim import build_optimizer, settings_kept, step_if
+from ortlaunch.trainer.schedule import build_scheduler, lr_ratio
 
 
 @pytest.mark.parametrize(
@@ -122,32 +121,63 @@ def test_adamw_and_sgd_are_torchs_fused_ones() -> None:
         assert build_optimizer(torch.nn.Linear(1, 1), cfg).defaults["fused"] is True
 
 
-def trained(lr: float, steps: int, state: tuple[dict, dict] | None = None) -> tuple[list[float], tuple[dict, dict]]:
-    """Takes four steps, from a state as a checkpoint holds it; returns their rates and the state after two of them."""
-    model = torch.nn.Linear(2, 2)
-    optimizer = build_optimizer(model, AdamWConfig(lr=lr))
-    scheduler = build_scheduler(optimizer, LinearConfig(), steps=steps)
-    if state is not None:
-        peaks = list(scheduler.base_lrs)
-        optimizer.load_state_dict(state[0])
-        scheduler.load_state_dict(state[1])
-        set_peaks(scheduler, peaks)
-    rates, kept = [], ({}, {})
-    for step in range(4):
-        if step == 2:
-            kept = copy.deepcopy((optimizer.state_dict(), scheduler.state_dict()))
-        rates.append(scheduler.get_last_lr()[0])
-        assert all(group["lr"] == rates[-1] for group in optimizer.param_groups)
-        model(torch.ones(1, 2)).sum().backward()
+def a_few_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, cfg: SchedulerConfig) -> dict[str, object]:
+    """The state of a schedule over four steps after three of them."""
+    scheduler = build_scheduler(optimizer, cfg, steps=4)
+    for _ in range(3):
+        model(torch.ones(2)).sum().backward()
         optimizer.step()
         scheduler.step()
-    return rates, kept
+    return scheduler.state_dict()
 
 
-def test_a_run_that_goes_on_has_the_learning_rate_that_it_is_given_now() -> None:
-    """At the same place of the schedule; where nothing was changed, to the bit that of the undisturbed run."""
-    whole, state = trained(0.3, 7)
-    assert trained(0.3, 7, state)[0][:2] == whole[2:]
-    assert trained(0.6, 7, state)[0] == pytest.approx([0.4, 0.3, 0.2, 0.1])
-    # The first step after a longer run was asked for has the rate of the longer schedule, too.
-    assert trained(0.3, 11, state)[0] == pytest.approx([0.24, 0.21, 0.18, 0.15])
+def test_a_resumed_optimizer_has_the_settings_of_its_own_run() -> None:
+    """A checkpoint also holds those of the run that wrote it: only what steps have made is taken from it."""
+    model, shape = torch.nn.Linear(2, 2), CosineConfig()
+    first = build_optimizer(model, AdamWConfig(lr=0.1, weight_decay=0.1, beta1=0.5))
+    done = a_few_steps(model, first, shape)
+    second = build_optimizer(model, AdamWConfig(lr=0.01, weight_decay=0.2))
+    scheduler = build_scheduler(second, shape, steps=8)
+    with settings_kept(second, scheduler):
+        second.load_state_dict(first.state_dict())
+        scheduler.load_state_dict(done)
+    rate = 0.01 * lr_ratio(shape, 3, 8)
+    assert [group["lr"] for group in second.param_groups] == scheduler.get_last_lr() == [rate, rate]
+    assert [group["weight_decay"] for group in second.param_groups] == [0.2, 0.0]
+    assert {group["betas"] for group in second.param_groups} == {(0.9, 0.95)}
+    assert [float(state["step"]) for state in second.state.values()] == [3.0, 3.0]
+    second.step()
+    scheduler.step()
+    assert scheduler.get_last_lr()[0] == 0.01 * lr_ratio(shape, 4, 8)
+
+
+def test_a_kernel_that_this_trainer_lacks_is_not_taken_from_a_checkpoint() -> None:
+    """ddp has fused SGD and fsdp has not; both read the same checkpoints."""
+    model = torch.nn.Linear(2, 2)
+    first = build_optimizer(model, SgdConfig())
+    done = a_few_steps(model, first, ConstantConfig())
+    second = build_optimizer(model, SgdConfig())
+    _without_missing_kernels(second)
+    scheduler = build_scheduler(second, ConstantConfig(), steps=8)
+    with settings_kept(second, scheduler):
+        second.load_state_dict(first.state_dict())
+        scheduler.load_state_dict(done)
+    assert [group["fused"] for group in second.param_groups] == [False, False]
+
+
+class Measuring(torch.optim.SGD):
+    """An optimizer of somebody else that keeps what it has found in its groups."""
+
+
+def test_the_state_in_the_groups_of_other_optimizers_is_taken() -> None:
+    model = torch.nn.Linear(2, 2)
+    first = Measuring(model.parameters(), lr=0.1)
+    first.param_groups[0]["found"] = 7
+    done = a_few_steps(model, first, ConstantConfig())
+    second = Measuring([{"params": list(model.parameters()), "weight_decay": 0.2, "found": 0}], lr=0.01)
+    scheduler = build_scheduler(second, ConstantConfig(), steps=4)
+    with settings_kept(second, scheduler):
+        second.load_state_dict(first.state_dict())
+        scheduler.load_state_dict(done)
+    (group,) = second.param_groups
+    assert (group["found"], group["lr"], group["weight_decay"]) == (7, 0.01, 0.2)

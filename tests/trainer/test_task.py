@@ -62,10 +62,22 @@ def test_float_labels_mean_squared_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "outputs", [torch.tensor(2.5), (torch.tensor(2.5), torch.ones(3)), {"loss": torch.tensor(2.5)}]
+    "outputs",
+    [
+        torch.tensor(2.5),
+        (torch.tensor(2.5), torch.ones(3)),
+        {"loss": torch.tensor(2.5)},
+        {"loss": torch.tensor([[2.5]])},
+    ],
 )
 def test_a_models_own_loss_is_taken(outputs: object) -> None:
-    assert loss_of(outputs, IMAGES) == 2.5
+    loss = loss_of(outputs, IMAGES)
+    assert loss == 2.5 and loss.dim() == 0
+
+
+def test_a_loss_for_each_sample_is_refused_with_its_shape() -> None:
+    with pytest.raises(RequestError, match=r"\(2,\): return one number"):
+        loss_of({"loss": torch.ones(2)}, IMAGES)
 
 
 def test_logits_that_do_not_fit_the_labels_are_refused_with_both_shapes() -> None:

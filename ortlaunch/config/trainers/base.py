@@ -57,6 +57,8 @@ class Trainer(Generic[C]):
     unneeded: tuple[str, ...] = ()
     """Optional packages that `packages` would import, which takes time, and of which a worker uses nothing."""
     variants: Variants | None = None
+    keeps_precision: bool = False
+    """Whether the training state has another layout, or another meaning, in each precision."""
     has_one_worker: bool = False
     """Whether a run with this trainer always has one worker."""
     places_model: bool = False

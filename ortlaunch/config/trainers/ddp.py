@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.bounds import number
 from ortlaunch.config.trainers.base import Trainer, TrainerConfig
+
+if TYPE_CHECKING:
+    from ortlaunch.config.schema import Config, Device
 
 
 @dataclass
@@ -20,7 +25,7 @@ class DdpConfig(TrainerConfig):
     models that have such parameters."""
     static_graph: bool | None = None
     """Whether every step uses the same parameters in the same way, so that DDP need not search for unused ones; null
-    means yes for the built-in models that do."""
+    means yes for the built-in models that do, unless train.grad_accumulation is more than 1."""
 
 
 class DdpTrainer(Trainer[DdpConfig]):
@@ -28,3 +33,11 @@ class DdpTrainer(Trainer[DdpConfig]):
 
     schema = DdpConfig
     engine = "ortlaunch.trainer.engines.ddp_engine:DdpEngine"
+
+    def check(self, config: Config, device: Device) -> None:
+        count = config.train.grad_accumulation
+        if getattr(config.trainer, "static_graph", None) and count > 1:
+            raise RequestError(
+                f"trainer.static_graph=true does not go with train.grad_accumulation={count}: DDP learns the graph in "
+                "the first backward, which exchanges no gradients then: leave it out"
+            )

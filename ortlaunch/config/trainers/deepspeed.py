@@ -13,6 +13,22 @@ if TYPE_CHECKING:
     from ortlaunch.config.schema import Config, Device, OptimizerConfig, Precision
 
 
+_OURS = {
+    "train_batch_size": "train.batch_size and train.grad_accumulation",
+    "train_micro_batch_size_per_gpu": "train.batch_size",
+    "gradient_accumulation_steps": "train.grad_accumulation",
+    "gradient_clipping": "train.clip_grad_norm",
+    "bf16.enabled": "train.precision",
+    "fp16.enabled": "train.precision",
+    "optimizer": "optimizer=NAME and its keys",
+    "scheduler": "scheduler=NAME and its keys",
+    # ONNX Runtime would compute wrong gradients with a stage that it does not know of.
+    "zero_optimization.stage": "trainer.zero_stage",
+    "zero_optimization.offload_optimizer": "trainer.offload_optimizer",
+}
+"""DeepSpeed's keys for what ortlaunch has keys of its own, which the rest of the program reads, by those keys."""
+
+
 @dataclass
 class DeepSpeedConfig(TrainerConfig):
     """DeepSpeed with the Zero Redundancy Optimizer."""
@@ -23,7 +39,8 @@ class DeepSpeedConfig(TrainerConfig):
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory and run its step on the CPU (ZeRO 1 to 3 on CUDA)."""
     config: dict[str, Any] = field(default_factory=dict)
-    """Keys of DeepSpeed's own configuration. They override those that ortlaunch generates."""
+    """Keys of DeepSpeed's own configuration. They override those that ortlaunch generates; what has a key of its own in
+    ortlaunch is refused."""
 
 
 class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
@@ -36,6 +53,8 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
     # DeepSpeed's autotuner imports it: 1.3 s of each worker's start.
     unneeded = ("mlflow",)
     variants = Variants("zero_stage", "z", (0, 1, 2, 3))
+    # DeepSpeed takes the loss scale from a checkpoint: fp16 would go on with the scale of 1 of another precision.
+    keeps_precision = True
 
     def zero_stage(self, cfg: DeepSpeedConfig) -> int:
         return cfg.zero_stage
@@ -43,7 +62,7 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
     def check(self, config: Config, device: Device) -> None:
         cfg = config.trainer
         assert isinstance(cfg, DeepSpeedConfig)
-        _check_stage(cfg)
+        _check_keys(cfg)
         reason = config.optimizer.whole_matrices
         if reason is not None and cfg.zero_stage > 0:
             raise RequestError(
@@ -68,16 +87,16 @@ class DeepSpeedTrainer(Trainer[DeepSpeedConfig]):
         return None if is_free else "DeepSpeed can redistribute the state of AdamW only"
 
 
-def _check_stage(cfg: DeepSpeedConfig) -> None:
-    # A stage that is set here would stay unknown to the rest of the program. ONNX Runtime would then compute wrong
-    # gradients.
-    if "stage" in (cfg.config.get("zero_optimization") or {}):
-        raise RequestError("trainer.config.zero_optimization.stage: set trainer.zero_stage instead")
+def _check_keys(cfg: DeepSpeedConfig) -> None:
+    for key, instead in _OURS.items():
+        node: Any = cfg.config
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        if node is not None:
+            raise RequestError(f"trainer.config.{key}: set {instead} instead")
 
 
 def _check_offload(cfg: DeepSpeedConfig, device: Device) -> None:
-    if "offload_optimizer" in (cfg.config.get("zero_optimization") or {}):
-        raise RequestError("trainer.config.zero_optimization.offload_optimizer: set trainer.offload_optimizer instead")
     if not cfg.offload_optimizer:
         return
     if cfg.zero_stage == 0:

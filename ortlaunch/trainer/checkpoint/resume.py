@@ -136,6 +136,12 @@ def reading_of(config: Config, samples: int | None) -> dict[str, Any]:
     return {"train.batch_size": config.train.batch_size, **reading}
 
 
+def optimizer_of(config: Config) -> dict[str, Any]:
+    """The keys and values that determine which state the optimizer has, and for which groups of parameters."""
+    cfg = config.optimizer
+    return {"optimizer": cfg.name, "optimizer.decay_bias_and_norm": cfg.decay_bias_and_norm}
+
+
 def check_data(start: Start, fingerprint: str, samples: int | None, workers: Workers, reading: dict[str, Any]) -> None:
     """Refuses to resume with other data than the checkpoint's, or with a stream that is read in another way.
 
@@ -277,6 +283,26 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
             f"{start.path} was written by {start.workers} workers: {reason}, so resume with as many "
             f"(launcher.workers_per_node={start.workers})"
         )
+    written = start.meta.get("precision", config.train.precision.value)
+    if trainer_of(config.trainer).keeps_precision and written != config.train.precision.value:
+        raise RequestError(
+            f"{start.path} was written with train.precision={written}, for which trainer={config.trainer.name} has a "
+            f"state of its own, and this run has train.precision={config.train.precision.value}: use the same, or "
+            f"{_NEW_RUN}"
+        )
+    for key, mine in optimizer_of(config).items():
+        # Checkpoints of older versions do not have these values.
+        theirs = start.meta.get("optimizer", {}).get(key, mine)
+        if theirs != mine:
+            raise RequestError(
+                f"{start.path} has the state of an optimizer with {key}={_word(theirs)}, and this run has "
+                f"{key}={_word(mine)}: use the same, or {_NEW_RUN}"
+            )
+    if start.step > config.train.steps:
+        raise RequestError(
+            f"{start.path} has {start.step} steps behind it, and train.steps={config.train.steps} is less: give the "
+            "number of all steps, those that are done included"
+        )
     if start.meta.get("seed") != config.seed:
         raise RequestError(
             f"{start.path} was written with seed={start.meta.get('seed')}, which orders the data, and this run has "
@@ -286,6 +312,8 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
 
 def _word(value: Any) -> str:
     """The value as a user types it."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return "null" if value is None else str(value)
 
 

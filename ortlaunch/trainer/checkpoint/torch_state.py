@@ -28,8 +28,6 @@ from ortlaunch.trainer.checkpoint.host import save_file, storage_key, to_host
 
 _TENSORS, _REST = "tensors", "rest.pt"
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
-_KERNELS = ("foreach", "fused", "capturable", "differentiable")
-"""The settings of a group that choose how torch computes a step, and not what."""
 
 Write = Callable[[dist.ProcessGroup], None]
 """Writes this worker's part of a snapshot. All workers must call it, from any thread, with a process group that no
@@ -154,15 +152,10 @@ def _load_optimizer(
         raise ValueError("the optimizer groups its parameters in another way than when the checkpoint was written")
     order = [name for group in ours for name in group]
     numbers = {name: number for number, name in enumerate(order)}
-    # The run may go on under another trainer or device, which has other kernels.
-    kernels = [{name: group[name] for name in _KERNELS if name in group} for group in optimizer.param_groups]
     optimizer.load_state_dict(
         {
             "state": {numbers[name]: state for name, state in fields.items()},
-            "param_groups": [
-                {**group, **own, "params": [numbers[name] for name in group["params"]]}
-                for group, own in zip(groups, kernels, strict=True)
-            ],
+            "param_groups": [{**group, "params": [numbers[name] for name in group["params"]]} for group in groups],
         }
     )
 

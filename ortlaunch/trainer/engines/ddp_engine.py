@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config
 from ortlaunch.config.trainers.ddp import DdpConfig
 from ortlaunch.models import registry
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.engines.torch_engine import TorchEngine
 from ortlaunch.trainer.workers import Workers
+
+_SHOWN = 3
 
 
 class DdpEngine(TorchEngine):
@@ -32,6 +37,26 @@ class DdpEngine(TorchEngine):
             static_graph=has_static_graph(config, cfg),
             gradient_as_bucket_view=True,
         )
+
+    def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
+        try:
+            return super().micro_step(batch, last=last)
+        except RuntimeError as error:
+            if self._module.find_unused_parameters or "not used in producing loss" not in str(error):
+                raise
+            raise RequestError(
+                f"trainer=ddp: the last step's loss did not depend on {self._unused(str(error))}: set "
+                "trainer.find_unused_parameters=true, or call requires_grad_(False) on what is not to be trained"
+            ) from error
+
+    def _unused(self, text: str) -> str:
+        """The parameters that DDP's error lists by their numbers."""
+        found = re.search(r"did not receive grad for rank \d+: ([\d, ]+)", text)
+        numbers = [int(number) for number in re.findall(r"\d+", found[1])] if found is not None else []
+        names = [name for name, parameter in self.inner.named_parameters() if parameter.requires_grad]
+        unused = [names[number] for number in numbers if number < len(names)]
+        more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
+        return (", ".join(unused[:_SHOWN]) or "some parameters") + more
 
     def _exchange(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         # The context must include the forward, in which DDP decides whether the backward exchanges gradients.

@@ -20,9 +20,9 @@ from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
-from ortlaunch.trainer.optim import build_optimizer, masks_on_device
+from ortlaunch.trainer.optim import build_optimizer, masks_on_device, settings_kept
 from ortlaunch.trainer.precision import cast_inputs
-from ortlaunch.trainer.schedule import build_scheduler, set_peaks
+from ortlaunch.trainer.schedule import build_scheduler
 from ortlaunch.trainer.statistics import normalize_in_fp32, take_first_workers_buffers
 from ortlaunch.trainer.workers import Workers
 
@@ -83,12 +83,8 @@ class DeepSpeedEngine(Engine):
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         take_first_workers_buffers(self.inner)
-        self._engine.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self._engine.train()
+        with super().evaluating():
+            yield
 
     @property
     def lr(self) -> float:
@@ -130,9 +126,13 @@ class DeepSpeedEngine(Engine):
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
         from ortlaunch.trainer.checkpoint import deepspeed_state
 
-        peaks = list(self._scheduler.base_lrs)
-        deepspeed_state.restore(self._engine, folder, saved_workers=saved_workers, scratch=scratch, group=group)
-        set_peaks(self._scheduler, peaks)
+        wrapped = self._engine.optimizer
+        largest_norm = getattr(wrapped, "clip_grad", None)
+        with settings_kept(self._optimizer, self._scheduler):
+            deepspeed_state.restore(self._engine, folder, saved_workers=saved_workers, scratch=scratch, group=group)
+        if largest_norm is not None:
+            # DeepSpeed takes this from the checkpoint, too.
+            wrapped.clip_grad = largest_norm
 
     def weights(self) -> dict[str, torch.Tensor]:
         from ortlaunch.trainer.checkpoint import deepspeed_state

@@ -16,9 +16,9 @@ from ortlaunch.trainer.checkpoint.host import to_host
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.gradients import clip_
 from ortlaunch.trainer.guard import Guard
-from ortlaunch.trainer.optim import build_optimizer, masks_on_device, step_if
+from ortlaunch.trainer.optim import build_optimizer, masks_on_device, settings_kept, step_if
 from ortlaunch.trainer.precision import autocast
-from ortlaunch.trainer.schedule import build_scheduler, set_peaks
+from ortlaunch.trainer.schedule import build_scheduler
 from ortlaunch.trainer.workers import Workers
 
 
@@ -96,10 +96,9 @@ class TorchEngine(Engine):
         return torch_state.snapshot(self.inner, self._optimizer, rest, folder, is_first=self._is_first, shared=shared)
 
     def restore(self, folder: Path, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:
-        peaks = list(self._scheduler.base_lrs)
-        rest = torch_state.restore(self.inner, self._optimizer, folder, group)
-        self._scheduler.load_state_dict(rest["scheduler"])
-        set_peaks(self._scheduler, peaks)
+        with settings_kept(self._optimizer, self._scheduler):
+            rest = torch_state.restore(self.inner, self._optimizer, folder, group)
+            self._scheduler.load_state_dict(rest["scheduler"])
         if self._scaler.is_enabled() and rest["scaler"]:
             self._scaler.load_state_dict(rest["scaler"])
 

@@ -8,9 +8,19 @@ import pytest
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, DataConfig, HfDataConfig, SyntheticConfig, TrainConfig
 from ortlaunch.run.checkpoints import Store
-from ortlaunch.trainer.checkpoint.resume import Start, _choose, check_data, reading_of
+from ortlaunch.trainer.checkpoint.resume import (
+    Start,
+    _check_run,
+    _choose,
+    check_data,
+    kind_of,
+    optimizer_of,
+    reading_of,
+)
 from ortlaunch.trainer.workers import Workers
 
 WORKERS = Workers(0, 2, torch.device("cpu"), threads=1)
@@ -57,6 +67,41 @@ def test_what_has_not_changed_and_older_checkpoints_go_on() -> None:
 
 def test_numbered_samples_can_be_read_in_other_batches() -> None:
     goes_on(SyntheticConfig(), SyntheticConfig(workers=3), 100, (8, 4))
+
+
+def check_run(*words: str, trainer: str = "ddp") -> None:
+    """Checks a run against the checkpoint that one with the defaults wrote after 40 steps."""
+    same = ("model=mlp", "device=cpu", "backend=eager", f"trainer={trainer}")
+    before, after = (to_config(compose([*same, *more])) for more in ((), words))
+    facts = {"kind": kind_of(before), "optimizer": optimizer_of(before), "precision": "fp32"}
+    facts |= {"workers": 2, "seed": 0, "step": 40}
+    _check_run(after, Start(Path("here"), facts), WORKERS)
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("optimizer=sgd", ("optimizer=adamw", "optimizer=sgd", "ortlaunch export weights")),
+        ("optimizer.decay_bias_and_norm=true", ("decay_bias_and_norm=false", "decay_bias_and_norm=true")),
+        ("train.steps=39", ("40 steps", "train.steps=39")),
+    ],
+)
+def test_a_state_that_this_run_cannot_use_is_refused(word: str, parts: tuple[str, ...]) -> None:
+    """AdamW's state gives SGD no momentum, and SGD's gives AdamW no moments: it would fail in its first step."""
+    with pytest.raises(RequestError) as caught:
+        check_run(word)
+    assert all(part in str(caught.value) for part in ("here", *parts)), str(caught.value)
+
+
+def test_settings_of_the_same_optimizer_may_change() -> None:
+    check_run("optimizer.lr=1", "optimizer.weight_decay=0", "train.steps=40")
+
+
+def test_the_precision_may_change_unless_the_state_depends_on_it() -> None:
+    """DeepSpeed takes the loss scale from the checkpoint, which is 1 in fp32 and would lose gradients in fp16."""
+    check_run("train.precision=fp16")
+    with pytest.raises(RequestError, match=r"train\.precision=fp32.*train\.precision=fp16"):
+        check_run("train.precision=fp16", trainer="deepspeed")
 
 
 @pytest.mark.parametrize(
