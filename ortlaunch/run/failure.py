@@ -29,6 +29,8 @@ _LOG_BYTES = 4 << 20
 """The part of a log, from its end, that is read."""
 _READ_LINES = 200
 """Lines in which secrets are looked for before the last `_TAIL_LINES` are taken: a private key has up to 60."""
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Failure|Unsupported): \S")
+"""The line of a traceback that names the error."""
 _ENDED = "the worker was ended by"
 _ENDED_BY = re.compile(rf"{_ENDED} (\w+)")
 
@@ -64,9 +66,12 @@ class Failure:
 
 
 def gist_of(message: str) -> str:
-    """A failure's message in one line: how the worker was ended, or the traceback's last line."""
+    """A failure's message in one line: how the worker was ended, or the traceback's line that names the error."""
     lines = message.strip().splitlines() or [""]
-    return lines[0].partition(";")[0] if lines[0].startswith(_ENDED) else lines[-1]
+    if lines[0].startswith(_ENDED):
+        return lines[0].partition(";")[0]
+    # After it there may be further lines of its message, such as hints.
+    return next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1])
 
 
 def record(run_dir: Path, rank: int, error: BaseException, host: str | None = None) -> None:

@@ -17,6 +17,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.load import load_config
 from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.table import launcher_of
+from ortlaunch.run import failure
 from ortlaunch.run.sweep import SweepTask
 from ortlaunch.tracking import trackers
 
@@ -33,6 +34,9 @@ def main() -> None:
         plan = dataclasses.replace(make_plan(config), sweep=SweepTask(Path(request["sweep"]), int(request["number"])))
         (folder / RUN).write_text(str(plan.run_dir))
         code = launcher_of(config).submit(plan, config, request["overrides"])
+        if code == exit_codes.REQUEST and (failed := failure.first(plan.run_dir)) is not None:
+            # A worker has refused it, such as a model that cannot checkpoint its activations.
+            (folder / REFUSED).write_text(failed.message)
     except RequestError as error:
         (folder / REFUSED).write_text(str(error))
         code = exit_codes.REQUEST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -10,8 +11,16 @@ from typing import Any
 import psutil
 import pytest
 
+from ortlaunch.base import exit_codes
+from ortlaunch.base.errors import RequestError
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config.load import save_config, to_config
+from ortlaunch.config.schema import Config
+from ortlaunch.launch.plan import LaunchPlan
+from ortlaunch.run import failure
 from ortlaunch.run.making import make_run_folder
 from ortlaunch.run.run import Run
+from ortlaunch.tune import process
 from ortlaunch.tune.cell import Effort
 from ortlaunch.tune.trial import outcome_of
 from ortlaunch.tune.watched import End, Watched, _core_seconds, watch
@@ -165,6 +174,7 @@ def test_a_run_that_was_ended_since_it_had_shown_enough_has_the_speed_of_its_win
             "out of memory: it is full",
         ),
         ("by itself", 1, "Traceback\nRuntimeError: no", "failed", "RuntimeError: no"),
+        ("by itself", 1, "Traceback\na.b.Unsupported: no\n\nSet THIS=1 for more", "failed", "a.b.Unsupported: no"),
         ("by itself", 1, "the worker was ended by SIGKILL (out of memory?)", "out of memory", "SIGKILL"),
         (
             "by itself",
@@ -188,3 +198,23 @@ def test_why_a_trial_has_no_speed(tmp_path: Path, how: End, code: int, failure: 
 def test_a_refused_trial_says_why() -> None:
     found = outcome_of(ended("by itself", 2), None, 3, EFFORT, None, "backend=ort: not here")
     assert (found.status, found.reason, found.run) == ("failed", "backend=ort: not here", "")
+
+
+def test_a_refusal_of_a_worker_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Launcher:
+        """Takes the place of workers that refuse the model."""
+
+        def submit(self, plan: LaunchPlan, config: Config, overrides: list[str]) -> int:
+            plan.run_dir.mkdir(parents=True)
+            failure.record(plan.run_dir, 0, RequestError("this model cannot recompute its activations"))
+            return exit_codes.REQUEST
+
+    config = to_config(compose(["model=mlp", "trainer=single", "backend=eager", f"run_root={tmp_path / 'runs'}"]))
+    save_config(config, tmp_path / process.CONFIG)
+    (tmp_path / process.REQUEST).write_text(json.dumps({"sweep": str(tmp_path), "number": 0, "overrides": []}))
+    monkeypatch.setattr(process, "launcher_of", lambda config: Launcher())
+    monkeypatch.setattr(sys, "argv", ["process", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        process.main()
+    assert end.value.code == exit_codes.REQUEST
+    assert (tmp_path / process.REFUSED).read_text() == "this model cannot recompute its activations"
