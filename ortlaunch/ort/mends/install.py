@@ -15,6 +15,7 @@ from ortlaunch.ort.mends import (
     checkpoints,
     copying,
     decisions,
+    densities,
     failed_calls,
     failed_export,
     fast_paths,
@@ -66,6 +67,7 @@ def install() -> None:
     statistics.register()
     outputs.install()
     copying.install()
+    densities.install()
     randomness.install()
     guard.install()
     padding.register_gradients()
