@@ -149,7 +149,7 @@ class OrtRun(BackendRun):
 
         begin = time.perf_counter()
         self._task = task
-        here = [{name: tensor.to(self._workers.device) for name, tensor in batch.items()} for batch in batches]
+        here = [self._given(batch) for batch in batches]
         model, precision = self._engine.inner, self._engine.precision_context
         if self._blocks:
             found = block_findings(model, task, precision, here)
@@ -218,7 +218,7 @@ class OrtRun(BackendRun):
             # With a graph for each block, there is no whole model to compare.
             error = "" if unverified else None
         elif unverified or (self._evaluated & (self._evaluated - 1) == 0 and self.is_active):
-            error = evaluation_error(self._engine.inner, self._task, self._engine.precision_context, batch)
+            error = evaluation_error(self._engine.inner, self._task, self._engine.precision_context, self._given(batch))
         else:
             return
         decisions.take_unverified_in_evaluation()  # The comparison has computed the same values again.
@@ -242,8 +242,11 @@ class OrtRun(BackendRun):
 
         if self._task is None:
             return None
-        here = {name: tensor.to(self._workers.device) for name, tensor in batch.items()}
-        return gradient_error(self._engine.inner, self._task, self._engine.precision_context, here)
+        return gradient_error(self._engine.inner, self._task, self._engine.precision_context, self._given(batch))
+
+    def _given(self, batch: Batch) -> Batch:
+        """A batch as the model gets it: on its device, and in the dtypes of the engine."""
+        return self._engine.model_inputs({name: tensor.to(self._workers.device) for name, tensor in batch.items()})
 
     @property
     def is_active(self) -> bool:

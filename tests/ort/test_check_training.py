@@ -796,7 +796,9 @@ def test_a_value_without_a_comparison_of_its_own_is_kept() -> None:
 
 def run_of(wrapped: nn.Module, cfg: OrtConfig) -> OrtRun:
     """The backend of a run with one worker, whose engine is the ORTModule alone."""
-    engine = types.SimpleNamespace(inner=wrapped, precision_context=contextlib.nullcontext)
+    engine = types.SimpleNamespace(
+        inner=wrapped, precision_context=contextlib.nullcontext, model_inputs=lambda batch: batch
+    )
     return OrtRun(engine, cfg, Workers(0, 1, torch.device("cpu"), 1), Path(), None, blocks=False)  # type: ignore[arg-type]
 
 
@@ -900,6 +902,22 @@ def test_a_comparison_leaves_random_numbers_and_buffers_alone() -> None:
     assert torch.equal(state, torch.get_rng_state())
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, before[name]), name
+
+
+@pytest.mark.usefixtures("enforced")
+def test_batches_are_compared_in_the_dtypes_that_the_engine_gives_to_the_model() -> None:
+    """DeepSpeed's engine casts inputs to the precision of the weights."""
+    model = Net().double()
+    wrapped = wrapped_model(model)
+    backend = run_of(wrapped, OrtConfig(export_cache=False, recheck_every=1))
+    cast: Any = backend._engine
+    cast.model_inputs = lambda batch: batch | {"x": batch["x"].double()}
+    data = drawn()
+    backend.check(make_task(model, data[0]), data)
+    assert backend.recheck(1, data[0])
+    wrapped.eval()
+    backend.check_evaluated(data[0])
+    assert session.is_active(wrapped)
 
 
 @pytest.mark.parametrize(("every", "steps"), [(None, [1000, 2000, 4000, 8000]), (0, []), (3000, [3000, 6000, 9000])])

@@ -67,7 +67,7 @@ class DeepSpeedEngine(Engine):
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
         # DeepSpeed counts the micro-batches itself. ZeRO 0 and 1 exchange gradients at the last micro-batch. ZeRO 2 and
         # 3 exchange them at each one, because a worker keeps only its shard.
-        loss = self._task.loss(self._engine, cast_inputs(batch, self._precision))
+        loss = self._task.loss(self._engine, self.model_inputs(batch))
         self.forward_done()
         self._engine.backward(self.guard.watch(loss))
         if not last:
@@ -78,7 +78,10 @@ class DeepSpeedEngine(Engine):
         return self._plain_step() if self._is_plain else self._sharded_step()
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
-        return self._task.loss(self._engine, cast_inputs(batch, self._precision))
+        return self._task.loss(self._engine, self.model_inputs(batch))
+
+    def model_inputs(self, batch: Batch) -> Batch:
+        return cast_inputs(batch, self._precision)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
