@@ -704,6 +704,62 @@ def test_a_decision_that_changes_in_an_evaluation_is_compared_with_pytorch() -> 
         evaluated(batch)
 
 
+class Unrolled(Net):
+    """Loops over a size."""
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros_like(hidden[0])
+        for row in range(hidden.shape[0]):
+            total = total + hidden[row]
+        return hidden + total
+
+
+def rows(batch: Batch, count: int) -> Batch:
+    return {name: tensor.repeat(2, *[1] * (tensor.dim() - 1))[:count] for name, tensor in batch.items()}
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize("kind", [Net, Unrolled])
+def test_a_batch_of_new_sizes_is_compared(kind: type[Net]) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    wrapped = wrapped_model(model)
+    data = drawn()
+    task = make_task(model, data[0])
+    backend = run_of(wrapped, OrtConfig(export_cache=False))
+    backend.check(task, data)
+
+    def compares(batch: Batch) -> bool:
+        task.loss(wrapped, batch).backward()
+        return backend.check_decisions(batch)
+
+    assert not compares(data[1])
+    if kind is Net:
+        assert [compares(rows(data[0], count)) for count in (16, 7, 16, 12)] == [True, True, False, False]
+    else:
+        with pytest.raises(RequestError, match=r"x \(16, 8\), labels \(16,\)\), whose sizes are new, .*gradient"):
+            compares(rows(data[0], 16))
+
+
+@pytest.mark.usefixtures("enforced")
+def test_an_evaluated_batch_of_new_sizes_is_compared() -> None:
+    torch.manual_seed(0)
+    model = Unrolled()
+    wrapped = wrapped_model(model)
+    data = drawn()
+    task = make_task(model, data[0])
+    backend = run_of(wrapped, OrtConfig(export_cache=False))
+    backend.check(task, data)
+    wrapped.eval()
+    for number in (0, 1):
+        with torch.no_grad():
+            task.loss(wrapped, data[number])
+        backend.check_evaluated(data[number])
+    # The third one is compared for its sizes alone.
+    with pytest.raises(RequestError, match="in evaluation mode the loss of this batch is"):
+        backend.check_evaluated(rows(data[0], 16))
+
+
 class OtherwiseInEvaluation(Net):
     """What only evaluation mode computes is `way`."""
 
