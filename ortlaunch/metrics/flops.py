@@ -6,6 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ortlaunch.models import modes
 from ortlaunch.models.task import Batch, Task
 
 _PASSES = 3.0
@@ -29,17 +30,20 @@ def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     is_whole = len(trained) == len(list(model.parameters()))
     was_training = model.training
-    # Evaluation mode draws no random numbers and keeps running statistics and all activations.
-    model.eval()
-    try:
-        # The counter knows matrix products but not every fused attention, such as the CPU's. The unfused form consists
-        # of products.
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            if is_whole or not trained:
-                with torch.no_grad():
-                    task.loss(model, sample)
-            else:
-                torch.autograd.grad(task.loss(model, sample), trained, allow_unused=True)
-    finally:
-        model.train(was_training)
+    # The modes of single modules return: the first worker alone counts, and all must train alike.
+    with modes.kept(model):
+        # Evaluation mode draws no random numbers and keeps running statistics and all activations.
+        model.eval()
+        try:
+            # The counter knows matrix products but not every fused attention, such as the CPU's. The unfused form
+            # consists of products.
+            with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+                if is_whole or not trained:
+                    with torch.no_grad():
+                        task.loss(model, sample)
+                else:
+                    torch.autograd.grad(task.loss(model, sample), trained, allow_unused=True)
+        finally:
+            # A model may do more than to set the mode.
+            model.train(was_training)
     return (_PASSES if is_whole else 1.0) * counter.get_total_flops()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ortlaunch.models import modes
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.guard import Guard
@@ -61,13 +62,14 @@ class Engine(ABC):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Puts the model into evaluation mode without gradients, and back into training mode afterwards."""
-        self.inner.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self.inner.train()
+        """Puts the model into evaluation mode without gradients, and each module back into its own mode afterwards."""
+        with modes.kept(self.inner):
+            self.inner.eval()
+            try:
+                with torch.no_grad():
+                    yield
+            finally:
+                self.inner.train()
 
     @property
     @abstractmethod

@@ -98,6 +98,13 @@ def test_a_frozen_layer_at_the_output_passes_gradients_on() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_counting_leaves_each_module_in_its_mode() -> None:
+    model = Stack()
+    model.second.eval()
+    counted(model, PIXELS)
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
 def test_counting_leaves_the_model_and_the_random_numbers_alone() -> None:
     model = build_model(ModelConfig(name="resnet"))
     batch = {"pixel_values": torch.rand(2, 1, 8, 8), "labels": torch.zeros(2, dtype=torch.long)}

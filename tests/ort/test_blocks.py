@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Fallback, ModelConfig, OrtConfig, OrtDebugConfig, OrtZero3
+from ortlaunch.models import modes
 from ortlaunch.models.registry import build_model
 from ortlaunch.ort import session
 from ortlaunch.ort.cache import key
@@ -120,6 +121,20 @@ def test_dropout_is_off_in_evaluation_and_on_again_after_it(tmp_path: Path) -> N
             torch.testing.assert_close(model(x), expected)
     model.train()
     assert (model(x) == 0).any()
+
+
+def test_a_part_that_is_kept_in_evaluation_mode_stays_so_after_an_evaluation(tmp_path: Path) -> None:
+    model = wrapped(Stack(Scale(dropout=0.5), Scale(dropout=0.5)), tmp_path)
+    for block in model.blocks:
+        block.dropout.eval()
+    x = torch.ones(2, 512)
+    expected = model.blocks[0].weight * model.blocks[1].weight * x
+    torch.testing.assert_close(model(x), expected)
+    with modes.kept(model):
+        model.eval()
+        with torch.no_grad():
+            model(x)
+    torch.testing.assert_close(model(x), expected)
 
 
 class Talkative(nn.Module):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortlaunch.models import modes
 from ortlaunch.ort.mends import (
     buffers,
     checkpoints,
@@ -23,7 +24,6 @@ from ortlaunch.ort.mends import (
     generators,
     gradients,
     guard,
-    modes,
     outputs,
     padding,
     randomness,

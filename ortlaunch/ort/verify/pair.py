@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from ortlaunch.models import modes
 from ortlaunch.models.task import Batch, Task, loss_of
 from ortlaunch.ort import session
-from ortlaunch.ort.mends import modes
 from ortlaunch.ort.mends.checkpoints import without_reentrance
 from ortlaunch.ort.verify.compare import errors_from_exact, is_as_good, tolerance_of
 from ortlaunch.ort.verify.gap import Gap, widest

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
+from ortlaunch.models import modes
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
@@ -86,12 +87,13 @@ class DeepSpeedEngine(Engine):
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         take_first_workers_buffers(self.inner)
-        self._engine.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self._engine.train()
+        with modes.kept(self.inner):
+            self._engine.eval()
+            try:
+                with torch.no_grad():
+                    yield
+            finally:
+                self._engine.train()
 
     @property
     def lr(self) -> float:

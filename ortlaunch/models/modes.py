@@ -1,0 +1,27 @@
+"""Keeps the train and eval mode of single modules where a mode is set for the whole model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+def set_modes(model: torch.nn.Module, flags: list[bool]) -> None:
+    """Sets the modes that `kept` gave, on the same model or a copy of it."""
+    for module, flag in zip(model.modules(), flags, strict=True):
+        module.training = flag
+
+
+@contextlib.contextmanager
+def kept(model: torch.nn.Module) -> Iterator[list[bool]]:
+    """Restores the modes at its end; gives them in the order of ``model.modules()``."""
+    modules = list(model.modules())
+    flags = [module.training for module in modules]
+    try:
+        yield flags
+    finally:
+        # Forward may have added modules meanwhile.
+        for module, flag in zip(modules, flags, strict=True):
+            module.training = flag
