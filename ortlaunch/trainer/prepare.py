@@ -45,11 +45,17 @@ def open_loader(
 def construct_seeded(config: Config) -> torch.nn.Module:
     """What the model's builder returns, not yet checked, with the weights that ``seed`` gives on every worker.
 
+    It is in training mode, but for those of its modules that are kept in evaluation mode.
+
     Raises:
         RequestError: for an unknown model, target, import or parameter.
     """
     seed_everything(config.seed)
-    return construct(config.model)
+    model = construct(config.model)
+    # A library may load a model in evaluation mode as a whole, as transformers' `from_pretrained` does.
+    if isinstance(model, torch.nn.Module) and not model.training:
+        model.train()
+    return model
 
 
 def build_seeded(config: Config) -> torch.nn.Module:
