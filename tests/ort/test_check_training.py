@@ -583,6 +583,28 @@ def test_python_state_that_does_not_matter_passes(kind: type[Net]) -> None:
     assert type(model.steps) is int
 
 
+class Merging(Counting):
+    """Changes a weight in evaluation mode, and changes it back, as LoRA's layers do."""
+
+    merged = False
+
+    def train(self, mode: bool = True) -> Merging:
+        if mode is self.merged:
+            with torch.no_grad():
+                self.last.weight += -0.5 if mode else 0.5
+            self.merged = not mode
+        super().train(mode)
+        return self
+
+
+def test_the_check_leaves_weights_that_are_merged_in_evaluation_mode_as_they_were() -> None:
+    model = Merging()
+    before = model.last.weight.detach().clone()
+    assert findings(wrapped_model(model)) == []
+    torch.testing.assert_close(model.last.weight.detach(), before)
+    assert model.training and not model.merged
+
+
 class Deciding(Net):
     def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if hidden.shape[0] > 2:
