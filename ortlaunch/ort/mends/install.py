@@ -20,6 +20,7 @@ from ortlaunch.ort.mends import (
     failed_calls,
     failed_export,
     fast_paths,
+    forwards,
     functions,
     generators,
     gradients,
@@ -68,6 +69,7 @@ def install() -> None:
     outputs.install()
     copying.install()
     densities.install()
+    forwards.install()
     randomness.install()
     guard.install()
     padding.register_gradients()
