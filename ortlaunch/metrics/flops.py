@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ortlaunch.models import modes
 from ortlaunch.models.task import Batch, Task
 
 _PASSES = 3.0
 """Cost of forward and backward in forwards; the backward computes the gradients of a product's input and weight."""
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
@@ -30,8 +33,8 @@ def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     is_whole = len(trained) == len(list(model.parameters()))
     was_training = model.training
-    # The modes of single modules return: the first worker alone counts, and all must train alike.
-    with modes.kept(model):
+    # The first worker alone counts, and all must train alike.
+    with _untouched(model):
         # Evaluation mode draws no random numbers and keeps running statistics and all activations.
         model.eval()
         try:
@@ -47,3 +50,30 @@ def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
             # A model may do more than to set the mode.
             model.train(was_training)
     return (_PASSES if is_whole else 1.0) * counter.get_total_flops()
+
+
+@contextlib.contextmanager
+def _untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Restores what a forward may change: buffers, and values that modules hold, the mode of each among them."""
+    before = [
+        (
+            module,
+            [
+                (name, one, None if one is None else (one.clone(), one._version))
+                for name, one in module._buffers.items()
+            ],
+            {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)},
+        )
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, buffers, values in before:
+            vars(module).update(values)
+            for name, buffer, kept in buffers:
+                module._buffers[name] = buffer
+                # Not by its values, which tensors without content do not have.
+                if buffer is not None and kept is not None and buffer._version != kept[1]:
+                    with torch.no_grad():
+                        buffer.copy_(kept[0])
