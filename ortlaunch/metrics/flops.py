@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,6 +14,7 @@ from ortlaunch.models.task import Batch, Task
 
 _PASSES = 3.0
 """Cost of forward and backward in forwards; the backward computes the gradients of a product's input and weight."""
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
@@ -29,12 +33,41 @@ def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
     sample = {name: tensor[:1] for name, tensor in batch.items()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     is_whole = len(trained) == len(list(model.parameters()))
-    # Evaluation mode draws no random numbers and keeps running statistics and all activations. The counter knows matrix
-    # products but not every fused attention, such as the CPU's. The unfused form consists of products.
-    with evaluation(model), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    # The first worker alone counts, and all must train alike. Evaluation mode draws no random numbers and keeps running
+    # statistics and all activations. The counter knows matrix products but not every fused attention, such as that of
+    # the CPU. The unfused form consists of products.
+    attention, counter = sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False)
+    with _untouched(model), evaluation(model), attention, counter:
         if is_whole or not trained:
             with torch.no_grad():
                 task.loss(model, sample)
         else:
             torch.autograd.grad(task.loss(model, sample), trained, allow_unused=True)
     return (_PASSES if is_whole else 1.0) * counter.get_total_flops()
+
+
+@contextlib.contextmanager
+def _untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Restores what a forward may change: buffers, and values that modules hold, the mode of each among them."""
+    before = [
+        (
+            module,
+            [
+                (name, one, None if one is None else (one.clone(), one._version))
+                for name, one in module._buffers.items()
+            ],
+            {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)},
+        )
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, buffers, values in before:
+            vars(module).update(values)
+            for name, buffer, kept in buffers:
+                module._buffers[name] = buffer
+                # Not by its values, which tensors without content do not have.
+                if buffer is not None and kept is not None and buffer._version != kept[1]:
+                    with torch.no_grad():
+                        buffer.copy_(kept[0])

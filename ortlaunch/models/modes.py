@@ -1,26 +1,43 @@
-"""Evaluation of a model that trains, after which each of its modules has the mode that it had."""
+"""Keeps the train and eval mode of single modules where a mode is set for the whole model."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
-from torch import nn
+import torch
+
+
+def set_modes(model: torch.nn.Module, flags: list[bool]) -> None:
+    """Sets the modes that `kept` gave, on the same model or a copy of it."""
+    for module, flag in zip(model.modules(), flags, strict=True):
+        module.training = flag
 
 
 @contextlib.contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
+def kept(model: torch.nn.Module) -> Iterator[list[bool]]:
+    """Restores the modes at its end; gives them in the order of ``model.modules()``."""
+    modules = list(model.modules())
+    flags = [module.training for module in modules]
+    try:
+        yield flags
+    finally:
+        # Forward may have added modules meanwhile.
+        for module, flag in zip(modules, flags, strict=True):
+            module.training = flag
+
+
+@contextlib.contextmanager
+def evaluation(model: torch.nn.Module) -> Iterator[None]:
     """Puts a model into evaluation mode, and each of its modules back into its own mode afterwards.
 
     A module may be in evaluation mode while the model trains, such as a BatchNorm whose statistics are frozen.
     """
-    modes = [(module, module.training) for module in model.modules()]
     was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        # A wrapper such as ORTModule has a mode beside those of its modules.
-        model.train(was_training)
-        for module, mode in modes:
-            module.training = mode
+    with kept(model):
+        model.eval()
+        try:
+            yield
+        finally:
+            # A wrapper such as ORTModule, and a model with a train() of its own, do more than to set the mode.
+            model.train(was_training)

@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import OrtZero3
+from ortlaunch.models import modes
 
 _MOST_SIGNATURES = 8
 _CONSTANTS = (type(None), bool, int, float, str, torch.dtype, torch.device)
@@ -217,7 +218,9 @@ class _Signature:
     def follow_training_mode(self) -> None:
         """Copies the block's mode; ``train()`` and ``eval()`` of the model reach the block but not this object."""
         if self._original.training != self._original.block.training:
-            self.ort_module.train(self._original.block.training)
+            # Modules of the block that are kept in another mode stay so.
+            with modes.kept(self._original.block):
+                self.ort_module.train(self._original.block.training)
 
     def rebuild(self, tensors: tuple[Tensor, ...]) -> Any:
         """Converts the outputs to the structure that the block itself returns."""

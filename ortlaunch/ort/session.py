@@ -13,6 +13,7 @@ import torch
 
 from ortlaunch.base.modules import hidden
 from ortlaunch.config.schema import Fallback, OrtConfig
+from ortlaunch.models import modes
 from ortlaunch.ort import compat, cuda_libs, extension
 from ortlaunch.ort.refusal import cause
 
@@ -214,7 +215,7 @@ def _prepare(
     from ortlaunch.ort.cache import exports as export_cache
     from ortlaunch.ort.kernels import gradient_graph
     from ortlaunch.ort.kernels import symbolics as kernels
-    from ortlaunch.ort.mends import guard, modes, saturation, symbolics, torch_nodes
+    from ortlaunch.ort.mends import guard, saturation, symbolics, torch_nodes
     from ortlaunch.ort.mends import install as mends
 
     torch_kernels = cfg.torch_kernels and next(model.parameters()).device.type == "cpu"

@@ -23,6 +23,10 @@ from ortlaunch.trainer.workers import Workers
 if TYPE_CHECKING:
     from ortlaunch.ort.mends.decisions import Decision
 
+_MOST_SIZES = 32
+"""Sizes of batches that are compared with PyTorch; data may have other ones in every step."""
+_Sizes = tuple[tuple[int, ...], ...]
+
 
 class BackendRun:
     """Eager PyTorch and torch.compile: what they compute is what PyTorch computes."""
@@ -63,7 +67,7 @@ class BackendRun:
         return False
 
     def check_decisions(self, batch: Batch) -> bool:
-        """Compares gradients where a value that the graph has frozen is a new one; called after each micro-batch.
+        """Compares gradients where a value that the graph has frozen, or a size, is new; called after each micro-batch.
 
         Args:
             batch: the micro-batch.
@@ -72,13 +76,13 @@ class BackendRun:
             As `recheck`.
 
         Raises:
-            RequestError: the value now decides otherwise.
+            RequestError: the value, or the size, now decides otherwise.
         """
         return False
 
     def check_evaluated(self, batch: Batch) -> None:
         """Compares the loss of a batch with PyTorch's: of the first, second, fourth, eighth batch that was evaluated
-        and so on, and where a value that the graph has frozen differs.
+        and so on, of those with new sizes, and where a value that the graph has frozen differs.
 
         Args:
             batch: on the model's device; the engine is evaluating, and has evaluated this batch.
@@ -140,6 +144,8 @@ class OrtRun(BackendRun):
         self._task: Task | None = None
         self._batch_before: Batch | None = None
         self._evaluated = 0
+        self._sizes: set[_Sizes] = set()
+        self._evaluated_sizes: set[_Sizes] = set()
 
     def check(self, task: Task, batches: list[Batch]) -> dict[str, float]:
         from ortlaunch.ort import session
@@ -149,7 +155,8 @@ class OrtRun(BackendRun):
 
         begin = time.perf_counter()
         self._task = task
-        here = [{name: tensor.to(self._workers.device) for name, tensor in batch.items()} for batch in batches]
+        self._sizes.update(map(_sizes_of, batches))
+        here = [self._given(batch) for batch in batches]
         model, precision = self._engine.inner, self._engine.precision_context
         if self._blocks:
             found = block_findings(model, task, precision, here)
@@ -189,8 +196,27 @@ class OrtRun(BackendRun):
         read, self._batch_before = (self._batch_before if self._workers.device.type == "cuda" else batch), batch
         unverified = decisions.take_unverified()
         if not unverified or read is None:
-            return False
+            return self._check_sizes(batch)
         self._verify(unverified, read)
+        return True
+
+    def _check_sizes(self, batch: Batch) -> bool:
+        """Compares the gradients of a batch of new sizes: a loop or a branch over a size is one of the trace."""
+        from ortlaunch.ort.mends import decisions
+
+        is_new = _is_new(_sizes_of(batch), self._sizes)
+        # With a graph for each block, there is no whole model to compare.
+        if not is_new or self._blocks or not self.is_active or set(self._cfg.allow) - {Allow["stale_buffers"]}:
+            return False
+        error = self._gradient_error(batch)
+        decisions.take_unverified()  # The comparison has computed the same values again.
+        if error is not None:
+            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
+            raise RequestError(
+                f"with this batch ({shapes}), whose sizes are new, {error}: forward goes by a size, and ONNX Runtime's "
+                "graph does what it did for the size of the trace. Use no loop or branch over sizes, give all batches "
+                "the same sizes, use backend=eager or backend=compile, or accept it with backend.allow=[frozen_branch]"
+            )
         return True
 
     def _verify(self, unverified: list[tuple[Decision, torch.Tensor]], batch: Batch) -> None:
@@ -211,14 +237,16 @@ class OrtRun(BackendRun):
         from ortlaunch.ort.verify.start import evaluation_error
 
         self._evaluated += 1
+        is_due = self._evaluated & (self._evaluated - 1) == 0
+        is_due |= _is_new(_sizes_of(batch), self._evaluated_sizes)
         unverified = decisions.take_unverified_in_evaluation()
         if self._task is None:
             return
         if self._blocks:
             # With a graph for each block, there is no whole model to compare.
             error = "" if unverified else None
-        elif unverified or (self._evaluated & (self._evaluated - 1) == 0 and self.is_active):
-            error = evaluation_error(self._engine.inner, self._task, self._engine.precision_context, batch)
+        elif unverified or (is_due and self.is_active):
+            error = evaluation_error(self._engine.inner, self._task, self._engine.precision_context, self._given(batch))
         else:
             return
         decisions.take_unverified_in_evaluation()  # The comparison has computed the same values again.
@@ -242,8 +270,11 @@ class OrtRun(BackendRun):
 
         if self._task is None:
             return None
-        here = {name: tensor.to(self._workers.device) for name, tensor in batch.items()}
-        return gradient_error(self._engine.inner, self._task, self._engine.precision_context, here)
+        return gradient_error(self._engine.inner, self._task, self._engine.precision_context, self._given(batch))
+
+    def _given(self, batch: Batch) -> Batch:
+        """A batch as the model gets it: on its device, and in the dtypes of the engine."""
+        return self._engine.model_inputs({name: tensor.to(self._workers.device) for name, tensor in batch.items()})
 
     @property
     def is_active(self) -> bool:
@@ -283,6 +314,18 @@ def _is_due(step: int, every: int | None) -> bool:
         return every > 0 and step % every == 0
     times, rest = divmod(step, FIRST_RECHECK)
     return rest == 0 and times > 0 and times & (times - 1) == 0
+
+
+def _sizes_of(batch: Batch) -> _Sizes:
+    return tuple(tuple(tensor.shape) for tensor in batch.values())
+
+
+def _is_new(sizes: _Sizes, known: set[_Sizes]) -> bool:
+    """Whether sizes are not among few known ones, to which they are added."""
+    if sizes in known or len(known) >= _MOST_SIZES:
+        return False
+    known.add(sizes)
+    return True
 
 
 def backend_run(engine: Engine, config: Config, workers: Workers, run_dir: Path, journal: Journal | None) -> BackendRun:

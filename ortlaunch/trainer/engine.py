@@ -75,6 +75,10 @@ class Engine(ABC):
         """The context in which the model is called: autocast if the engine uses it."""
         return contextlib.nullcontext()
 
+    def model_inputs(self, batch: Batch) -> Batch:
+        """A batch as the engine gives it to the model: with other dtypes if the engine casts its inputs."""
+        return batch
+
     @property
     def loss_scale(self) -> float | None:
         """The factor on the loss in fp16; None in other precisions. It waits for the device."""

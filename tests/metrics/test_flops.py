@@ -98,6 +98,36 @@ def test_a_frozen_layer_at_the_output_passes_gradients_on() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_counting_leaves_each_module_in_its_mode() -> None:
+    model = Stack()
+    model.second.eval()
+    counted(model, PIXELS)
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
+class Counting(Stack):
+    """Counts its calls in every mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.register_buffer("seen", torch.zeros(64))
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen += pixel_values.flatten(1).mean(0)
+        return super().forward(pixel_values)
+
+
+def test_counting_is_no_call_that_counts() -> None:
+    model = Counting()
+    seen = model.seen
+    counted(model, PIXELS)
+    assert model.calls == 0
+    assert model.seen is seen
+    assert not seen.any()
+
+
 def test_counting_leaves_the_model_and_the_random_numbers_alone() -> None:
     model = build_model(ModelConfig(name="resnet"))
     batch = {"pixel_values": torch.rand(2, 1, 8, 8), "labels": torch.zeros(2, dtype=torch.long)}

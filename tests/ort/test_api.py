@@ -7,6 +7,7 @@ being strict, it fails as soon as that is mended.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -348,6 +349,20 @@ def test_inputs_by_position_by_name_by_default_and_left_out(
     args, kwargs = [given[name] for name in positional], {name: given[name] for name in keyword}
     for _ in range(2):
         assert_same(ort(*args, **kwargs), eager(*args, **kwargs))
+    assert session.is_active(ort)
+
+
+@pytest.mark.parametrize("way", ["partial", "function"])
+def test_a_forward_that_is_set_on_the_model(wrap: Wrap, way: str) -> None:
+    """As accelerate's hooks and decorators in a constructor leave it."""
+    torch.manual_seed(0)
+    eager, other = Net(), Net()
+    other.load_state_dict(eager.state_dict())
+    bound = other.forward
+    other.forward = functools.partial(Net.forward, other) if way == "partial" else lambda x: bound(x)
+    ort = wrap(other)
+    for _ in range(2):
+        assert_trains_alike(eager, ort)
     assert session.is_active(ort)
 
 

@@ -5,6 +5,7 @@ Here without DeepSpeed, so that each property is seen alone; tests/integration/t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
 from pathlib import Path
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Fallback, ModelConfig, OrtConfig, OrtDebugConfig, OrtZero3
+from ortlaunch.models import modes
 from ortlaunch.models.registry import build_model
+from ortlaunch.models.task import make_task
 from ortlaunch.ort import session
 from ortlaunch.ort.cache import key
+from ortlaunch.ort.verify.blocks import block_findings
 
 WHOSE_MASKS = pytest.mark.parametrize("torch_kernels", [True, False], ids=["torch", "onnxruntime"])
 """Whose kernel, and so whose generator, draws dropout's masks; on CUDA always ONNX Runtime's."""
@@ -120,6 +124,30 @@ def test_dropout_is_off_in_evaluation_and_on_again_after_it(tmp_path: Path) -> N
             torch.testing.assert_close(model(x), expected)
     model.train()
     assert (model(x) == 0).any()
+
+
+def test_a_part_that_is_kept_in_evaluation_mode_stays_so_after_an_evaluation(tmp_path: Path) -> None:
+    model = wrapped(Stack(Scale(dropout=0.5), Scale(dropout=0.5)), tmp_path)
+    for block in model.blocks:
+        block.dropout.eval()
+    x = torch.ones(2, 512)
+    expected = model.blocks[0].weight * model.blocks[1].weight * x
+    torch.testing.assert_close(model(x), expected)
+    with modes.kept(model):
+        model.eval()
+        with torch.no_grad():
+            model(x)
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_a_block_that_is_kept_in_evaluation_mode_is_refused(tmp_path: Path) -> None:
+    model = wrapped(Stack(Scale(), Scale()), tmp_path)
+    task = make_task(model, {"x": torch.ones(2, 512)})
+    model.blocks[1].eval()
+    with pytest.raises(RequestError, match=r"the block blocks\.1 is kept in evaluation mode"):
+        block_findings(model, task, contextlib.nullcontext, [])
+    model.requires_grad_(False)
+    assert block_findings(model, task, contextlib.nullcontext, []) == []
 
 
 class Talkative(nn.Module):

@@ -260,6 +260,19 @@ def test_a_model_that_fell_back_is_left_alone() -> None:
     assert findings(Exotic(), batches(1, 1, 1), OrtConfig(fallback=Fallback.warn)) == []
 
 
+class Evaluated(Net):
+    """Its train() leaves it in evaluation mode."""
+
+    def train(self, mode: bool = True) -> Evaluated:
+        super().train(False)
+        return self
+
+
+def test_a_model_that_trains_in_evaluation_mode_is_refused() -> None:
+    with pytest.raises(RequestError, match="the model is in evaluation mode when a run trains it"):
+        findings(Evaluated().train(), batches(1, 1, 1))
+
+
 def test_outputs_that_are_wrong_from_the_start_are_told_from_a_frozen_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.onnx import register_custom_op_symbolic, unregister_custom_op_symbolic
 

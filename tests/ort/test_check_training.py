@@ -583,6 +583,28 @@ def test_python_state_that_does_not_matter_passes(kind: type[Net]) -> None:
     assert type(model.steps) is int
 
 
+class Merging(Counting):
+    """Changes a weight in evaluation mode, and changes it back, as LoRA's layers do."""
+
+    merged = False
+
+    def train(self, mode: bool = True) -> Merging:
+        if mode is self.merged:
+            with torch.no_grad():
+                self.last.weight += -0.5 if mode else 0.5
+            self.merged = not mode
+        super().train(mode)
+        return self
+
+
+def test_the_check_leaves_weights_that_are_merged_in_evaluation_mode_as_they_were() -> None:
+    model = Merging()
+    before = model.last.weight.detach().clone()
+    assert findings(wrapped_model(model)) == []
+    torch.testing.assert_close(model.last.weight.detach(), before)
+    assert model.training and not model.merged
+
+
 class Deciding(Net):
     def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if hidden.shape[0] > 2:
@@ -704,6 +726,62 @@ def test_a_decision_that_changes_in_an_evaluation_is_compared_with_pytorch() -> 
         evaluated(batch)
 
 
+class Unrolled(Net):
+    """Loops over a size."""
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros_like(hidden[0])
+        for row in range(hidden.shape[0]):
+            total = total + hidden[row]
+        return hidden + total
+
+
+def rows(batch: Batch, count: int) -> Batch:
+    return {name: tensor.repeat(2, *[1] * (tensor.dim() - 1))[:count] for name, tensor in batch.items()}
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize("kind", [Net, Unrolled])
+def test_a_batch_of_new_sizes_is_compared(kind: type[Net]) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    wrapped = wrapped_model(model)
+    data = drawn()
+    task = make_task(model, data[0])
+    backend = run_of(wrapped, OrtConfig(export_cache=False))
+    backend.check(task, data)
+
+    def compares(batch: Batch) -> bool:
+        task.loss(wrapped, batch).backward()
+        return backend.check_decisions(batch)
+
+    assert not compares(data[1])
+    if kind is Net:
+        assert [compares(rows(data[0], count)) for count in (16, 7, 16, 12)] == [True, True, False, False]
+    else:
+        with pytest.raises(RequestError, match=r"x \(16, 8\), labels \(16,\)\), whose sizes are new, .*gradient"):
+            compares(rows(data[0], 16))
+
+
+@pytest.mark.usefixtures("enforced")
+def test_an_evaluated_batch_of_new_sizes_is_compared() -> None:
+    torch.manual_seed(0)
+    model = Unrolled()
+    wrapped = wrapped_model(model)
+    data = drawn()
+    task = make_task(model, data[0])
+    backend = run_of(wrapped, OrtConfig(export_cache=False))
+    backend.check(task, data)
+    wrapped.eval()
+    for number in (0, 1):
+        with torch.no_grad():
+            task.loss(wrapped, data[number])
+        backend.check_evaluated(data[number])
+    # The third one is compared for its sizes alone.
+    with pytest.raises(RequestError, match="in evaluation mode the loss of this batch is"):
+        backend.check_evaluated(rows(data[0], 16))
+
+
 class OtherwiseInEvaluation(Net):
     """What only evaluation mode computes is `way`."""
 
@@ -796,7 +874,9 @@ def test_a_value_without_a_comparison_of_its_own_is_kept() -> None:
 
 def run_of(wrapped: nn.Module, cfg: OrtConfig) -> OrtRun:
     """The backend of a run with one worker, whose engine is the ORTModule alone."""
-    engine = types.SimpleNamespace(inner=wrapped, precision_context=contextlib.nullcontext)
+    engine = types.SimpleNamespace(
+        inner=wrapped, precision_context=contextlib.nullcontext, model_inputs=lambda batch: batch
+    )
     return OrtRun(engine, cfg, Workers(0, 1, torch.device("cpu"), 1), Path(), None, blocks=False)  # type: ignore[arg-type]
 
 
@@ -900,6 +980,22 @@ def test_a_comparison_leaves_random_numbers_and_buffers_alone() -> None:
     assert torch.equal(state, torch.get_rng_state())
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, before[name]), name
+
+
+@pytest.mark.usefixtures("enforced")
+def test_batches_are_compared_in_the_dtypes_that_the_engine_gives_to_the_model() -> None:
+    """DeepSpeed's engine casts inputs to the precision of the weights."""
+    model = Net().double()
+    wrapped = wrapped_model(model)
+    backend = run_of(wrapped, OrtConfig(export_cache=False, recheck_every=1))
+    cast: Any = backend._engine
+    cast.model_inputs = lambda batch: batch | {"x": batch["x"].double()}
+    data = drawn()
+    backend.check(make_task(model, data[0]), data)
+    assert backend.recheck(1, data[0])
+    wrapped.eval()
+    backend.check_evaluated(data[0])
+    assert session.is_active(wrapped)
 
 
 @pytest.mark.parametrize(("every", "steps"), [(None, [1000, 2000, 4000, 8000]), (0, []), (3000, [3000, 6000, 9000])])

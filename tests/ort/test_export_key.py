@@ -21,6 +21,7 @@ import torch
 from ortlaunch.ort.cache import key as export_key
 from ortlaunch.ort.cache.files import NotCacheableError
 from ortlaunch.ort.cache.values import Describe
+from ortlaunch.ort.mends import buffers
 from tests.ort.drawn_program import CLASS, HEAD, WAYS, Drawn, importable
 from tests.ort.ways_of_reading import Fragment
 from tests.ort.ways_refused import REFUSED, UNKNOWN
@@ -103,6 +104,29 @@ def test_the_order_of_modules_and_parameters_is_part_of_the_key() -> None:
     one = torch.nn.ModuleDict({"a": torch.nn.ReLU(), "b": torch.nn.Linear(2, 2)})
     other = torch.nn.ModuleDict({"b": torch.nn.Linear(2, 2), "a": torch.nn.ReLU()})
     assert export_key.model_facts(one) != export_key.model_facts(other)
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_the_values_of_a_buffer_that_is_not_saved_are_part_of_the_key(is_saved: bool) -> None:
+    """They are constants of the graph. Those of a saved one are its inputs."""
+
+    def facts(value: float) -> dict[str, Any]:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        model[0].register_buffer("rates", torch.full((2,), value), persistent=is_saved)
+        return export_key.model_facts(model)
+
+    assert facts(1.0) == facts(1.0)
+    assert (facts(1.0) == facts(2.0)) is is_saved
+
+
+def test_a_buffer_that_a_graph_has_moved_is_an_input_and_no_part_of_the_key() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("count", torch.zeros(()), persistent=False)
+    facts = []
+    for value in (1.0, 2.0):
+        buffers.update(model, ["count"], [torch.tensor(value)])
+        facts.append(export_key.model_facts(model))
+    assert facts[0] == facts[1]
 
 
 def _missing(_: Any) -> Any:

@@ -86,6 +86,31 @@ def test_gradients_stop_where_eagers_do(assert_parity: Any, kind: type[Pair]) ->
     assert_parity(kind(), {"x": 3 * torch.randn(3, 4)}, {"x": torch.randn(5, 4)})
 
 
+class Beside(Pair):
+    """Returns more than the loss."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = self.left(x).tanh()
+        return {"loss": hidden.square().mean(), "beside": self.right(hidden)}
+
+
+def test_weights_of_an_output_that_the_loss_does_not_use_get_no_gradient(to_ort: Any) -> None:
+    torch.manual_seed(0)
+    eager = Beside()
+    ort = to_ort(eager)
+    x = torch.randn(3, 4)
+    for both in (False, True, False):
+        found = []
+        for model in (eager, ort):
+            model.zero_grad()
+            outputs = model(x)
+            (outputs["loss"] + outputs["beside"].sum() if both else outputs["loss"]).backward()
+            found.append({name: one.grad for name, one in model.named_parameters() if one.grad is not None})
+        assert len(found[0]) == (4 if both else 2)
+        # Zeros would be decayed by an optimizer.
+        torch.testing.assert_close(found[1], found[0])
+
+
 def test_frozen_parameters_stay_frozen(assert_parity: Any) -> None:
     model = Nothing()
     model.left.requires_grad_(False)

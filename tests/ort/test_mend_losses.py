@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from ortlaunch.ort import session
+
 
 @pytest.fixture(params=[True, False], ids=["torch_kernels", "ort_kernels"])
 def torch_kernels(request: pytest.FixtureRequest) -> bool:
@@ -89,3 +91,29 @@ def test_the_losses_of_single_targets_are_chosen_from(
 
     target = torch.tensor([[0, 1], [2, 2]])
     assert_parity(Net(chosen), {"x": values(), "target": target}, tolerance=1e-6)
+
+
+class Criterion(torch.nn.Module):
+    """Its loss is a module, which ignores one class."""
+
+    def __init__(self, by_name: bool) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 4)
+        self.loss = torch.nn.CrossEntropyLoss(ignore_index=0)
+        self.by_name = by_name
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = self.layer(x)
+        loss: torch.Tensor = self.loss(input=logits, target=labels) if self.by_name else self.loss(logits, labels)
+        return loss
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_how_many_labels_are_ignored_is_no_value_of_the_trace(assert_parity: Any, by_name: bool) -> None:
+    torch.manual_seed(0)
+    batches = [{"x": torch.randn(3, 6), "labels": torch.tensor(labels)} for labels in ([1, 0, 2], [3, 1, 2], [0, 0, 1])]
+    ort = assert_parity(Criterion(by_name), *batches, tolerance=1e-5)
+    manager = session.training_manager(ort)
+    assert manager is not None
+    processed = manager._graph_transition_manager._post_export_processed_model_info
+    assert processed.module_forward_output_schema.decisions.all == []

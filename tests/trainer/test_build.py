@@ -19,7 +19,7 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.run import checkpoints as store
-from ortlaunch.trainer import build, checkpoint_facts, context, leave, observe, train
+from ortlaunch.trainer import build, checkpoint_facts, context, leave, observe, prepare, train
 from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.checkpoint import resume, rng
 from ortlaunch.trainer.checkpoint.saver import Saver
@@ -46,6 +46,14 @@ def test_every_phase_takes_what_the_one_before_it_returns() -> None:
         assert before in taken
         # Nothing of another phase can stand in for it.
         assert taken & set(returned) == {before}
+
+
+def test_a_model_that_is_loaded_in_evaluation_mode_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval()\n"
+    (tmp_path / "loaded_nets.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = to_config(compose(["model=factory", "model.target=loaded_nets:make", *WORDS[1:]]))
+    assert all(module.training for module in prepare.build_seeded(config).modules())
 
 
 class Draws(BackendRun):

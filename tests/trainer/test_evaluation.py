@@ -62,3 +62,16 @@ def test_all_workers_evaluate_the_model_that_is_saved(tmp_path: Path, words: lis
     assert torch.equal(of_first, first)
     assert torch.equal(of_second, first)
     assert torch.equal(loss, other)
+
+
+def test_a_module_that_is_kept_in_evaluation_mode_stays_so() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+    model[1].eval()
+    batch = {"pixel_values": torch.rand(8, 1, 8, 8), "labels": torch.arange(8)}
+    config = to_config(compose(["model=mlp", "device=cpu", "trainer=single", "backend=eager"]))
+    workers = Workers(0, 1, torch.device("cpu"), threads=1)
+    engine = wrap_trainer(model, config, workers, make_task(model, batch))
+    before = [module.training for module in model.modules()]
+    with engine.evaluating():
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == before == [True, True, False, True]

@@ -3,8 +3,8 @@
 ORTModule's own cache (``ORTMODULE_CACHE_DIR``) identifies a model by its printed form, which shows neither its code nor
 its inputs nor its mode. Here all of these count: the code of every class in the tree and of everything imported that is
 not an installed package, the values that this code reads (`reachable_code`), the attributes of every module, parameters
-and buffers by shape and dtype, the inputs by shape, the versions, and the exporter's settings. If anything cannot be
-described, the export is not cached.
+and buffers by shape and dtype, those that are not saved by their values, the inputs by shape, the versions, and the
+exporter's settings. If anything cannot be described, the export is not cached.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 
 from ortlaunch.ort.cache import torch_state
 from ortlaunch.ort.cache.outline import REGISTRY
-from ortlaunch.ort.cache.values import Describe, tensor_facts
+from ortlaunch.ort.cache.values import Describe, tensor_facts, tensor_values
+from ortlaunch.ort.mends.buffers import moved_constants
 
 # These belong to a module's own bookkeeping. Their content is described separately, or does not reach the graph.
 _NOT_ATTRIBUTES = {"_parameters", "_buffers", "_modules"}
@@ -58,10 +59,13 @@ def describe_model(model: torch.nn.Module, *, is_exported: bool = False, must_be
     modules = {name: _module(describe, module) for name, module in model.named_modules(remove_duplicate=False)}
     names: dict[int, str] = {}
     tensors = {}
+    constants = _constants(model) if must_be_complete else set[str]()
     for kind in (model.named_parameters, model.named_buffers):
         for name, tensor in kind(remove_duplicate=False):
             # Tied weights are a single input of the graph.
             tensors[name] = [*tensor_facts(tensor), names.setdefault(id(tensor), name)]
+            if name in constants:
+                tensors[name].append(tensor_values(f"model.{name}", tensor))
             describe.reached.add_tensor(f"model.{name}", tensor)
     facts = {
         "modules": modules,
@@ -122,6 +126,16 @@ def _module(describe: Describe, module: torch.nn.Module) -> list[Any]:
         describe.class_(type(module), is_made=False),
         {key: describe.value(f"{where}.{key}", value) for key, value in attributes.items()},
     ]
+
+
+def _constants(model: torch.nn.Module) -> set[str]:
+    """Returns the tensors whose values a graph keeps: those that are not saved, unless a graph has moved them."""
+    # torch's exporter takes for inputs what `state_dict` writes, whatever a model's own leaves out of its result.
+    saved: dict[str, Any] = {}
+    model.state_dict(destination=saved, prefix="", keep_vars=True)
+    kinds = (model.named_parameters, model.named_buffers)
+    names = {name for kind in kinds for name, _ in kind(remove_duplicate=False)}
+    return names.difference(saved, moved_constants(model))
 
 
 def _global_hooks() -> list[Any]:

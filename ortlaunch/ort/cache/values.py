@@ -137,7 +137,7 @@ class Describe:
         if isinstance(value, torch.Tensor):
             # The tensor is not registered, so it is a constant in the graph.
             self.reached.add_tensor(where, value)
-            return [*tensor_facts(value), _values(where, value)]
+            return [*tensor_facts(value), tensor_values(where, value)]
         if isinstance(value, _FUNCTIONS):
             return self._function(where, value)
         return self._object(where, value)
@@ -283,8 +283,12 @@ def tensor_facts(tensor: torch.Tensor) -> list[Any]:
     return ["tensor", str(tensor.dtype), list(tensor.shape), layout, tensor.device.type, tensor.requires_grad]
 
 
-def _values(where: str, tensor: torch.Tensor) -> str:
-    """Returns a digest of a tensor's values."""
+def tensor_values(where: str, tensor: torch.Tensor) -> str:
+    """Returns a digest of a tensor's values.
+
+    Raises:
+        NotCacheableError: they cannot be read; `where` names the tensor.
+    """
     if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.is_quantized:
         raise NotCacheableError(f"{where} is a tensor of a special kind ({type(tensor).__qualname__}, {tensor.layout})")
     try:

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.models import modes
 from ortlaunch.ort.kernels import symbolics as kernels
-from ortlaunch.ort.mends import modes, symbolics
+from ortlaunch.ort.mends import symbolics
 
 
 def install() -> None:

@@ -30,6 +30,7 @@ def install() -> None:
     """Makes the exporter keep ``detach``, and ORTModule request no gradient behind it; repeated calls do nothing."""
     from onnxruntime.training.ortmodule._custom_gradient_registry import CustomGradientRegistry
     from onnxruntime.training.ortmodule._graph_transition_manager import GraphTransitionManager
+    from onnxruntime.training.ortmodule._training_manager import TrainingManager
     from torch.onnx import register_custom_op_symbolic  # type: ignore[attr-defined]
 
     CustomGradientRegistry.register_custom_stop_gradient_edges([0], _DOMAIN, "ATen", _OPERATOR, "")
@@ -54,7 +55,11 @@ def install() -> None:
         _separate_unwanted(model.graph, set(wanted))
         _stop_twice(model.graph, set(wanted))
         info = original(flatten_module=flatten_module, exported_model_info=exported_model_info, **rest)
-        reached = _reached_by_gradients(info._post_export_processed_model.graph)
+        graph = info._post_export_processed_model.graph
+        outputs = [output.name for output in graph.output]
+        reached = _reached_by_gradients(graph, outputs)
+        of_model = outputs[: len(info.module_forward_output_schema.dtypes)]
+        info._ortlaunch_reached = [_reached_by_gradients(graph, [name]).intersection(wanted) for name in of_model]
         for names in (
             info.onnx_graph_input_names_require_grad,
             info.onnx_graph_input_names_require_grad_user_defined,
@@ -65,6 +70,34 @@ def install() -> None:
 
     GraphTransitionManager._post_export_process = staticmethod(process)
     GraphTransitionManager._ortlaunch_process = process
+    make = TrainingManager._create_autofunction_class
+
+    def made(self: Any) -> Any:
+        function = make(self)
+        backward = function.backward
+
+        def asked(ctx: Any, *grads: Any) -> Any:
+            info = self._graph_transition_manager._post_export_processed_model_info
+            return _asked_for(info, grads, backward(ctx, *grads))
+
+        function.backward = staticmethod(asked)
+        return function
+
+    TrainingManager._create_autofunction_class = made
+
+
+def _asked_for(info: Any, grads: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the gradients, but None for weights on which no output with a gradient depends.
+
+    For an output that the loss does not use ONNX Runtime's backward takes zeros. The weights of that output alone would
+    get zeros as well, and an optimizer would decay them, which it does not in eager.
+    """
+    asked = [names for names, grad in zip(info._ortlaunch_reached, grads, strict=False) if grad is not None]
+    if len(asked) == len(info._ortlaunch_reached):
+        return results
+    names = set[str]().union(*asked)
+    pairs = zip(info.onnx_graph_input_names, results, strict=True)
+    return tuple(result if name in names else None for name, result in pairs)
 
 
 @contextlib.contextmanager
@@ -273,10 +306,10 @@ def _differentiated_inputs(node: Any) -> list[int]:
     return sorted(int(out[3:-1]) for out in written if out.startswith("GI("))
 
 
-def _reached_by_gradients(graph: Any) -> set[str]:
-    """Returns the names of values on which an output depends on a path without `stop_gradient`."""
+def _reached_by_gradients(graph: Any, names: list[str]) -> set[str]:
+    """Returns the names of values on which these values depend on a path without `stop_gradient`."""
     producers = {output: node for node in graph.node for output in node.output}
-    waiting = [output.name for output in graph.output]
+    waiting = list(names)
     reached = set(waiting)
     while waiting:
         node = producers.get(waiting.pop())

@@ -10,19 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortlaunch.models import modes
 from ortlaunch.ort.mends import (
     buffers,
     checkpoints,
     copying,
     decisions,
+    densities,
     failed_calls,
     failed_export,
     fast_paths,
+    forwards,
     functions,
     generators,
     gradients,
     guard,
-    modes,
     outputs,
     padding,
     randomness,
@@ -66,6 +68,8 @@ def install() -> None:
     statistics.register()
     outputs.install()
     copying.install()
+    densities.install()
+    forwards.install()
     randomness.install()
     guard.install()
     padding.register_gradients()

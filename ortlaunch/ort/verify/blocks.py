@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.ort.blocks import OrtBlock, attached
 from ortlaunch.ort.verify.pair import Context
@@ -28,7 +29,17 @@ def block_findings(model: torch.nn.Module, task: Task, precision: Context, batch
         task: how the model is called.
         precision: the context in which the run calls the model.
         batches: at least two, on the model's device. All workers have the same number of them.
+
+    Raises:
+        RequestError: a block is in evaluation mode, and would pass no gradients on to weights that are trained.
     """
+    for block in attached(model):
+        if not block.block.training and _has_trained_weights(model, up_to=block.block):
+            raise RequestError(
+                f"the block {block.path} is kept in evaluation mode, and ONNX Runtime's graph for that has no "
+                "gradients: keep its parts in eval() instead of the block itself, or use trainer.zero_stage=2 or "
+                "backend=eager"
+            )
     first_of_class = {type(block.block): block for block in reversed(attached(model))}
     watches = [_Watch(block, precision, passes=len(batches)) for block in first_of_class.values()]
     with same_random_numbers():
@@ -43,6 +54,14 @@ def block_findings(model: torch.nn.Module, task: Task, precision: Context, batch
                 watch.end()
             state.restore()
     return [finding for watch in watches for finding in watch.findings]
+
+
+def _has_trained_weights(model: torch.nn.Module, *, up_to: torch.nn.Module) -> bool:
+    """Whether a weight of a block, or of what a model has before it, is trained."""
+    parameters = list(model.parameters())
+    own = {id(parameter) for parameter in up_to.parameters()}
+    last = max((index for index, parameter in enumerate(parameters) if id(parameter) in own), default=-1)
+    return any(parameter.requires_grad for parameter in parameters[: last + 1])
 
 
 class _Call:

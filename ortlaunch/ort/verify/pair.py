@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from ortlaunch.models import modes
 from ortlaunch.models.task import Batch, Task, loss_of
 from ortlaunch.ort import session
-from ortlaunch.ort.mends import modes
 from ortlaunch.ort.mends.checkpoints import without_reentrance
 from ortlaunch.ort.verify.compare import errors_from_exact, is_as_good, tolerance_of
 from ortlaunch.ort.verify.gap import Gap, widest
@@ -107,6 +107,7 @@ class Pair:
 
     def _evaluated(self, batch: Batch) -> NamedTensors:
         """Returns PyTorch's outputs in evaluation mode; none where the model does not run so."""
+        was_training = self._plain.training
         with modes.kept(self._plain):
             try:
                 self._plain.eval()
@@ -114,6 +115,9 @@ class Pair:
                     outputs = self._task.outputs(self._plain, copied(batch))
             except Exception:
                 return {}
+            finally:
+                # A model may do more than to set the mode, as LoRA's layers do: they merge their weights.
+                self._plain.train(was_training)
         return {EVALUATED + name: one for name, one in named_tensors(outputs).items()}
 
     def exported(self, batch: Batch) -> NamedTensors:

@@ -94,6 +94,12 @@ class QuickCheck:
             self._forward(batches[0])
         self._warnings += new
         if not session.is_active(self._wrapped):
+            if session.fallback_reason(self._wrapped) is None:
+                raise RequestError(
+                    "the model is in evaluation mode when a run trains it (its train() leaves it so), and ONNX "
+                    "Runtime's graph for that has no gradients: let train() set the mode and keep single modules in "
+                    "eval(), or use backend=eager or backend=compile"
+                )
             # The model fell back to PyTorch (backend.fallback=warn), so there is nothing to compare.
             return []
         examination = Examination(self._wrapped, self._task, self._precision, state, batches, self._warnings)

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import Config, Precision
 from ortlaunch.config.trainers.deepspeed import DeepSpeedConfig
+from ortlaunch.models.modes import evaluation
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.engine import Engine
@@ -67,7 +68,7 @@ class DeepSpeedEngine(Engine):
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
         # DeepSpeed counts the micro-batches itself. ZeRO 0 and 1 exchange gradients at the last micro-batch. ZeRO 2 and
         # 3 exchange them at each one, because a worker keeps only its shard.
-        loss = self._task.loss(self._engine, cast_inputs(batch, self._precision))
+        loss = self._task.loss(self._engine, self.model_inputs(batch))
         self.forward_done()
         self._engine.backward(self.guard.watch(loss))
         if not last:
@@ -78,12 +79,15 @@ class DeepSpeedEngine(Engine):
         return self._plain_step() if self._is_plain else self._sharded_step()
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
-        return self._task.loss(self._engine, cast_inputs(batch, self._precision))
+        return self._task.loss(self._engine, self.model_inputs(batch))
+
+    def model_inputs(self, batch: Batch) -> Batch:
+        return cast_inputs(batch, self._precision)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         take_first_workers_buffers(self.inner)
-        with super().evaluating():
+        with evaluation(self._engine), torch.no_grad():
             yield
 
     @property

@@ -64,7 +64,10 @@ class FsdpEngine(TorchEngine):
         return contextlib.nullcontext()
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        return self._task.loss(self.inner, cast_inputs(batch, self._precision))
+        return self._task.loss(self.inner, self.model_inputs(batch))
+
+    def model_inputs(self, batch: Batch) -> Batch:
+        return cast_inputs(batch, self._precision)
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         return self._loss(batch)
