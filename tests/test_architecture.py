@@ -248,7 +248,9 @@ except SystemExit as end:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_launcher_has_none_of_them_in_memory(tmp_path: Path, arguments: list[str], code: int) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # A command that another test has run in this process may have set HYDRA_FULL_ERROR.
+    inherited = {name: value for name, value in os.environ.items() if name != "HYDRA_FULL_ERROR"}
+    environment = {**inherited, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", LIGHT, *arguments]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert result.stdout.splitlines()[-1:] == [f"ended: {code}"], result.stdout + result.stderr

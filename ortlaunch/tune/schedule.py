@@ -14,7 +14,7 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 
-from ortlaunch.tune.cell import Cell, Effort, Outcome, Stage
+from ortlaunch.tune.cell import Cell, Effort, Outcome, Stage, Value
 from ortlaunch.tune.expectation import Expectation
 from ortlaunch.tune.intervals import LEAST_ROUNDS, difference_of, interval_of, slower_by
 from ortlaunch.tune.plan import Finding, Plan
@@ -147,7 +147,9 @@ class Schedule:
             return None
         good = [score for score in self._scores.values() if score > 0]
         by_chance = _FIRST_BY_CHANCE * len(self._plan.asked.values)
-        if len(self._scores) < by_chance or len(good) < 2:
+        if len(self._scores) < by_chance and (cell := self._new_beside(ready)) is not None:
+            return cell
+        if len(good) < 2:
             return self._unlike(ready)
         if self._expectation is None:
             self._expectation = Expectation(list(self._plan.cells))
@@ -163,6 +165,32 @@ class Schedule:
         first = self._best_first()[0]
         beside = [index for index, cell in enumerate(ready) if _axes_apart(cell, first) == 1]
         return ready[max(beside, key=lambda index: gain[index])] if beside and self._idle % 2 else self._unlike(ready)
+
+    def _new_beside(self, ready: list[Cell]) -> Cell | None:
+        """A cell that differs from the best one so far by one value that no trial had yet; None if there is none.
+
+        So the effect of a value shows where it counts. Names come first, such as those of backends. Of numbers only the
+        next ones are taken, for what is beyond them follows from those.
+        """
+        best = (self._best_first() or [self._plan.asked])[0]
+        met = {pair for cell in self._scores for pair in cell.values}
+        names, numbers = [], []
+        for cell in ready:
+            apart = [pair for pair, other in zip(cell.values, best.values, strict=True) if pair != other]
+            if len(apart) != 1 or apart[0] in met:
+                continue
+            ((axis, value),) = apart
+            if not isinstance(value, int):
+                names.append(cell)
+            elif self._are_next(axis, value, best[axis]):
+                numbers.append(cell)
+        found = names or numbers
+        return self._chance.choice(found) if found else None
+
+    def _are_next(self, axis: str, one: Value, other: Value) -> bool:
+        """Whether no value of an axis is between two."""
+        low, high = sorted((one, other))
+        return not any(low < cell[axis] < high for cell in self._plan.cells)
 
     def _unlike(self, ready: list[Cell]) -> Cell:
         """A cell by chance, among those with the most values that no trial had yet."""
@@ -197,7 +225,8 @@ class Schedule:
                 slower = 1 - self._scores[cell] / most
                 self._finding.dropped[cell] = f"{slower:.0%} slower than the best in its short trial"
         done = []
-        for cell in chosen if len(chosen) > 1 else []:
+        # All that are left are finalists: rounds measure them as long.
+        for cell in chosen if len(chosen) > FINALISTS else []:
             if self._spent >= self._later_until(_UNTIL_LONG):
                 break
             self._try(cell, "long", 0, plan.long_seconds)
@@ -259,8 +288,10 @@ class Schedule:
         while names:
             best = max(names, key=lambda cell: self._mean(cell, logs))
             ties = [cell for cell in names if cell != best and self._is_tie(best, cell, logs)]
-            # If nothing is faster than the configuration as asked, there is no reason to change it.
-            winner = plan.asked if plan.asked in ties else best
+            # If nothing is faster than the configuration as asked, there is no reason to change it. Where the rounds
+            # could not separate it from one that is faster on average, the faster one is the better guess.
+            is_asked = plan.asked in ties and self._mean(best, logs) - self._mean(plan.asked, logs) <= _CLOSE
+            winner = plan.asked if is_asked else best
             reason = plan.unfit(winner)
             if reason is None:
                 found.winner, found.ties = winner, [cell for cell in (best, *ties) if cell != winner]

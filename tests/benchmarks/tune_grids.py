@@ -1,7 +1,7 @@
 """Grids of real models for `bench_tune`: every cell measured by trials of its own, kept as JSON beside this file.
 
-A kept grid is a machine on which the search can be replayed with any seed: a trial draws one of the cell's measured
-speeds, takes the seconds that it took, and fails where it failed.
+A kept grid is a machine on which the search can be replayed with any seed: a trial has the cell's median speed with the
+noise of the measurements, takes the seconds that one of them took, and fails where it failed.
 """
 
 from __future__ import annotations
@@ -155,7 +155,9 @@ class Grid:
             found = _outcome(one)
             if not found.ok:
                 return found
-            rate = found.rate * math.exp(chance.gauss(0, spread))
+            # The noise is in the measured rates already: their median stands for the cell.
+            rates = [kept["rate"] for kept in self.measured[str(cell)] if kept["status"] == "ok"]
+            rate = statistics.median(rates) * math.exp(chance.gauss(0, spread))
             seconds = one["seconds"] - one["trained_seconds"] + effort.seconds
             return Outcome("ok", seconds, rate=rate, start=found.start, peak_bytes=found.peak_bytes)
 
