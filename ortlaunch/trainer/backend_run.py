@@ -144,6 +144,9 @@ class OrtRun(BackendRun):
         self._task: Task | None = None
         self._batch_before: Batch | None = None
         self._evaluated = 0
+        self._evaluated_before = 0
+        """Evaluated batches up to the last batch that was trained on."""
+        self._evaluations = 0
         self._sizes: set[_Sizes] = set()
         self._evaluated_sizes: set[_Sizes] = set()
 
@@ -196,8 +199,33 @@ class OrtRun(BackendRun):
         read, self._batch_before = (self._batch_before if self._workers.device.type == "cuda" else batch), batch
         unverified = decisions.take_unverified()
         if not unverified or read is None:
-            return self._check_sizes(batch)
+            return self._check_after_evaluation(batch) or self._check_sizes(batch)
         self._verify(unverified, read)
+        return True
+
+    def _check_after_evaluation(self, batch: Batch) -> bool:
+        """Compares the gradients of the batch after the first, second, fourth evaluation and so on.
+
+        The check at the start trains only, and does not see what evaluation mode changes and training reads.
+        """
+        from ortlaunch.ort.mends import decisions
+
+        if self._evaluated == self._evaluated_before:
+            return False
+        self._evaluated_before = self._evaluated
+        self._evaluations += 1
+        is_due = self._evaluations & (self._evaluations - 1) == 0 and self._cfg.recheck_every != 0
+        # With a graph for each block, there is no whole model to compare.
+        if not is_due or self._blocks or not self.is_active or Allow["wrong_gradients"] in self._cfg.allow:
+            return False
+        error = self._gradient_error(batch)
+        decisions.take_unverified()  # The comparison has computed the same values again.
+        if error is not None:
+            raise WrongGradientsError(
+                f"after an evaluation, {error}: in evaluation mode, forward changes a buffer that is not saved or a "
+                "value of Python, and in training mode it reads it. Save the buffer (persistent=True), use backend="
+                "eager or compile, or accept the difference with backend.allow=[wrong_gradients]"
+            )
         return True
 
     def _check_sizes(self, batch: Batch) -> bool:

@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ortlaunch.base.errors import RequestError, TrainingError
+from ortlaunch.base.errors import RequestError, TrainingError, WrongGradientsError
 from ortlaunch.config.schema import Allow, OrtConfig
 from ortlaunch.models.task import Batch, make_task
 from ortlaunch.ort import session
@@ -761,6 +761,55 @@ def test_a_batch_of_new_sizes_is_compared(kind: type[Net]) -> None:
     else:
         with pytest.raises(RequestError, match=r"x \(16, 8\), labels \(16,\)\), whose sizes are new, .*gradient"):
             compares(rows(data[0], 16))
+
+
+class MovedInEvaluation(Net):
+    """Evaluation moves a buffer, which training reads; `saved` says whether checkpoints have it."""
+
+    def __init__(self, saved: bool) -> None:
+        super().__init__()
+        self.register_buffer("moved", torch.ones(16), persistent=saved)
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            self.moved.add_(hidden.detach().abs().mean(0))
+        return hidden * self.moved
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize("saved", [True, False])
+def test_the_first_batch_after_an_evaluation_is_compared(saved: bool) -> None:
+    torch.manual_seed(0)
+    model = MovedInEvaluation(saved)
+    wrapped = wrapped_model(model)
+    data = drawn()
+    task = make_task(model, data[0])
+    backend = run_of(wrapped, OrtConfig(export_cache=False))
+    backend.check(task, data)
+
+    def trains(batch: Batch) -> bool:
+        task.loss(wrapped, batch).backward()
+        return backend.check_decisions(batch)
+
+    def evaluate(batch: Batch) -> None:
+        wrapped.eval()
+        with torch.no_grad():
+            task.loss(wrapped, batch)
+        backend.check_evaluated(batch)
+        wrapped.train()
+
+    assert not trains(data[1])
+    evaluate(data[0])
+    if not saved:
+        with pytest.raises(WrongGradientsError, match=r"^after an evaluation, .* a buffer that is not saved"):
+            trains(data[1])
+        return
+    compared = [trains(data[1]), trains(data[2])]
+    for _ in range(3):
+        evaluate(data[0])
+        compared.append(trains(data[1]))
+    # After the first, the second and the fourth evaluation.
+    assert compared == [True, False, True, False, True]
 
 
 @pytest.mark.usefixtures("enforced")

@@ -1,10 +1,16 @@
-"""The forms of cross entropy that ORTModule 1.19.2 refuses, has no gradient for or dies of; PyTorch computes them."""
+"""The forms of cross entropy that ORTModule 1.19.2 refuses, has no gradient for, dies of or computes otherwise.
+
+PyTorch computes them.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ortlaunch.ort.mends import torch_calls
+
+_MEAN = 1
+"""Of torch's numbers for reductions."""
 
 
 def register() -> None:
@@ -17,17 +23,21 @@ def register() -> None:
 def cross_entropy(
     g: Any, logits: Any, target: Any, weight: Any, reduction: Any, ignore_index: Any, label_smoothing: Any
 ) -> Any:
-    """Exports the cross entropy; that of smoothed labels, of class probabilities or of one sample as a call of PyTorch.
+    """Exports the mean cross entropy of a batch of classes as onnxruntime's operator, any other as a call of PyTorch.
 
-    For a sample without a dimension of the batch, onnxruntime's kernel ends the process.
+    For a sample without a dimension of the batch, onnxruntime's kernel ends the process. With weights of the classes,
+    with another reduction and for sequences it takes the loss of a target out of range for zero, and where all targets
+    are ignored it returns zero instead of NaN.
     """
     from onnxruntime.training.ortmodule._custom_op_symbolic_registry import CustomOpSymbolicRegistry
     from torch.onnx import symbolic_helper
 
     arguments = (logits, target, weight, reduction, ignore_index, label_smoothing)
     is_smooth = symbolic_helper._maybe_get_const(label_smoothing, "f") != 0.0
-    is_one = symbolic_helper._get_tensor_rank(target) == 0
-    if is_smooth or is_one or target.type().scalarType() != "Long":
+    is_weighted = not symbolic_helper._is_none(weight)
+    is_mean = symbolic_helper._maybe_get_const(reduction, "i") == _MEAN
+    is_batch = symbolic_helper._get_tensor_rank(target) == 1
+    if is_smooth or is_weighted or not is_mean or not is_batch or target.type().scalarType() != "Long":
         return torch_calls.exported(g, *arguments)
     original = CustomOpSymbolicRegistry._SYMBOLICS["::cross_entropy_loss"]
     return original(g, *arguments)
