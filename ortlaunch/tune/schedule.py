@@ -306,10 +306,13 @@ class Schedule:
             names = names or [cell for cell in self._best_first() if cell not in unfit][:1]
 
     def _mean(self, cell: Cell, logs: dict[Cell, list[float]]) -> float:
-        """The mean of a cell's rounds, or its latest trial if it has none."""
-        if logs.get(cell):
-            return statistics.fmean(logs[cell])
-        return math.log(self._scores[cell]) if self._scores.get(cell) else -math.inf
+        """The mean of a cell's rounds; with few of them the trial before them counts too."""
+        rounds = logs.get(cell, [])
+        if len(rounds) >= LEAST_ROUNDS:
+            return statistics.fmean(rounds)
+        last = self._finding.measured.get(cell, [])[-len(rounds) - 1 :]
+        found = [math.log(one.score(self._plan.work)) for one in last if one.ok]
+        return statistics.fmean(found) if found else -math.inf
 
     def _is_tie(self, best: Cell, cell: Cell, logs: dict[Cell, list[float]]) -> bool:
         """Whether a finalist that the rounds have not dropped may be as fast as the best one."""

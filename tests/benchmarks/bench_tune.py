@@ -5,7 +5,7 @@ hangs, then over made machines of 48 cells. Nothing is trained; a trial's second
 ``ORTLAUNCH_TUNE_SEEDS`` (10) and ``ORTLAUNCH_TUNE_MINUTES`` (10,30,60) choose how many machines and which budgets.
 
 ``python -m tests.benchmarks.bench_tune measure [NAME ...]`` measures every cell of the grids of `tune_grids` by trials
-of its own, three times in rounds (``ORTLAUNCH_TUNE_ROUNDS``), and keeps them as JSON. It goes on where it was ended;
+of its own, twice in rounds (``ORTLAUNCH_TUNE_ROUNDS``), and keeps them as JSON. It goes on where it was ended;
 ``ORTLAUNCH_TUNE_MINUTES`` ends it. ``replay [NAME ...]`` searches these grids with ten seeds.
 """
 
@@ -94,13 +94,13 @@ def replay(names: list[str]) -> None:
             print(f"{name}: {left} trials of its grid are missing (bench_tune measure {name})")
             continue
         found = [grid.replayed(seed, _SHARE * _BEFORE_THE_END * grid.seconds()) for seed in seeds]
-        good = sum(one.share >= _NEAR or one.is_inside for one in found)
+        near, inside = sum(one.share >= _NEAR for one in found), sum(one.is_inside for one in found)
         costs = [one.cost for one in found]
         print(
             f"{name}: {len(grid.space.cells)} cells, {ROUNDS} rounds, {grid.seconds():.0f} s, "
             f"noise {grid.noise():.1%}\n"
-            f"  within 3 % of the best or inside its measurements: {good} of {len(found)}, "
-            f"least {min(one.share for one in found):.3f}\n"
+            f"  within 3 % of the best: {near} of {len(found)}, inside its interval (to {grid.lowest_of_best():.3f}): "
+            f"{inside}; least {min(one.share for one in found):.3f}\n"
             f"  cost {statistics.median(costs):.0%} of the grid's, most {max(costs):.0%}; "
             f"best cell left out by a rule: {sum(one.is_best_pruned for one in found)}",
             flush=True,

@@ -31,10 +31,11 @@ from ortlaunch.tune.space import Space
 from ortlaunch.tune.trial import Trials, steps_for
 from ortlaunch.tune.words import taken_apart
 
-ROUNDS = int(os.environ.get("ORTLAUNCH_TUNE_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("ORTLAUNCH_TUNE_ROUNDS", "2"))
 SECONDS = 3.0
 """Seconds of training of a measured trial."""
 MOST_CELLS = 48
+_OF_INTERVAL = 1.96
 _FOLDER = Path(__file__).with_name("grids")
 _TIMEOUT = 600.0
 _COMMON = (
@@ -140,6 +141,10 @@ class Grid:
             apart += [statistics.variance(logs)] if len(logs) > 1 else []
         return math.sqrt(statistics.fmean(apart)) if apart else 0.0
 
+    def lowest_of_best(self) -> float:
+        """The lower end of the 95 % interval of the best cell's score, as a share of it, by the noise of all cells."""
+        return math.exp(-_OF_INTERVAL * self.noise() / math.sqrt(ROUNDS))
+
     def replayed(self, seed: int, budget: float) -> Replay:
         """Searches the kept grid.
 
@@ -166,13 +171,13 @@ class Grid:
         finding = Schedule(plan).run()
         assert finding.winner is not None
         best = self.best()
-        scores = [_outcome(one).score(self.work) for one in self.measured[str(best)]]
+        share = self.score(finding.winner) / self.score(best)
         return Replay(
-            self.score(finding.winner) / self.score(best),
+            share,
             finding.spent / self.seconds(),
             # A cell that was not reached was not pruned.
             finding.pruned.get(best, NO_TIME) not in (NO_TIME, NO_GAIN),
-            self.score(finding.winner) >= min(scores),
+            share >= self.lowest_of_best(),
         )
 
 
@@ -187,7 +192,7 @@ class Replay:
     is_best_pruned: bool
     """Whether a rule left the best cell out."""
     is_inside: bool
-    """Whether the winner's median is not below the lowest measurement of the best cell."""
+    """Whether the winner's median is not below the interval of the best cell's."""
 
 
 def _path(name: str) -> Path:
