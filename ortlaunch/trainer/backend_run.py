@@ -132,6 +132,7 @@ class OrtRun(BackendRun):
             journal: the run's journal on the first worker, None on the others.
             blocks: whether each block of the model is an ORTModule of its own (ZeRO 3).
         """
+        from ortlaunch.ort.verify.evaluation_state import EvaluationState
         from ortlaunch.ort.verify.start import FRESH_BATCHES
 
         self.check_batches = FRESH_BATCHES
@@ -147,6 +148,7 @@ class OrtRun(BackendRun):
         self._evaluated_before = 0
         """Evaluated batches up to the last batch that was trained on."""
         self._evaluations = 0
+        self._evaluation_state = EvaluationState()
         self._sizes: set[_Sizes] = set()
         self._evaluated_sizes: set[_Sizes] = set()
 
@@ -218,7 +220,7 @@ class OrtRun(BackendRun):
         # With a graph for each block, there is no whole model to compare.
         if not is_due or self._blocks or not self.is_active or Allow["wrong_gradients"] in self._cfg.allow:
             return False
-        error = self._gradient_error(batch)
+        error = self._gradient_error(batch) or self._read_from_evaluation(batch)
         decisions.take_unverified()  # The comparison has computed the same values again.
         if error is not None:
             raise WrongGradientsError(
@@ -227,6 +229,16 @@ class OrtRun(BackendRun):
                 "eager or compile, or accept the difference with backend.allow=[wrong_gradients]"
             )
         return True
+
+    def _read_from_evaluation(self, batch: Batch) -> str | None:
+        """Says which values that evaluation has changed the loss of a batch depends on; None if there are none."""
+        from ortlaunch.ort import session
+
+        if self._task is None:
+            return None
+        model, precision = session.plain_model(self._engine.inner), self._engine.precision_context
+        names = self._evaluation_state.read_in_training(model, self._task, precision, self._given(batch))
+        return f"ONNX Runtime's graph does not change {names} as PyTorch does" if names else None
 
     def _check_sizes(self, batch: Batch) -> bool:
         """Compares the gradients of a batch of new sizes: a loop or a branch over a size is one of the trace."""
@@ -261,6 +273,7 @@ class OrtRun(BackendRun):
         decisions.forget_verified()  # The comparison has computed the same values again.
 
     def check_evaluated(self, batch: Batch) -> None:
+        from ortlaunch.ort import session
         from ortlaunch.ort.mends import decisions
         from ortlaunch.ort.verify.start import evaluation_error
 
@@ -274,7 +287,9 @@ class OrtRun(BackendRun):
             # With a graph for each block, there is no whole model to compare.
             error = "" if unverified else None
         elif unverified or (is_due and self.is_active):
-            error = evaluation_error(self._engine.inner, self._task, self._engine.precision_context, self._given(batch))
+            model, precision = self._engine.inner, self._engine.precision_context
+            with self._evaluation_state.watched(session.plain_model(model)):
+                error = evaluation_error(model, self._task, precision, self._given(batch))
         else:
             return
         decisions.take_unverified_in_evaluation()  # The comparison has computed the same values again.

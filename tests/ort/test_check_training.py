@@ -776,6 +776,46 @@ class MovedInEvaluation(Net):
         return hidden * self.moved
 
 
+class CountsEvaluations(Net):
+    """Counts the batches that it evaluates; `reads` says whether training does something with the number."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.reads = reads
+        self.evaluated = 0
+
+    def middle(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            self.evaluated += 1
+            return hidden
+        return hidden * (1.0 + 0.5 * self.evaluated) if self.reads else hidden
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_number_that_only_evaluation_changes_and_training_reads_is_refused(reads: bool) -> None:
+    torch.manual_seed(0)
+    model = CountsEvaluations(reads)
+    wrapped = wrapped_model(model)
+    data = drawn()
+    task = make_task(model, data[0])
+    backend = run_of(wrapped, OrtConfig(export_cache=False))
+    backend.check(task, data)
+    wrapped.eval()
+    with torch.no_grad():
+        task.loss(wrapped, data[0])
+    backend.check_evaluated(data[0])
+    wrapped.train()
+    task.loss(wrapped, data[1]).backward()
+    if reads:
+        with pytest.raises(WrongGradientsError, match="does not change evaluated as PyTorch does"):
+            backend.check_decisions(data[1])
+    else:
+        counted = model.evaluated
+        assert backend.check_decisions(data[1])
+        assert model.evaluated == counted
+
+
 @pytest.mark.usefixtures("enforced")
 @pytest.mark.parametrize("saved", [True, False])
 def test_the_first_batch_after_an_evaluation_is_compared(saved: bool) -> None:
