@@ -14,7 +14,7 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 
-from ortlaunch.tune.cell import Cell, Effort, Outcome, Stage, Value
+from ortlaunch.tune.cell import Cell, Effort, Outcome, Stage
 from ortlaunch.tune.expectation import Expectation
 from ortlaunch.tune.intervals import LEAST_ROUNDS, difference_of, interval_of, slower_by
 from ortlaunch.tune.plan import Finding, Plan
@@ -182,15 +182,16 @@ class Schedule:
             ((axis, value),) = apart
             if not isinstance(value, int):
                 names.append(cell)
-            elif self._are_next(axis, value, best[axis]):
+            elif isinstance(other := best[axis], int) and self._are_next(axis, value, other):
                 numbers.append(cell)
         found = names or numbers
         return self._chance.choice(found) if found else None
 
-    def _are_next(self, axis: str, one: Value, other: Value) -> bool:
+    def _are_next(self, axis: str, one: int, other: int) -> bool:
         """Whether no value of an axis is between two."""
         low, high = sorted((one, other))
-        return not any(low < cell[axis] < high for cell in self._plan.cells)
+        values = {cell[axis] for cell in self._plan.cells}
+        return not any(low < value < high for value in values if isinstance(value, int))
 
     def _unlike(self, ready: list[Cell]) -> Cell:
         """A cell by chance, among those with the most values that no trial had yet."""
