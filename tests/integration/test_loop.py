@@ -65,13 +65,16 @@ def test_it_trains(runs, name):
 
 @pytest.mark.parametrize("name", ["eager-ddp", "ort-ddp"])
 def test_evaluating_changes_nothing_in_training(runs, name):
-    """Neither the data nor the random numbers of dropout, nor what counts as a steady step."""
+    """Neither the data nor the random numbers of dropout; of the steady steps none but those that compare gradients."""
     result, plain = runs[f"{name}-eval"], runs[name]
     assert list(result.series("eval/loss")) == [3, 6, 8]
     assert plain.series("eval/loss") == {}
     assert result.losses == plain.losses
     assert result.series("train/grad_norm") == plain.series("train/grad_norm")
-    assert result.series("summary/steady_steps") == plain.series("summary/steady_steps") == {8: 5.0}
+    assert plain.series("summary/steady_steps") == {8: 5.0}
+    # Under ORT, the first steps after the first and the second evaluation compare their gradients with PyTorch's.
+    compared = 2.0 if name == "ort-ddp" else 0.0
+    assert result.series("summary/steady_steps") == {8: 5.0 - compared}
 
 
 def test_an_evaluation_is_that_of_the_whole_model_without_dropout(runs):
