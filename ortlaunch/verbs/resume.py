@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,8 @@ from ortlaunch.tracking import trackers
 
 _MOVABLE = ("path", "tokenizer", "workers")
 """Keys of a data source that may change between two attempts: the data may have been moved to another place."""
+_REWRITTEN_SECONDS = 2.0
+"""Within this time, a launcher has written the configuration that it has moved aside."""
 _HELP = """\
 usage: ortlaunch resume RUN [KEY=VALUE ...]
 
@@ -114,8 +117,13 @@ def _is_over(job: str, run: Run) -> bool:
 
 
 def _stored_config(run_dir: Path) -> Config:
-    path = Run(run_dir).config_file
-    Run(run_dir).require(path)
+    run = Run(run_dir)
+    path = run.config_file
+    # Another launcher moves the files of the attempt before aside, and writes its own at once.
+    until = time.monotonic() + _REWRITTEN_SECONDS
+    while run.journal_file.is_file() and not path.is_file() and time.monotonic() < until:
+        time.sleep(0.02)
+    run.require(path)
     try:
         return load_config(path)
     except (OmegaConfBaseException, KeyError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from ortlaunch.run.run import Run
 from ortlaunch.run.state import RunState
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.mlflow import TRACKING_URI
-from ortlaunch.verbs.resume import _changed, resume
+from ortlaunch.verbs.resume import _changed, _stored_config, resume
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +105,17 @@ def test_with_a_checkpoint_the_data_and_the_layout_of_the_state_stay_too(
         with pytest.raises(RequestError, match=f"^resume: {said}"):
             _changed(stored, [change], tmp_path)
     assert _changed(stored, changes[5:], tmp_path).data.workers == 1
+
+
+def test_a_configuration_that_another_launcher_writes_at_this_moment_is_waited_for(tmp_path: Path) -> None:
+    config = to_config(compose(["model=mlp", "backend=eager", "device=cpu"]))
+    with pytest.raises(RequestError, match=r"is no run folder: it has no config\.yaml"):
+        _stored_config(tmp_path)
+    Run(tmp_path).journal_file.touch()
+    writer = threading.Timer(0.3, save_config, (config, tmp_path / "config.yaml"))
+    writer.start()
+    assert _stored_config(tmp_path).model.name == "mlp"
+    writer.join()
 
 
 @pytest.mark.parametrize("word", ["optimizer.lr=nan", "train.clip_grad_norm=inf", "launcher.grace_seconds=0"])
