@@ -34,8 +34,8 @@ _UNTIL_LONG, _UNTIL_ROUNDS = 0.4, 0.9
 """Shares of what the search has left after which longer trials and rounds are begun no more."""
 _HOPELESS = 0.7
 """A short trial with less than this share of the best speed gets no longer one."""
-_FIRST_BY_CHANCE = 2
-"""Cells for each axis that are tried before expectations guide the choice."""
+_FIRST_BESIDE = 2
+"""Most cells for each axis that are tried beside the best one before expectations guide the choice."""
 _MOST_WEIGHED = 1500
 """Of more cells than this, so many by chance and all next to the best one are weighed for the next trial."""
 _NO_BETTER = 0.002
@@ -146,8 +146,8 @@ class Schedule:
         if not ready:
             return None
         good = [score for score in self._scores.values() if score > 0]
-        by_chance = _FIRST_BY_CHANCE * len(self._plan.asked.values)
-        if len(self._scores) < by_chance and (cell := self._new_beside(ready)) is not None:
+        most_beside = _FIRST_BESIDE * len(self._plan.asked.values)
+        if len(self._scores) < most_beside and (cell := self._new_beside(ready)) is not None:
             return cell
         if len(good) < 2:
             return self._unlike(ready)

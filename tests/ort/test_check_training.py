@@ -740,27 +740,40 @@ def rows(batch: Batch, count: int) -> Batch:
     return {name: tensor.repeat(2, *[1] * (tensor.dim() - 1))[:count] for name, tensor in batch.items()}
 
 
+class Course:
+    """A model after the check at the start of a run with these batches."""
+
+    def __init__(self, model: nn.Module, data: list[Batch]) -> None:
+        self._wrapped = wrapped_model(model)
+        self._task = make_task(model, data[0])
+        self.backend = run_of(self._wrapped, OrtConfig(export_cache=False))
+        self.backend.check(self._task, data)
+
+    def compares(self, batch: Batch) -> bool:
+        """Trains on a batch; whether its gradients were compared."""
+        self._task.loss(self._wrapped, batch).backward()
+        return self.backend.check_decisions(batch)
+
+    def evaluate(self, batch: Batch) -> None:
+        self._wrapped.eval()
+        with torch.no_grad():
+            self._task.loss(self._wrapped, batch)
+        self.backend.check_evaluated(batch)
+        self._wrapped.train()
+
+
 @pytest.mark.usefixtures("enforced")
 @pytest.mark.parametrize("kind", [Net, Unrolled])
 def test_a_batch_of_new_sizes_is_compared(kind: type[Net]) -> None:
     torch.manual_seed(0)
-    model = kind()
-    wrapped = wrapped_model(model)
     data = drawn()
-    task = make_task(model, data[0])
-    backend = run_of(wrapped, OrtConfig(export_cache=False))
-    backend.check(task, data)
-
-    def compares(batch: Batch) -> bool:
-        task.loss(wrapped, batch).backward()
-        return backend.check_decisions(batch)
-
-    assert not compares(data[1])
+    course = Course(kind(), data)
+    assert not course.compares(data[1])
     if kind is Net:
-        assert [compares(rows(data[0], count)) for count in (16, 7, 16, 12)] == [True, True, False, False]
+        assert [course.compares(rows(data[0], count)) for count in (16, 7, 16, 12)] == [True, True, False, False]
     else:
         with pytest.raises(RequestError, match=r"x \(16, 8\), labels \(16,\)\), whose sizes are new, .*gradient"):
-            compares(rows(data[0], 16))
+            course.compares(rows(data[0], 16))
 
 
 class MovedInEvaluation(Net):
@@ -795,24 +808,15 @@ class CountsEvaluations(Net):
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_number_that_only_evaluation_changes_and_training_reads_is_refused(reads: bool) -> None:
     torch.manual_seed(0)
-    model = CountsEvaluations(reads)
-    wrapped = wrapped_model(model)
-    data = drawn()
-    task = make_task(model, data[0])
-    backend = run_of(wrapped, OrtConfig(export_cache=False))
-    backend.check(task, data)
-    wrapped.eval()
-    with torch.no_grad():
-        task.loss(wrapped, data[0])
-    backend.check_evaluated(data[0])
-    wrapped.train()
-    task.loss(wrapped, data[1]).backward()
+    model, data = CountsEvaluations(reads), drawn()
+    course = Course(model, data)
+    course.evaluate(data[0])
     if reads:
         with pytest.raises(WrongGradientsError, match="does not change evaluated as PyTorch does"):
-            backend.check_decisions(data[1])
+            course.compares(data[1])
     else:
         counted = model.evaluated
-        assert backend.check_decisions(data[1])
+        assert course.compares(data[1])
         assert model.evaluated == counted
 
 
@@ -820,34 +824,18 @@ def test_a_number_that_only_evaluation_changes_and_training_reads_is_refused(rea
 @pytest.mark.parametrize("saved", [True, False])
 def test_the_first_batch_after_an_evaluation_is_compared(saved: bool) -> None:
     torch.manual_seed(0)
-    model = MovedInEvaluation(saved)
-    wrapped = wrapped_model(model)
     data = drawn()
-    task = make_task(model, data[0])
-    backend = run_of(wrapped, OrtConfig(export_cache=False))
-    backend.check(task, data)
-
-    def trains(batch: Batch) -> bool:
-        task.loss(wrapped, batch).backward()
-        return backend.check_decisions(batch)
-
-    def evaluate(batch: Batch) -> None:
-        wrapped.eval()
-        with torch.no_grad():
-            task.loss(wrapped, batch)
-        backend.check_evaluated(batch)
-        wrapped.train()
-
-    assert not trains(data[1])
-    evaluate(data[0])
+    course = Course(MovedInEvaluation(saved), data)
+    assert not course.compares(data[1])
+    course.evaluate(data[0])
     if not saved:
         with pytest.raises(WrongGradientsError, match=r"^after an evaluation, .* a buffer that is not saved"):
-            trains(data[1])
+            course.compares(data[1])
         return
-    compared = [trains(data[1]), trains(data[2])]
+    compared = [course.compares(data[1]), course.compares(data[2])]
     for _ in range(3):
-        evaluate(data[0])
-        compared.append(trains(data[1]))
+        course.evaluate(data[0])
+        compared.append(course.compares(data[1]))
     # After the first, the second and the fourth evaluation.
     assert compared == [True, False, True, False, True]
 
