@@ -85,7 +85,7 @@ def test_a_stored_export_runs_no_code(tmp_path: Path) -> None:
     assert start() == (["stored"], [])
     (file,) = export_cache.folder().glob("*/export")
     kept = pickle.loads(file.read_bytes()[32:])
-    kept.densities = Attack(tmp_path / "attacked")
+    kept.warnings = Attack(tmp_path / "attacked")
     payload = pickle.dumps(kept)
     file.write_bytes(hashlib.sha256(payload).digest() + payload)
     assert start() == (["stored"], [])

@@ -60,7 +60,6 @@ _NAMES = frozenset(
     }
 )
 """Classes of which a stored export is made, by module and name."""
-_DENSITIES = ("_embedding_module_to_padding_density_map", "_sceloss_module_to_ignore_density_map")
 
 
 @dataclass
@@ -78,7 +77,6 @@ class _Export:
     graph: bytes
     rest: tuple[Any, ...]
     """Its other return values: output schema, graph inputs, graph inputs with gradient."""
-    densities: dict[str, Any]
     warnings: list[tuple[str, str, int]]
     """The tracer's warnings as (message, file, line), which are repeated at a hit."""
 
@@ -129,7 +127,7 @@ def _export_or_load(cache: ExportCache, original: Callable[..., Any], arguments:
     kept = _load(place) if why_not_own(place) is None else None
     if kept is not None:
         cache.origins.append("hit")
-        return _replay(kept, arguments)
+        return _replay(kept)
     before = _buffers(arguments["flattened_module"])
     with untraced.watch() as taken, value_reads.watch() as reads, warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -138,7 +136,7 @@ def _export_or_load(cache: ExportCache, original: Callable[..., Any], arguments:
     _repeat_warnings([(warning.message, warning.filename, warning.lineno) for warning in heard])
     reason = _why_not(arguments, facts, before, result[0], reads + taken) or executed.why_not(ran, codes)
     if reason is None:
-        reason = _store(place, facts, _pack(result, arguments, heard))
+        reason = _store(place, facts, _pack(result, heard))
     cache.origins.append("stored" if reason is None else f"not stored: {reason}")
     return result
 
@@ -185,13 +183,11 @@ def _why_not(
     return None
 
 
-def _pack(result: Any, arguments: dict[str, Any], heard: list[warnings.WarningMessage]) -> _Export:
+def _pack(result: Any, heard: list[warnings.WarningMessage]) -> _Export:
     graph, *rest = result
-    inspector = arguments["runtime_inspector"]
     return _Export(
         graph=graph.SerializeToString(),
         rest=tuple(rest),
-        densities={name: dict(getattr(inspector, name)) for name in _DENSITIES},
         warnings=[
             (str(warning.message), warning.filename, warning.lineno)
             for warning in heard
@@ -200,12 +196,10 @@ def _pack(result: Any, arguments: dict[str, Any], heard: list[warnings.WarningMe
     )
 
 
-def _replay(kept: _Export, arguments: dict[str, Any]) -> Any:
+def _replay(kept: _Export) -> Any:
     import onnx
 
     _repeat_warnings([(TracerWarning(text), file, line) for text, file, line in kept.warnings])
-    for name, densities in kept.densities.items():
-        getattr(arguments["runtime_inspector"], name).update(densities)
     return (onnx.load_model_from_string(kept.graph), *kept.rest)
 
 
