@@ -268,7 +268,7 @@ class Ignoring(torch.nn.Module):
 
 
 @pytest.mark.parametrize("torch_kernels", [True, False], ids=["torch_kernels", "ort_kernels"])
-@pytest.mark.parametrize("options", [{}, {"reduction": "sum"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"label_smoothing": 0.1}], ids=str)
 @pytest.mark.parametrize(("ignored", "shape"), [("classes", (6, 8)), ("columns", (6, 8)), ("columns", (3, 5, 8))])
 def test_cross_entropy_ignores_a_computed_index(
     assert_parity: Any, ignored: str, shape: tuple[int, ...], options: dict[str, Any]
