@@ -1,5 +1,7 @@
 """Grids of real models for `bench_tune`: every cell measured by trials of its own, kept as JSON beside this file.
 
+The best of many noisy figures flatters, so the cells near the best are measured in further rounds.
+
 A kept grid is a machine on which the search can be replayed with any seed: a trial has the cell's median speed with the
 noise of the measurements, takes the seconds that one of them took, and fails where it failed.
 """
@@ -11,6 +13,7 @@ import math
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -32,9 +35,17 @@ from ortlaunch.tune.trial import Trials, steps_for
 from ortlaunch.tune.words import taken_apart
 
 ROUNDS = int(os.environ.get("ORTLAUNCH_TUNE_ROUNDS", "2"))
+CLOSE_ROUNDS = int(os.environ.get("ORTLAUNCH_TUNE_CLOSE_ROUNDS", "6"))
+"""Rounds in all of the cells near the best."""
+_CLOSE = 0.9
+"""Share of the best median score from which on a cell is near the best."""
 SECONDS = 3.0
 """Seconds of training of a measured trial."""
 MOST_CELLS = 48
+_LEAST_SECONDS = SECONDS / 4
+"""A trial that trained for less says nothing of a cell's speed."""
+_BUSY = 0.1
+"""A trial during which other processes had this share of the cores says nothing of it either."""
 _OF_INTERVAL = 1.96
 _FOLDER = Path(__file__).with_name("grids")
 _TIMEOUT = 600.0
@@ -65,7 +76,7 @@ class Grid:
         assert len(space.cells) <= MOST_CELLS, len(space.cells)
         path = _path(name)
         kept = json.loads(path.read_text())["cells"] if path.exists() else {}
-        return cls(name, space, {str(cell): kept.get(str(cell), []) for cell in space.cells})
+        return cls(name, space, {str(cell): list(filter(_counts, kept.get(str(cell), []))) for cell in space.cells})
 
     @property
     def work(self) -> float:
@@ -73,11 +84,18 @@ class Grid:
         return float(self.space.asked.train.steps * self.space.batch)
 
     def missing(self) -> Iterator[tuple[int, Cell]]:
-        """The rounds and cells that were not measured yet."""
-        for number in range(ROUNDS):
-            for cell in self.space.cells:
+        """The rounds and cells that were not measured yet; which are near the best is seen round by round."""
+        for number in range(max(ROUNDS, CLOSE_ROUNDS)):
+            for cell in self.space.cells if number < ROUNDS else self.close():
                 if len(self.measured[str(cell)]) <= number:
                     yield number, cell
+
+    def close(self) -> list[Cell]:
+        """The cells whose median score is near the best one; none before all cells are measured."""
+        if not all(self.measured.values()):
+            return []
+        least = _CLOSE * self.score(self.best())
+        return [cell for cell in self.space.cells if self.score(cell) >= least]
 
     def measure(self, until: float = math.inf) -> bool:
         """Makes the trials that are missing, round by round; each is kept at once.
@@ -94,23 +112,31 @@ class Grid:
                 (folder / inner).mkdir()
             numbers = iter(range(10**6))
             trials = Trials(self.space, folder, None, lambda: next(numbers), lambda run: None)
-            for number, cell in list(self.missing()):
+            for number, cell in self.missing():
                 if time.monotonic() >= until:
                     return False
                 kept = self.measured[str(cell)]
                 before = [one["rate"] for others in self.measured.values() for one in others if one["status"] == "ok"]
                 rate = kept[-1]["rate"] if kept else statistics.median(before) if before else None
-                effort = Effort("round", number, SECONDS, rate or None, _TIMEOUT)
-                outcome = trials.run(cell, effort)
-                steps = steps_for(effort, self.space.batch)
-                trained = steps * self.space.batch / outcome.rate if outcome.ok else 0.0
-                kept.append({**outcome.to_json(), "run": "", "trained_seconds": trained})
+                one = self._trial(trials, cell, number, rate)
+                if not _counts(one):
+                    one = self._trial(trials, cell, number, one["rate"])
+                if not _counts(one):
+                    sys.exit(f"{cell}: other processes had {one['others']:.0%} of the cores: the machine is not idle")
+                kept.append(one)
                 self._keep()
                 print(
-                    f"{self.name} {number + 1}: {cell}: {outcome.rate:,.1f} samples/s, {outcome.seconds:.0f} s",
+                    f"{self.name} {number + 1}: {cell}: {one['rate']:,.1f} samples/s, {one['seconds']:.0f} s",
                     flush=True,
                 )
         return True
+
+    def _trial(self, trials: Trials, cell: Cell, number: int, rate: float | None) -> dict[str, Any]:
+        """Measures a cell once, where `rate` is expected, and returns what is kept of it."""
+        effort = Effort("round", number, SECONDS, rate or None, _TIMEOUT)
+        outcome = trials.run(cell, effort)
+        trained = steps_for(effort, self.space.batch) * self.space.batch / outcome.rate if outcome.ok else 0.0
+        return {**outcome.to_json(), "run": "", "trained_seconds": trained}
 
     def _keep(self) -> None:
         _FOLDER.mkdir(exist_ok=True)
@@ -126,8 +152,8 @@ class Grid:
         return statistics.median(_outcome(one).score(self.work) for one in self.measured[str(cell)])
 
     def seconds(self) -> float:
-        """What the measurement of the whole grid took."""
-        return sum(one["seconds"] for kept in self.measured.values() for one in kept)
+        """What the measurement of the whole grid took, without the further rounds of the cells near the best."""
+        return sum(one["seconds"] for kept in self.measured.values() for one in kept[:ROUNDS])
 
     def best(self) -> Cell:
         """The cell with the best median score."""
@@ -143,7 +169,7 @@ class Grid:
 
     def lowest_of_best(self) -> float:
         """The lower end of the 95 % interval of the best cell's score, as a share of it, by the noise of all cells."""
-        return math.exp(-_OF_INTERVAL * self.noise() / math.sqrt(ROUNDS))
+        return math.exp(-_OF_INTERVAL * self.noise() / math.sqrt(len(self.measured[str(self.best())])))
 
     def replayed(self, seed: int, budget: float) -> Replay:
         """Searches the kept grid.
@@ -197,6 +223,11 @@ class Replay:
 
 def _path(name: str) -> Path:
     return _FOLDER / f"{name}.json"
+
+
+def _counts(kept: dict[str, Any]) -> bool:
+    """Whether an outcome says how fast a cell is on an idle machine, or why it does not train."""
+    return kept["status"] != "ok" or (kept["trained_seconds"] >= _LEAST_SECONDS and kept["others"] < _BUSY)
 
 
 def _outcome(kept: dict[str, Any]) -> Outcome:
