@@ -547,6 +547,24 @@ def test_parameters_that_freeze_after_the_first_step_get_none_and_the_others_the
     assert_trains_alike(*twins)
 
 
+@pytest.mark.parametrize("name", ["head", "body"])
+def test_a_module_that_is_replaced_after_the_first_step_takes_part(twins, name: str) -> None:
+    eager, ort = twins
+    torch.manual_seed(3)
+    new = copy.deepcopy(eager.get_submodule(name))
+    for parameter in new.parameters():
+        nn.init.normal_(parameter)
+    setattr(eager, name, new)
+    setattr(ort.module, name, copy.deepcopy(new))
+    assert_trains_alike(eager, ort)
+
+
+def test_a_hook_that_is_added_after_the_first_step_takes_part(twins) -> None:
+    for model in (twins[0], twins[1].module):
+        model.get_submodule("body").register_forward_hook(lambda module, args, output: 3 * output)
+    assert_trains_alike(*twins)
+
+
 class Counting(Net):
     """Counts its calls in plain Python, and the steps that its trainer tells it."""
 
@@ -603,6 +621,8 @@ def test_hooks_of_submodules(twins) -> None:
     _, ort = twins
     calls = []
     ort.get_submodule("head").register_forward_hook(lambda *_: calls.append(1))
+    ort(inputs())
+    calls.clear()
     ort(inputs())
     assert calls
 

@@ -1,12 +1,14 @@
 """Checks before every forward that the graph still matches the model and the call.
 
 ORTModule exports at the first forward and checks nothing afterwards. Later changes have no effect: a parameter that is
-frozen or unfrozen, a parameter or buffer that is replaced, an argument that is omitted or has another truth value, a
-rate that a schedule lowers. With this guard, such a change causes a new export.
+frozen or unfrozen, a parameter, buffer or module that is replaced, a hook that is added, an argument that is omitted or
+has another truth value, a rate that a schedule lowers. With this guard, such a change causes a new export.
 """
 
 from __future__ import annotations
 
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,8 +25,11 @@ _FAILED = "Error in forward pass execution"
 _MOST_EXPORTS = 16
 _PLAIN = (bool, int, float, str, type(None))
 
-_Names = list[tuple[torch.nn.Module, str]]
+_TABLES = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+"""Tables of a module whose entries take part in its forward."""
+_trains = attrgetter("requires_grad")
 
+_Names = list[tuple[torch.nn.Module, str]]
 
 _own: WeakKeyDictionary[torch.nn.Module, frozenset[str]] = WeakKeyDictionary()
 
@@ -83,8 +88,15 @@ class ExportGuard:
         self._call: list[Any] = []
         self._names: _Names = []
         self._values: list[Any] = []
-        self._tensors: list[Any] = []
-        self._tensor_state: list[Any] = []
+        self._read: list[tuple[torch.nn.Module, Any]] = []
+        """Modules with what reads their attributes of `_names` at once: this is done before every step."""
+        self._state: list[Any] = []
+        self._tables: list[dict[str, Any]] = []
+        """The tables of `_TABLES` of each module."""
+        self._members: list[Any] = []
+        self._addresses: list[int] = []
+        self._tensors: list[Tensor] = []
+        self._trained: list[bool] = []
         self._is_new = False
 
     def admits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -133,25 +145,40 @@ class ExportGuard:
             and (id(module), name) not in self._ignored
         ]
         self._values = [vars(module)[name] for module, name in self._names]
-        self._tables = [table for module in modules for table in (module._parameters, module._buffers)]
-        # The tensors are kept alive, so that their ids stay unique.
-        self._tensors = [tensor for table in self._tables for tensor in table.values()]
-        self._tensor_state = self._tensor_facts()
+        names: dict[torch.nn.Module, list[str]] = {}
+        for module, name in self._names:
+            names.setdefault(module, []).append(name)
+        self._read = [(module, itemgetter(*of_module)) for module, of_module in names.items()]
+        self._state = self._attributes()
+        self._tables = [vars(module)[name] for module in modules for name in _TABLES]
+        # The members are kept alive, so that their ids stay unique.
+        self._members = list(chain.from_iterable(map(dict.values, self._tables)))
+        self._addresses = list(map(id, self._members))
+        self._tensors = [member for member in self._members if isinstance(member, Tensor)]
+        self._trained = self._trained_now()
         self._is_new = True
 
     def _same_model(self) -> bool:
-        # Plain values of the same type can be compared with ==. A NaN in a list equals itself, being the same object.
-        now = [vars(module).get(name) for module, name in self._names]
-        return now == self._values and self._tensor_facts() == self._tensor_state
+        try:
+            # Plain values of the same type can be compared with ==. A NaN in a list equals itself, as the same object.
+            is_same = self._attributes() == self._state
+        except KeyError:
+            return False
+        now = chain.from_iterable(map(dict.values, self._tables))
+        return is_same and list(map(id, now)) == self._addresses and self._trained_now() == self._trained
 
-    def _tensor_facts(self) -> list[Any]:
-        tensors = [tensor for table in self._tables for tensor in table.values()]
-        if not self._is_training:
-            return [id(tensor) for tensor in tensors]
-        return [(id(tensor), tensor is not None and tensor.requires_grad) for tensor in tensors]
+    def _attributes(self) -> list[Any]:
+        return [read(vars(module)) for module, read in self._read]
+
+    def _trained_now(self) -> list[bool]:
+        """Which of the remembered tensors need a gradient; nothing for a graph without a backward."""
+        return list(map(_trains, self._tensors)) if self._is_training else []
 
     def _call_facts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        leaves, structure = pytree.tree_flatten((args, kwargs))
+        leaves: list[Any] = [*args, *kwargs.values()]
+        structure: Any = (len(args), *kwargs)
+        if not all(isinstance(leaf, Tensor) for leaf in leaves):
+            leaves, structure = pytree.tree_flatten((args, kwargs))
         autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
         facts: list[Any] = [structure, autocast]
         for leaf in leaves:
@@ -170,7 +197,7 @@ class ExportGuard:
             if not _same(now, value):
                 where = names.get(id(module)) or "the model"
                 return f"the attribute {name} of {where}, from {value!r} to {now!r}"
-        return "which parameters and buffers it has or trains"
+        return "which parameters, buffers, modules and hooks it has or trains"
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -314,6 +314,13 @@ def _avg_pool_symbolic(
 
 
 def _adaptive_avg_pool_symbolic(g: Any, x: Any, size: Any) -> Any:
+    from torch.onnx import symbolic_helper
+
+    known = symbolic_helper._maybe_get_const(size, "is")
+    if isinstance(known, list) and set(known) == {1} and x.type().scalarType() in ("Float", "Double"):
+        # PyTorch, too, takes the mean here. A call of PyTorch takes longer than the operator, and computes twice.
+        rank = len(sizes(x))
+        return g.op("ReduceMean", x, axes_i=list(range(rank - len(known), rank)), keepdims_i=1)
     return _adaptive_avg_pool(g, x, integers(g, size), dims=_last_unknown(sizes(x)))
 
 

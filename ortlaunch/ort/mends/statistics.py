@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -120,11 +121,13 @@ def update(model: torch.nn.Module, modules: list[str], statistics: Sequence[Tens
         statistics: mean and unbiased variance of the batch, [C] each, alternating.
     """
     for name, mean, var in zip(modules, statistics[::2], statistics[1::2], strict=True):
-        module: Any = model.get_submodule(name)
-        if module.num_batches_tracked is not None:
-            module.num_batches_tracked.add_(1)
-        factor = 1.0 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
-        for running, batch in ((module.running_mean, mean), (module.running_var, var)):
+        module = attrgetter(name)(model) if name else model
+        # A module's `__getattr__` takes as long as the arithmetic.
+        moved = module._buffers
+        if (count := moved["num_batches_tracked"]) is not None:
+            count.add_(1)
+        factor = 1.0 / float(count) if module.momentum is None else module.momentum
+        for running, batch in ((moved["running_mean"], mean), (moved["running_var"], var)):
             running.mul_(1.0 - factor).add_(batch.to(running.dtype), alpha=factor)
 
 
