@@ -32,14 +32,16 @@ Kind = Literal["integer", "number", "flag", "choice", "text", "lines"]
 CHOICES = "choices"
 """The group of the fields that choose an option of a config group."""
 PROFILE_OF_SLURM = "launcher/slurm_profile"
-_NEVER = frozenset(
-    [
-        *("run_root", "trackers", "tracking.uri", "tracking.artifacts"),
-        *("launcher.dry_run", "launcher.run", "launcher.node_rank", "launcher.master_addr", "launcher.master_port"),
-        *("launcher.extra", "launcher.srun_extra", "launcher.env"),
-    ]
+_OF_ONE_START = frozenset(
+    ["launcher.dry_run", "launcher.run", "launcher.node_rank", "launcher.master_addr", "launcher.master_port"]
 )
+"""Keys of the launcher that say how and where it starts, and not what."""
+_NEVER = _OF_ONE_START | {
+    *("run_root", "trackers", "tracking.uri", "tracking.artifacts"),
+    *("launcher.extra", "launcher.srun_extra", "launcher.env"),
+}
 """Keys that say where the service's machine writes, whom it talks to, or which options another program gets."""
+_CODE_OF_MODEL = ("model.target", "model.imports")
 _TEXTS_OF_RUNNERS = frozenset(
     [
         *("name", "experiment", "backend.mode"),
@@ -115,6 +117,23 @@ def is_choice(key: str) -> bool:
 def may_choose(group: str, option: str, role: Role) -> bool:
     """Whether somebody of a role may choose an option of a group."""
     return role >= Role.author or option not in _OPTIONS_OF_AUTHORS.get(group, ())
+
+
+def key_of_own_code(values: Mapping[str, Any], ready: Mapping[str, Any]) -> str | None:
+    """Returns the key by which a run executes what an author has chosen: code, commands, a program or its options.
+
+    Args:
+        values: the run's values by dotted keys; a list is one value.
+        ready: what the ready job and the options that the run has chosen give by themselves. Administrators write them.
+    """
+    for key, value in values.items():
+        if not value or value == ready.get(key):
+            continue
+        of_launcher = key.startswith("launcher.") and key not in _OF_ONE_START and key != "launcher.name"
+        least = min((one.role for one in catalogue().get(key, ())), default=Role.author)
+        if key in _CODE_OF_MODEL or (of_launcher and least >= Role.author):
+            return key
+    return None
 
 
 def jobs_to_choose() -> list[dict[str, str]]:

@@ -245,8 +245,9 @@ def resume(
     checked = _asked(service, found.unix_user, "check_resume", {"run_dir": found.place, "words": wanted.words})
     _require_sound(service, {"run_dir": found.place, **checked}, Path(found.place))
     _require_own_limit(wanted, checked)
-    if checked["has_own_code"] and caller.role < Role.author:
-        raise HTTPException(403, f"this run has code of its own: it needs the role {Role.author.name}")
+    if checked["own_code"] and caller.role < Role.author:
+        reason = f"{checked['own_code']} of this run is code or a command of an author's"
+        raise HTTPException(403, f"{reason}: to go on with it needs the role {Role.author.name}")
     owner = found.owner or caller.name
     with writing(service.engine) as session:
         known = _known(session, caller, idempotency_key, digest)

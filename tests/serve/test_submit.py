@@ -199,8 +199,10 @@ def test_a_repeated_request_lets_a_run_go_on_once(desk: Desk, tmp_path: Path) ->
 
 
 def test_a_run_with_code_of_its_own_goes_on_by_an_author_alone(desk: Desk, tmp_path: Path) -> None:
-    run, desk.actor.own_code = _begun(desk, tmp_path), True
-    assert "needs the role author" in desk.ask("rob", "POST", f"/api/runs/{run}/resume").text
+    run, desk.actor.own_code = _begun(desk, tmp_path), "launcher.container.image"
+    refused = desk.ask("rob", "POST", f"/api/runs/{run}/resume")
+    assert (refused.status_code, "launcher.container.image" in refused.text) == (403, True)
+    assert "needs the role author" in refused.text
     assert desk.ask("ada", "POST", f"/api/runs/{run}/resume").status_code == 201
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.reading import in_words, read_bytes
@@ -19,7 +20,7 @@ from ortlaunch.compose.hydra_tree import compose, compose_with_reason
 from ortlaunch.compose.overrides import parsed
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.config.devices import resolve_device
-from ortlaunch.config.load import to_config
+from ortlaunch.config.load import to_config, to_dict
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS, Config, Device
 from ortlaunch.launch.launcher import QueueLauncher
 from ortlaunch.launch.plan import LaunchPlan, folder_name
@@ -27,6 +28,7 @@ from ortlaunch.launch.planning import default_name, plan_in
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
+from ortlaunch.serve.fields import PROFILE_OF_SLURM, key_of_own_code
 from ortlaunch.serve.requests import quoted
 
 _LONGEST_TEXT = 60_000
@@ -44,9 +46,7 @@ def fields(request: dict[str, Any]) -> dict[str, Any]:
     """
     tree = compose(request["words"])
     chosen = {group: _name_of(tree, group) for group in ("model", *GROUPS)}
-    plain = OmegaConf.to_container(tree, resolve=False, enum_to_str=True)
-    assert isinstance(plain, dict)
-    values = {key: value for key, value in _leaves(plain) if value != "???"}
+    values = {key: value for key, value in _leaves(_plain(tree, resolve=False)) if value != "???"}
     return {"chosen": {group: name for group, name in chosen.items() if name}, "values": values}
 
 
@@ -144,6 +144,24 @@ def keys(request: dict[str, Any]) -> dict[str, Any]:
     return {"job": job, "keys": found, "left_out": left_out}
 
 
+def own_code_in(run: Run, config: Config) -> str:
+    """Returns the key by which a run executes what only an author may choose; empty if there is none.
+
+    Args:
+        run: the run, whose ready job and options are taken as they are.
+        config: its configuration, with the keys that change.
+    """
+    choices = {"jobs", PROFILE_OF_SLURM, "model", *GROUPS}
+    words = [word for word in _stored_words(run) if word.partition("=")[0].lstrip("+") in choices]
+    try:
+        ready = dict(_leaves(_plain(compose(words))))
+    except (RequestError, OmegaConfBaseException):
+        # Without its files, nobody can say what they gave.
+        ready = {}
+    launcher = dict(_leaves(to_dict(type(config.launcher)()), "launcher."))
+    return key_of_own_code(dict(_leaves(to_dict(config))), launcher | ready) or ""
+
+
 def _stored_words(run: Run) -> list[str]:
     try:
         stored = yaml.safe_load(read_bytes(run.overrides_file, _LARGEST_FILE))
@@ -155,6 +173,12 @@ def _stored_words(run: Run) -> list[str]:
 def _name_of(tree: DictConfig, group: str) -> str | None:
     node = None if group in OPTIONAL_GROUPS and tree.get(group) is None else tree[group]
     return None if node is None else str(node.name)
+
+
+def _plain(tree: DictConfig, *, resolve: bool = True) -> dict[Any, Any]:
+    found = OmegaConf.to_container(tree, resolve=resolve, enum_to_str=True)
+    assert isinstance(found, dict)
+    return found
 
 
 def _leaves(node: dict[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -22,7 +22,7 @@ from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process, is_own
 from ortlaunch.run.key import RunKey
 from ortlaunch.run.run import Run
-from ortlaunch.serve.acts.composing import require_one_machine, slots_of
+from ortlaunch.serve.acts.composing import own_code_in, require_one_machine, slots_of
 from ortlaunch.serve.acts.starting import BIN, has_made_its_folder, record_of, refusal_in
 
 _CANCEL_SECONDS = 60.0
@@ -97,8 +97,8 @@ def check_resume(request: dict[str, Any]) -> dict[str, Any]:
         request: ``run_dir``, and ``words`` with keys to change.
 
     Returns:
-        As `ortlaunch.serve.acts.composing.check`, and ``begun_before``, and ``has_own_code`` of a run
-        that only an author may start.
+        As `ortlaunch.serve.acts.composing.check`, and ``begun_before``, and ``own_code``, the key
+        by which the run executes what only an author may choose, or an empty text.
     """
     from ortlaunch.verbs.resume import resume
 
@@ -122,7 +122,7 @@ def check_resume(request: dict[str, Any]) -> dict[str, Any]:
         "slots": slots_of(config),
         "steps": config.train.steps,
         "begun_before": state.attempts,
-        "has_own_code": bool(config.model.target or config.model.imports or getattr(config.launcher, "setup", None)),
+        "own_code": own_code_in(run, config),
     }
 
 

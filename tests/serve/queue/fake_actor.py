@@ -30,7 +30,7 @@ class FakeActor:
         """So many calls of `start` get no answer, though the run has begun."""
         self.lives = True
         self.slots = 1
-        self.own_code = False
+        self.own_code = ""
         self.beside: str | None = None
         """Whose working folder the latest call named."""
         self._numbers = itertools.count()
@@ -64,7 +64,7 @@ class FakeActor:
 
     def _check_resume(self, request: dict[str, Any]) -> dict[str, Any]:
         found = self._check({"words": request["words"], "run_key": "20260101-000000-abcdef"})
-        return {**found, "run_dir": request["run_dir"], "begun_before": 1, "has_own_code": self.own_code}
+        return {**found, "run_dir": request["run_dir"], "begun_before": 1, "own_code": self.own_code}
 
     def _start(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["stopped"] and not self.begun[request["token"], request["attempt"]]:
