@@ -69,6 +69,8 @@ class Outcome:
     """Why there is no speed."""
     run: str = ""
     """The run folder."""
+    is_of_machine: bool = False
+    """Whether the machine failed and not the configuration, which may train in another trial."""
     is_noted: bool = field(default=False, compare=False)
     """Whether it was measured before the search was interrupted, and is not measured again."""
 

@@ -119,7 +119,7 @@ def tuned(space: Space, options: argparse.Namespace, arguments: list[str], *, qu
     key = folders.key_of(space, options.memory, folders.machine())
     found = None if options.again else folders.find(space.asked, key)
     done = None if found is None else found.result()
-    if done is not None and done["minutes"] >= options.minutes:
+    if done is not None and done["minutes"] >= options.minutes and not done.get("of_machine"):
         if not quiet:
             print(f"found on {done['date']}; --again measures anew\n", flush=True)
         return done

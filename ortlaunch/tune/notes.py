@@ -55,7 +55,10 @@ class Notes:
         self._is_torn = False
 
     def remembered(self, trial: Callable[[Cell, Effort], Outcome]) -> Callable[[Cell, Effort], Outcome]:
-        """The same trial function, which takes an outcome from the notes if there is one."""
+        """The same trial function, which takes an outcome from the notes if there is one.
+
+        A failure of the machine is not noted: when the search goes on, it is tried again.
+        """
 
         def run(cell: Cell, effort: Effort) -> Outcome:
             key = f"{effort.stage} {effort.number} {cell}"
@@ -64,7 +67,8 @@ class Notes:
                 known = {name: value for name, value in stored.items() if name in _FIELDS}
                 return Outcome(**known | {"is_noted": True})
             outcome = trial(cell, effort)
-            self.put(key, outcome.to_json())
+            if not outcome.is_of_machine:
+                self.put(key, outcome.to_json())
             return outcome
 
         return run

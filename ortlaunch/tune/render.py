@@ -64,6 +64,11 @@ def _lines(result: dict[str, Any]) -> list[str]:
             f"! {result['without_time']} of {result['without_time'] + len(result['trials'])} configurations had no "
             "time: the same command with more --minutes goes on"
         )
+    if result.get("of_machine"):
+        lines.append(
+            f"! {counted(result['of_machine'], 'configuration')} failed twice by something on this machine: the same "
+            "command tries again"
+        )
     if result["busy"]["trials"]:
         lines.append(
             f"! other processes had up to {result['busy']['most']:.0%} of the cores in {result['busy']['trials']} of "

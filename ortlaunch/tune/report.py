@@ -44,6 +44,7 @@ def report_of(finding: Finding, space: Space, work: float) -> dict[str, Any]:
         "trials_run": sum(map(len, finding.measured.values())),
         "cells": len(space.cells) + len(space.refused),
         "seconds": finding.spent,
+        "of_machine": sum(outcomes[-1].is_of_machine for outcomes in finding.measured.values()),
         "busy": _busy(finding),
     }
 

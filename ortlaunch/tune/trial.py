@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import signal
 import statistics
 import sys
@@ -36,6 +38,12 @@ _LEAST_WINDOWS = 3
 _ENOUGH = 2.5
 """A trial that has measured this many times as long as was wanted is ended: it is slower than was expected."""
 _NO_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "MemoryError")
+_OF_MACHINE = (
+    *map(os.strerror, (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)),
+    *map(os.strerror, (errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.EAGAIN)),
+    "devices are busy or unavailable",
+)
+"""Signs that something on the machine was taken or broken, which has nothing to do with what is tried."""
 _STEP, _NOW = "throughput/step_seconds", "throughput/samples_per_second"
 _P50, _RATE = "summary/step_seconds_p50", "summary/samples_per_second_median"
 _REASON_LENGTH = 160
@@ -56,7 +64,14 @@ class Trials:
     """Takes each run folder."""
 
     def run(self, cell: Cell, effort: Effort) -> Outcome:
-        """Runs one trial to its end."""
+        """Runs one trial to its end, and once more where the machine has failed."""
+        outcome = self._run_once(cell, effort)
+        if not outcome.is_of_machine:
+            return outcome
+        again = self._run_once(cell, effort)
+        return replace(again, seconds=outcome.seconds + again.seconds)
+
+    def _run_once(self, cell: Cell, effort: Effort) -> Outcome:
         config = self.trained(cell, effort)
         number = self.number()
         folder = self.folder / "trials" / str(number)
@@ -142,7 +157,8 @@ def outcome_of(
         start = check + max(slow - before * step, export)
         return Outcome("ok", rate=rate, start=start, run=path, **found)
     status, reason = _failure(watched, failures, effort, limit)
-    return Outcome(status, reason=reason[:_REASON_LENGTH], run=path, **found)
+    is_of_machine = status == "failed" and any(sign in message for message in failures[:1] for sign in _OF_MACHINE)
+    return Outcome(status, reason=reason[:_REASON_LENGTH], run=path, is_of_machine=is_of_machine, **found)
 
 
 def _is_enough(folder: Path, effort: Effort) -> bool:

@@ -63,3 +63,19 @@ def test_what_a_tracker_says_at_the_end_does_not_stand_before_the_json(
     tuning_of(Space(prepared(to_config(compose(taken.composed))), taken), tmp_path)._end_sweep()
     read = capsys.readouterr()
     assert (read.out, read.err) == ("", "MLflow is not there\n")
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_result_with_failures_of_the_machine_is_not_the_last_word(
+    failed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = {"minutes": 10.0, "date": "today", "of_machine": failed}
+    folder = SimpleNamespace(path=tmp_path, result=lambda: done, open=lambda: None)
+    monkeypatch.setattr(command.folders, "machine", dict)
+    monkeypatch.setattr(command.folders, "key_of", lambda *words: "key")
+    monkeypatch.setattr(command.folders, "find", lambda *words: folder)
+    monkeypatch.setattr(command._Tuning, "__init__", lambda *words, quiet: None)
+    monkeypatch.setattr(command._Tuning, "run", lambda tuning: {"searched": True})
+    options = argparse.Namespace(memory=None, again=False, minutes=10.0)
+    found = command.tuned(cast(Space, SimpleNamespace(asked=None)), options, [], quiet=True)
+    assert found == ({"searched": True} if failed else done)

@@ -22,13 +22,15 @@ WORDS = ("model=mlp", "device=cpu", "backend=eager", "trainer=single", "launcher
 SECONDS = 20.0
 
 
-def read(minutes: float, others: float = 0.0, asked: int = 4) -> str:
+def read(minutes: float, others: float = 0.0, asked: int = 4, disk: int = 0) -> str:
     """The text about a space of three micro-batches, of which the larger ones are faster."""
     batch = [f"train.batch_size={asked}", f"train.grad_accumulation={4 // asked}"]
     taken = taken_apart([*WORDS, *batch, "train.activation_checkpointing=false"], ())
     space = Space(prepared(to_config(compose(taken.composed))), taken)
 
     def trial(cell: Cell, effort: Effort) -> Outcome:
+        if cell["micro_batch"] == disk:
+            return Outcome("failed", seconds=SECONDS, reason="No space left on device", is_of_machine=True)
         return Outcome("ok", seconds=SECONDS, rate=100.0 * int(cell["micro_batch"]), peak_bytes=2**30, others=others)
 
     plan = Plan(space.cells, space.cell, Dominance(), trial, 60 * minutes, 1e6)
@@ -56,3 +58,8 @@ def test_another_micro_batch_is_told_of_since_batchnorm_sees_it() -> None:
 def test_a_busy_machine_is_told_of() -> None:
     assert "! other processes had up to 40% of the cores in " in read(60, others=0.4)
     assert "other processes" not in read(60, others=0.05)
+
+
+def test_a_failure_of_the_machine_is_told_of() -> None:
+    assert "! 1 configuration failed twice by something on this machine: the same command tries again" in read(60, disk=2)
+    assert "failed twice" not in read(60)

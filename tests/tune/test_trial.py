@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -21,8 +22,10 @@ from ortlaunch.run import failure
 from ortlaunch.run.making import make_run_folder
 from ortlaunch.run.run import Run
 from ortlaunch.tune import process
-from ortlaunch.tune.cell import Effort
-from ortlaunch.tune.trial import outcome_of
+from ortlaunch.tune.cell import Cell, Effort, Outcome
+from ortlaunch.tune.notes import Notes
+from ortlaunch.tune.space import Space
+from ortlaunch.tune.trial import Trials, outcome_of
 from ortlaunch.tune.watched import End, Watched, _core_seconds, watch
 
 EFFORT = Effort("short", 0, 2.0, None, 60.0)
@@ -193,6 +196,33 @@ def test_why_a_trial_has_no_speed(tmp_path: Path, how: End, code: int, failure: 
     found = outcome_of(ended(how, code), run, 3, EFFORT, 2 * GIB)
     assert (found.status, found.rate, found.ok) == (status, 0.0, False)
     assert reason in found.reason
+
+
+PORT = "torchrun ended with 1:\nDistNetworkError: cannot listen on any address (errno: 98 - Address already in use)."
+
+
+def test_a_failure_of_the_machine_is_tried_once_more_and_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [PORT, "", PORT, PORT, "", "RuntimeError: no"]
+    made = itertools.count()
+
+    def once(trials: Trials, cell: Cell, effort: Effort) -> Outcome:
+        failed = failures.pop(0)
+        run = run_of(tmp_path / str(next(made)), {} if failed else SUMMARY, [*STARTED, (10, 0.1)], failed)
+        return outcome_of(ended(code=int(bool(failed))), run, 3, effort, None)
+
+    monkeypatch.setattr(Trials, "_run_once", once)
+    trials = Trials(cast(Space, None), tmp_path, None, lambda: 0, lambda run: None)
+    cells = [Cell.of(workers=number) for number in (1, 2, 4)]
+    trial = Notes(tmp_path / "notes").remembered(trials.run)
+    found = [trial(cell, EFFORT) for cell in cells[:2]]
+    assert [(one.status, one.seconds, one.is_of_machine) for one in found] == [("ok", 24.0, False), ("failed", 24.0, True)]
+    # The next command: the first is noted, and the second is tried again.
+    trial = Notes(tmp_path / "notes").remembered(trials.run)
+    assert [trial(cell, EFFORT).is_noted for cell in cells[:2]] == [True, False]
+    assert not trial(cells[2], EFFORT).is_of_machine
+    assert failures == [], "a failure of the configuration is tried once"
 
 
 def test_a_refused_trial_says_why() -> None:
