@@ -180,8 +180,7 @@ class Rehearsal:
 
     def _start(self, model: torch.nn.Module) -> Engine:
         task: Task = make_task(model, self._batch)
-        if self._workers.is_first:
-            flops_per_sample(model, task, self._batch)
+        flops_per_sample(model, task, self._batch)
         with self._made_up():
             engine = wrap(model, self._config, self._workers, task, _NOWHERE)
             settle(engine)

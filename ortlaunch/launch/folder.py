@@ -134,11 +134,17 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
             journal.artifact(path, ARTIFACT_FOLDER)
 
 
-def say_backend(plan: LaunchPlan) -> None:
-    """Says why the backend is not ORT, if nobody chose it; after all that could still refuse the run."""
-    if plan.backend_reason is not None:
+def say_notes(plan: LaunchPlan, config: Config) -> None:
+    """Says what the user may not mean, after all that could still refuse the run: why the backend is not ORT, if nobody
+    chose it, and that the warm-up does not end."""
+    notes = [] if plan.backend_reason is None else [plan.backend_reason]
+    warmup, steps = config.scheduler.warmup_steps, config.train.steps
+    if warmup >= steps:
+        least = f"scheduler.warmup_steps={warmup}: the learning rate does not reach optimizer.lr by train.steps={steps}"
+        notes.append(f"{least}, at which the run ends: lower scheduler.warmup_steps or raise train.steps")
+    for note in notes:
         # Not `ortlaunch: `, with which refusals begin.
-        say(f"note: {plan.backend_reason}", file=sys.stderr)
+        say(f"note: {note}", file=sys.stderr)
 
 
 def restore_configuration(run: Run, attempt: int) -> None:

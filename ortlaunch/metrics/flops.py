@@ -33,9 +33,9 @@ def flops_per_sample(model: torch.nn.Module, task: Task, batch: Batch) -> float:
     sample = {name: tensor[:1] for name, tensor in batch.items()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     is_whole = len(trained) == len(list(model.parameters()))
-    # The first worker alone counts, and all must train alike. Evaluation mode draws no random numbers and keeps running
-    # statistics and all activations. The counter knows matrix products but not every fused attention, such as that of
-    # the CPU. The unfused form consists of products.
+    # The model must train as without the count: evaluation mode draws no random numbers and keeps running statistics
+    # and all activations. The counter knows matrix products but not every fused attention, such as that of the CPU. The
+    # unfused form consists of products.
     attention, counter = sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False)
     with _untouched(model), evaluation(model), attention, counter:
         if is_whole or not trained:

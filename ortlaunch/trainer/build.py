@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from ortlaunch.data.loader import Loader
-from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.checks import check_precision
 from ortlaunch.models.task import Task, make_task
 from ortlaunch.trainer.backend_run import BackendRun, backend_run
@@ -25,7 +24,7 @@ from ortlaunch.trainer.checkpoint.saver import ENGINE
 from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.engine import Engine
 from ortlaunch.trainer.feed import Lookahead
-from ortlaunch.trainer.prepare import build_seeded, check_ids, check_vocabulary, open_loader
+from ortlaunch.trainer.prepare import build_seeded, check_ids, check_vocabulary, counted_flops, open_loader
 from ortlaunch.trainer.seeds import make_deterministic, seed_everything
 from ortlaunch.trainer.weights import load_weights
 from ortlaunch.trainer.wrapping import wrap
@@ -60,7 +59,7 @@ class Wrapped:
     task: Task
     batches: Lookahead
     flops_per_sample: float | None
-    """Of forward and backward; known on the first worker alone."""
+    """Of forward and backward; None if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def wrap_model(context: RunContext, built: Built) -> Wrapped:
     (first,) = batches.peek(1)
     check_ids(built.model, first)
     task = make_task(built.model, first)
-    flops = flops_per_sample(built.model, task, first) if context.workers.is_first else None
+    flops = counted_flops(context.config, built.model, task, first)
     engine = wrap(built.model, context.config, context.workers, task, context.run.path)
     return Wrapped(built, engine, task, batches, flops)
 

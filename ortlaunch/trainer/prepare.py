@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import traceback
 from itertools import islice
 
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.own_code import is_users
+from ortlaunch.config.load import first_line
 from ortlaunch.config.schema import Config
 from ortlaunch.data.loader import Loader, build_loader
 from ortlaunch.data.position import Position
+from ortlaunch.metrics.flops import flops_per_sample
 from ortlaunch.models.checks import check_model
 from ortlaunch.models.registry import construct
-from ortlaunch.models.task import Batch
+from ortlaunch.models.task import Batch, Task
+from ortlaunch.trainer.memory_error import is_lack_of_memory
 from ortlaunch.trainer.seeds import seed_everything
 from ortlaunch.trainer.workers import Workers
+
+_NO_COLLECTIVE = "No backend type associated with device type cpu"
+"""torch's error for a collective on the CPU where the workers have NCCL alone; models are there before wrapping."""
 
 
 def open_loader(
@@ -88,6 +96,36 @@ def check_ids(model: torch.nn.Module, batch: Batch) -> None:
             f"the data has the token id {largest} and the model knows {known} ids: set model.params.vocab_size to the "
             "size of the data's vocabulary, or check data.dtype and the tokenizer that made the data"
         )
+
+
+def counted_flops(config: Config, model: torch.nn.Module, task: Task, batch: Batch) -> float | None:
+    """The operations of a sample, by the model's first forward; None for a forward that needs collectives on a GPU.
+
+    All workers call it: a forward with a collective waits for each of them.
+
+    Args:
+        config: the run's configuration.
+        model: the plain model, on the CPU.
+        task: how it is called.
+        batch: the first batch.
+
+    Raises:
+        RequestError: a model that is not the user's own code cannot compute the batch.
+    """
+    try:
+        return flops_per_sample(model, task, batch)
+    except (RuntimeError, ValueError, IndexError) as error:
+        if _NO_COLLECTIVE in str(error):
+            return None
+        # The user's own code has its traceback.
+        is_own = any(is_users(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+        if is_own or is_lack_of_memory(error):
+            raise
+        sizes = [f"{name} {'x'.join(map(str, one.shape[1:]))}" for name, one in batch.items() if one.ndim > 1]
+        raise RequestError(
+            f"model={config.model.name} cannot compute a sample of data={config.data.name} ({', '.join(sizes)}): "
+            f"{first_line(error)}: let model.params suit the data"
+        ) from error
 
 
 def _vocabulary(model: torch.nn.Module) -> int | None:

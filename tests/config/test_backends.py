@@ -23,6 +23,7 @@ from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.slurm import fitness
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import Run
+from ortlaunch.trainer.schedule import lr_ratio
 from tests.support.cli import answer
 from tests.support.ort import pretend_no_ort, pretend_ort
 
@@ -134,6 +135,16 @@ def test_nodes_with_a_python_of_their_own_are_asked_there(monkeypatch: pytest.Mo
     assert fitness._missing_backend(config) == []
 
 
+@pytest.mark.parametrize(("warmup", "said"), [(9, ""), (10, "scheduler.warmup_steps=10"), (200, "train.steps=10,")])
+def test_a_warm_up_that_does_not_end_is_said(warmup: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = to_config(compose_with_reason(["train.steps=10", f"scheduler.warmup_steps={warmup}"])[0])
+    # The peak is reached in a step, or it is said that it is not.
+    assert (max(lr_ratio(config.scheduler, done, 10) for done in range(10)) < 1) == bool(said)
+    folder.say_notes(make_plan(config), config)
+    told = capsys.readouterr().err
+    assert said in told if said else not told
+
+
 @pytest.mark.usefixtures("no_ort")
 def test_the_default_is_said_and_recorded(tmp_path, capfd, monkeypatch: pytest.MonkeyPatch) -> None:
     for words in ([], ["launcher=slurm"], ["train.steps=1,2", "--multirun"]):
@@ -149,7 +160,7 @@ def test_the_default_is_said_and_recorded(tmp_path, capfd, monkeypatch: pytest.M
     folder.write_run_folder(plan, config, [], Start([]))
     with Journal(plan.journal) as journal:
         folder.journal_start(journal, plan, config)
-    folder.say_backend(plan)
+    folder.say_notes(plan, config)
     assert capfd.readouterr().err == f"note: {reason}\n"
     assert Run(plan.run_dir).state().tags["ortlaunch.backend_reason"] == reason
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import numpy
 import pytest
@@ -105,6 +105,53 @@ def test_what_the_start_check_draws_and_reads_does_not_reach_the_training(
     assert [batch["labels"].tolist() for batch in draws.batches] == expected[1][:3]
     # The build's time ends before the check begins, and what came before both is kept.
     assert list(parts.startup) == [f"startup/{name}_seconds" for name in ("import", "build", "ort_check")]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["data.image_size=9"], "(pixel_values 1x9x9): mat1 and mat2 shapes cannot be multiplied"),
+        (["model=vit", "data.image_size=9"], "doesn't match model"),
+        (["model=vit", "model.params.patch_size=16"], "model=vit cannot compute a sample of data=digits"),
+        (["model=vit", "model.params.num_channels=3"], "model=vit cannot compute a sample of data=digits"),
+    ],
+)
+def test_a_library_model_that_cannot_take_the_data_says_so_in_one_message(
+    opened: Callable[..., context.RunContext], words: list[str], said: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        build.build(opened(*words), {})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_worker_counts_operations(
+    rank: int, opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forward with a collective waits for all of them."""
+    made = opened()
+    built = build.build_model(made, build.open_data(made, build.resume.Start()))
+    monkeypatch.setattr(build, "counted_flops", lambda *_: 7.0)
+    monkeypatch.setattr(build, "wrap", lambda *_: None)
+    there = SimpleNamespace(config=made.config, workers=Workers(rank, 2, torch.device("cpu"), threads=1), run=made.run)
+    assert build.wrap_model(cast(context.RunContext, there), built).flops_per_sample == 7.0
+
+
+def test_a_users_own_model_that_cannot_take_the_data_has_its_traceback() -> None:
+    class Fails(torch.nn.Module):
+        said = "no such size"
+
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError(self.said)
+
+    model, config = Fails(), to_config(compose([*WORDS]))
+    task = cast(Task, SimpleNamespace(loss=lambda model, batch: model(**batch)))
+    batch = {"pixel_values": torch.zeros(2, 1)}
+    with pytest.raises(RuntimeError, match="no such size"):
+        prepare.counted_flops(config, model, task, batch)
+    model.said = "No backend type associated with device type cpu"
+    assert prepare.counted_flops(config, model, task, batch) is None
 
 
 def test_the_job_of_a_resume_follows_what_it_was_given(

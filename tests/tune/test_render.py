@@ -61,5 +61,7 @@ def test_a_busy_machine_is_told_of() -> None:
 
 
 def test_a_failure_of_the_machine_is_told_of() -> None:
-    assert "! 1 configuration failed twice by something on this machine: the same command tries again" in read(60, disk=2)
+    assert "! 1 configuration failed twice by something on this machine: the same command tries again" in read(
+        60, disk=2
+    )
     assert "failed twice" not in read(60)

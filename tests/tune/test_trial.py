@@ -217,7 +217,10 @@ def test_a_failure_of_the_machine_is_tried_once_more_and_is_no_result(
     cells = [Cell.of(workers=number) for number in (1, 2, 4)]
     trial = Notes(tmp_path / "notes").remembered(trials.run)
     found = [trial(cell, EFFORT) for cell in cells[:2]]
-    assert [(one.status, one.seconds, one.is_of_machine) for one in found] == [("ok", 24.0, False), ("failed", 24.0, True)]
+    assert [(one.status, one.seconds, one.is_of_machine) for one in found] == [
+        ("ok", 24.0, False),
+        ("failed", 24.0, True),
+    ]
     # The next command: the first is noted, and the second is tried again.
     trial = Notes(tmp_path / "notes").remembered(trials.run)
     assert [trial(cell, EFFORT).is_noted for cell in cells[:2]] == [True, False]

@@ -18,7 +18,7 @@ from typing import ClassVar
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE
 from ortlaunch.config.schema import Config
-from ortlaunch.launch.folder import journal_start, say_backend, write_run_folder, written
+from ortlaunch.launch.folder import journal_start, say_notes, write_run_folder, written
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
@@ -91,7 +91,7 @@ class BatchLauncher(QueueLauncher):
             self.give_up([plan.run_dir], config)
             raise
         write_job(plan.run_dir, self.name, ticket)
-        say_backend(plan)
+        say_notes(plan, config)
         nodes = config.launcher.nodes
         print(
             f"ortlaunch: {plan.name} is in the queue as job {ticket.job_id}: {nodes} node(s), {plan.world_size} workers"
@@ -205,7 +205,7 @@ class BatchLauncher(QueueLauncher):
             at_once: text with the number of runs that may go on at once; empty without such a limit.
         """
         config = sweep.runs[0].config
-        say_backend(sweep.runs[0].plan)
+        say_notes(sweep.runs[0].plan, config)
         print(f"ortlaunch: {queued}: {len(sweep.runs)} runs of {config.launcher.nodes} node(s){at_once}")
         print(f"sweep:      {sweep.folder}")
         print(f"runs:       ortlaunch jobs --sweep {short}")
