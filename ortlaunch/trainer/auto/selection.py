@@ -27,6 +27,7 @@ from ortlaunch.trainer.auto import kind
 from ortlaunch.trainer.auto.decision import BACKENDS, Choice, Rate, begin
 from ortlaunch.trainer.auto.lives import begin_again, life
 from ortlaunch.trainer.auto.rates import Rates
+from ortlaunch.trainer.checkpoint.resume import steps_at
 from ortlaunch.trainer.workers import store_of_attempt
 
 _LOOK_SECONDS = 0.5
@@ -131,7 +132,13 @@ class Selection:
         begin_again(self.environment)
 
     def first_step_done(self, journal: Journal | None) -> None:
-        """The backend has started: from now on its failures are the run's."""
+        """The backend has started on all workers: from now on its failures are the run's; all workers call it."""
+        if self._may_give_up:
+            # Another worker may fail at the end of this step. Those that have gone on would not hear of it, and would
+            # fail at its end. While they wait, `watch_start` begins again.
+            self.store.set(f"started-{self.rank}/{life()}", "1")
+            for rank in range(int(os.environ["WORLD_SIZE"])):
+                self.store.get(f"started-{rank}/{life()}")
         self._started.set()
         for one in self._failed:
             if one.is_refusal and self.rank == 0:
@@ -182,7 +189,9 @@ class Selection:
     def _first_choice(self, config: Config) -> Choice:
         choice = self._recorded()
         if choice is None:
-            choice = begin(self.known(), self.refused, config.train.steps)
+            # Without a checkpoint of its own, the run goes on from that of another one, or begins.
+            left = config.train.steps - steps_at(config.train.resume)
+            choice = begin(self.known(), self.refused, left)
             verb = "takes" if choice.is_final else "begins with"
             print(f"backend=auto {verb} {choice.backend}: {choice.reason}", flush=True)
         return choice

@@ -6,13 +6,16 @@ import dataclasses
 import json
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 
 from ortlaunch.base.errors import RequestError, WrongGradientsError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
+from ortlaunch.run import manifest
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.auto import kind, selection
 from ortlaunch.trainer.auto.decision import Choice, Rate
@@ -28,9 +31,9 @@ def chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("ORTLAUNCH_LIFE", raising=False)
-    config = to_config(compose(["model=mlp", "backend=auto", "device=cpu", "train.steps=1000"]))
 
-    def start() -> Selection:
+    def start(*words: str) -> Selection:
+        config = to_config(compose(["model=mlp", "backend=auto", "device=cpu", "train.steps=1000", *words]))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
@@ -141,6 +144,48 @@ def test_after_the_first_step_a_failure_is_the_runs(chosen, monkeypatch):
     worker.first_step_done(None)
     worker.give_up(ValueError("later"))
     assert not worker.rates.read()["ort"].unfit
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_first_step_is_done_when_all_workers_have_done_it(chosen, monkeypatch, fails):
+    """One that fails at its end finds none that has gone on with the backend."""
+    lives = []
+    monkeypatch.setattr(selection, "begin_again", lives.append)
+    monkeypatch.setattr(selection, "_LOOK_SECONDS", 0.01)
+    chosen().rates.note("ort", Rate(0.01, 1.0))
+    worker = chosen()
+    # As with connections of their own, a wait for a value keeps nobody else waiting.
+    worker.store = HashStore()
+    monkeypatch.setattr(selection, "store_of_attempt", lambda *_arguments: worker.store)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    worker.watch_start()
+    waits = threading.Thread(target=worker.first_step_done, args=(None,), daemon=True)
+    waits.start()
+    waits.join(0.2)
+    assert waits.is_alive()
+    assert lives == []
+    if fails:
+        worker.store.set("failed/0", "{}")
+        waits.join(0.2)
+        assert set(map(id, lives)) == {id(worker.environment)}
+    worker.store.set("started-1/0", "1")
+    waits.join(5)
+    assert not waits.is_alive()
+
+
+def test_a_run_that_goes_on_from_another_ones_checkpoint_chooses_by_the_steps_that_are_left(tmp_path, chosen):
+    checkpoint = tmp_path / "other" / "checkpoints" / "step-00000990"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "run.json").write_text('{"step": 990}')
+    (checkpoint / manifest.NAME).write_text("{}")
+    first = chosen()
+    for name, (step, start) in {"eager": (0.1, 1.0), "compile": (0.05, 9.0), "ort": (0.01, 30.0)}.items():
+        first.rates.note(name, Rate(step, start))
+    assert chosen().backend == "ort"
+    for place in (checkpoint, checkpoint.parent, checkpoint.parents[1]):
+        there = chosen(f"train.resume={place}")
+        assert there.backend == "eager"
+        assert "for 10 steps by earlier runs" in there.choice.reason
 
 
 @pytest.mark.parametrize("kind_of_error", [RequestError, WrongGradientsError])
