@@ -22,7 +22,7 @@ import torch
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config import backends
 from ortlaunch.config.tracking_uri import sqlite_uri
-from ortlaunch.doctor import command, machine, stack, tracking
+from ortlaunch.doctor import command, machine, service, stack, tracking
 from ortlaunch.doctor.fix import fix
 from ortlaunch.doctor.line import Level, Line
 from ortlaunch.ort import extension
@@ -269,6 +269,28 @@ def test_a_store_that_another_process_has_locked_is_not_called_broken(tmp_path: 
         writer.execute("begin exclusive")
         (line,) = tracking.mlflow(uri)
     assert line.level is Level.warning and "locked" in line.text and line.mend is None
+
+
+def test_a_services_database_in_another_place_is_looked_at(tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("sqlalchemy")
+    from ortlaunch.serve.database import open_database
+
+    monkeypatch.chdir(tmp_path)
+    (line,) = service.service()
+    assert (line.level, "(--database FILE looks at another)" in line.text) == (Level.ok, True)
+    # Signs that mean something in SQLite's addresses.
+    file = tmp_path / "a?b#c%41" / "serve.db"
+    (line,) = service.service(file)
+    assert (line.level, line.mend) == (Level.error, None)
+    assert "there is no such file" in line.text
+    file.parent.mkdir()
+    open_database(file).dispose()
+    (line,) = service.service(file)
+    assert (line.level, f"no service runs on {file}" in line.text) == (Level.ok, True)
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    (line,) = service.service(file)
+    assert (line.level, "has tables of version 99" in line.text) == (Level.error, True)
 
 
 def test_fix_runs_what_mends_and_leaves_what_needs_a_person(tmp_path: Path, capfd) -> None:

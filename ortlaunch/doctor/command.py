@@ -10,6 +10,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from ortlaunch.base.arguments import Parser
 from ortlaunch.base.secrets import without_secrets
@@ -37,10 +38,16 @@ def main(arguments: list[str]) -> int:
         "--fix", action="store_true", help="run these commands, except those that need another user or a choice"
     )
     parser.add_argument("--uri", help="the MLflow store to look at (default: MLFLOW_TRACKING_URI, else that of runs)")
+    parser.add_argument(
+        "--database",
+        type=Path,
+        metavar="FILE",
+        help="the database of the service to look at, as for ortlaunch serve (default: that of runs in this folder)",
+    )
     options = parser.parse_args(arguments)
     if options.fix and options.json:
         parser.error("--fix goes without --json")
-    lines = examine(options.uri)
+    lines = examine(options.uri, options.database)
     if options.fix:
         print(_table(lines))
         if fix(lines) == 0:
@@ -48,16 +55,18 @@ def main(arguments: list[str]) -> int:
             return _code(lines)
         # The report is made again in a new process, because this one has loaded the old packages.
         again = [] if options.uri is None else ["--uri", options.uri]
+        again += [] if options.database is None else ["--database", str(options.database)]
         return subprocess.run([sys.executable, "-m", "ortlaunch", "doctor", *again]).returncode
     print(_json(lines) if options.json else _table(lines))
     return _code(lines)
 
 
-def examine(uri: str | None = None) -> list[Line]:
+def examine(uri: str | None = None, database: Path | None = None) -> list[Line]:
     """Runs all checks.
 
     Args:
         uri: the MLflow store; None takes the one of runs.
+        database: the service's database; None takes the one of runs.
     """
     looks: dict[str, Callable[[], Iterator[Line]]] = {
         "python": stack.python,
@@ -72,7 +81,7 @@ def examine(uri: str | None = None) -> list[Line]:
         "shared memory": machine.shared_memory,
         "clock": machine.clock,
         "slurm": machine.slurm,
-        "service": service.service,
+        "service": functools.partial(service.service, database),
         "mlflow": functools.partial(tracking.mlflow, uri),
     }
     lines: list[Line] = []

@@ -24,18 +24,26 @@ from ortlaunch.serve.unix_users import listed_users
 _SUDO_SECONDS = 5
 
 
-def service() -> Iterator[Line]:
-    """Checks the packages of the service, its database, and the Unix users whom it may act for."""
+def service(database: Path | None = None) -> Iterator[Line]:
+    """Checks the packages of the service, its database, and the Unix users whom it may act for.
+
+    Args:
+        database: the database's file; None takes that of the run root in this folder.
+    """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         text = f"ortlaunch serve lacks {', '.join(missing)}; nothing else needs them"
         yield Line("service", Level.warning, text, "pip install 'ortlaunch[serve]'")
         return
-    settings = Settings()
+    settings = Settings(database_path=database)
     path = settings.database
     installed = f"FastAPI {importlib.metadata.version('fastapi')}, uvicorn {importlib.metadata.version('uvicorn')}"
+    if database is not None and not path.is_file():
+        yield Line("service", Level.error, f"{installed}; --database {path}: there is no such file")
+        return
     if not path.exists():
-        yield Line("service", Level.ok, f"{installed}; none was started in {path.parent.parent.parent}")
+        text = f"{installed}; none was started in {path.parent.parent.parent} (--database FILE looks at another)"
+        yield Line("service", Level.ok, text)
         return
     yield _database(path, installed)
     yield from _users(settings.unix_users)

@@ -44,7 +44,10 @@ def log_to_run(run_dir: Path, path: Path, artifact_path: str) -> str:
     if not result.sent:
         return result.message
     what = f"artifact {artifact_path}/{path.name}"
+    keeping = [one for one in result.sinks if one.to.tracker.keeps_artifacts]
+    if not keeping:
+        return f"{what} is in the run's journal alone: no tracker of the run keeps files"
     # An artifact store may fail while its server takes the rest of the journal.
-    if refusing := [one for one in result.sinks if one.to.load().refused > earlier[one.name]]:
+    if refusing := [one for one in keeping if one.to.load().refused > earlier[one.name]]:
         return f"{what} may be missing: {'; '.join(f'{one.where}: {one.message}' for one in refusing)}"
-    return f"{what} of {', '.join(one.where for one in result.sinks)}"
+    return f"{what} of {', '.join(one.where for one in keeping)}"

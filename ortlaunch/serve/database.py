@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import DeclarativeBase, Session
 
@@ -67,7 +67,9 @@ def open_database(path: Path) -> Engine:
     require_own(path.parent, path, use="serve")
     for module in TABLE_MODULES:
         importlib.import_module(module)
-    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False})
+    engine = create_engine(
+        URL.create("sqlite", database=str(path)), connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False}
+    )
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin)
     try:
@@ -101,7 +103,7 @@ def schema_version(path: Path) -> int:
     Raises:
         sqlite3.DatabaseError: it is no database.
     """
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 

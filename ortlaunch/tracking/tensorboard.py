@@ -43,6 +43,7 @@ class TensorboardTracker(Tracker[TensorboardConfig]):
     """Event files for TensorBoard."""
 
     title = "TensorBoard"
+    keeps_artifacts = False
     config = TensorboardConfig
 
     def check(self, cfg: TensorboardConfig) -> None:

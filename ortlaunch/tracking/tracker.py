@@ -105,6 +105,8 @@ class Tracker(Generic[C]):
     """A dataclass with defaults for all optional keys, or a mapping of defaults, whose types become the keys' types."""
     lists_runs: bool = False
     """Whether users look for runs in the tracker. Queued runs, and sweeps as runs of their own, are then sent too."""
+    keeps_artifacts: bool = True
+    """Whether it stores files and folders of a run."""
     mark_key: str = "mark"
     """The key of the mark in the tracker's file in the run folder."""
     variable: str = ""

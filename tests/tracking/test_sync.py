@@ -80,6 +80,16 @@ def test_an_export_that_is_left_out_is_not_said_to_be_in_the_run(store: MlflowCo
     assert again == f"artifact export/model.onnx of MLflow run {run_id}", "what was left out before is another matter"
 
 
+def test_an_export_of_a_run_whose_trackers_keep_no_files_is_not_said_to_be_in_them(new_run: NewRun) -> None:
+    run_dir, journal = new_run("exported")
+    journal.end("FINISHED")
+    nodes = {"tracking": {"name": "none"}, "trackers": {"tensorboard": {"name": "tensorboard"}}}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump({"experiment": "e", **nodes}))
+    (run_dir / "phone").mkdir()
+    said = log_to_run(run_dir, run_dir / "phone", "export")
+    assert said == "artifact export/phone is in the run's journal alone: no tracker of the run keeps files"
+
+
 def test_all_looks_below_the_run_root(store: MlflowConfig, new_run: NewRun, tmp_path: Path) -> None:
     run_dir, journal = new_run("root")
     journal.end("FINISHED")

@@ -20,6 +20,8 @@ from ortlaunch.serve.service import service_of
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 _UNITS = ("B", "kB", "MB", "GB", "TB")
+_LATE_SECONDS = 60.0
+"""A look at the run folders that takes longer than this is told on every page: a file server may hang."""
 _LARGE = 1000
 _SMALL = 0.001
 
@@ -33,14 +35,15 @@ def render(request: Request, template: str, caller: Caller | None, **values: Any
         caller: who asks; None if nobody is logged in.
         values: what the template shows.
     """
-    settings = service_of(request).settings
+    service = service_of(request)
     known = {
         "caller": caller,
         "is_admin": caller is not None and caller.role is Role.admin,
         "is_runner": caller is not None and caller.role >= Role.runner,
         # Also for a session that is over: its cookie is still sent, with the login too.
         "csrf": csrf_token(request.headers),
-        "shared_account": settings.shared_account,
+        "shared_account": service.settings.shared_account,
+        "index_age": service.runs.age if service.runs.age > _LATE_SECONDS else None,
     }
     return HTMLResponse(_environment().get_template(template).render({**known, **values}))
 

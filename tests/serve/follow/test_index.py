@@ -147,6 +147,17 @@ def test_runs_that_could_not_be_forgotten_are_forgotten_later(
     assert rows(viewer) == []
 
 
+def test_a_look_at_the_folders_that_does_not_end_is_told_on_every_page(service: Service, viewer: TestClient) -> None:
+    """As with a file server that hangs: what is shown is old."""
+    service.runs.refresh()
+    assert "were last looked at" not in viewer.get("/").text
+    service.runs._looked_at -= 3700
+    for path in ("/", "/queue"):
+        assert "The run folders were last looked at 1 h 1 min ago" in viewer.get(path).text
+    service.runs.refresh()
+    assert "were last looked at" not in viewer.get("/").text
+
+
 @pytest.mark.parametrize("path", ["/api/runs", "/"])
 @pytest.mark.parametrize("place", ["access.reading", "follow.page_of"])
 def test_a_database_that_cannot_be_used_now_is_an_answer(
