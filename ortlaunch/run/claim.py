@@ -119,8 +119,7 @@ class Claim:
         with suppress(OSError):
             content = read_json(self._path) or {}
             if not self.is_lost and _JOB not in content:
-                kept = {} if end is None else {KEPT_END: {"status": end[0], "t": end[1]}}
-                _overwrite(self._path, content | {_RELEASED: True} | kept)
+                _overwrite(self._path, content | {_RELEASED: True} | _kept(end))
 
 
 def take(
@@ -211,12 +210,22 @@ def release(run: Run) -> None:
         Claim(path).release()
 
 
-def release_of(run: Run, job: str) -> None:
-    """Releases a job's claim after the job has journalled its end, because the job itself may take a while to end."""
+def release_of(run: Run, job: str, end: tuple[Status, int] | None = None) -> None:
+    """Releases a job's claim after the job has journalled its end, because the job itself may take a while to end.
+
+    Args:
+        run: the run.
+        job: the job.
+        end: as for `Claim.release`.
+    """
     newest = _newest(run.claims)
     if newest is not None and _owner(path := run.claims / str(newest)).job == job:
         with suppress(OSError):
-            replace_text(path, json.dumps((read_json(path) or {}) | {_RELEASED: True}) + "\n")
+            _overwrite(path, (read_json(path) or {}) | {_RELEASED: True} | _kept(end))
+
+
+def _kept(end: tuple[Status, int] | None) -> dict[str, Any]:
+    return {} if end is None else {KEPT_END: {"status": end[0], "t": end[1]}}
 
 
 def owner(run: Run) -> Owner | None:

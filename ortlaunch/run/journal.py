@@ -66,6 +66,11 @@ class Journal:
         """The events that a patient journal could not write yet."""
         return tuple(self._kept)
 
+    @property
+    def unwritten_end(self) -> tuple[Status, int] | None:
+        """How and when (in milliseconds) the run has ended, if a patient journal could not write this."""
+        return next(((event.status, event.t) for event in self.unwritten if isinstance(event, events.Ended)), None)
+
     def start(self, experiment: str, name: str, run_id: str) -> None:
         """Journals that an attempt begins. `run_id` is ortlaunch's short id, the same for all attempts of the run."""
         self._append(events.Started(_now(), experiment, name, run_id))

@@ -32,7 +32,6 @@ from ortlaunch.launch.stalls import Stalls
 from ortlaunch.run import claim, failure, sweep
 from ortlaunch.run.checkpoints import step_of
 from ortlaunch.run.claim import Claim
-from ortlaunch.run.events import Ended, Status
 from ortlaunch.run.goodput import Goodput, journal_goodput
 from ortlaunch.run.journal import Journal, read_events
 from ortlaunch.run.making import make_run_folder
@@ -80,14 +79,7 @@ def run(part: NodePart, config: Config, arguments: list[str], memory: Watch) -> 
             say_notes(plan, config)
             return _Attempt(part, config, arguments, started, journal, own_claim, stop, memory).run()
         finally:
-            own_claim.release(_kept_end(journal))
-
-
-def _kept_end(journal: Journal | None) -> tuple[Status, int] | None:
-    """The end that the journal could not take, for the claim."""
-    if journal is None or not journal.problem:
-        return None
-    return next(((event.status, event.t) for event in journal.unwritten if isinstance(event, Ended)), None)
+            own_claim.release(None if journal is None else journal.unwritten_end)
 
 
 @dataclasses.dataclass

@@ -8,7 +8,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ortlaunch.base.errors import RequestError
@@ -146,13 +147,15 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
         unfit: why the job's nodes are unfit, which is then the cause of the workers' errors; empty if they are fit.
     """
     verdict = judge(facts)
-    journal = Run(run_dir).journal()
+    # Where the disk is full, the verdict still holds.
+    journal = Run(run_dir).journal(is_patient=True)
     lost = verdict.action == "requeue" and "LOST" in facts.signals
     if lost or verdict.is_crash or verdict.status == "FAILED":
         verdict = _with_failure(run_dir, verdict, journal, unfit)
     past = history.load(run_dir)
     past.end(verdict.reason, is_crash=verdict.is_crash, checkpoint=Run(run_dir).newest_checkpoint())
-    history.save(run_dir, past)
+    with _said_where_full("the history"):
+        history.save(run_dir, past)
     if verdict.status is None:
         journal.requeue(verdict.reason, len(past.attempts))
         state = "running" if verdict.action == "again" else "queued"
@@ -165,14 +168,28 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
         )
     else:
         if facts.is_request and verdict.status == "FAILED":
-            _restore_configuration(Run(run_dir))
+            with _said_where_full("the configuration"):
+                _restore_configuration(Run(run_dir))
         journal.tags({"ortlaunch.state": _STATES[verdict.status]})
-        journal_goodput(journal)
+        with suppress(OSError):  # It reads the journal.
+            journal_goodput(journal)
         journal.end(verdict.status)
-        claim.release_of(Run(run_dir), job)
-        _note_end(run_dir, verdict.status)
+        claim.release_of(Run(run_dir), job, journal.unwritten_end)
+        with _said_where_full("the sweep's folder"):
+            _note_end(run_dir, verdict.status)
+    if journal.problem:
+        print(f"ortlaunch: {journal.path} cannot be written ({journal.problem})", file=sys.stderr)
     print(f"ortlaunch: {verdict.action}: {verdict.reason}", file=sys.stderr, flush=True)
     return verdict
+
+
+@contextmanager
+def _said_where_full(what: str) -> Iterator[None]:
+    """Goes on where something cannot be written, and says so."""
+    try:
+        yield
+    except OSError as error:
+        print(f"ortlaunch: {what} cannot be written: {error.strerror or error}", file=sys.stderr)
 
 
 def _restore_configuration(run: Run) -> None:

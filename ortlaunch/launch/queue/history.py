@@ -45,6 +45,8 @@ class History:
 
     def end(self, why: str, *, is_crash: bool, checkpoint: str) -> None:
         """Ends the newest attempt."""
+        if not self.attempts:
+            return  # Its file could not be read.
         last = self.attempts[-1]
         last.ended, last.why, last.is_crash, last.checkpoint = time.time(), why, is_crash, checkpoint
 

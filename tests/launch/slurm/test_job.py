@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import time
 
@@ -174,6 +176,44 @@ def test_a_warning_queues_the_run_again(run_dir, capsys):
     assert capsys.readouterr().out.strip() == "requeue"
     assert ended(run_dir) == []
     assert (tags(run_dir)["ortlaunch.state"], tags(run_dir)["ortlaunch.requeues"]) == ("queued", "1")
+
+
+@pytest.mark.parametrize(
+    ("signals", "answer", "state"), [(["WARNING"], "requeue", None), ([], "end 0", "FINISHED"), ([], "end 2", "FAILED")]
+)
+def test_what_a_job_does_next_does_not_depend_on_room_for_its_record(
+    run_dir, monkeypatch, capsys, signals, answer, state
+):
+    """With a full disk when the workers have ended: the script would take silence for the end of the run."""
+    job.begin(run_dir)
+    if state == "FINISHED":
+        (run_dir / "done.json").write_text("{}")
+    elif state == "FAILED":
+        failure.record(run_dir, 0, RequestError("the data has 5 samples"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "_write", full)
+        patched.setattr(history, "replace_text", full)
+        patched.setattr(attempt, "_note_end", full)
+        capsys.readouterr()
+        job.decide(run_dir, int(state == "FAILED"), signals)
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == answer
+    assert "journal.jsonl cannot be written (No space left on device)" in printed.err
+    assert ended(run_dir) == []
+    assert Run(run_dir).state().ended == state, "the claim keeps it until there is room"
+
+
+def test_a_history_that_cannot_be_read_does_not_end_the_run(run_dir, capsys):
+    job.begin(run_dir)
+    (run_dir / "history.json").write_text("")
+    (run_dir / "stopped.json").write_text(json.dumps({"step": 8, "reason": "requeue"}))
+    capsys.readouterr()
+    job.decide(run_dir, 0, ["WARNING"])
+    assert capsys.readouterr().out.strip() == "requeue"
 
 
 def test_a_cluster_that_does_not_requeue_ends_the_run(run_dir):
