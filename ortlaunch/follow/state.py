@@ -185,10 +185,18 @@ def _of_unknown_job(record: Record, view: SchedulerView) -> Standing:
         return Standing(State.UNKNOWN if record.step else State.QUEUED, view.problem, is_over=False)
     if record.stopped_step is not None:
         return _stopped(record.stopped_step)
-    # A job that has begun has changed this tag.
+    # A job that has begun has changed this tag. One that has not was cancelled, and will not begin: without accounting,
+    # its scheduler forgets that after some minutes.
     has_begun = record.tags.get(STATE_TAG) != "queued"
-    state = State.UNKNOWN if has_begun else State.KILLED
-    return Standing(state, f"{view.title} no longer knows job {record.job_id}", is_over=False)
+    reason = f"{view.title} no longer knows job {record.job_id}"
+    if has_begun:
+        return Standing(State.UNKNOWN, reason, is_over=False)
+    # A new job may not be listed yet, and that of another cluster is not listed here.
+    job = record.job or {}
+    submitted = job.get("submitted")
+    is_old = isinstance(submitted, float) and time.time() - submitted > _SUBMISSION_SECONDS
+    is_over = is_old and not job.get("cluster")
+    return Standing(State.KILLED, f"{reason}, which had not begun", is_over=is_over)
 
 
 def _waiting(record: Record, job: Job) -> Standing:

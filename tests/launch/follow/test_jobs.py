@@ -19,6 +19,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.follow.find import find_run, find_runs
 from ortlaunch.follow.jobs import jobs
 from ortlaunch.follow.rows import Survey
+from ortlaunch.follow.state import SchedulerView, judge
 from ortlaunch.follow.status import look, status
 from ortlaunch.follow.table import duration_text, render
 from ortlaunch.run.folders import scan
@@ -97,6 +98,25 @@ def test_a_run_that_is_being_submitted_is_queued(make_run, capsys) -> None:
         "now": ("queued", "is being submitted", False),
         "never": ("killed", "its submission was interrupted", True),
     }
+
+
+@pytest.mark.parametrize(
+    ("tag", "job", "state", "is_over"),
+    [
+        ("queued", {"submitted": 1_790_000_000.0}, "killed", True),
+        ("queued", {"submitted": 1_790_000_000.0, "cluster": "other"}, "killed", False),
+        ("queued", {"submitted": time.time()}, "killed", False),
+        ("running", {"submitted": 1_790_000_000.0}, "unknown", False),
+    ],
+)
+def test_a_job_that_was_cancelled_in_the_queue_and_forgotten_is_over(make_run, tag, job, state, is_over) -> None:
+    """Without accounting, SLURM forgets it. Otherwise resume would refuse it, and what waits for it would for ever."""
+    run_dir = make_run(step=None, end=None, job={"scheduler": "slurm", "job_id": "7", **job})
+    Journal(run_dir / "journal.jsonl").tags({"ortlaunch.state": tag})
+    (folder,) = scan([run_dir.parents[1]])
+    found = judge(read_record(folder), SchedulerView("SLURM", "slurm"))
+    assert (found.state.value, found.is_over) == (state, is_over)
+    assert "SLURM no longer knows job 7" in found.reason
 
 
 def test_a_sweeps_runs_are_listed_in_their_order(make_run, capsys) -> None:
