@@ -79,7 +79,13 @@ def _conclusions(report: dict[str, Any]) -> list[str]:
             "worker's step"
         )
     if report["largest_batch_size"] is not None:
-        lines.append(f"largest micro-batch that fits: {report['largest_batch_size'] or 'none'}")
+        found = str(report["largest_batch_size"] or "none")
+        if (likely := report["likely_batch_size"]) is not None:
+            probed = " and ".join(map(str, report["probed_batch_sizes"]))
+            found += (
+                f" for sure; {likely} is likely to fit, too far from the probed {probed} to know without an estimate"
+            )
+        lines.append(f"largest micro-batch that fits: {found}")
     if report["change"]:
         lines.append(f"to make it fit: {report['change']}")
     return lines

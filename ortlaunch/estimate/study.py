@@ -27,8 +27,10 @@ _NOTE_WITHOUT_PROBE = (
 _NOTE_OF_AUTO = (
     "backend=auto may take {}: the figures are those of whichever needs the most, of which only eager is traced"
 )
+_NEIGHBOURS = ("checkpointing_saves_bytes", "largest_batch_size", "likely_batch_size", "change")
 _CHECKPOINTING = "train.activation_checkpointing=true"
 _NO_CHANGE = "none of a smaller micro-batch and activation checkpointing is enough"
+_LIKELY_CHANGE = "{} is likely enough: an estimate with it probes it"
 
 
 @dataclass(frozen=True)
@@ -202,17 +204,19 @@ class Study:
 
     def _neighbours(self, asked: Found, word: str) -> dict[str, Any]:
         """What checkpointing would save, the largest micro-batch, and the change that makes the run fit."""
+        nothing = dict.fromkeys(_NEIGHBOURS)
         if not self._traces.is_fake or self._request.quick:
-            return {"checkpointing_saves_bytes": None, "largest_batch_size": None, "change": None}
+            return nothing
         is_needed = word in ("tight", "does not fit")
         if self._request.change_only:
             change = self._nearest_change(lambda: self._largest(self._config)) if is_needed else None
-            return {"checkpointing_saves_bytes": None, "largest_batch_size": None, "change": change}
+            return nothing | {"change": change}
         largest = self._largest(self._config)
         change = self._nearest_change(lambda: largest) if is_needed else None
         return {
             "checkpointing_saves_bytes": self._checkpointing(asked.trace),
             "largest_batch_size": largest,
+            "likely_batch_size": self._likely(largest or 0),
             "change": change,
         }
 
@@ -242,6 +246,21 @@ class Study:
         )
         workers, most = self._request.workers, self._traces.most_samples
         return Search(lambda one: self._sized(config, one), limit, workers, most, stays).largest(size)
+
+    def _likely(self, largest: int) -> int | None:
+        """A micro-batch above the largest that fits for sure; it is likely to fit and too far from the probes to know.
+
+        Only what real steps have shown can be told without further ones.
+        """
+        limit, size = self._request.limit, self._config.train.batch_size
+        if limit is None or len(self._lines) < len(self._possible):
+            return None
+        for smaller in _divisors(size, size):
+            is_far = not all(line.is_near(smaller) for line in self._lines.values())
+            found = self._near(_with(self._config, batch_size=smaller))
+            if smaller > largest and is_far and self._machine(found).middle <= limit:
+                return smaller
+        return None
 
     def _sized(self, config: Config, batch_size: int) -> Sized:
         found = self._near(_with(config, batch_size=batch_size))
@@ -277,7 +296,11 @@ class Study:
                 if self._machine(found).high <= limit:
                     self._found_changes.append(Change(words, self._plain_machine(found)))
                     return words
-        return _NO_CHANGE
+        likely = self._likely(0)
+        if likely is None:
+            return _NO_CHANGE
+        words, _ = next(_smaller(self._config, likely))
+        return _LIKELY_CHANGE.format(words)
 
     def _changes(self, largest: Callable[[], int | None]) -> Iterator[tuple[str, Config]]:
         """Changes that keep the samples of a step, the smallest first, and what they make of the configuration."""
