@@ -322,7 +322,7 @@ def test_fix_and_json_do_not_go_together() -> None:
 
 def test_fix_is_followed_by_a_new_report(capfd, monkeypatch) -> None:
     missing = Line("extension", Level.error, "not built", "echo building")
-    monkeypatch.setattr(command, "examine", lambda uri: [missing])
+    monkeypatch.setattr(command, "examine", lambda *_: [missing])
     monkeypatch.setattr(command.subprocess, "run", lambda words: subprocess.CompletedProcess(words, 0))
     monkeypatch.setattr(command, "fix", lambda lines: len(lines))
     assert command.main(["--fix"]) == 0
