@@ -280,13 +280,14 @@ def export(service: Service, caller: Caller, asked: str) -> dict[str, Any]:
 
     Raises:
         HTTPException: 404 or 403.
-        Unfit: the run has no complete checkpoint.
+        Unfit: the run has no complete checkpoint, or only an author may execute its model's code.
     """
     found = _changeable(service, caller, asked)
     found_run(service, asked)
     with writing(service.engine) as session:
         record(session, caller, "run.export", found.id)
-    return _asked(service, found.unix_user, "export_weights", {"run_dir": found.place})
+    request = {"run_dir": found.place, "is_author": caller.role >= Role.author}
+    return _asked(service, found.unix_user, "export_weights", request)
 
 
 def _over(service: Service, caller: Caller, asked: str, action: str) -> Found:

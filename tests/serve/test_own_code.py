@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
-from ortlaunch.config.load import to_config
+from ortlaunch.config.load import save_config, to_config
+from ortlaunch.run import manifest
 from ortlaunch.run.run import Run
 from ortlaunch.serve.acts.composing import own_code_in
+from ortlaunch.serve.acts.runs import export_weights
 
 SLURM = ["launcher=slurm", "launcher/slurm_profile=lab"]
 
@@ -40,3 +43,25 @@ def test_what_executes_an_authors_choice_is_named_and_a_profile_is_the_administr
     run.path.mkdir()
     run.overrides_file.write_text(yaml.safe_dump(["run", *words]))
     assert own_code_in(run, to_config(compose(words))) == key
+
+
+@pytest.mark.parametrize(
+    ("words", "is_author", "said"),
+    [
+        (["model=factory", "model.target=mine:make"], False, "model.target of this run is code of an author's"),
+        (["model=factory", "model.target=mine:make"], True, "damaged"),
+        (["model=mlp"], False, "damaged"),
+    ],
+)
+def test_the_weights_of_a_model_of_ones_own_are_exported_by_authors_alone(
+    words: list[str], is_author: bool, said: str, tmp_path: Path
+) -> None:
+    """The model is built for it. The checkpoint here is empty, which is found out afterwards."""
+    run = Run(tmp_path / "runs" / "e" / "20260101-120000-x-abcdef")
+    checkpoint = run.checkpoints / "step-00000003"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / manifest.NAME).write_text("{}")
+    save_config(to_config(compose(words)), run.config_file)
+    run.overrides_file.write_text(yaml.safe_dump(words))
+    with pytest.raises(RequestError, match=said):
+        export_weights({"root": str(tmp_path / "runs"), "run_dir": str(run.path), "is_author": is_author})

@@ -194,7 +194,7 @@ def export_weights(request: dict[str, Any]) -> dict[str, Any]:
     """Writes the weights of a run's newest checkpoint into its folder.
 
     Args:
-        request: ``run_dir``.
+        request: ``run_dir``, and ``is_author``, whether the model may be code of the user's own.
 
     Returns:
         ``folder``, its name in the run folder, and the names of its ``files``.
@@ -209,6 +209,10 @@ def export_weights(request: dict[str, Any]) -> dict[str, Any]:
         raise RequestError("the run has no complete checkpoint: train.checkpoint_every=N writes them")
     folder = run.weights_of(newest)
     if not folder.is_dir() or not any(folder.iterdir()):
+        # The model is built, and with it what it imports.
+        own = "" if request["is_author"] else own_code_in(run, load_config(run.config_file))
+        if own.startswith("model."):
+            raise RequestError(f"{own} of this run is code of an author's: an author has to export its weights")
         with redirect_stdout(io.StringIO()):
             export([str(run.path), "--out", str(folder)])
     return {"folder": folder.name, "files": sorted(path.name for path in folder.iterdir())}
