@@ -49,18 +49,18 @@ def test_what_executes_an_authors_choice_is_named_and_a_profile_is_the_administr
     ("words", "is_author", "said"),
     [
         (["model=factory", "model.target=mine:make"], False, "model.target of this run is code of an author's"),
-        (["model=factory", "model.target=mine:make"], True, "damaged"),
-        (["model=mlp"], False, "damaged"),
+        (["model=factory", "model.target=mine:make"], True, "there is no complete checkpoint"),
+        (["model=mlp"], False, "there is no complete checkpoint"),
     ],
 )
 def test_the_weights_of_a_model_of_ones_own_are_exported_by_authors_alone(
     words: list[str], is_author: bool, said: str, tmp_path: Path
 ) -> None:
-    """The model is built for it. The checkpoint here is empty, which is found out afterwards."""
+    """The model is built for it. The checkpoint here is damaged, which is found out afterwards."""
     run = Run(tmp_path / "runs" / "e" / "20260101-120000-x-abcdef")
     checkpoint = run.checkpoints / "step-00000003"
     checkpoint.mkdir(parents=True)
-    (checkpoint / manifest.NAME).write_text("{}")
+    (checkpoint / manifest.NAME).write_text("damaged")
     save_config(to_config(compose(words)), run.config_file)
     run.overrides_file.write_text(yaml.safe_dump(words))
     with pytest.raises(RequestError, match=said):
