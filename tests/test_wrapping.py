@@ -143,6 +143,39 @@ def test_parameters_without_a_part_in_the_loss_are_named_with_the_key(tmp_path: 
         engine.micro_step(batch, last=True)
 
 
+class Taught(torch.nn.Module):
+    """A model beside which weights are used without gradients, as a teacher's are."""
+
+    def __init__(self, is_used: bool) -> None:
+        super().__init__()
+        self.pupil, self.teacher, self.is_used = torch.nn.Linear(64, 10), torch.nn.Linear(64, 10), is_used
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = pixel_values.flatten(1)
+        taught = self.teacher(x) if self.is_used else self.teacher(x).detach()
+        return torch.nn.functional.mse_loss(self.pupil(x), taught) + 0.0 * labels.sum()
+
+
+@pytest.mark.ort
+@pytest.mark.parametrize("is_used", [True, False])
+@pytest.mark.parametrize("words", [(), ("train.grad_accumulation=2",)], ids=["", "accumulated"])
+def test_weights_without_gradients_do_not_decay_under_ort_and_ddp(
+    is_used: bool, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """In eager PyTorch, DDP refuses them, or with trainer.find_unused_parameters=true leaves them as they are."""
+    batch = {"pixel_values": torch.rand(4, 1, 8, 8), "labels": torch.zeros(4)}
+    model = Taught(is_used)
+    chosen = config("optimizer.weight_decay=0.5", "trainer.static_graph=false", *words)
+    engine = wrap(model, chosen, WORKERS, make_task(model, batch), tmp_path)
+    before = {name: one.detach().clone() for name, one in model.named_parameters()}
+    for _ in range(2):
+        for index in range(chosen.train.grad_accumulation):
+            engine.micro_step(batch, last=index == chosen.train.grad_accumulation - 1)
+        engine.step()
+    changed = {name.partition(".")[0] for name, one in model.named_parameters() if not torch.equal(one, before[name])}
+    assert changed == ({"pupil", "teacher"} if is_used else {"pupil"})
+
+
 def test_deepspeeds_timer_that_waits_for_the_device_is_off() -> None:
     chosen = config("trainer=deepspeed", "trainer.zero_stage=2", "+trainer.config.zero_optimization.overlap_comm=true")
     generated = deepspeed_config(chosen, chosen.trainer)

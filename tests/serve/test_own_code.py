@@ -29,7 +29,7 @@ SLURM = ["launcher=slurm", "launcher/slurm_profile=lab"]
         ([*SLURM, "launcher.container.image=mine.sif"], "launcher.container.image"),
         ([*SLURM, "launcher.container.mounts=[/home:/home]"], "launcher.container.mounts"),
         ([*SLURM, "launcher.python=/home/mine/python"], "launcher.python"),
-        ([*SLURM, "launcher.extra=[--container-image=mine]"], "launcher.extra"),
+        ([*SLURM, "launcher.extra=['--container-image=mine']"], "launcher.extra"),
         ([*SLURM, "+launcher.env.LD_PRELOAD=mine.so"], "launcher.env.LD_PRELOAD"),
     ],
 )

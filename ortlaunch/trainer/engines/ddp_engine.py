@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.schema import Config
+from ortlaunch.config.schema import Config, OrtConfig
 from ortlaunch.config.trainers.ddp import DdpConfig
 from ortlaunch.models import registry
 from ortlaunch.models.task import Batch
@@ -25,9 +25,12 @@ class DdpEngine(TorchEngine):
     """Every worker holds the whole model, and gradients are averaged over the workers."""
 
     _module: DistributedDataParallel
+    _left_out: tuple[torch.nn.Parameter, ...] = ()
+    """The parameters that had no gradient in the first backward under ONNX Runtime."""
 
     def _distribute(self, config: Config, workers: Workers) -> DistributedDataParallel:
         cfg = config.trainer
+        self._may_leave_out = isinstance(config.backend, OrtConfig)
         assert isinstance(cfg, DdpConfig)
         return DistributedDataParallel(
             self.inner,
@@ -40,7 +43,8 @@ class DdpEngine(TorchEngine):
 
     def micro_step(self, batch: Batch, *, last: bool) -> torch.Tensor:
         try:
-            return super().micro_step(batch, last=last)
+            with self._noting_left_out() if self._may_leave_out else contextlib.nullcontext():
+                return super().micro_step(batch, last=last)
         except RuntimeError as error:
             if self._module.find_unused_parameters or "not used in producing loss" not in str(error):
                 raise
@@ -48,6 +52,30 @@ class DdpEngine(TorchEngine):
                 f"trainer=ddp: the last step's loss did not depend on {self._unused(str(error))}: set "
                 "trainer.find_unused_parameters=true, or call requires_grad_(False) on what is not to be trained"
             ) from error
+
+    def step(self) -> torch.Tensor | float | None:
+        for parameter in self._left_out:
+            # DDP refuses weights that the loss does not depend on. In ONNX Runtime's graph those of a part without
+            # gradients look as if it did, and DDP gives them zeros, with which they decay. A later graph may use them.
+            if parameter.grad is not None and not parameter.grad.any():
+                parameter.grad = None
+        return super().step()
+
+    @contextlib.contextmanager
+    def _noting_left_out(self) -> Iterator[None]:
+        """Finds the parameters that a backward gives no gradient, before DDP gives them one."""
+        self._may_leave_out = False
+        given: set[int] = set()
+        hooks = [
+            one.register_post_accumulate_grad_hook(lambda parameter: given.add(id(parameter)))
+            for one in self._parameters
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._left_out = tuple(one for one in self._parameters if id(one) not in given)
 
     def _unused(self, text: str) -> str:
         """The parameters that DDP's error lists by their numbers."""
