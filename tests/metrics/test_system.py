@@ -12,12 +12,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
-from ortlaunch.metrics import gpu, processes, system
+from ortlaunch.base.processes import _children_by_walking, tree
+from ortlaunch.metrics import gpu, system
 from ortlaunch.metrics.gpu import Gpu, find_gpu
 from ortlaunch.metrics.nodes import MOST_NODES, Nodes, WorkerLocation
-from ortlaunch.metrics.processes import Usage, read_usage, tree
+from ortlaunch.metrics.processes import Usage, read_usage
 from ortlaunch.metrics.system import NODE_FIELDS, WIDTH, Sampler
+from ortlaunch.metrics.worker.memory import memory_metrics
 
 TICKS = os.sysconf("SC_CLK_TCK")
 NAN = float("nan")
@@ -71,10 +74,22 @@ def test_own_processes_are_found_on_this_machine() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         assert {os.getpid(), child.pid} <= tree([os.getpid()])
-        assert child.pid in processes._children_by_walking(os.getpid())
+        assert child.pid in _children_by_walking(os.getpid())
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_long_list_of_children_is_read_whole(tmp_path: Path) -> None:
+    """The kernel gives it in parts."""
+    children = list(range(100_000, 120_000))
+    proc = fake_proc(tmp_path, [(400, 600)], {10: (100, children)})
+    assert tree([10], proc) == {10, *children}
+
+
+def test_a_workers_memory_is_what_psutil_says() -> None:
+    own = psutil.Process().memory_info().rss / 1024**3
+    assert memory_metrics(torch.device("cpu"))["memory/rss_gib"] == pytest.approx(own, rel=0.02)
 
 
 def test_work_of_others_is_told_from_the_runs_own() -> None:

@@ -158,7 +158,7 @@ def _watched_workers(
             if signals.came_before(_PATIENCE * config.launcher.grace_seconds):
                 signals.seen.append("LATE")
                 break
-            time.sleep(_POLL_SECONDS)
+            group.wait(_POLL_SECONDS)
     finally:
         group.kill()
     return (1 if code is None else code), relay
