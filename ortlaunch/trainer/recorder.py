@@ -156,7 +156,7 @@ class Recorder:
         measured = worker_metrics(self._workers.device)
         mine, step_seconds = self._own_figures(step, loss, engine, measured, steady=steady)
         everyone = mine.gather(self._workers)
-        _check_finite(everyone.bad_loss_step, everyone.bad_gradient_step)
+        _check_finite(everyone.bad_loss_step.tolist(), everyone.bad_gradient_step.tolist())
         self._note_ort(bool(everyone.ort_active.min() > 0))
         stragglers = straggler_metrics(everyone.own_seconds.tolist(), everyone.step_seconds.tolist())
         metrics = _training_metrics(step, everyone, grad_norm, lr, engine.loss_scale)
@@ -300,7 +300,7 @@ def _training_metrics(
     return metrics
 
 
-def _check_finite(losses: torch.Tensor, gradients: torch.Tensor) -> None:
+def _check_finite(losses: list[float], gradients: list[float]) -> None:
     """Raises if a worker has had a step with a loss, or with gradients, that were not finite.
 
     Args:
@@ -308,13 +308,13 @@ def _check_finite(losses: torch.Tensor, gradients: torch.Tensor) -> None:
         gradients: of each worker, its first step with such gradients; 0 for none.
     """
     advice = "the weights are those before it. Lower optimizer.lr, set train.clip_grad_norm, or look at the data"
-    if bool((losses > 0).any()):
-        step = int(losses[losses > 0].min())
-        ranks = ", ".join(str(rank) for rank, first in enumerate(losses.tolist()) if first == step)
-        raise TrainingError(f"the loss is not finite at step {step} on rank {ranks}; {advice}")
-    if bool((gradients > 0).any()):
-        step = int(gradients[gradients > 0].min())
-        raise TrainingError(f"the gradients are not finite at step {step}, and the loss is; {advice}")
+    if any(losses):
+        step = min(filter(None, losses))
+        ranks = ", ".join(str(rank) for rank, first in enumerate(losses) if first == step)
+        raise TrainingError(f"the loss is not finite at step {step:.0f} on rank {ranks}; {advice}")
+    if any(gradients):
+        step = min(filter(None, gradients))
+        raise TrainingError(f"the gradients are not finite at step {step:.0f}, and the loss is; {advice}")
 
 
 def _check_scale(step: int, scale: float) -> None:
