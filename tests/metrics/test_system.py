@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -158,6 +159,31 @@ def test_a_window_without_a_sample_says_nothing() -> None:
     idle = Sampler(None)
     assert len(idle.window(steady=True, now=True)) == WIDTH
     assert idle.other_seconds() == (0.0, 0.0)
+
+
+class Pauses(threading.Event):
+    """Ends a sampler's thread after some pauses, and keeps their lengths."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.left = count
+        self.seconds: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.seconds.append(timeout)
+        self.left -= 1
+        return self.left < 0
+
+
+def test_samples_that_take_long_come_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample of 0.1 s of processor time every five seconds would be 2 % of a core."""
+    times = iter([0.0, 0.001, 1.0, 1.1, 2.0, 2.001])
+    monkeypatch.setattr(time, "thread_time", lambda: next(times))
+    sampler = sampler_of(Machine())
+    monkeypatch.setattr(sampler, "_done", pauses := Pauses(3))
+    sampler._work()
+    assert pauses.seconds == [5.0, 5.0, pytest.approx(20.0), 5.0]
 
 
 def test_others_work_counts_in_steady_windows_only() -> None:
