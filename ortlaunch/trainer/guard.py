@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 
@@ -31,15 +33,14 @@ class Guard:
         Args:
             loss: a micro-batch's loss, a scalar tensor with its graph.
         """
-        finite = torch.isfinite(loss.detach()).all()
-        if self._is_fine(finite):
+        if self.reads_values and self._is_fine(math.isfinite(loss.item())):
             return loss
-        self._note(0, finite)
+        self._note(0, torch.isfinite(loss.detach()).all())
         return loss * torch.where(self._first.any(), self._nan, self._one)
 
     def check_gradients(self, finite: torch.Tensor | bool) -> None:
         """Notes whether the gradient norm was finite; not for fp16, which only lowers its loss scale then."""
-        if not self._is_fine(finite):
+        if not (self.reads_values and self._is_fine(bool(finite))):
             self._note(1, finite)
 
     def read(self) -> tuple[int, int]:
@@ -50,11 +51,9 @@ class Guard:
         loss, gradients = self._first.tolist()
         return loss, gradients
 
-    def _is_fine(self, finite: torch.Tensor | bool) -> bool:
-        """Whether there is nothing to note and to discard, as far as the host knows without waiting for a device."""
-        if not self.reads_values:
-            return False
-        self._was_bad |= not bool(finite)
+    def _is_fine(self, finite: bool) -> bool:
+        """Whether there is nothing to note and nothing to discard: all numbers were finite, and these are."""
+        self._was_bad |= not finite
         return not self._was_bad
 
     def _note(self, kind: int, finite: torch.Tensor | bool) -> None:

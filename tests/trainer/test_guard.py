@@ -52,9 +52,11 @@ def test_gradients_that_are_not_finite_are_noted_with_their_first_step(guard: Gu
 
 def test_numbers_of_a_gpu_are_not_read(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading one would wait for the device at each step."""
-    read: list[int] = []
-    usual = torch.Tensor.__bool__
-    monkeypatch.setattr(torch.Tensor, "__bool__", lambda tensor: read.append(1) or usual(tensor))
-    backward(guard, 1.0)
-    guard.check_gradients(torch.tensor(True))
-    assert bool(read) is guard.reads_values
+    loss, finite = torch.ones((), requires_grad=True) * 2.0, torch.tensor(True)
+    read: list[str] = []
+    for name in ("__bool__", "item", "tolist"):
+        usual = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda one, name=name, usual=usual: (read.append(name), usual(one))[1])
+    guard.watch(loss)
+    guard.check_gradients(finite)
+    assert read == (["item", "__bool__"] if guard.reads_values else [])
