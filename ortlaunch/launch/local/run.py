@@ -40,7 +40,7 @@ from ortlaunch.run.run import Stopped
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay, RelayResult
 
-_POLL_SECONDS = 0.25
+_POLL_SECONDS = 0.5
 """Each look takes from a core that the workers need."""
 _GONE_SECONDS = 5.0
 """How long a tracker may take to hear of the end of a run whose folder is gone."""
