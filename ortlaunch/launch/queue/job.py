@@ -34,7 +34,7 @@ from ortlaunch.run.run import Run
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.5
 _PATIENCE = 0.8
 """Share of the grace period after which the workers are ended, even if their checkpoint is not complete."""
 
