@@ -53,11 +53,12 @@ def test_what_every_worker_keeps_whole_stays_where_it_is_under_zero_3(
     model.register_buffer("seen", torch.arange(3.0))
     next(model.parameters()).requires_grad_(False)
     engine: Any = wrap_trainer(model, config, Workers(0, 1, torch.device("cpu"), 1), Task(("x",)))._engine
+    gathered: list[int] = []
+    usual = engine.optimizer.checkpoint_event_epilogue
+    usual()  # As after a step.
     whole = [parameter for parameter in model.parameters() if parameter.numel()]
     assert whole, "no parameter is whole between steps"
     kept = [parameter.data_ptr() for parameter in whole]
-    gathered: list[int] = []
-    usual = engine.optimizer.checkpoint_event_epilogue
 
     def gather() -> None:
         gathered.append(1)
