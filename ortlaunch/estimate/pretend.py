@@ -112,6 +112,7 @@ def _replace_in_deepspeed(stack: contextlib.ExitStack) -> None:
 
 def settle(engine: Engine) -> None:
     """Takes from a built engine what it can do on real tensors only."""
+    engine.guard.reads_values = False
     module = getattr(engine, "_module", None)
     if isinstance(module, DistributedDataParallel):
         module.register_comm_hook(None, lambda _state, bucket: _exchanged(bucket))

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from ortlaunch.base.processes import tree
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _IDLE = (3, 4)
@@ -54,46 +54,6 @@ def read_usage(roots: list[int], cores: set[int] | None = None, proc: Path = Pat
     """
     total, busy = _machine(proc, os.sched_getaffinity(0) if cores is None else cores)
     return Usage(total, busy, sum(_used(proc, pid) for pid in tree(roots, proc)))
-
-
-def tree(roots: list[int], proc: Path = Path("/proc")) -> set[int]:
-    """Returns the processes and all of their descendants; processes that cannot be read are skipped."""
-    found: set[int] = set()
-    waiting = [pid for pid in roots if (proc / str(pid)).is_dir()]
-    while waiting:
-        pid = waiting.pop()
-        if pid not in found:
-            found.add(pid)
-            waiting += _children(proc, pid)
-    return found
-
-
-def _children(proc: Path, pid: int) -> list[int]:
-    """Returns children from the kernel's own list, because a walk over all processes of a large machine is slow."""
-    found: list[int] = []
-    try:
-        threads = list((proc / str(pid) / "task").iterdir())
-    except OSError:
-        return found
-    for thread in threads:
-        try:
-            text = (thread / "children").read_text()
-        except FileNotFoundError:
-            # The thread has ended, or the kernel does not have these lists.
-            if thread.is_dir():
-                return _children_by_walking(pid)
-            continue
-        except OSError:
-            continue
-        found += map(int, text.split())
-    return found
-
-
-def _children_by_walking(pid: int) -> list[int]:
-    try:
-        return [child.pid for child in psutil.Process(pid).children()]
-    except psutil.Error:
-        return []
 
 
 def _machine(proc: Path, cores: set[int]) -> tuple[float, float]:

@@ -20,6 +20,8 @@ from ortlaunch.metrics.gpu import Gpu
 from ortlaunch.metrics.processes import Usage, read_usage
 
 SAMPLE_SECONDS = 5.0
+_MOST_SHARE = 0.005
+"""Largest share of the thread's time in which it samples: a kernel without lists of children makes a sample slow."""
 _LEAST_SECONDS = 0.25
 """Shortest time between two samples, because the kernel's counters have a resolution of 10 ms."""
 _MEGABYTE = 1e6
@@ -128,10 +130,13 @@ class Sampler:
             return True
 
     def _work(self) -> None:
-        while not self._done.wait(SAMPLE_SECONDS):
+        pause = SAMPLE_SECONDS
+        while not self._done.wait(pause):
+            begun = time.thread_time()
             # A failed sample must not end the run.
             with suppress(Exception):
                 self.sample()
+            pause = max(SAMPLE_SECONDS, (time.thread_time() - begun) / _MOST_SHARE)
 
     def _usage(self) -> Usage | None:
         if self._roots is None:

@@ -175,9 +175,8 @@ class OrtRun(BackendRun):
         # Without the export, which the first step would have made.
         seconds = time.perf_counter() - begin - (session.export_seconds(self._engine.inner) or 0.0)
         kinds = {finding.kind for finding in found}
-        everyone = _CheckFigures.of(seconds=seconds, found=[float(kind in kinds) for kind in Allow]).gather(
-            self._workers
-        )
+        found_here = [float(kind in kinds) for kind in Allow]
+        everyone = _CheckFigures.gathered(self._workers, seconds=seconds, found=found_here)
         allowed = [kind.value for kind, seen in zip(Allow, everyone.found.amax(dim=0).tolist(), strict=True) if seen]
         if self._journal is not None and allowed:
             self._journal.tags({"ortlaunch.allowed": ",".join(allowed)})

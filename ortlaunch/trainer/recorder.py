@@ -155,8 +155,8 @@ class Recorder:
         steady = self._is_steady(step)
         measured = worker_metrics(self._workers.device)
         mine, step_seconds = self._own_figures(step, loss, engine, measured, steady=steady)
-        everyone = mine.gather(self._workers)
-        _check_finite(everyone.bad_loss_step, everyone.bad_gradient_step)
+        everyone = WindowFigures.gathered(self._workers, **mine)
+        _check_finite(everyone.bad_loss_step.tolist(), everyone.bad_gradient_step.tolist())
         self._note_ort(bool(everyone.ort_active.min() > 0))
         stragglers = straggler_metrics(everyone.own_seconds.tolist(), everyone.step_seconds.tolist())
         metrics = _training_metrics(step, everyone, grad_norm, lr, engine.loss_scale)
@@ -198,23 +198,23 @@ class Recorder:
 
     def _own_figures(
         self, step: int, loss: torch.Tensor, engine: Engine, measured: dict[str, float], *, steady: bool
-    ) -> tuple[WindowFigures, list[float]]:
-        """This worker's figures of the window that `step` ends, and the seconds of each step in it."""
+    ) -> tuple[dict[str, float | list[float]], list[float]]:
+        """This worker's `WindowFigures` of the window that `step` ends, and the seconds of each step in it."""
         # Reading the loss waits for the device, so the step times are complete after it.
         own_loss, (bad_loss_step, bad_gradient_step) = float(loss), engine.guard.read()
         ort_active = float(self._is_ort_active())
         step_seconds = self._clock.read()
         steps = max(1, self._window.steps)
-        figures = WindowFigures.of(
-            loss=own_loss,
-            bad_loss_step=bad_loss_step,
-            bad_gradient_step=bad_gradient_step,
-            ort_active=ort_active,
-            own_seconds=self.own_time.read() / steps,
-            step_seconds=sum(step_seconds) / steps,
-            system=self._system.sampler.window(steady=steady, now=step == self._cfg.steps),
-            measured=list(measured.values()),
-        )
+        figures: dict[str, float | list[float]] = {
+            "loss": own_loss,
+            "bad_loss_step": bad_loss_step,
+            "bad_gradient_step": bad_gradient_step,
+            "ort_active": ort_active,
+            "own_seconds": self.own_time.read() / steps,
+            "step_seconds": sum(step_seconds) / steps,
+            "system": self._system.sampler.window(steady=steady, now=step == self._cfg.steps),
+            "measured": list(measured.values()),
+        }
         return figures, step_seconds
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
@@ -227,12 +227,13 @@ class Recorder:
         """Journals the run's summary, and prints a warning for everything that makes its figures unreliable."""
         sampler = self._system.sampler
         other_seconds, total_seconds = sampler.other_seconds()
-        everyone = SummaryFigures.of(
+        everyone = SummaryFigures.gathered(
+            self._workers,
             peak_memory_gib=peak_memory_gib(self._workers.device),
             other_seconds=other_seconds,
             total_seconds=total_seconds,
             throttled=-1.0 if sampler.throttled is None else float(sampler.throttled),
-        ).gather(self._workers)
+        )
         if self._journal is None:
             return
         summary = self._steady.summary(self._workers.world_size)
@@ -300,7 +301,7 @@ def _training_metrics(
     return metrics
 
 
-def _check_finite(losses: torch.Tensor, gradients: torch.Tensor) -> None:
+def _check_finite(losses: list[float], gradients: list[float]) -> None:
     """Raises if a worker has had a step with a loss, or with gradients, that were not finite.
 
     Args:
@@ -308,13 +309,13 @@ def _check_finite(losses: torch.Tensor, gradients: torch.Tensor) -> None:
         gradients: of each worker, its first step with such gradients; 0 for none.
     """
     advice = "the weights are those before it. Lower optimizer.lr, set train.clip_grad_norm, or look at the data"
-    if bool((losses > 0).any()):
-        step = int(losses[losses > 0].min())
-        ranks = ", ".join(str(rank) for rank, first in enumerate(losses.tolist()) if first == step)
-        raise TrainingError(f"the loss is not finite at step {step} on rank {ranks}; {advice}")
-    if bool((gradients > 0).any()):
-        step = int(gradients[gradients > 0].min())
-        raise TrainingError(f"the gradients are not finite at step {step}, and the loss is; {advice}")
+    if any(losses):
+        step = min(filter(None, losses))
+        ranks = ", ".join(str(rank) for rank, first in enumerate(losses) if first == step)
+        raise TrainingError(f"the loss is not finite at step {step:.0f} on rank {ranks}; {advice}")
+    if any(gradients):
+        step = min(filter(None, gradients))
+        raise TrainingError(f"the gradients are not finite at step {step:.0f}, and the loss is; {advice}")
 
 
 def _check_scale(step: int, scale: float) -> None:

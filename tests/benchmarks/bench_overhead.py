@@ -3,7 +3,9 @@
 One run under ORT with ortlaunch's defaults and two workers. While it trains, each watch is switched off
 for some steps, then all of them, then every step is logged, each between two turns with the defaults
 (`tests/benchmarks/switches.py`). A ratio is the step time with a watch over that without it, in neighbouring turns:
-1.002 means that it costs 0.2 %. Of each row the table has the median, and its 95 % interval by resampling.
+1.002 means that it costs 0.2 %. Each row has the ratio of all its turns together, and its 95 % interval by resampling:
+some watches do their work once in some seconds, which the median of short turns would leave out. With ``--row`` the
+time goes into the rows that are asked for, and their intervals are narrower.
 
 What takes no time in a step is not in the table: the check at the start (``make bench-guards``), the memory check
 (``make bench-memory-check``), checkpoints (``make bench-checkpoint``), and the account of a run's time, which is made
@@ -26,18 +28,19 @@ from collections import defaultdict
 from pathlib import Path
 
 from ortlaunch.trainer.backend_run import _is_due
-from tests.benchmarks.figures import with_interval, with_range
+from tests.benchmarks.figures import ratio_with_interval, with_interval, with_range
 from tests.benchmarks.switches import (
     ALL,
+    CHOSEN,
     COMPARISON,
     DEFAULT,
     EVERY_STEP,
     NOTES,
     ROWS,
-    STEPS_PER_ROUND,
     TURN_STEPS,
     WARM_STEPS,
     WATCHES,
+    steps_per_round,
 )
 from tests.benchmarks.whole_runs import STEPS, WORKERS, leave_nothing_running, run, turns
 
@@ -46,14 +49,14 @@ RUN_STEPS = 100_000
 _REPOSITORY = Path(__file__).parents[2]
 
 
-def step_seconds(model: str, rounds: int, folder: Path) -> list[tuple[str, float, float]]:
+def step_seconds(model: str, rounds: int, rows: list[str], folder: Path) -> list[tuple[str, float, float]]:
     """Runs it; returns for each turn that is not the default its row, its mean step, and that of its neighbours."""
     words = [
         f"model={model}",
         "model.imports=[tests.benchmarks.switches]",
         "backend=ort",
         f"launcher.workers_per_node={WORKERS}",
-        f"train.steps={WARM_STEPS + rounds * STEPS_PER_ROUND}",
+        f"train.steps={WARM_STEPS + rounds * steps_per_round(rows)}",
         # In each turn one collection.
         f"train.gc_every={TURN_STEPS}",
         "train.checkpoint_every=null",
@@ -64,7 +67,10 @@ def step_seconds(model: str, rounds: int, folder: Path) -> list[tuple[str, float
         f"tracking.artifacts={folder}/mlartifacts",
     ]
     command = [sys.executable, "-m", "ortlaunch", *words]
-    process = subprocess.Popen(command, cwd=_REPOSITORY, stdout=subprocess.DEVNULL, start_new_session=True)
+    variables = os.environ | {CHOSEN: json.dumps(rows)}
+    process = subprocess.Popen(
+        command, cwd=_REPOSITORY, env=variables, stdout=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         if process.wait():
             sys.exit(f"the run has failed: exit code {process.returncode}")
@@ -87,13 +93,18 @@ def table(found: list[tuple[str, float, float]]) -> str:
         turns_of[row].append((here, usual))
     lines = ["| watch | step time with it over that without |", "| --- | --- |"]
     lines += [
-        f"| {row} | {with_interval([usual / here for here, usual in turns_of[row]])} |" for row in (*WATCHES, ALL)
+        f"| {row} | {ratio_with_interval([(usual, here) for here, usual in turns_of[row]])} |"
+        for row in (*WATCHES, ALL)
+        if row in turns_of
     ]
-    lines += [f"| {EVERY_STEP} over 10 | {with_interval([here / usual for here, usual in turns_of[EVERY_STEP]])} |"]
-    steps = [TURN_STEPS * (here / usual - 1) for here, usual in turns_of[COMPARISON]]
-    due = sum(_is_due(number, None) for number in range(1, RUN_STEPS + 1))
-    share = due * statistics.median(steps) / RUN_STEPS
-    lines += ["", f"{COMPARISON} takes {with_interval(steps)} steps; {due} of them in {RUN_STEPS:,} steps: {share:.3%}"]
+    if EVERY_STEP in turns_of:
+        lines += [f"| {EVERY_STEP} over 10 | {ratio_with_interval(turns_of[EVERY_STEP])} |"]
+    if COMPARISON in turns_of:
+        steps = [TURN_STEPS * (here / usual - 1) for here, usual in turns_of[COMPARISON]]
+        due = sum(_is_due(number, None) for number in range(1, RUN_STEPS + 1))
+        share = due * statistics.median(steps) / RUN_STEPS
+        told = f"{COMPARISON} takes {with_interval(steps)} steps; {due} of them in {RUN_STEPS:,} steps: {share:.3%}"
+        lines += ["", told]
     return "\n".join(lines)
 
 
@@ -127,8 +138,9 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=tuple(STEPS), default="gpt2_nano")
-    parser.add_argument("--rounds", type=int, default=10, help=f"turns of each of the {len(ROWS)} rows (default 10)")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each row (default 10)")
     parser.add_argument("--growth-rounds", type=int, default=3, help="rounds of one and two workers (default 3)")
+    parser.add_argument("--row", action="append", choices=tuple(ROWS), help="a row to measure; without it all of them")
     options = parser.parse_args()
     if options.rounds < 1 or options.growth_rounds < 0:
         parser.error("--rounds takes 1 or more, --growth-rounds 0 or more")
@@ -138,7 +150,7 @@ def main() -> None:
         print(
             f"{options.model} under ORT, {WORKERS} workers, cores: {cores}, turns of {TURN_STEPS} steps\n", flush=True
         )
-        found = step_seconds(options.model, options.rounds, Path(name))
+        found = step_seconds(options.model, options.rounds, options.row or list(ROWS), Path(name))
         usual = statistics.median(usual for _, _, usual in found)
         print(table(found), f"\n\nA step takes {usual:.3f} s.\n", flush=True)
         if options.growth_rounds:

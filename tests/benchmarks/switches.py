@@ -1,19 +1,21 @@
 """Switches a run's watches off and on again while it trains, for ``make bench-overhead``.
 
-The workers of that benchmark import this module (``model.imports``). The steps are divided into turns of equal length.
-In every other turn all is as by default; between them one row of `ROWS` applies. The turns follow from the number of
-the step alone, so all workers switch at the same step. The first worker notes how long each turn has taken.
+The workers of that benchmark import this module (``model.imports``). The steps are divided into turns. In every other
+turn all is as by default; between them one row applies. The turns follow from the number of the step alone, so all
+workers switch at the same step. The first worker notes how long each turn has taken.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from ortlaunch.trainer.watch import Watch
 
 NOTES = "turns.jsonl"
 """The file in the run folder that the turns are noted in."""
+CHOSEN = "ORTLAUNCH_BENCH_ROWS"
+"""The variable with the rows that are measured, in JSON."""
 TURN_STEPS = 10
 """One log step with the default ``train.log_every=10``."""
 WARM_STEPS = 4 * TURN_STEPS
@@ -65,10 +69,14 @@ class Turn:
     """First steps of the turn that do not count, because something of the turn before is still being done in them."""
 
 
-def turns_of_round() -> list[Turn]:
-    """A round: each row between two turns with the defaults."""
+def turns_of_round(number: int, rows: list[str]) -> list[Turn]:
+    """A round: each row between two turns with the defaults, each round in another order.
+
+    In the same order, what is done every few seconds would meet the same rows again and again.
+    """
     found = []
-    for row, switched in ROWS.items():
+    for row in random.Random(number).sample(rows, len(rows)):
+        switched = ROWS[row]
         # The relay sends every five seconds, and what it could not send when it goes on.
         is_long = "launcher" in switched
         length = (5 * TURN_STEPS, TURN_STEPS) if is_long else (TURN_STEPS, 0)
@@ -81,15 +89,19 @@ def turns_of_round() -> list[Turn]:
 _RUN = Run(Path(sys.argv[-1]))
 """The worker's run: it is started with the run folder as its last word."""
 
-STEPS_PER_ROUND = sum(turn.steps for turn in turns_of_round())
+
+def steps_per_round(rows: list[str]) -> int:
+    """The steps of a round."""
+    return sum(turn.steps for turn in turns_of_round(0, rows))
 
 
 class _Turns:
     """The turn that this worker is in."""
 
     def __init__(self) -> None:
-        self._turns = turns_of_round()
-        self._index = -1
+        self._rows = json.loads(os.environ.get(CHOSEN, "[]"))
+        self._turns: Iterator[Turn] = chain.from_iterable(turns_of_round(round_, self._rows) for round_ in count())
+        self._turn: Turn | None = None
         self._ends = WARM_STEPS
         self._counts_from = 0
         self._begun = 0.0
@@ -103,13 +115,11 @@ class _Turns:
             self._begun = time.perf_counter()
         if step < self._ends:
             return
-        if is_first and self._index >= 0:
-            turn = self._turns[self._index]
-            seconds = (time.perf_counter() - self._begun) / (turn.steps - turn.left_out)
+        if is_first and self._turn is not None:
+            seconds = (time.perf_counter() - self._begun) / (self._turn.steps - self._turn.left_out)
             with (_RUN.path / NOTES).open("a") as notes:
-                notes.write(json.dumps({"row": turn.row, "step_seconds": seconds}) + "\n")
-        self._index = (self._index + 1) % len(self._turns)
-        turn = self._turns[self._index]
+                notes.write(json.dumps({"row": self._turn.row, "step_seconds": seconds}) + "\n")
+        self._turn = turn = next(self._turns)
         if is_first:
             _switch_launcher(on="launcher" not in turn.switched)
         self.switched = turn.switched

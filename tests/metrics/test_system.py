@@ -6,18 +6,22 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
-from ortlaunch.metrics import gpu, processes, system
+from ortlaunch.base.processes import _children_by_walking, tree
+from ortlaunch.metrics import gpu, system
 from ortlaunch.metrics.gpu import Gpu, find_gpu
 from ortlaunch.metrics.nodes import MOST_NODES, Nodes, WorkerLocation
-from ortlaunch.metrics.processes import Usage, read_usage, tree
+from ortlaunch.metrics.processes import Usage, read_usage
 from ortlaunch.metrics.system import NODE_FIELDS, WIDTH, Sampler
+from ortlaunch.metrics.worker.memory import memory_metrics
 
 TICKS = os.sysconf("SC_CLK_TCK")
 NAN = float("nan")
@@ -71,10 +75,22 @@ def test_own_processes_are_found_on_this_machine() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         assert {os.getpid(), child.pid} <= tree([os.getpid()])
-        assert child.pid in processes._children_by_walking(os.getpid())
+        assert child.pid in _children_by_walking(os.getpid())
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_long_list_of_children_is_read_whole(tmp_path: Path) -> None:
+    """The kernel gives it in parts."""
+    children = list(range(100_000, 120_000))
+    proc = fake_proc(tmp_path, [(400, 600)], {10: (100, children)})
+    assert tree([10], proc) == {10, *children}
+
+
+def test_a_workers_memory_is_what_psutil_says() -> None:
+    own = psutil.Process().memory_info().rss / 1024**3
+    assert memory_metrics(torch.device("cpu"))["memory/rss_gib"] == pytest.approx(own, rel=0.02)
 
 
 def test_work_of_others_is_told_from_the_runs_own() -> None:
@@ -143,6 +159,31 @@ def test_a_window_without_a_sample_says_nothing() -> None:
     idle = Sampler(None)
     assert len(idle.window(steady=True, now=True)) == WIDTH
     assert idle.other_seconds() == (0.0, 0.0)
+
+
+class Pauses(threading.Event):
+    """Ends a sampler's thread after some pauses, and keeps their lengths."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.left = count
+        self.seconds: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.seconds.append(timeout)
+        self.left -= 1
+        return self.left < 0
+
+
+def test_samples_that_take_long_come_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample of 0.1 s of processor time every five seconds would be 2 % of a core."""
+    times = iter([0.0, 0.001, 1.0, 1.1, 2.0, 2.001])
+    monkeypatch.setattr(time, "thread_time", lambda: next(times))
+    sampler = sampler_of(Machine())
+    monkeypatch.setattr(sampler, "_done", pauses := Pauses(3))
+    sampler._work()
+    assert pauses.seconds == [5.0, 5.0, pytest.approx(20.0), 5.0]
 
 
 def test_others_work_counts_in_steady_windows_only() -> None:

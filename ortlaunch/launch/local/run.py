@@ -39,7 +39,8 @@ from ortlaunch.run.run import Stopped
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay, RelayResult
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.5
+"""Each look takes from a core that the workers need."""
 _GONE_SECONDS = 5.0
 """How long a tracker may take to hear of the end of a run whose folder is gone."""
 _TAIL_LINES = 15
@@ -311,7 +312,7 @@ def _watch(
         for line in [*(stalls.look() if stalls is not None else []), *memory.look()]:
             display.line(line)
         stopping.act()
-        time.sleep(_POLL_SECONDS)
+        group.wait(_POLL_SECONDS)
 
 
 def _taken_over(plan: LaunchPlan) -> str:

@@ -8,15 +8,18 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from ortlaunch.base.processes import die_with_parent
+from ortlaunch.base.processes import die_with_parent, tree
 from ortlaunch.launch.plan import Start
 
 _TERMINATE_SECONDS = 10.0
 _REMEMBER_SECONDS = 1.0
+_END_SECONDS = 0.1
+"""A process that has closed its output ends soon."""
 
 
 class WorkerGroup:
@@ -51,7 +54,7 @@ class WorkerGroup:
 
     def poll(self) -> int | None:
         """Returns torchrun's exit code once it has ended and its output was read; None before."""
-        # Walking the process table costs milliseconds of a core that the workers need.
+        # This takes from a core that the workers need.
         if time.monotonic() - self._remembered > _REMEMBER_SECONDS:
             self._remember()
         code = self._process.poll()
@@ -59,6 +62,13 @@ class WorkerGroup:
             # A killed torchrun may leave workers that hold the pipe open, so the wait is limited. `kill` ends them.
             self._reader.join(timeout=2.0)
         return code
+
+    def wait(self, seconds: float) -> None:
+        """Waits for this long, or until torchrun and its workers have closed their output, as they do at their end."""
+        if self._reader.is_alive():
+            self._reader.join(seconds)
+        else:
+            time.sleep(min(seconds, _END_SECONDS))
 
     def lines(self) -> Iterator[str]:
         """Yields the lines that rank 0 printed since the last call."""
@@ -94,11 +104,13 @@ class WorkerGroup:
     def _remember(self) -> None:
         """Keeps track of all descendants: they are re-parented, and so lost from the tree, when torchrun dies."""
         self._remembered = time.monotonic()
-        try:
-            for process in self._root.children(recursive=True):
-                self._seen.setdefault(process.pid, process)
-        except psutil.Error:
+        # Another process may have torchrun's number once torchrun has ended.
+        if not self._root.is_running():
             return
+        # psutil's own way is a walk over all processes of the machine: milliseconds, and more where there are many.
+        for pid in tree([self._root.pid]) - self._seen.keys() - {self._root.pid}:
+            with suppress(psutil.Error):
+                self._seen[pid] = psutil.Process(pid)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

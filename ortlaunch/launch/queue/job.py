@@ -34,7 +34,7 @@ from ortlaunch.run.run import Run
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.relay import Relay
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.5
 _PATIENCE = 0.8
 """Share of the grace period after which the workers are ended, even if their checkpoint is not complete."""
 
@@ -158,7 +158,7 @@ def _watched_workers(
             if signals.came_before(_PATIENCE * config.launcher.grace_seconds):
                 signals.seen.append("LATE")
                 break
-            time.sleep(_POLL_SECONDS)
+            group.wait(_POLL_SECONDS)
     finally:
         group.kill()
     return (1 if code is None else code), relay

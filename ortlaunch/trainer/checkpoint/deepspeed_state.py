@@ -12,6 +12,7 @@ import contextlib
 import io
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def snapshot(engine: Any, folder: Path, *, shared: bool) -> Write:
     # because `ortlaunch export weights` does the same.
     engine._copy_recovery_script = lambda _folder: None
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), _left_gathered(engine):
             engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
     finally:
         engine.checkpoint_engine = usual
@@ -84,6 +85,39 @@ def snapshot(engine: Any, folder: Path, *, shared: bool) -> Write:
             save_file(state, Path(path))
 
     return write
+
+
+@contextlib.contextmanager
+def _left_gathered(engine: Any) -> Iterator[None]:
+    """Within it, DeepSpeed saves under ZeRO 3 without releasing the parameters that every worker keeps whole.
+
+    It would gather them again afterwards, a collective for each, although a save changes none of them. It releases
+    them for the sake of the model's state, in which a sharded parameter is an empty tensor. This puts it there.
+    """
+    if not engine.zero_optimization_partition_weights():
+        yield
+        return
+    usual = engine.module_state_dict
+
+    def with_empty_shards(*arguments: Any, **named: Any) -> dict[str, Any]:
+        state = usual(*arguments, **{**named, "keep_vars": True})
+        return type(state)((name, _without_shard(value)) for name, value in state.items())
+
+    changed = {
+        "module_state_dict": with_empty_shards,
+        "_optimizer_has_ckpt_event_prologue": lambda: False,
+        "_optimizer_has_ckpt_event_epilogue": lambda: False,
+    }
+    vars(engine).update(changed)
+    try:
+        yield
+    finally:
+        for name in changed:
+            delattr(engine, name)
+
+
+def _without_shard(value: Any) -> Any:
+    return torch.empty(0, dtype=value.dtype, device=value.device) if hasattr(value, "ds_id") else value
 
 
 def restore(engine: Any, folder: Path, *, saved_workers: int, scratch: Path, group: dist.ProcessGroup) -> None:

@@ -1,0 +1,56 @@
+"""torchrun's processes as one group: all of them end with it, and its end is noticed at once."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ortlaunch.launch.local import workers
+from ortlaunch.launch.local.workers import WorkerGroup
+from ortlaunch.launch.plan import Start
+
+
+def group_of(folder: Path, script: str) -> WorkerGroup:
+    return WorkerGroup(Start(["sh", "-c", script], {}), folder / "log", 0.0)
+
+
+def first_line(group: WorkerGroup) -> str:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for line in group.lines():
+            return line
+        time.sleep(0.01)
+    raise TimeoutError("no output")
+
+
+def test_what_a_killed_torchrun_leaves_is_ended(tmp_path: Path) -> None:
+    group = group_of(tmp_path, "sh -c 'sleep 600 & echo $!; wait'; true")
+    left = psutil.Process(int(first_line(group)))
+    assert group.poll() is None
+    group._process.kill()
+    group._process.wait()
+    assert left.is_running()
+    group.kill()
+    psutil.wait_procs([left], timeout=10)
+    assert not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
+
+
+def test_its_end_cuts_the_wait_short(tmp_path: Path) -> None:
+    group, begun = group_of(tmp_path, "exit 3"), time.monotonic()
+    group.wait(60)
+    while group.poll() is None:
+        group.wait(60)
+    assert group.poll() == 3
+    assert time.monotonic() - begun < 30
+
+
+def test_another_process_that_has_its_number_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = group_of(tmp_path, "true")
+    group._process.wait()
+    monkeypatch.setattr(workers, "tree", lambda roots: {*roots, os.getppid()})
+    group._remember()
+    assert not group._seen

@@ -1,0 +1,79 @@
+"""What ortlaunch makes DeepSpeed save, against what DeepSpeed saves by itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ortlaunch.compose.hydra_tree import compose
+from ortlaunch.config.load import to_config
+from ortlaunch.models.registry import build_model
+from ortlaunch.models.task import Task
+from ortlaunch.trainer.checkpoint import deepspeed_state
+from ortlaunch.trainer.workers import Workers
+from ortlaunch.trainer.wrapping import wrap_trainer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group() -> Iterator[None]:
+    """A real group of one worker."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in {"GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}.items():
+            environment.setenv(name, value)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        yield
+        dist.destroy_process_group()
+
+
+def plain(tree: Any) -> Any:
+    """The content without DeepSpeed's own classes, and with lists in place of tensors."""
+    if isinstance(tree, torch.Tensor):
+        return str(tree.dtype), tuple(tree.shape), tree.tolist()
+    if isinstance(tree, dict):
+        return {str(key): plain(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [plain(value) for value in tree]
+    return tree if isinstance(tree, bool | int | float | str | None) else type(tree).__name__
+
+
+def test_what_every_worker_keeps_whole_stays_where_it_is_under_zero_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frozen parameter and a buffer are among it: the files are DeepSpeed's, and nothing is gathered again."""
+    config = to_config(
+        compose(["model=mlp", "device=cpu", "backend=eager", "trainer=deepspeed", "trainer.zero_stage=3"])
+    )
+    model = build_model(config.model)
+    model.register_buffer("seen", torch.arange(3.0))
+    next(model.parameters()).requires_grad_(False)
+    engine: Any = wrap_trainer(model, config, Workers(0, 1, torch.device("cpu"), 1), Task(("x",)))._engine
+    gathered: list[int] = []
+    usual = engine.optimizer.checkpoint_event_epilogue
+    usual()  # As after a step.
+    whole = [parameter for parameter in model.parameters() if parameter.numel()]
+    assert whole, "no parameter is whole between steps"
+    kept = [parameter.data_ptr() for parameter in whole]
+
+    def gather() -> None:
+        gathered.append(1)
+        usual()
+
+    monkeypatch.setattr(engine.optimizer, "checkpoint_event_epilogue", gather)
+    deepspeed_state.snapshot(engine, tmp_path / "ours", shared=False)(dist.group.WORLD)
+    assert [parameter.data_ptr() for parameter in whole] == kept
+    assert not gathered
+    monkeypatch.setattr(deepspeed_state, "_left_gathered", lambda _engine: contextlib.nullcontext())
+    deepspeed_state.snapshot(engine, tmp_path / "deepspeeds", shared=False)(dist.group.WORLD)
+    assert gathered
+    ours, deepspeeds = (
+        {file.name: plain(torch.load(file, weights_only=False)) for file in sorted((tmp_path / who).rglob("*.pt"))}
+        for who in ("ours", "deepspeeds")
+    )
+    assert len(ours) == 2
+    assert ours == deepspeeds
