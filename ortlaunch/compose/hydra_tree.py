@@ -42,10 +42,13 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
 
     from ortlaunch.compose.sweep_folder import SweepWatch
 
+    SweepWatch.latest = None
+    if _are_keys_alone(arguments):
+        _call_with_tree(arguments, task)
+        return
     words = hydra_words(arguments)
     _check_optional_groups(arguments)
     register_options(arguments)
-    SweepWatch.latest = None
     sys.argv = [sys.argv[0], *words]
     # Without this, Hydra would print errors in its own way and exit with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -58,6 +61,25 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
         raise watched.failure or RequestError(explain(error)) from error
     if watched.failure is not None:
         raise watched.failure
+
+
+def _are_keys_alone(arguments: list[str]) -> bool:
+    """Whether the words are KEY=VALUE without options, and set no key of Hydra's own."""
+    return all("=" in word and not word.startswith("-") for word in arguments) and not sets_hydra(arguments)
+
+
+def _call_with_tree(words: list[str], task: Callable[[DictConfig], None]) -> None:
+    """Composes once and calls the task, as Hydra's program would. That would copy the configuration several times.
+
+    Raises:
+        RequestError: the configuration does not compose.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    tree = _composed(words)
+    # `multirun_task` and `backend_reason` read it.
+    HydraConfig.instance().set_config(tree)
+    task(_without_hydra(tree))
 
 
 @contextlib.contextmanager
@@ -187,6 +209,17 @@ def compose_with_reason(overrides: list[str]) -> tuple[DictConfig, str | None]:
     Raises:
         RequestError: the configuration does not compose.
     """
+    tree = _composed(overrides)
+    reason = _reason(tree.hydra)
+    return _without_hydra(tree), reason
+
+
+def _composed(overrides: list[str]) -> DictConfig:
+    """The composed tree with Hydra's own part, which tells what was chosen.
+
+    Raises:
+        RequestError: the configuration does not compose.
+    """
     import hydra
 
     _check_optional_groups(overrides)
@@ -194,10 +227,12 @@ def compose_with_reason(overrides: list[str]) -> tuple[DictConfig, str | None]:
     register_options(overrides)
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            tree = hydra.compose("config", overrides=overrides, return_hydra_config=True)
+            return hydra.compose("config", overrides=overrides, return_hydra_config=True)
     except Exception as error:
         raise RequestError(explain(error)) from error
-    reason = _reason(tree.hydra)
+
+
+def _without_hydra(tree: DictConfig) -> DictConfig:
     with open_dict(tree):
         del tree["hydra"]
-    return tree, reason
+    return tree
