@@ -46,7 +46,7 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     if _are_keys_alone(arguments):
         _call_with_tree(arguments, task)
         return
-    words = hydra_words(arguments)
+    words, options = hydra_words(arguments)
     _check_optional_groups(arguments)
     register_options(arguments)
     sys.argv = [sys.argv[0], *words]
@@ -54,7 +54,7 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
     os.environ["HYDRA_FULL_ERROR"] = "1"
     watched = _Task(task)
     try:
-        with _public_output(words), _composed_once(arguments):
+        with _public_output(shows=bool(options.cfg or options.info)), _composed_once(arguments):
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(watched)()
     except Exception as error:
         # Whatever Hydra fails with, it has read nothing but this command line and the files that it names.
@@ -118,12 +118,13 @@ class _Task:
 
 
 @contextlib.contextmanager
-def _public_output(words: list[str]) -> Iterator[None]:
-    """Removes secrets from what Hydra itself prints, which is the configuration (``--cfg``, ``--info``)."""
-    from hydra._internal.utils import get_args_parser
+def _public_output(*, shows: bool) -> Iterator[None]:
+    """Removes secrets from what Hydra itself prints.
 
-    options, _ = get_args_parser().parse_known_args(words)
-    if not options.cfg and not options.info:
+    Args:
+        shows: whether it prints the configuration (``--cfg``, ``--info``).
+    """
+    if not shows:
         yield
         return
     printed = io.StringIO()
