@@ -18,8 +18,8 @@ _ALIKE = 0.8
 _COMPLETION = r"(install|uninstall|query)=(bash|zsh|fish)"
 
 
-def hydra_words(arguments: list[str]) -> list[str]:
-    """Returns the words of a command line in the order that Hydra needs.
+def hydra_words(arguments: list[str]) -> tuple[list[str], argparse.Namespace]:
+    """Returns the words of a command line in the order that Hydra needs, and what Hydra reads from them.
 
     Raises:
         RequestError: Hydra has no such option, or does not take its value.
@@ -40,7 +40,7 @@ def hydra_words(arguments: list[str]) -> list[str]:
     _check_together(options)
     _check_completion(options)
     check_overrides(options.overrides if not options.shell_completion else [], [options.config_dir or ""])
-    return words
+    return words, options
 
 
 def _keys_first(arguments: list[str]) -> list[str]:

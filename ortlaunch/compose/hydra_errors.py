@@ -22,7 +22,7 @@ def explain(error: Exception) -> str:
     text = str(error)
     if "launcher/slurm_profile" in text and "No match in the defaults list" in text:
         return "launcher/slurm_profile: profiles belong to launcher=slurm: give that too"
-    if "In 'schema/tracking/" in text and "is not a subclass of" in text:
+    if re.search("In '(schema/)?tracking/", text) and "is not a subclass of" in text:
         return "tracking: none means no tracker, so it is not combined with mlflow: leave it out of the list"
     if option := re.search(r"Could not (?:find|load) '([^']+)/([^/']+)'", text):
         return _unknown_option(option[1], option[2], text)

@@ -13,10 +13,13 @@ from omegaconf.errors import OmegaConfBaseException
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.yaml_files import FAULTS, fault_of
 from ortlaunch.config.launchers import announced_launchers, launcher_schema
+from ortlaunch.config.option_nodes import store, store_option
 from ortlaunch.config.options import MODULE_GROUPS, Options
 from ortlaunch.config.paths import group_options, ready_jobs, slurm_profiles
 from ortlaunch.config.schema import MlflowConfig, open_model, register_schemas
 from ortlaunch.config.tracking_uri import default_uri
+
+_SLURM_DEFAULTS = ["/schema/launcher/slurm@_here_", {"slurm_profile": "none"}]
 
 
 def register_options(words: list[str]) -> None:
@@ -33,8 +36,10 @@ def register_options(words: list[str]) -> None:
     """
     register_schemas()
     # MLflow's own variable is a default, which any setting of tracking.uri overrides.
-    _store("schema/tracking", "mlflow", MlflowConfig(uri=default_uri()))
-    _store("launcher/slurm_profile", "none", {}, package="launcher")
+    store_option("tracking", "mlflow", lambda: OmegaConf.structured(MlflowConfig(uri=default_uri())))
+    # What a site needs is written once, as a profile, and chosen by launcher/slurm_profile=NAME.
+    store("launcher", "slurm", lambda: OmegaConf.create({"defaults": _SLURM_DEFAULTS}))
+    store("launcher/slurm_profile", "none", OmegaConf.create, package="launcher")
     may_choose_any = _may_choose_any(words)
     if may_choose_any or _mentions(words, "tracking", "trackers"):
         _register_trackers()
@@ -78,9 +83,8 @@ def _is_chosen(words: list[str], group: str, name: str) -> bool:
 
 
 def _store(group: str, name: str, node: Any, package: str | None = None) -> None:
-    from hydra.core.config_store import ConfigStore
-
-    ConfigStore.instance().store(group=group, name=name, node=node, package=package)
+    """Registers an option whose node is there already, or is quickly built."""
+    store(group, name, lambda: OmegaConf.structured(node), package)
 
 
 def _register_trackers() -> None:
@@ -124,8 +128,6 @@ def _register_installed(words: list[str], group: str, options: Options) -> None:
     Raises:
         RequestError: the chosen one cannot be imported. An error in another must not stop the run.
     """
-    from ortlaunch.config.option_nodes import store_option
-
     for name in options.installed():
         if _is_chosen(words, group, name):
             # An error is raised here, and not while Hydra composes, because Hydra would add its own text.

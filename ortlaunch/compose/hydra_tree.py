@@ -42,22 +42,44 @@ def run_with_hydra(arguments: list[str], task: Callable[[DictConfig], None]) -> 
 
     from ortlaunch.compose.sweep_folder import SweepWatch
 
-    words = hydra_words(arguments)
+    SweepWatch.latest = None
+    if _are_keys_alone(arguments):
+        _call_with_tree(arguments, task)
+        return
+    words, options = hydra_words(arguments)
     _check_optional_groups(arguments)
     register_options(arguments)
-    SweepWatch.latest = None
     sys.argv = [sys.argv[0], *words]
     # Without this, Hydra would print errors in its own way and exit with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     watched = _Task(task)
     try:
-        with _public_output(words), _composed_once(arguments):
+        with _public_output(shows=bool(options.cfg or options.info)), _composed_once(arguments):
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(watched)()
     except Exception as error:
         # Whatever Hydra fails with, it has read nothing but this command line and the files that it names.
         raise watched.failure or RequestError(explain(error)) from error
     if watched.failure is not None:
         raise watched.failure
+
+
+def _are_keys_alone(arguments: list[str]) -> bool:
+    """Whether the words are KEY=VALUE without options, and set no key of Hydra's own."""
+    return all("=" in word and not word.startswith("-") for word in arguments) and not sets_hydra(arguments)
+
+
+def _call_with_tree(words: list[str], task: Callable[[DictConfig], None]) -> None:
+    """Composes once and calls the task, as Hydra's program would. That would copy the configuration several times.
+
+    Raises:
+        RequestError: the configuration does not compose.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    tree = _composed(words)
+    # `multirun_task` and `backend_reason` read it.
+    HydraConfig.instance().set_config(tree)
+    task(_without_hydra(tree))
 
 
 @contextlib.contextmanager
@@ -96,12 +118,13 @@ class _Task:
 
 
 @contextlib.contextmanager
-def _public_output(words: list[str]) -> Iterator[None]:
-    """Removes secrets from what Hydra itself prints, which is the configuration (``--cfg``, ``--info``)."""
-    from hydra._internal.utils import get_args_parser
+def _public_output(*, shows: bool) -> Iterator[None]:
+    """Removes secrets from what Hydra itself prints.
 
-    options, _ = get_args_parser().parse_known_args(words)
-    if not options.cfg and not options.info:
+    Args:
+        shows: whether it prints the configuration (``--cfg``, ``--info``).
+    """
+    if not shows:
         yield
         return
     printed = io.StringIO()
@@ -187,6 +210,17 @@ def compose_with_reason(overrides: list[str]) -> tuple[DictConfig, str | None]:
     Raises:
         RequestError: the configuration does not compose.
     """
+    tree = _composed(overrides)
+    reason = _reason(tree.hydra)
+    return _without_hydra(tree), reason
+
+
+def _composed(overrides: list[str]) -> DictConfig:
+    """The composed tree with Hydra's own part, which tells what was chosen.
+
+    Raises:
+        RequestError: the configuration does not compose.
+    """
     import hydra
 
     _check_optional_groups(overrides)
@@ -194,10 +228,12 @@ def compose_with_reason(overrides: list[str]) -> tuple[DictConfig, str | None]:
     register_options(overrides)
     try:
         with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            tree = hydra.compose("config", overrides=overrides, return_hydra_config=True)
+            return hydra.compose("config", overrides=overrides, return_hydra_config=True)
     except Exception as error:
         raise RequestError(explain(error)) from error
-    reason = _reason(tree.hydra)
+
+
+def _without_hydra(tree: DictConfig) -> DictConfig:
     with open_dict(tree):
         del tree["hydra"]
-    return tree, reason
+    return tree

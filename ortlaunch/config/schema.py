@@ -4,7 +4,7 @@ Each class is one node of the tree that Hydra composes. `register_schemas` puts 
 a misspelt key or a value of the wrong type fails while Hydra composes. Workers load the same classes from the run
 folder's ``config.yaml``. Each data source, optimizer and schedule has a module of its own (`ortlaunch.config.options`);
 this module has only the keys that all options of such a group share. The defaults are in these dataclasses; the YAML
-files under ``conf/`` only choose options.
+files under ``conf/`` choose options, and list the parameters of models.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -620,26 +621,24 @@ Installed packages add options by entry points. Those of data, optimizer and sch
 
 
 def register_schemas() -> None:
-    """Puts the root schema and each group's schemas (as ``schema/<group>/<option>``) into Hydra's ConfigStore.
+    """Puts the root schema and the options of the typed groups into Hydra's ConfigStore.
 
-    An option that is a module needs no file under ``conf/``: its dataclass is the whole option.
+    An option needs no file under ``conf/``: its dataclass is the whole option. Each is there as ``<group>/<option>``,
+    and as ``schema/<group>/<option>`` for files that build on it.
     """
-    from hydra.core.config_store import ConfigStore
+    from ortlaunch.config.option_nodes import store, store_option
 
-    from ortlaunch.config.option_nodes import store_option, store_schema
-
-    store = ConfigStore.instance()
-    store.store(name="ortlaunch_schema", node=Config)
-    store.store(group="schema/model", name="model", node=ModelConfig)
-    store.store(group="schema/model", name="open", node=open_model())
+    store(None, "ortlaunch_schema", partial(OmegaConf.structured, Config))
+    store("schema/model", "model", partial(OmegaConf.structured, ModelConfig))
+    store("schema/model", "open", open_model)
     for group, options in GROUPS.items():
         if isinstance(options, Options):
             for name in options.shipped():
                 store_option(group, name)
         else:
             for name, node in options.items():
-                store_schema(group, name, node)
-    store.store(group="backend", name=DEFAULT, node={"defaults": [f"/backend/{default_backend()}@_here_"]})
+                store_option(group, name, partial(OmegaConf.structured, node))
+    store("backend", DEFAULT, lambda: OmegaConf.structured(GROUPS["backend"][default_backend()]))
 
 
 def open_model(name: str = MISSING) -> DictConfig:

@@ -10,12 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ortlaunch.config.schema import Config, LauncherConfig
 from ortlaunch.launch.jobs import FRESH_SECONDS, Jobs
 from ortlaunch.launch.plan import LaunchPlan, new_run
-from ortlaunch.run.sweep import Sweep
+
+if TYPE_CHECKING:
+    from ortlaunch.run.sweep import Sweep
 
 Rule = Callable[[Config], None]
 """A check that raises a RequestError for a configuration that cannot work."""

@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.own_code import last_frames, users_place
 from ortlaunch.base.private_folder import PrivateFolder
@@ -161,6 +159,9 @@ def report_of(
     Raises:
         RequestError: the process refused the request, or ended early.
     """
+    # Imported here, because most commands import this module and start no such process.
+    from rich.console import Console
+
     process = ReportProcess(verb, config, variables, words=words, add_files=add_files, ended=ended)
     try:
         with Console(stderr=True, quiet=quiet).status(status):

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.secrets import has_credentials, redacted, scrubbed, without_secrets_of
 from ortlaunch.config.schema import Config, MlflowConfig
 from ortlaunch.config.tracking_uri import check_uri, compare_command, resolve_tracking, sqlite_path
-from ortlaunch.tracking.sink import MlflowSink
 from ortlaunch.tracking.tracker import Context, Tracker
+
+if TYPE_CHECKING:
+    from ortlaunch.tracking.sink import MlflowSink
 
 TRACKING_URI = "ORTLAUNCH_TRACKING_URI"
 """The environment variable for a tracking URI that holds a password, because no file may hold it."""
@@ -87,6 +90,8 @@ class MlflowTracker(Tracker[MlflowConfig]):
 
     def sink(self, cfg: MlflowConfig, context: Context) -> MlflowSink:
         """The sink that writes the run to MLflow."""
+        from ortlaunch.tracking.sink import MlflowSink
+
         return MlflowSink(cfg, context)
 
 

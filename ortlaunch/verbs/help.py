@@ -6,8 +6,9 @@ import textwrap
 
 from ortlaunch.base import exit_codes
 from ortlaunch.base.errors import RequestError
-from ortlaunch.config.options import MODULE_GROUPS
+from ortlaunch.config.options import Options
 from ortlaunch.config.paths import group_options, ready_jobs
+from ortlaunch.config.schema import GROUPS
 from ortlaunch.models.registry import available
 
 _GROUPS = ("model", "data", "backend", "trainer", "optimizer", "scheduler", "launcher", "tracking", "profile")
@@ -114,9 +115,8 @@ def models_text() -> str:
 
 
 def _options(group: str) -> list[str]:
-    names = set(group_options(group))
-    if (options := MODULE_GROUPS.get(group)) is not None:
-        names |= {*options.shipped(), *options.installed()}
     if group == "model":
-        names |= set(available())
-    return sorted(names)
+        return sorted({*group_options(group), *available()})
+    options = GROUPS[group]
+    installed = options.installed() if isinstance(options, Options) else ()
+    return sorted({*options, *installed})

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.compose.hydra_tree import compose, run_with_hydra
+from ortlaunch.compose.hydra_tree import backend_reason, compose, multirun_task, run_with_hydra
 from ortlaunch.compose.overrides import check_overrides, parsed
 from ortlaunch.compose.prepare import prepared
+from ortlaunch.compose.sweep_folder import sweep_folder
 from ortlaunch.config.keys import is_free
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import GROUPS, OPTIONAL_GROUPS
@@ -183,6 +184,39 @@ def test_the_configuration_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> 
     compositions = _counted(monkeypatch)
     run_with_hydra(["model=mlp"], trees.append)
     assert (len(compositions), len(trees)) == (1, 1)
+
+
+def test_a_composition_reads_the_root_and_the_model_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further file, also one of Hydra's own, would cost a short command two milliseconds."""
+    usual, read = OmegaConf.load, []
+
+    def reading(file: Any) -> Any:
+        read.append(Path(file.name).name)
+        return usual(file)
+
+    monkeypatch.setattr(OmegaConf, "load", reading)
+    compose([])
+    assert sorted(read) == ["config.yaml", "gpt2_nano.yaml"]
+
+
+@pytest.mark.parametrize(
+    "words", [["model=mlp", "train.steps=3"], ["launcher=slurm"], ["tracking=[mlflow,tensorboard]"]]
+)
+def test_keys_alone_compose_as_hydras_own_program_does(words: list[str]) -> None:
+    composed = []
+    for option in ([], ["--run"]):
+        run_with_hydra(
+            [*words, *option], lambda tree: composed.append((to_config(tree), backend_reason(), multirun_task()))
+        )
+    assert composed[0] == composed[1]
+
+
+def test_keys_alone_after_a_sweep_are_no_sweep(tmp_path: Path) -> None:
+    tasks: list[Any] = []
+    for words in (["seed=1,2", "--multirun", f"run_root={tmp_path}"], ["seed=3"]):
+        run_with_hydra(words, lambda tree: tasks.append(multirun_task()))
+    assert [task is None for task in tasks] == [False, False, True]
+    assert sweep_folder() is None
 
 
 def test_a_file_of_the_users_may_make_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

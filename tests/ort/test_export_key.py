@@ -20,6 +20,7 @@ import torch
 
 from ortlaunch.ort.cache import key as export_key
 from ortlaunch.ort.cache.files import NotCacheableError
+from ortlaunch.ort.cache.reachable_code import ReachableCode
 from ortlaunch.ort.cache.values import Describe
 from ortlaunch.ort.mends import buffers
 from tests.ort.drawn_program import CLASS, HEAD, WAYS, Drawn, importable
@@ -127,6 +128,23 @@ def test_a_buffer_that_a_graph_has_moved_is_an_input_and_no_part_of_the_key() ->
         buffers.update(model, ["count"], [torch.tensor(value)])
         facts.append(export_key.model_facts(model))
     assert facts[0] == facts[1]
+
+
+def test_a_base_of_several_classes_is_looked_at_once_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of transformers has hundreds of classes; most of the time went into their common bases."""
+    rounds: list[list[tuple[type, bool]]] = [[]]
+    usual = ReachableCode._members
+
+    def looked_at(reached: ReachableCode, cls: type, *, is_made: bool) -> bool:
+        rounds[-1].append((cls, is_made))
+        if cls is torch.Tensor:
+            rounds.append([])
+        return usual(reached, cls, is_made=is_made)
+
+    monkeypatch.setattr(ReachableCode, "_members", looked_at)
+    export_key.model_facts(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Tanh()))
+    assert (torch.nn.Module, False) in rounds[0]
+    assert all(len(one) == len(set(one)) for one in rounds)
 
 
 def _missing(_: Any) -> Any:

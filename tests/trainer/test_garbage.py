@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
-from ortlaunch.trainer.garbage import collected_every
+from ortlaunch.trainer.garbage import collected_every, left_out
 
 
 class Cycle:
@@ -22,6 +23,33 @@ def make_garbage() -> weakref.ref[Cycle]:
     # Enough young objects to set off an automatic collection.
     _ = [[] for _ in range(20_000)]
     return reference
+
+
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_imports_are_left_out_of_collections() -> None:
+    with left_out():
+        garbage, modules = make_garbage(), [object() for _ in range(10)]
+        assert garbage() is not None and not gc.isenabled()
+    assert gc.isenabled()
+    assert not any(one is modules for one in gc.get_objects()), "a collection goes over it"
+    assert make_garbage()() is None, "later garbage is collected"
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_collections_that_were_off_stay_off() -> None:
+    gc.disable()
+    try:
+        with pytest.raises(ImportError), left_out():
+            raise ImportError
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_cycles_live_until_the_step_that_collects() -> None:

@@ -7,7 +7,6 @@ runs of many configurations, and only for estimates of about the same size, so t
 
 from __future__ import annotations
 
-import statistics
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +95,8 @@ class Calibration:
         """
         if not self._points:
             return Correction()
+        import statistics
+
         ratios = [measured / predicted for predicted, measured in self._points.values()]
         near = [
             measured / predicted

@@ -249,12 +249,15 @@ class ReachableCode:
         return self._describe.value(where, value)
 
     def _follow_classes(self) -> bool:
+        # The class of a class gives it attributes, too. Most classes have the same bases, which are looked at once.
+        bases = {
+            (id(base), is_made): base
+            for cls, is_made in self._classes.values()
+            for base in (*cls.__mro__, *type(cls).__mro__)
+        }
         grew = False
-        for cls, is_made in list(self._classes.values()):
-            # The class of a class gives it attributes, too.
-            kind: type = type(cls)
-            for base in [*cls.__mro__, *kind.__mro__]:
-                grew |= self._members(base, is_made=is_made)
+        for (_, is_made), base in bases.items():
+            grew |= self._members(base, is_made=is_made)
         return grew | self._members(torch.Tensor, is_made=False)
 
     def _members(self, cls: type, *, is_made: bool) -> bool:

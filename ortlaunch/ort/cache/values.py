@@ -151,7 +151,10 @@ class Describe:
         versions: dict[str, str] = {}
         for package in sorted(self._packages):
             # Most packages have the name of what they install. The list of all packages takes a while to build.
-            names = [package] if files.version(package) else files.distributions().get(package, [])
+            if (version := files.version(package)) is not None:
+                versions[package] = version
+                continue
+            names = files.distributions().get(package, [])
             versions |= {name: importlib.metadata.version(name) for name in names}
         return versions
 
