@@ -7,6 +7,8 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which schedulers warn a job that its end is near."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -142,7 +142,7 @@ def say_backend(plan: LaunchPlan) -> None:
 
 
 def restore_configuration(run: Run, attempt: int) -> None:
-    """Puts back the configuration of the attempt before, because the workers have refused that of this one.
+    """Puts back the configuration of the attempt before, if the workers have refused that of this one before a step.
 
     What only they can judge, such as whether the data is the checkpoint's, would otherwise be kept, and every later
     ``ortlaunch resume`` would be refused too.
@@ -150,9 +150,13 @@ def restore_configuration(run: Run, attempt: int) -> None:
     Args:
         run: the run.
         attempt: how often it was launched before; without one there is nothing to put back.
+
+    Raises:
+        OSError: it cannot be written.
     """
     earlier = run.earlier_attempt(attempt) / run.config_file.name
-    if attempt and earlier.is_file():
+    # After a step, the checkpoints may be of the new configuration.
+    if attempt and earlier.is_file() and not run.state().trains:
         replace(run.config_file, earlier.read_bytes())
 
 

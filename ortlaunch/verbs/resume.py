@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.ownership import require_own
+from ortlaunch.base.text import say
 from ortlaunch.compose.changes import changed
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.compose.rules import runs_ort_here
@@ -89,7 +91,8 @@ def resume(arguments: list[str]) -> int:
     if launcher.keeps_record(config):
         _check_ended(run_dir, config.launcher.grace_seconds)
     done = stored.train.steps
-    if state.ended == "FINISHED" and config.train.steps <= done:
+    has_finished = (state.ended or run.lost_end()) == "FINISHED"
+    if has_finished and config.train.steps <= done:
         # Otherwise the run would train its last steps again.
         raise RequestError(
             f"{run_dir} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
@@ -191,8 +194,11 @@ def _check_ended(run_dir: Path, seconds: float) -> None:
         raise RequestError(f"{run_dir} is still running{_where(found.launcher)}: stop it first")
     # The claim is older than the launcher's file, and than the workers.
     claim.check_free(run, job_is_over=lambda job: _is_over(job, run))
-    if has_workers(run, seconds):
-        raise RequestError(f"workers of {run_dir} are still running after {seconds:g} s: stop them first")
+    if has_workers(run):
+        text = f"workers of {run_dir} have not ended yet: waiting for them, at most {seconds:g} s"
+        say(f"ortlaunch: {text} ...", file=sys.stderr)
+        if has_workers(run, seconds):
+            raise RequestError(f"workers of {run_dir} are still running after {seconds:g} s: stop them first")
 
 
 def _where(process: Process) -> str:

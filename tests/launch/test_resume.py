@@ -17,7 +17,7 @@ from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.run import claim
 from ortlaunch.run.identity import Process
 from ortlaunch.run.run import Run
-from ortlaunch.run.state import RunState
+from ortlaunch.run.state import FIRST_STEP, RunState
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.mlflow import TRACKING_URI
 from ortlaunch.verbs.resume import _changed, _stored_config, resume
@@ -139,8 +139,16 @@ def test_what_the_workers_refuse_is_not_kept(stored: Config, tmp_path: Path) -> 
     other = _changed(stored, ["data.image_size=16"], run_dir)
     write_run_folder(again, other, ["resume", "data.image_size=16"], Start(["torchrun"]))
     assert (run_dir / "config.yaml").read_text() != before
+    changed = (run_dir / "config.yaml").read_text()
     restore_configuration(Run(run_dir), again.attempt)
     assert (run_dir / "config.yaml").read_text() == before
+    # After a step there may be checkpoints of the new configuration, which the one before would misread.
+    (run_dir / "config.yaml").write_text(changed)
+    with Run(run_dir).journal() as journal:
+        journal.start("e", "n", "aaaaaa")
+        journal.metrics(0, {FIRST_STEP: 1.0})
+    restore_configuration(Run(run_dir), again.attempt)
+    assert (run_dir / "config.yaml").read_text() == changed
 
 
 URI = "http://ada:geheim@team:5000"
@@ -238,3 +246,11 @@ def test_a_run_folder_may_have_an_equals_sign_in_its_path(stopped: Run, monkeypa
     assert resume([str(folder)]) == 7
     with pytest.raises(RequestError, match="name the run"):
         resume(["train.steps=5"])
+
+
+def test_a_run_that_was_killed_after_its_last_step_has_nothing_to_go_on_with(stopped: Run) -> None:
+    """Its launcher had no time to journal the end. Without a checkpoint of the last step it would train again."""
+    stopped.note_done(1000)
+    with pytest.raises(RequestError, match=r"has finished its \d+ steps: give it more to do"):
+        resume([str(stopped.path)])
+    assert claim.number(stopped) == 1

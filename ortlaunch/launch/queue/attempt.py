@@ -165,7 +165,7 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
         )
     else:
         if facts.is_request and verdict.status == "FAILED":
-            _restore_configuration(Run(run_dir))
+            restore_configuration(Run(run_dir), Run(run_dir).state().attempts - 1)
         journal.tags({"ortlaunch.state": _STATES[verdict.status]})
         journal_goodput(journal)
         journal.end(verdict.status)
@@ -173,13 +173,6 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
         _note_end(run_dir, verdict.status)
     print(f"ortlaunch: {verdict.action}: {verdict.reason}", file=sys.stderr, flush=True)
     return verdict
-
-
-def _restore_configuration(run: Run) -> None:
-    """Puts back the configuration from before `ortlaunch resume`, unless the run has trained with the new one."""
-    state = run.state()
-    if not state.trains:
-        restore_configuration(run, state.attempts - 1)
 
 
 def refused(run_dir: Path, command: str, job: str) -> None:
