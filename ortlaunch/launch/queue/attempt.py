@@ -213,6 +213,7 @@ def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: Iterable[
         signals=frozenset(signals),
         is_done=is_done,
         is_request=failure.is_request(run_dir),
+        has_failed=failure.first(run_dir) is not None,
         stopped_by=stopped.reason if stopped is not None else None,
         asked_by=run.stop_word(),
         job_state=answer.state if answer else None,
