@@ -23,6 +23,7 @@ from ortlaunch.base.text import say
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config
 from ortlaunch.launch import environment
+from ortlaunch.launch.other_code import other_code
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.repository import Repository, repository
 from ortlaunch.run import sweep
@@ -124,6 +125,8 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
     }
     if plan.backend_reason is not None:
         tags["ortlaunch.backend_reason"] = plan.backend_reason
+    if changed := other_code(plan.files, plan.attempt):
+        tags["ortlaunch.changed_code"] = changed
     if (git := record["git"]) is not None:
         tags |= {"ortlaunch.git_commit": git["commit"], "ortlaunch.git_dirty": str(git["dirty"]).lower()}
         if git["branch"] is not None:
@@ -139,6 +142,12 @@ def say_backend(plan: LaunchPlan) -> None:
     if plan.backend_reason is not None:
         # Not `ortlaunch: `, with which refusals begin.
         say(f"note: {plan.backend_reason}", file=sys.stderr)
+
+
+def say_other_code(plan: LaunchPlan) -> None:
+    """Says that a resumed run goes on with other code, if it does. Its numbers are then of both."""
+    if changed := other_code(plan.files, plan.attempt):
+        say(f"note: the run goes on with other code than before: {changed}", file=sys.stderr)
 
 
 def restore_configuration(run: Run, attempt: int) -> None:

@@ -20,7 +20,14 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config, LauncherConfig, LocalConfig
 from ortlaunch.launch import second_look
-from ortlaunch.launch.folder import journal_start, restore_configuration, say_backend, write_run_folder, written
+from ortlaunch.launch.folder import (
+    journal_start,
+    restore_configuration,
+    say_backend,
+    say_other_code,
+    write_run_folder,
+    written,
+)
 from ortlaunch.launch.local import machines
 from ortlaunch.launch.local.display import Display
 from ortlaunch.launch.local.stop_flag import StopFlag
@@ -78,6 +85,7 @@ def run(part: NodePart, config: Config, arguments: list[str], memory: Watch) -> 
                 journal = plan.files.journal(is_patient=True)
             journal_start(journal, plan, config)
             say_backend(plan)
+            say_other_code(plan)
             return _Attempt(part, config, arguments, started, journal, own_claim, stop, memory).run()
         finally:
             own_claim.release(_kept_end(journal))

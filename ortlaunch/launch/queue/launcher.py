@@ -18,7 +18,7 @@ from typing import ClassVar
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.exit_codes import DONE
 from ortlaunch.config.schema import Config
-from ortlaunch.launch.folder import journal_start, say_backend, write_run_folder, written
+from ortlaunch.launch.folder import journal_start, say_backend, say_other_code, write_run_folder, written
 from ortlaunch.launch.launcher import PlannedRun, QueueLauncher, SweepPlan
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.queue.own import NodePlace, OwnJob, OwnState
@@ -92,6 +92,7 @@ class BatchLauncher(QueueLauncher):
             raise
         write_job(plan.run_dir, self.name, ticket)
         say_backend(plan)
+        say_other_code(plan)
         nodes = config.launcher.nodes
         print(
             f"ortlaunch: {plan.name} is in the queue as job {ticket.job_id}: {nodes} node(s), {plan.world_size} workers"
