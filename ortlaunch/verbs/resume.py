@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.exit_codes import DONE
 from ortlaunch.base.ownership import require_own
 from ortlaunch.base.text import say
 from ortlaunch.compose.changes import changed
@@ -27,6 +29,7 @@ from ortlaunch.follow.status import look
 from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run import claim, manifest
+from ortlaunch.run.checkpoints import step_of
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process
 from ortlaunch.run.key import RunKey
@@ -91,12 +94,13 @@ def resume(arguments: list[str]) -> int:
     if launcher.keeps_record(config):
         _check_ended(run_dir, config.launcher.grace_seconds)
     done = stored.train.steps
-    has_finished = (state.ended or run.lost_end()) == "FINISHED"
-    if has_finished and config.train.steps <= done:
+    if state.ended == "FINISHED" and config.train.steps <= done:
         # Otherwise the run would train its last steps again.
         raise RequestError(
             f"{run_dir} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
         )
+    if state.ended is None and run.is_done() and config.train.steps <= done and _would_begin_before(run, done):
+        return _close(run, done)
     # A run that was killed early has journalled neither id nor name.
     run_id = state.run_id or RunKey.of_folder(run_dir.name).run_id
     name = state.name or run_dir.name
@@ -112,6 +116,27 @@ def resume(arguments: list[str]) -> int:
         return launcher.submit(plan, config, words)
     finally:
         own_claim.release()
+
+
+def _would_begin_before(run: Run, step: int) -> bool:
+    """Returns whether the run has no checkpoint of its last step, so that it would make steps again."""
+    return step_of(run.checkpoints / run.newest_checkpoint()) != step
+
+
+def _close(run: Run, steps: int) -> int:
+    """Journals the end of a run whose launcher was killed after the last step, and returns the exit code.
+
+    Raises:
+        RequestError: the end cannot be journalled now.
+    """
+    from ortlaunch.follow.sync import end_if_dead
+
+    said = end_if_dead(run.path)
+    if run.state().ended != "FINISHED":
+        raise RequestError(f"{run.path} has finished its {steps} steps, but its end is not journalled: {said}")
+    text = f"{run.path} had finished its {steps} steps when its launcher was killed: its end is journalled now"
+    say(f"ortlaunch: {text}. Send it: ortlaunch sync {shlex.quote(str(run.path))}")
+    return DONE
 
 
 def _is_over(job: str, run: Run) -> bool:

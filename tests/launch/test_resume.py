@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from ortlaunch.launch.folder import restore_configuration, write_run_folder
 from ortlaunch.launch.local.launcher import LocalLauncher
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.run import claim
+from ortlaunch.run.checkpoints import Store
 from ortlaunch.run.identity import Process
 from ortlaunch.run.run import Run
 from ortlaunch.run.state import FIRST_STEP, RunState
@@ -248,9 +251,21 @@ def test_a_run_folder_may_have_an_equals_sign_in_its_path(stopped: Run, monkeypa
         resume(["train.steps=5"])
 
 
-def test_a_run_that_was_killed_after_its_last_step_has_nothing_to_go_on_with(stopped: Run) -> None:
-    """Its launcher had no time to journal the end. Without a checkpoint of the last step it would train again."""
-    stopped.note_done(1000)
-    with pytest.raises(RequestError, match=r"has finished its \d+ steps: give it more to do"):
-        resume([str(stopped.path)])
-    assert claim.number(stopped) == 1
+@pytest.mark.parametrize(("checkpoint", "code"), [(None, 0), (50, 0), (100, 7)])
+def test_a_run_that_was_killed_after_its_last_step_makes_no_step_again(
+    stopped: Run, monkeypatch: pytest.MonkeyPatch, checkpoint: int | None, code: int
+) -> None:
+    """Its launcher had no time to journal the end. From a checkpoint of the last step, it has only the rest to do."""
+    with stopped.journal() as journal:
+        journal.start("e", "n", "aaaaaa")
+    stopped.note_done(100)
+    gone = asdict(Process.this()) | {"start_ticks": 1}
+    stopped.launcher_file.write_text(json.dumps(gone))
+    stopped.workers_lock.touch()
+    if checkpoint is not None:
+        store = Store(stopped.checkpoints, keep=2)
+        store.begin(checkpoint)
+        store.commit(checkpoint, {"step": checkpoint})
+    monkeypatch.setattr(LocalLauncher, "submit", lambda *_: 7)
+    assert resume([str(stopped.path), "train.steps=100"]) == code
+    assert stopped.state().ended == ("FINISHED" if code == 0 else None)
