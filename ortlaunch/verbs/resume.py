@@ -91,7 +91,8 @@ def resume(arguments: list[str]) -> int:
         require_ort("resume: backend=ort, which the run keeps,", otherwise="")
     config = prepared(launcher.resumed(new, run_dir))
     state = run.state()
-    if launcher.keeps_record(config):
+    keeps_record = launcher.keeps_record(config)
+    if keeps_record:
         _check_ended(run_dir, config.launcher.grace_seconds)
     done = stored.train.steps
     if state.ended == "FINISHED" and config.train.steps <= done:
@@ -99,14 +100,16 @@ def resume(arguments: list[str]) -> int:
         raise RequestError(
             f"{run_dir} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
         )
-    if state.ended is None and run.is_done() and config.train.steps <= done and _would_begin_before(run, done):
+    launches = keeps_record and not config.launcher.dry_run
+    is_unsaid = state.ended is None and run.is_done()
+    if launches and is_unsaid and config.train.steps <= done and _would_begin_before(run, done):
         return _close(run, done)
     # A run that was killed early has journalled neither id nor name.
     run_id = state.run_id or RunKey.of_folder(run_dir.name).run_id
     name = state.name or run_dir.name
     plan = plan_in(config, run_dir, run_id, name, attempt=max(1, state.attempts))
     words = ["resume", *arguments]
-    if config.launcher.dry_run or not launcher.keeps_record(config):
+    if not launches:
         return launcher.submit(plan, config, words)
     try:
         own_claim = claim.take(run, job_is_over=lambda job: _is_over(job, run), after=known)
