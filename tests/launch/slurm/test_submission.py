@@ -412,5 +412,5 @@ def test_a_submission_without_an_answer_may_be_one_all_the_same(tmp_path, monkey
     monkeypatch.setattr(programs, "call", lambda *_, **__: silent)
     with pytest.raises(RequestError, match=r"no answer within 120 s: .* may have taken the job .*squeue --me"):
         SlurmLauncher().enqueue(tmp_path / "sbatch.sh", config())
-    with pytest.raises(RequestError, match="does not work properly$"):
+    with pytest.raises(RequestError, match=r"does not work properly$"):
         SlurmLauncher().ask("#!/bin/bash", config())
