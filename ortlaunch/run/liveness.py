@@ -143,7 +143,8 @@ def is_worker_of(pid: int, run: Run) -> bool:
         return False
     # Its launcher may have reached the folder through a link.
     paths = (os.fsdecode(word) for word in command.split(b"\0") if word.startswith(b"/"))
-    return not has_ended(pid) and os.path.realpath(run.path) in map(os.path.realpath, paths)
+    folder = os.path.realpath(run.path)
+    return not has_ended(pid) and any(os.path.realpath(path) == folder for path in paths)
 
 
 def _quiet_seconds(run: Run) -> float:
