@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals by which schedulers warn a job that its end is near."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -115,15 +115,12 @@ def _label(number: int, group: Group, row: RunRow) -> str:
 
 
 def _history(client: MlflowClient, row: RunRow, metric: str) -> Iterator[Point]:
-    """Yields one point per step, in the order of steps."""
-    points = client.get_metric_history(row.run_id, metric)
-    last = None
-    for point in sorted(points, key=lambda point: (point.step, point.timestamp)):
-        if point.step != last:
-            value = logged_number(point.value)
-            drawn = value if value is not None and math.isfinite(value) else None
-            yield point.step, (point.timestamp - row.started) / 1000.0, drawn
-        last = point.step
+    """Yields the latest point of each step, in the order of steps. A resume with other keys trains steps again."""
+    points = sorted(client.get_metric_history(row.run_id, metric), key=lambda point: (point.step, point.timestamp))
+    for point in {point.step: point for point in points}.values():
+        value = logged_number(point.value)
+        drawn = value if value is not None and math.isfinite(value) else None
+        yield point.step, (point.timestamp - row.started) / 1000.0, drawn
 
 
 def _later_attempts(client: MlflowClient, row: RunRow) -> list[float]:

@@ -7,8 +7,9 @@ from functools import cache
 
 from omegaconf import OmegaConf
 
-from ortlaunch.compare.groups import CIRCUMSTANCES, Group, circumstance, same_work
+from ortlaunch.compare.groups import CIRCUMSTANCES, Group, circumstance
 from ortlaunch.compare.runs import STEPS_TAKEN
+from ortlaunch.config.effects import same_work
 from ortlaunch.config.schema import GROUPS
 from ortlaunch.run.journal import flatten
 

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
 from ortlaunch.compare.runs import MEMORY, RATES, STEPS_TAKEN, RunRow
 from ortlaunch.compare.statistics import Mean, Ratio, mean_of, ratio_interval
-from ortlaunch.config.launchers import launcher_schemas
-from ortlaunch.config.schema import key_facts
+from ortlaunch.config.effects import same_work
 
-_SAME_WORK = frozenset(
-    [
-        *("seed", "name", "experiment", "run_root"),
-        *(
-            "train.resume",
-            "train.keep_checkpoints",
-            "train.save_weights",
-            "train.memory_check",
-            "trainer.timeout_seconds",
-        ),
-    ]
-)
-"""Parameters that do not change what a training step does."""
-_SAME_WORK_BELOW = ("tracking.", "trackers.", "profile.")
 CIRCUMSTANCES = (
     "ortlaunch.world_size",
     "ortlaunch.device",
@@ -85,18 +69,6 @@ class Group:
         """Returns only the value of the mean."""
         mean = self.mean(metric)
         return None if mean is None else mean.mean
-
-
-def same_work(key: str) -> bool:
-    """Whether two runs that differ in this parameter may be repeats of each other."""
-    return key in _SAME_WORK or key in _of_launchers() or key.startswith(_SAME_WORK_BELOW)
-
-
-@functools.cache
-def _of_launchers() -> frozenset[str]:
-    """Keys of launchers that change nothing that a step does, as their dataclasses say."""
-    schemas = launcher_schemas().values()
-    return frozenset(f"launcher.{key}" for node in schemas for key, facts in key_facts(node).items() if facts.same_work)
 
 
 def circumstance(row: RunRow, tag: str) -> str | None:

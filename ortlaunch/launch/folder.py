@@ -23,6 +23,7 @@ from ortlaunch.base.text import say
 from ortlaunch.config.devices import resolve_device
 from ortlaunch.config.schema import Config
 from ortlaunch.launch import environment
+from ortlaunch.launch.other_code import other_code
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.launch.repository import Repository, repository
 from ortlaunch.run import sweep
@@ -124,6 +125,8 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
     }
     if plan.backend_reason is not None:
         tags["ortlaunch.backend_reason"] = plan.backend_reason
+    if changed := other_code(plan.files, plan.attempt):
+        tags["ortlaunch.changed_code"] = changed
     if (git := record["git"]) is not None:
         tags |= {"ortlaunch.git_commit": git["commit"], "ortlaunch.git_dirty": str(git["dirty"]).lower()}
         if git["branch"] is not None:
@@ -135,20 +138,25 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
 
 
 def say_notes(plan: LaunchPlan, config: Config) -> None:
-    """Says what the user may not mean, after all that could still refuse the run: why the backend is not ORT, if nobody
-    chose it, and that the warm-up does not end."""
+    """Says what the user may not mean, after all that could still refuse the run.
+
+    That is why the backend is not ORT, if nobody chose it; that the warm-up does not end; that a resumed run goes on with
+    other code, so that its numbers are of both.
+    """
     notes = [] if plan.backend_reason is None else [plan.backend_reason]
     warmup, steps = config.scheduler.warmup_steps, config.train.steps
     if warmup >= steps:
         least = f"scheduler.warmup_steps={warmup}: the learning rate does not reach optimizer.lr by train.steps={steps}"
         notes.append(f"{least}, at which the run ends: lower scheduler.warmup_steps or raise train.steps")
+    if changed := other_code(plan.files, plan.attempt):
+        notes.append(f"the run goes on with other code than before: {changed}")
     for note in notes:
         # Not `ortlaunch: `, with which refusals begin.
         say(f"note: {note}", file=sys.stderr)
 
 
 def restore_configuration(run: Run, attempt: int) -> None:
-    """Puts back the configuration of the attempt before, because the workers have refused that of this one.
+    """Puts back the configuration of the attempt before, if the workers have refused that of this one before a step.
 
     What only they can judge, such as whether the data is the checkpoint's, would otherwise be kept, and every later
     ``ortlaunch resume`` would be refused too.
@@ -156,9 +164,13 @@ def restore_configuration(run: Run, attempt: int) -> None:
     Args:
         run: the run.
         attempt: how often it was launched before; without one there is nothing to put back.
+
+    Raises:
+        OSError: it cannot be written.
     """
     earlier = run.earlier_attempt(attempt) / run.config_file.name
-    if attempt and earlier.is_file():
+    # After a step, the checkpoints may be of the new configuration.
+    if attempt and earlier.is_file() and not run.state().trains:
         replace(run.config_file, earlier.read_bytes())
 
 

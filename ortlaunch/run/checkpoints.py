@@ -61,7 +61,7 @@ class Store:
         return self.folder / (name_of(step) + PARTIAL)
 
     def commit(self, step: int, meta: dict[str, Any]) -> Path:
-        """Makes the written folder a checkpoint, then removes the checkpoints that are no longer kept.
+        """Makes the written folder a checkpoint.
 
         Args:
             step: the step.
@@ -76,11 +76,18 @@ class Store:
         set_aside(final)
         partial.rename(final)
         manifest.sync_folder(self.folder)
-        self._point("latest", final)
-        if self._is_best(meta):
-            self._point("best", final)
-        self.prune()
         return final
+
+    def tidy(self, checkpoint: Path) -> None:
+        """Points the links at a new checkpoint, then removes the checkpoints that are no longer kept.
+
+        Raises:
+            OSError: a link cannot be made or a checkpoint not removed. The new checkpoint is complete all the same.
+        """
+        self._point("latest", checkpoint)
+        if self._is_best(read_meta(checkpoint)):
+            self._point("best", checkpoint)
+        self.prune()
 
     def abandon(self, step: int) -> None:
         """Removes the partial checkpoint that this process cannot finish: it may be what fills the disk."""

@@ -33,6 +33,8 @@ from ortlaunch.run.run import KEPT_END, Run, is_job_id
 
 RENEW_SECONDS = 5.0
 LAPSE_SECONDS = 60.0
+_OWN = "ORTLAUNCH_CLAIM"
+"""The variable that names the claim of a worker's launcher."""
 _RELEASED = "released"
 _JOB = "job"
 
@@ -76,6 +78,10 @@ class Claim:
     def is_lost(self) -> bool:
         """Whether another launcher has taken the run over. Without an answer of the file system it has not."""
         return (_newest(self._path.parent) or 0) > int(self._path.name)
+
+    def environment(self) -> dict[str, str]:
+        """The variable by which the workers know the claim that they work under; see `own_number`."""
+        return {_OWN: str(self._path)}
 
     def keep(self) -> bool:
         """Renews the claim when that is due. The launcher calls it again and again while the run lasts.
@@ -192,6 +198,15 @@ def _create(path: Path, content: str) -> bool:
 def number(run: Run) -> int:
     """The number of the run's newest claim, which rises with each launch; 0 for a run without claims."""
     return _newest(run.claims) or 0
+
+
+def own_number(run: Run) -> int:
+    """The number of the claim that this worker's launcher has; that of the newest claim if the launcher names none.
+
+    torchrun may start a worker again after another launcher has taken the run over.
+    """
+    own = Path(os.environ.get(_OWN, ""))
+    return int(own.name) if own.parent == run.claims and own.name.isdecimal() else number(run)
 
 
 def hand_over(run: Run, job: str) -> None:

@@ -5,6 +5,7 @@ For a job, its scheduler answers this question.
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -140,7 +141,10 @@ def is_worker_of(pid: int, run: Run) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    return not has_ended(pid) and str(run.path).encode() in command.split(b"\0")
+    # Its launcher may have reached the folder through a link.
+    paths = (os.fsdecode(word) for word in command.split(b"\0") if word.startswith(b"/"))
+    folder = os.path.realpath(run.path)
+    return not has_ended(pid) and any(os.path.realpath(path) == folder for path in paths)
 
 
 def _quiet_seconds(run: Run) -> float:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ortlaunch.config.effects import same_numbers
 from ortlaunch.run import events
 from ortlaunch.run.events import Event
 from ortlaunch.run.goodput import ACCOUNT
@@ -97,8 +98,9 @@ class Translator:
     """Translates a journal's events to operations. It must get all events in order from the journal's beginning.
 
     It remembers the points and parameters that it has seen. A resumed run journals steps again, and MLflow would store
-    them as further points. A parameter that an attempt changes would make MLflow refuse the whole batch: its new value
-    becomes a tag.
+    them as further points. Where the attempt has changed a parameter that a training's numbers depend on, they are
+    further points: those seen before are of steps that the weights do not have. A parameter that an attempt changes
+    would make MLflow refuse the whole batch: its new value becomes a tag.
     """
 
     def __init__(self) -> None:
@@ -107,6 +109,8 @@ class Translator:
         self._bits: dict[str, int] = {}
         self._seen: dict[int, int] = {}  # Maps a step to one bit per metric key, which saves memory in long runs.
         self._params: dict[str, str] = {}
+        self._changed: list[str] = []
+        """Parameters with which this attempt computes other numbers, until it has gone back to where it starts."""
         self._ended = False
         self._failed = False
         self._told = 0
@@ -136,6 +140,7 @@ class Translator:
             case events.Rewound():
                 # The run will journal these steps again. `_fresh` drops each (key, step) that was already seen.
                 self.notes.append(f"training goes on after step {event.step}: {event.reason}")
+                self._forget_after(event.step)
             case events.Requeued():
                 self.notes.append(f"attempt {event.attempts} is over and another follows: {event.reason}")
             case events.FileKept():
@@ -171,6 +176,20 @@ class Translator:
         if self._ended:
             operations.append(Reopened(t))
         self._ended = self._failed = False
+        self._changed = []
+
+    def _forget_after(self, step: int) -> None:
+        """Lets the points after a step be sent again if the attempt computes others."""
+        stale = [one for one in self._seen if one > step]
+        if self._changed and stale:
+            for one in stale:
+                del self._seen[one]
+            steps, keys = f"{step + 1} to {max(stale)}", ", ".join(self._changed)
+            self.notes.append(
+                f"the steps {steps} are trained again with another {keys}: their figures are sent again, and the later "
+                "ones hold"
+            )
+        self._changed = []
 
     def _add_params(self, event: events.ParamsSet) -> None:
         for original, value in event.values.items():
@@ -179,6 +198,8 @@ class Translator:
                 self._params[key] = self._new_params[key] = value
             elif self._params[key] != value:
                 self._params[key] = value
+                if not same_numbers(original):
+                    self._changed.append(original)
                 self._tags[safe_key(CHANGED_PARAM + key)] = fitted(value, TAG_LIMIT)
                 self.notes.append(
                     f"the parameter {original!r} keeps its first value, since MLflow never changes one; "

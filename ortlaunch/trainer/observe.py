@@ -9,7 +9,7 @@ from ortlaunch.metrics.peaks import peak_flops
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.run import ARTIFACT_FOLDER, Run
 from ortlaunch.trainer.build import Parts
-from ortlaunch.trainer.checkpoint.resume import Start
+from ortlaunch.trainer.checkpoint.resume import Start, leave_behind
 from ortlaunch.trainer.context import RunContext
 from ortlaunch.trainer.evaluation import Evaluation
 from ortlaunch.trainer.recorder import Recorder
@@ -27,12 +27,14 @@ class Observed:
 def observe(context: RunContext, parts: Parts) -> Observed:
     """Makes the recorder and the evaluation, and journals the start of this attempt."""
     recorder = _recorder(context, parts)
+    evaluation = _evaluation(context, parts, recorder)
+    leave_behind(parts.start, context.workers, context.control)
     if context.journal is not None:
         _journal_start(context.journal, parts.start, context.run, context.attempt, parts.loader.fingerprint)
         context.system.journal(context.journal, context.run.path, ARTIFACT_FOLDER)
         origin = without_secrets(parts.loader.origin)
         context.journal.dataset(context.config.data.name, parts.loader.fingerprint, origin)
-    return Observed(parts, recorder, _evaluation(context, parts, recorder))
+    return Observed(parts, recorder, evaluation)
 
 
 def _recorder(context: RunContext, parts: Parts) -> Recorder:
@@ -71,5 +73,6 @@ def _journal_start(journal: Journal, start: Start, run: Run, attempt: int, finge
         if (earlier := start.meta.get("mlflow_run_id")) and start.path.parent != run.checkpoints:
             tags["ortlaunch.resumed_from_run"] = str(earlier)
     journal.tags(tags)
-    if start.path is not None or attempt:
+    # Without a checkpoint, a run that is resumed makes the steps again that its journal has.
+    if start.path is not None or attempt or run.state().step:
         journal.rewind(start.step, f"goes on from {start.path}" if start.path else "starts from the beginning")

@@ -72,12 +72,15 @@ class StepEnd:
         every = self._cfg.checkpoint_every
         # Also after the last step, so that a finished run can be resumed with more steps.
         due = stop or (every is not None and (step % every == 0 or step == self._cfg.steps))
+        bad_loss, bad_gradients = self._engine.guard.read() if due else (0, 0)
         # All workers have skipped the steps whose numbers were not finite; the next log step will end the run.
-        spoiled = due and self._engine.guard.read()[1] > 0
+        spoiled = bad_gradients > 0
         if spoiled and stop:
             raise TrainingError("a gradient is not finite since the last log step: there is nothing good to save")
         if due and not spoiled:
-            self._save(step, eval_loss, is_last=stop or step == self._cfg.steps)
+            # In fp16 only this worker knows of its loss, since gradients that are not finite are usual there.
+            refusal = f"its loss was not finite at step {bad_loss}" if bad_loss else ""
+            self._save(step, eval_loss, refusal, is_last=stop or step == self._cfg.steps)
         if stop:
             self.stopped_at = step
         return stop
@@ -94,7 +97,7 @@ class StepEnd:
         if self.stopped_at is not None:
             must_be_written(written)
 
-    def _save(self, step: int, eval_loss: float | None, *, is_last: bool) -> None:
+    def _save(self, step: int, eval_loss: float | None, refusal: str, *, is_last: bool) -> None:
         begin = time.perf_counter()
         # The saver would wait for the earlier checkpoint, too, but without pausing the watch.
         ended = self._wait()
@@ -103,7 +106,7 @@ class StepEnd:
         own = {**self._facts.of_worker(), "rng": rng.capture()}
         # Without a step beside its writing, a checkpoint needs no copy and no memory for one.
         shared = is_last or not self._cfg.checkpoint_async
-        ended += self._saver.save(step, functools.partial(self._engine.snapshot, shared=shared), own, meta)
+        ended += self._saver.save(step, functools.partial(self._engine.snapshot, shared=shared), own, meta, refusal)
         if shared and not is_last:
             ended += self._wait()  # For the last one, `finish` waits.
         stall = time.perf_counter() - begin
@@ -127,4 +130,7 @@ class StepEnd:
                 print(f"warning: {text}", flush=True)
                 self._journal.tags({"ortlaunch.checkpoint_failure": text})
             else:
+                if one.untidy:
+                    text = f"the checkpoint of step {one.step} is complete, but its links or older ones are not tidied"
+                    print(f"warning: {text}: {one.untidy}", flush=True)
                 self._journal.metrics(one.step, {"checkpoint/write_seconds": one.seconds})

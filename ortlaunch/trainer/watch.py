@@ -85,7 +85,8 @@ class Watch:
         self._paused = False
         self._done = threading.Event()
         run = Run(run_dir)
-        self._claim = claim.number(run)
+        self._claim = claim.own_number(run)
+        self._leave_if_lost()
         for folder in (run.health, run.stacks):
             folder.mkdir(exist_ok=True)
         # Files of an earlier attempt.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.run.checkpoints import set_aside
 from ortlaunch.trainer.checkpoint.host import storage_key
 from ortlaunch.trainer.checkpoint.resume import differences, shapes_of
 
@@ -62,7 +63,8 @@ def save_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module, folde
     Args:
         weights: every weight and buffer by its plain name, in host memory.
         model: the plain model that they belong to; its own weights are not read.
-        folder: where to write; an existing folder is replaced when the new one is complete.
+        folder: where to write; an existing folder is replaced when the new one is complete. One that holds other
+            files, which a user has put there, is renamed.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -74,9 +76,15 @@ def save_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module, folde
 
         save_file(_stored_once(weights), partial / FILE, metadata={"format": "pt"})
     _share(partial)
-    if folder.exists():
-        shutil.rmtree(folder)
+    before = set_aside(folder)
     partial.rename(folder)
+    if before is not None and before.is_dir() and _names(before) <= _names(folder):
+        shutil.rmtree(before)
+
+
+def _names(folder: Path) -> set[Path]:
+    """The files below a folder, by their paths in it."""
+    return {path.relative_to(folder) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}
 
 
 def _share(folder: Path) -> None:

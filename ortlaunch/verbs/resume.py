@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,9 @@ from pathlib import Path
 from omegaconf.errors import OmegaConfBaseException
 
 from ortlaunch.base.errors import RequestError
+from ortlaunch.base.exit_codes import DONE
 from ortlaunch.base.ownership import require_own
+from ortlaunch.base.text import say
 from ortlaunch.compose.changes import changed
 from ortlaunch.compose.prepare import prepared
 from ortlaunch.compose.rules import runs_ort_here
@@ -25,6 +29,7 @@ from ortlaunch.follow.status import look
 from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run import claim, manifest
+from ortlaunch.run.checkpoints import step_of
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process
 from ortlaunch.run.key import RunKey
@@ -86,7 +91,8 @@ def resume(arguments: list[str]) -> int:
         require_ort("resume: backend=ort, which the run keeps,", otherwise="")
     config = prepared(launcher.resumed(new, run_dir))
     state = run.state()
-    if launcher.keeps_record(config):
+    keeps_record = launcher.keeps_record(config)
+    if keeps_record:
         _check_ended(run_dir, config.launcher.grace_seconds)
     done = stored.train.steps
     if state.ended == "FINISHED" and config.train.steps <= done:
@@ -94,12 +100,16 @@ def resume(arguments: list[str]) -> int:
         raise RequestError(
             f"{run_dir} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
         )
+    launches = keeps_record and not config.launcher.dry_run
+    is_unsaid = state.ended is None and run.is_done()
+    if launches and is_unsaid and config.train.steps <= done and _would_begin_before(run, done):
+        return _close(run, done)
     # A run that was killed early has journalled neither id nor name.
     run_id = state.run_id or RunKey.of_folder(run_dir.name).run_id
     name = state.name or run_dir.name
     plan = plan_in(config, run_dir, run_id, name, attempt=max(1, state.attempts))
     words = ["resume", *arguments]
-    if config.launcher.dry_run or not launcher.keeps_record(config):
+    if not launches:
         return launcher.submit(plan, config, words)
     try:
         own_claim = claim.take(run, job_is_over=lambda job: _is_over(job, run), after=known)
@@ -109,6 +119,27 @@ def resume(arguments: list[str]) -> int:
         return launcher.submit(plan, config, words)
     finally:
         own_claim.release()
+
+
+def _would_begin_before(run: Run, step: int) -> bool:
+    """Returns whether the run has no checkpoint of its last step, so that it would make steps again."""
+    return step_of(run.checkpoints / run.newest_checkpoint()) != step
+
+
+def _close(run: Run, steps: int) -> int:
+    """Journals the end of a run whose launcher was killed after the last step, and returns the exit code.
+
+    Raises:
+        RequestError: the end cannot be journalled now.
+    """
+    from ortlaunch.follow.sync import end_if_dead
+
+    said = end_if_dead(run.path)
+    if run.state().ended != "FINISHED":
+        raise RequestError(f"{run.path} has finished its {steps} steps, but its end is not journalled: {said}")
+    text = f"{run.path} had finished its {steps} steps when its launcher was killed: its end is journalled now"
+    say(f"ortlaunch: {text}. Send it: ortlaunch sync {shlex.quote(str(run.path))}")
+    return DONE
 
 
 def _is_over(job: str, run: Run) -> bool:
@@ -191,8 +222,11 @@ def _check_ended(run_dir: Path, seconds: float) -> None:
         raise RequestError(f"{run_dir} is still running{_where(found.launcher)}: stop it first")
     # The claim is older than the launcher's file, and than the workers.
     claim.check_free(run, job_is_over=lambda job: _is_over(job, run))
-    if has_workers(run, seconds):
-        raise RequestError(f"workers of {run_dir} are still running after {seconds:g} s: stop them first")
+    if has_workers(run):
+        text = f"workers of {run_dir} have not ended yet: waiting for them, at most {seconds:g} s"
+        say(f"ortlaunch: {text} ...", file=sys.stderr)
+        if has_workers(run, seconds):
+            raise RequestError(f"workers of {run_dir} are still running after {seconds:g} s: stop them first")
 
 
 def _where(process: Process) -> str:

@@ -55,6 +55,7 @@ LAST = {"start": "stopped after", "run": "stopped after", "flush": "finished aft
     [
         ("start", signal.SIGTERM),
         ("run", signal.SIGHUP),
+        ("run", signal.SIGUSR1),
         ("flush", signal.SIGTERM),
         ("summary", signal.SIGHUP),
         *(

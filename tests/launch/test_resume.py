@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,10 @@ from ortlaunch.launch.folder import restore_configuration, write_run_folder
 from ortlaunch.launch.local.launcher import LocalLauncher
 from ortlaunch.launch.plan import LaunchPlan, Start
 from ortlaunch.run import claim
+from ortlaunch.run.checkpoints import Store
 from ortlaunch.run.identity import Process
 from ortlaunch.run.run import Run
-from ortlaunch.run.state import RunState
+from ortlaunch.run.state import FIRST_STEP, RunState
 from ortlaunch.tracking import trackers
 from ortlaunch.tracking.mlflow import TRACKING_URI
 from ortlaunch.verbs.resume import _changed, _stored_config, resume
@@ -139,8 +142,16 @@ def test_what_the_workers_refuse_is_not_kept(stored: Config, tmp_path: Path) -> 
     other = _changed(stored, ["data.image_size=16"], run_dir)
     write_run_folder(again, other, ["resume", "data.image_size=16"], Start(["torchrun"]))
     assert (run_dir / "config.yaml").read_text() != before
+    changed = (run_dir / "config.yaml").read_text()
     restore_configuration(Run(run_dir), again.attempt)
     assert (run_dir / "config.yaml").read_text() == before
+    # After a step there may be checkpoints of the new configuration, which the one before would misread.
+    (run_dir / "config.yaml").write_text(changed)
+    with Run(run_dir).journal() as journal:
+        journal.start("e", "n", "aaaaaa")
+        journal.metrics(0, {FIRST_STEP: 1.0})
+    restore_configuration(Run(run_dir), again.attempt)
+    assert (run_dir / "config.yaml").read_text() == changed
 
 
 URI = "http://ada:geheim@team:5000"
@@ -238,3 +249,23 @@ def test_a_run_folder_may_have_an_equals_sign_in_its_path(stopped: Run, monkeypa
     assert resume([str(folder)]) == 7
     with pytest.raises(RequestError, match="name the run"):
         resume(["train.steps=5"])
+
+
+@pytest.mark.parametrize(("checkpoint", "code"), [(None, 0), (50, 0), (100, 7)])
+def test_a_run_that_was_killed_after_its_last_step_makes_no_step_again(
+    stopped: Run, monkeypatch: pytest.MonkeyPatch, checkpoint: int | None, code: int
+) -> None:
+    """Its launcher had no time to journal the end. From a checkpoint of the last step, it has only the rest to do."""
+    with stopped.journal() as journal:
+        journal.start("e", "n", "aaaaaa")
+    stopped.note_done(100)
+    gone = asdict(Process.this()) | {"start_ticks": 1}
+    stopped.launcher_file.write_text(json.dumps(gone))
+    stopped.workers_lock.touch()
+    if checkpoint is not None:
+        store = Store(stopped.checkpoints, keep=2)
+        store.begin(checkpoint)
+        store.commit(checkpoint, {"step": checkpoint})
+    monkeypatch.setattr(LocalLauncher, "submit", lambda *_: 7)
+    assert resume([str(stopped.path), "train.steps=100"]) == code
+    assert stopped.state().ended == ("FINISHED" if code == 0 else None)

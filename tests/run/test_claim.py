@@ -269,3 +269,20 @@ def test_a_damaged_end_that_a_claim_keeps_is_no_end(run: Run, end: object, is_be
     (run.claims / "1").write_text(json.dumps({"released": True, "end": end}))
     state = run.state()
     assert (state.ended, state.ended_at) == (("FAILED", 1700000000000) if is_believed else (None, None))
+
+
+def test_a_worker_that_is_started_again_keeps_to_its_launcher_s_claim(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun starts workers again also after another launcher has taken the run over."""
+    (variable,) = claim.take(run).environment().items()
+    assert claim.own_number(run) == 1
+    (run.claims / "2").touch()
+    assert claim.own_number(run) == 2, "nobody has said whose worker this is"
+    monkeypatch.setenv(*variable)
+    assert claim.own_number(run) == 1
+    # A run that a worker launches inherits its variables.
+    other = Run(run.path / "other")
+    (other.path / "claims").mkdir(parents=True)
+    (other.claims / "5").touch()
+    assert claim.own_number(other) == 5

@@ -95,6 +95,9 @@ def test_workers_are_found_without_a_lock_by_their_process(run: Run) -> None:
         beat = {"host": Process.this().host, "pid": worker.pid, "time": time.time()}
         run.beat_file(0).write_text(json.dumps(beat))
         assert has_workers(run)
+        link = run.path / "link"
+        link.symlink_to(run.path)
+        assert has_workers(Run(link))
         # The same number, and another program.
         run.beat_file(0).write_text(json.dumps(beat | {"pid": os.getpid()}))
         assert not has_workers(run)

@@ -53,6 +53,33 @@ def test_a_rewind_is_noted_and_sends_nothing() -> None:
     assert translator.translate([metrics(30, 5, a=3.0)]) == [Points([Point("a", 3.0, 5, 30)])]
 
 
+def resumed(**changed: str) -> list[Event]:
+    """The beginning of a second attempt that goes on after step 10, with changed parameters."""
+    params = {"optimizer.lr": "0.1", "train.log_every": "10", "train.resume": "never"} | changed
+    return [START, event("params", values=params), event("rewind", step=10, reason="goes on")]
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_sent"),
+    [
+        ({}, False),
+        ({"optimizer.lr": "0.01"}, True),
+        ({"launcher.workers_per_node": "4"}, False),  # It was not said before.
+        ({"train.log_every": "5", "train.resume": "auto"}, False),
+    ],
+)
+def test_steps_that_are_trained_again_with_other_numbers_are_sent_again(changed: dict[str, str], is_sent: bool) -> None:
+    """Else the curve would show the steps that diverged, and not those that the weights come from."""
+    translator = Translator()
+    translator.translate([*resumed()[:2], metrics(10, 1, a=1.0), metrics(20, 2, a=99.0)])
+    found = translator.translate([*resumed(**changed), metrics(20, 4, a=2.0)])
+    assert (Points([Point("a", 2.0, 4, 20)]) in found) == is_sent
+    assert any("11 to 20" in note and "optimizer.lr" in note for note in translator.notes) == is_sent
+    # torchrun's restarts within the attempt compute what it has computed.
+    again = [event("rewind", step=10, reason="a worker died"), metrics(10, 5, a=1.0), metrics(20, 6, a=2.0)]
+    assert translator.translate(again) == []
+
+
 def test_the_goodput_of_a_later_end_is_sent_though_it_is_at_the_same_step() -> None:
     def account(t: int, percent: float) -> Event:
         return event("metrics", t, step=50, values={"summary/goodput_percent": percent, "summary/last_step": 50.0})

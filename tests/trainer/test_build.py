@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast, get_type_hints
@@ -19,10 +22,12 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.models.task import Batch, Task
 from ortlaunch.run import checkpoints as store
+from ortlaunch.run.events import Rewound
+from ortlaunch.run.journal import iterate
 from ortlaunch.trainer import build, checkpoint_facts, context, leave, observe, prepare, train
 from ortlaunch.trainer.backend_run import BackendRun
 from ortlaunch.trainer.checkpoint import resume, rng
-from ortlaunch.trainer.checkpoint.saver import Saver
+from ortlaunch.trainer.checkpoint.saver import Saver, Written
 from ortlaunch.trainer.feed import Feed
 from ortlaunch.trainer.prepare import check_ids
 from ortlaunch.trainer.workers import Workers
@@ -204,3 +209,63 @@ def test_token_ids_that_the_model_does_not_know_are_refused_before_it_is_called(
     check_ids(model, {"pixel_values": torch.ones(1, 1, 8, 8)})
     with pytest.raises(RequestError, match=r"token id 300 .* knows 256 ids: set model\.params\.vocab_size"):
         check_ids(model, {"input_ids": torch.tensor([[1, 300]])})
+
+
+def saved(made: context.RunContext, refusal: str = "") -> Written:
+    """What comes of a checkpoint of a state without an engine."""
+    saver = Saver(store.Store(made.run.checkpoints, keep=1), made.workers, made.writers)
+    saver.save(3, lambda folder: lambda group: None, {}, {"step": 3}, refusal)
+    (written,) = saver.wait()
+    return written
+
+
+def test_a_checkpoint_is_complete_also_where_no_link_can_be_made(
+    opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run that is stopped would fail although it can go on, and would say that it has no checkpoint."""
+
+    def refuse(path: Path, _target: str) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    made = opened()
+    written = saved(made)
+    assert written.error == ""
+    assert "latest" in written.untidy and "Operation not permitted" in written.untidy
+    assert made.run.newest_checkpoint() == "step-00000003"
+
+
+def test_a_state_that_must_not_be_kept_is_not_written(opened: Callable[..., context.RunContext]) -> None:
+    made = opened()
+    assert saved(made, "its loss was not finite at step 2").error == "rank 0: its loss was not finite at step 2"
+    assert list(made.run.checkpoints.glob("*")) == []
+
+
+def test_a_refused_run_keeps_its_checkpoints(opened: Callable[..., context.RunContext]) -> None:
+    """They are set aside when nothing refuses the run any more. Else the next resume would begin from nothing."""
+    made = opened("train.resume=never", "train.eval_every=1", "data.eval_fraction=0")
+    kept = store.Store(made.run.checkpoints, keep=1)
+    kept.begin(7)
+    path = kept.commit(7, {"step": 7})
+    with pytest.raises(RequestError, match="no held-out samples"):
+        observe.observe(made, build.build(made, {}))
+    assert path.is_dir()
+    made = replace(made, config=replace(made.config, train=replace(made.config.train, eval_every=None)))
+    observe.observe(made, build.build(made, {}))
+    assert [one.name for one in made.run.checkpoints.glob("step-*")] == ["step-00000007.aside-1"]
+
+
+def test_a_run_that_begins_again_without_a_checkpoint_goes_back_to_the_beginning(
+    opened: Callable[..., context.RunContext],
+) -> None:
+    """Else the steps of both attempts would count, and the goodput would be too good."""
+    made = opened()
+    assert made.journal is not None
+    for begun in (True, False):
+        made.journal.start("e", "n", "aaaaaa")
+        observe.observe(made, build.build(made, {}))
+        if begun:
+            made.journal.metrics(3, {"train/loss": 1.0})
+    rewinds = [event.step for event in iterate(made.run.journal_file) if isinstance(event, Rewound)]
+    assert rewinds == [0]
+    assert made.run.state().step == 0

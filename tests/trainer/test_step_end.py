@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +38,7 @@ class Saver:
     def __init__(self, watch: Watch, error: str = "") -> None:
         self.saved: list[int] = []
         self.copied: list[bool] = []
+        self.refusals: list[str] = []
         self.paused: list[bool] = []
         self._watch = watch
         self._error = error
@@ -53,18 +54,21 @@ class Saver:
         self.paused.append(self._watch.is_paused)
         return [Written(self.saved[-1], 1.0, self._error)]
 
-    def save(self, step: int, snapshot: partial[None], *_rest: Any) -> list[Written]:
+    def save(self, step: int, snapshot: partial[None], _own: Any, _meta: Any, refusal: str) -> list[Written]:
         ended = self.wait()
         self.saved.append(step)
+        self.refusals.append(refusal)
         self.copied.append(not snapshot.keywords["shared"])
         self._is_writing = True
         return ended
 
 
-def step_end_of(cfg: TrainConfig, saver: Saver, watch: Watch, *, stops: bool = False) -> StepEnd:
+def step_end_of(
+    cfg: TrainConfig, saver: Saver, watch: Watch, *, stops: bool = False, bad: tuple[int, int] = (0, 0)
+) -> StepEnd:
     nothing: Any = SimpleNamespace(
         snapshot=lambda folder, *, shared: None,
-        guard=SimpleNamespace(read=lambda: (0, 0)),
+        guard=SimpleNamespace(read=lambda: bad),
         agreed=lambda: stops,
         close=lambda: None,
         restart_clock=lambda: None,
@@ -107,3 +111,22 @@ def test_a_stopped_run_needs_its_checkpoint(is_async: bool) -> None:
     assert step_end.run(2) is True
     with pytest.raises(TrainingError, match="the checkpoint of step 2 could not be written: No space left"):
         step_end.finish()
+
+
+@pytest.mark.parametrize(("bad", "refusals"), [((0, 0), [""]), ((2, 0), ["its loss was not finite at step 2"])])
+def test_a_loss_that_only_one_worker_knows_of_spoils_the_checkpoint(bad: tuple[int, int], refusals: list[str]) -> None:
+    """In fp16 the others take its gradients for an overflow: the steps since then are lost, and nobody would know."""
+    watch = Watch()
+    saver = Saver(watch)
+    assert step_end_of(TrainConfig(steps=9, checkpoint_every=3), saver, watch, bad=bad).run(3) is False
+    assert saver.refusals == refusals
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_gradients_that_are_not_finite_are_known_to_all_and_no_checkpoint_begins(stops: bool) -> None:
+    watch = Watch()
+    saver = Saver(watch)
+    step_end = step_end_of(TrainConfig(steps=9, checkpoint_every=3), saver, watch, stops=stops, bad=(2, 2))
+    with pytest.raises(TrainingError, match="nothing good to save") if stops else nullcontext():
+        step_end.run(3)
+    assert saver.saved == []

@@ -165,3 +165,18 @@ def test_only_a_worker_of_this_run_is_ended(tmp_path) -> None:
         for process in (worker, other):
             process.kill()
             process.wait()
+
+
+def test_a_worker_that_is_started_again_for_a_lost_run_ends_before_it_writes(tmp_path, monkeypatch) -> None:
+    run = Run(tmp_path)
+    run.claims.mkdir()
+    monkeypatch.setenv("ORTLAUNCH_CLAIM", str(run.claims / "1"))
+    (run.claims / "1").touch()
+    Watch(tmp_path, 0, 2, first_seconds=60, seconds=60)
+    run.beat_file(0).touch()
+    (run.claims / "2").touch()
+    ended = []
+    monkeypatch.setattr("os._exit", lambda code: ended.append(code) or sys.exit(code))
+    with pytest.raises(SystemExit):
+        Watch(tmp_path, 0, 2, first_seconds=60, seconds=60)
+    assert ended == [1] and run.beat_file(0).exists()

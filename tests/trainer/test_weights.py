@@ -13,7 +13,7 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.export import run_weights as export
 from ortlaunch.trainer.checkpoint.saver import ENGINE
-from ortlaunch.trainer.weights import load_weights
+from ortlaunch.trainer.weights import FILE, load_weights, save_weights
 
 
 def test_a_file_that_is_no_safetensors_is_named_with_its_key(tmp_path: Path) -> None:
@@ -50,3 +50,22 @@ def test_a_file_in_the_place_of_the_folder_is_the_users_error(tmp_path: Path, mo
     monkeypatch.setattr(export, "load_config", lambda _: None)
     with pytest.raises(RequestError, match="out is not empty: name by --out"):
         export.export_weights(["run", "--out", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("has_notes", [False, True])
+def test_weights_that_are_written_again_cost_nobody_a_file(tmp_path: Path, has_notes: bool) -> None:
+    """`ortlaunch resume RUN train.steps=MORE` writes them where those of the first end are."""
+    folder = tmp_path / "weights"
+    for value in (1.0, 2.0):
+        model = nn.Linear(2, 2)
+        nn.init.constant_(model.weight, value)
+        save_weights(dict(model.state_dict()), model, folder)
+        if has_notes and value == 1.0:
+            (folder / "notes.txt").write_text("mine")
+    found = nn.Linear(2, 2)
+    load_weights(found, folder)
+    assert bool((found.weight == 2.0).all())
+    assert [one.name for one in folder.iterdir()] == [FILE]
+    aside = tmp_path / "weights.aside-1"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["weights", *([aside.name] if has_notes else [])]
+    assert not has_notes or (aside / "notes.txt").read_text() == "mine"

@@ -147,7 +147,9 @@ class _Attempt:
         """Journals how the workers ended. If the journal cannot be written, the claim will keep the end."""
         journal, told = self.journal, bool(self.journal.problem)
         if outcome.failure is not None and outcome.failure.is_request:
-            restore_configuration(self.part.plan.files, self.part.plan.attempt)
+            # A full disk must not keep the run from its end.
+            with contextlib.suppress(OSError):
+                restore_configuration(self.part.plan.files, self.part.plan.attempt)
         elif outcome.failure is not None:
             journal.failure(outcome.failure.rank, outcome.failure.host, outcome.failure.message)
         account = None
@@ -218,20 +220,26 @@ def _run_workers(
         _note_stop_before_step(part)
         return Outcome("KILLED", exit_codes.stopped_by(stop.signal))
     # The workers start before any thread of this process, because a fork may copy a lock that a thread holds.
+    own = {} if own_claim is None else own_claim.environment()
     secrets = trackers.worker_environment(config)
-    start = dataclasses.replace(part.start, environment=part.start.environment | secrets)
+    start = dataclasses.replace(part.start, environment=part.start.environment | own | secrets)
     group = WorkerGroup(start, part.torchrun_log, started)
     try:
         display.start()
         if relay is not None:
             relay.start()
         code = _watch(group, stop, part.plan, display, config.launcher, own_claim, memory)
+        # Workers that are ended before their first step, or by this launcher, fail because of that.
+        by_themselves = display.trains and not group.was_ended
     finally:
         group.kill()
         display.stop()
     if stop.signal is not None and code and not display.trains:
         _note_stop_before_step(part)
-    return _outcome(part, code, stop.signal)
+    outcome = _outcome(part, code, stop.signal, by_themselves=by_themselves)
+    if code and outcome.status == "FINISHED":
+        display.line(f"warning: a worker failed after the last step, when all was written: {part.torchrun_log}")
+    return outcome
 
 
 def _note_stop_before_step(part: NodePart) -> None:
@@ -380,13 +388,14 @@ class _Stopping:
         return self._launcher.grace_seconds
 
 
-def _outcome(part: NodePart, code: int, stop_signal: int | None) -> Outcome:
+def _outcome(part: NodePart, code: int, stop_signal: int | None, *, by_themselves: bool) -> Outcome:
     """Returns how the run ended.
 
     Args:
         part: this machine's part of the run.
         code: torchrun's exit code.
         stop_signal: the first signal to this process that asked to stop; None if there was none.
+        by_themselves: the workers had made a step, and were not ended by this process.
     """
     plan = part.plan
     if plan.files.is_gone:
@@ -397,17 +406,26 @@ def _outcome(part: NodePart, code: int, stop_signal: int | None) -> Outcome:
         # itself, and the exit code is that of SIGTERM.
         number = stop_signal or (signal.SIGTERM if code else signal.SIGINT)
         return Outcome("KILLED", exit_codes.stopped_by(number))
+    # Of several machines, another one may have the first worker, and its file system may show the file later.
+    is_done = plan.files.is_done() or (code == 0 and plan.nodes > 1)
+    found = None if is_done else failure.first(plan.run_dir, *plan.files.torchrun_logs())
     if stop_signal is not None:
-        # The run may have finished before the request, but this exit code must still end a sweep.
-        return Outcome("FINISHED" if code == 0 else "KILLED", exit_codes.stopped_by(stop_signal))
-    if code == 0:
+        # The run may have finished before the request, or failed to write its checkpoint. This exit code must still end
+        # a sweep.
+        found = found if by_themselves else None
+        status: Literal["FINISHED", "FAILED", "KILLED"] = "FAILED" if found is not None else "KILLED"
+        return Outcome("FINISHED" if is_done else status, exit_codes.stopped_by(stop_signal), found)
+    if is_done:
         return Outcome("FINISHED", exit_codes.DONE)
-    found = failure.first(plan.run_dir, *plan.files.torchrun_logs()) or _torchrun_failure(part, code)
+    found = found or _torchrun_failure(part, code)
     return Outcome("FAILED", exit_codes.REQUEST if found.is_request else exit_codes.FAILED, found)
 
 
 def _torchrun_failure(part: NodePart, code: int) -> failure.Failure:
-    """Returns the failure of torchrun itself, with the end of its log."""
+    """Returns the failure of torchrun itself, with the end of its log, or of workers that ended too early."""
+    if code == 0:
+        text = "the workers ended without an error before the last step: does the model's code end its process?"
+        return failure.Failure(0, socket.gethostname(), text, False, 0.0)
     log = part.torchrun_log
     said = log.read_text(errors="replace") if log.is_file() else ""
     tail = "\n".join(said.strip().splitlines()[-_TAIL_LINES:])

@@ -1,4 +1,4 @@
-"""Requests to stop a command: Ctrl-C, SIGTERM, and SIGHUP, which a closed terminal sends."""
+"""Requests to stop a command: Ctrl-C, SIGTERM, SIGHUP from a closed terminal, and a scheduler's warnings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import signal
 from types import FrameType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from ortlaunch.base.processes import WARNINGS
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *WARNINGS)
 
 
 class StopFlag:

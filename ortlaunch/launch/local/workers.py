@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from ortlaunch.base.processes import die_with_parent, tree
+from ortlaunch.base.processes import WARNINGS, die_with_parent, tree
 from ortlaunch.launch.plan import Start
 
 _TERMINATE_SECONDS = 10.0
@@ -36,6 +37,8 @@ class WorkerGroup:
         variables = {**os.environ, **start.environment, "ORTLAUNCH_STARTED": repr(started)}
         self._seen: dict[int, psutil.Process] = {}
         self._remembered = 0.0
+        self.was_ended = False
+        """Whether this object has ended the processes, or has begun to."""
         self._lines: queue.Queue[str] = queue.Queue()
         with open(log_file, "wb") as log:
             # The group has its own session, so Ctrl-C reaches only the launcher, which then stops the workers in order.
@@ -46,7 +49,7 @@ class WorkerGroup:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=_begin,
             )
         self._root = psutil.Process(self._process.pid)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -80,6 +83,7 @@ class WorkerGroup:
 
     def terminate(self) -> None:
         """Asks torchrun to stop its workers, and ends those that have not stopped after `_TERMINATE_SECONDS`."""
+        self.was_ended = True
         self._remember()
         if self._process.poll() is None:
             self._process.terminate()
@@ -90,6 +94,7 @@ class WorkerGroup:
 
     def kill(self) -> None:
         """Ends every process of the group that is still there."""
+        self.was_ended = True
         self._remember()
         # torchrun is killed first, so that it does not report the end of a worker as a failure.
         for process in [self._root, *self._seen.values()]:
@@ -116,3 +121,11 @@ class WorkerGroup:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.put(line.decode(errors="replace").rstrip("\n"))
+
+
+def _begin() -> None:
+    """Is called in torchrun's process before its program begins."""
+    die_with_parent()
+    # A scheduler may send its warning to every process of a job. Only the launcher takes it, as a request to stop.
+    for number in WARNINGS:
+        signal.signal(number, signal.SIG_IGN)

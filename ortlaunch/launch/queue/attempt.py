@@ -169,7 +169,7 @@ def decide(facts: Facts, run_dir: Path, job: str, unfit: str = "") -> Verdict:
     else:
         if facts.is_request and verdict.status == "FAILED":
             with _said_where_full("the configuration"):
-                _restore_configuration(Run(run_dir))
+                restore_configuration(Run(run_dir), Run(run_dir).state().attempts - 1)
         journal.tags({"ortlaunch.state": _STATES[verdict.status]})
         with suppress(OSError):  # It reads the journal.
             journal_goodput(journal)
@@ -190,13 +190,6 @@ def _said_where_full(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         print(f"ortlaunch: {what} cannot be written: {error.strerror or error}", file=sys.stderr)
-
-
-def _restore_configuration(run: Run) -> None:
-    """Puts back the configuration from before `ortlaunch resume`, unless the run has trained with the new one."""
-    state = run.state()
-    if not state.trains:
-        restore_configuration(run, state.attempts - 1)
 
 
 def refused(run_dir: Path, command: str, job: str) -> None:
@@ -237,6 +230,7 @@ def gather(launcher: BatchLauncher, run_dir: Path, code: int, signals: Iterable[
         signals=frozenset(signals),
         is_done=is_done,
         is_request=failure.is_request(run_dir),
+        has_failed=failure.first(run_dir) is not None,
         stopped_by=stopped.reason if stopped is not None else None,
         asked_by=run.stop_word(),
         job_state=answer.state if answer else None,

@@ -25,6 +25,8 @@ class Facts:
     """Whether all steps are done and everything is written."""
     is_request: bool = False
     """Whether a worker found the request wrong."""
+    has_failed: bool = False
+    """Whether a worker has left the error that ended it."""
     stopped_by: str | None = None
     """Why the workers stopped together after a checkpoint: the STOP file's first word, or `signal`. None if they did
     not."""
@@ -74,7 +76,7 @@ def judge(facts: Facts) -> Verdict:
         return _terminated(facts)
     word = facts.stopped_by if facts.stopped_by is not None else facts.asked_by
     if word is not None and word != REQUEUE_WORD:
-        return Verdict("end", "stopped on request", "KILLED", exit_codes.INTERRUPTED)
+        return _stopped(facts)
     if facts.is_request:
         return Verdict("end", "the request is wrong", "FAILED", exit_codes.REQUEST)
     if "WARNING" in facts.signals or word == REQUEUE_WORD:
@@ -86,6 +88,14 @@ def judge(facts: Facts) -> Verdict:
 
 def _left(facts: Facts) -> Verdict:
     return Verdict("left", f"{facts.scheduler} took the job off its nodes (a requeue, a preemption, or a lost node)")
+
+
+def _stopped(facts: Facts) -> Verdict:
+    """Decides after a user's request to stop, whose checkpoint may have failed."""
+    # Workers that are ended because they are late fail because of each other.
+    if facts.has_failed and facts.stopped_by is None and "LATE" not in facts.signals:
+        return Verdict("end", "failed when it was to stop", "FAILED", exit_codes.FAILED)
+    return Verdict("end", "stopped on request", "KILLED", exit_codes.INTERRUPTED)
 
 
 def _terminated(facts: Facts) -> Verdict:

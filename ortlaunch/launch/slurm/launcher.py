@@ -80,7 +80,8 @@ class SlurmLauncher(BatchLauncher):
 
     def enqueue(self, path: Path, config: Config) -> Ticket:
         """Submits a script."""
-        answer = self._sbatch(["--parsable", "--export=ALL", str(path)], config)
+        taken = "; it may have taken the job all the same: look at squeue --me before you submit it again"
+        answer = self._sbatch(["--parsable", "--export=ALL", str(path)], config, doubt=taken)
         if answer.code:
             raise RequestError(in_plain_words(answer.said, config))
         line = answer.text.strip().splitlines()[-1]
@@ -183,7 +184,7 @@ class SlurmLauncher(BatchLauncher):
         """Returns `launcher.env`."""
         return _keys(config).env
 
-    def _sbatch(self, words: list[str], config: Config, text: str | None = None) -> programs.Answer:
+    def _sbatch(self, words: list[str], config: Config, text: str | None = None, *, doubt: str = "") -> programs.Answer:
         if not programs.is_here("sbatch"):
             raise RequestError(
                 "launcher=slurm: there is no sbatch on the PATH here: submit from a login node of the cluster; "
@@ -191,7 +192,7 @@ class SlurmLauncher(BatchLauncher):
             )
         answer = programs.call("sbatch", *words, text=text, environment=self.environment(config))
         if answer.problem:
-            raise RequestError(f"{answer.problem}: SLURM's controller does not work properly")
+            raise RequestError(f"{answer.problem}: SLURM's controller does not work properly{doubt}")
         return answer
 
 

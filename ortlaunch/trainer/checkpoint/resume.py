@@ -37,6 +37,8 @@ class Start:
     """The state that the worker of this rank saved; empty if there was no such worker."""
     notes: list[str] = field(default_factory=list)
     """Why newer checkpoints were skipped, one line each."""
+    abandoned: list[Path] = field(default_factory=list)
+    """Checkpoints in the run folder that no longer belong to the run; see `leave_behind`."""
 
     @property
     def step(self) -> int:
@@ -76,14 +78,12 @@ def find(config: Config, run_dir: Path, workers: Workers, group: dist.ProcessGro
     choice = _Choice()
     if workers.is_first:
         choice = _believed(_choose(config, run_dir, attempt), run_dir)
-        for path in choice.abandoned:
-            store.set_aside(path)
     choice = _from_first(choice, group)
     if choice.error:
         raise RequestError(choice.error)
     if choice.path is None:
-        return Start(notes=choice.notes)
-    start = _read(choice.path, choice.notes, workers)
+        return Start(notes=choice.notes, abandoned=choice.abandoned)
+    start = _read(choice.path, choice, workers)
     _check_run(config, start, workers)
     return start
 
@@ -102,6 +102,24 @@ def steps_at(wanted: str) -> int:
         folder = own if own.is_dir() else path
         path = folder / store.newest_name(folder)
     return int(store.read_meta(path).get("step", 0))
+
+
+def leave_behind(start: Start, workers: Workers, group: dist.ProcessGroup) -> None:
+    """Renames the checkpoints that no longer belong to the run. All workers call it once nothing refuses the run.
+
+    A refused run keeps its checkpoints, so that the next launch continues from the newest one.
+
+    Args:
+        start: the place where training begins.
+        workers: this worker's place.
+        group: a process group of all workers on the CPU.
+    """
+    if not start.abandoned:
+        return
+    dist.barrier(group)
+    if workers.is_first:
+        for path in start.abandoned:
+            store.set_aside(path)
 
 
 def check_model(start: Start, shapes: dict[str, list[int]]) -> None:
@@ -211,7 +229,7 @@ class _Choice:
     notes: list[str] = field(default_factory=list)
     """Why newer checkpoints were skipped, one line each."""
     abandoned: list[Path] = field(default_factory=list)
-    """Checkpoints in the run folder that no longer belong to the run. `find` renames them."""
+    """As `Start.abandoned`."""
     error: str = ""
     """Why no checkpoint can be chosen."""
 
@@ -220,10 +238,11 @@ def _choose(config: Config, run_dir: Path, attempt: int) -> _Choice:
     """Chooses the checkpoint by ``train.resume``. It changes no file."""
     own, wanted = Run(run_dir).checkpoints, config.train.resume
     asked = None if wanted in ("auto", "never") else Path(wanted).expanduser().resolve()
-    # Only the first attempt follows `never` or a path. A later attempt resumes from what the run has saved since.
-    if attempt == 0 and wanted == "never":
+    # `never` or a path holds until this launch has made a step. Later attempts resume from what was saved since.
+    is_new = attempt == 0 or (wanted != "auto" and not Run(run_dir).state().trains)
+    if is_new and wanted == "never":
         return _Choice(abandoned=store.steps_in(own))
-    if attempt == 0 and asked is not None:
+    if is_new and asked is not None:
         return _choose_at(asked, own)
     newest = store.newest(own)
     if newest.path is None and asked is not None:
@@ -236,7 +255,8 @@ def _believed(choice: _Choice, run_dir: Path) -> _Choice:
 
     The run's own folder was checked when the run was launched again.
     """
-    if choice.path is None or choice.path.is_relative_to(run_dir.resolve()):
+    # A path that was asked for is resolved. One that `auto` has found may lead through a link.
+    if choice.path is None or choice.path.resolve().is_relative_to(run_dir.resolve()):
         return choice
     try:
         require_own(choice.path, choice.path / manifest.NAME, use="train.resume")
@@ -253,23 +273,24 @@ def _choose_at(path: Path, own: Path) -> _Choice:
         own: the folder of this run's checkpoints.
     """
     if not (path / manifest.NAME).exists():
-        return _choose_newest_in(path)
+        return _choose_newest_in(path, own)
     if wrong := manifest.problems(path):
         return _Choice(error=f"train.resume={path}: the checkpoint is damaged: {wrong[0]}")
     if path.parent != own.resolve():
-        return _Choice(path)
+        return _Choice(path, abandoned=store.steps_in(own))
     # The run continues from an earlier step, so its later checkpoints no longer belong to it.
     step = store.step_of(path) or 0
     return _Choice(path, abandoned=[later for later in store.steps_in(own) if (store.step_of(later) or 0) > step])
 
 
-def _choose_newest_in(folder: Path) -> _Choice:
+def _choose_newest_in(folder: Path, own: Path) -> _Choice:
     checkpoints = Run(folder).checkpoints
     found = store.newest(checkpoints if checkpoints.is_dir() else folder)
     if found.path is None:
         lines = [f"train.resume={folder}: there is no complete checkpoint in it", *found.skipped]
         return _Choice(error="\n".join(lines))
-    return _Choice(found.path, found.skipped)
+    is_own = found.path.parent.resolve() == own.resolve()
+    return _Choice(found.path, found.skipped, [] if is_own else store.steps_in(own))
 
 
 def _from_first(choice: _Choice, group: dist.ProcessGroup) -> _Choice:
@@ -279,11 +300,11 @@ def _from_first(choice: _Choice, group: dist.ProcessGroup) -> _Choice:
     return sent[0]
 
 
-def _read(path: Path, notes: list[str], workers: Workers) -> Start:
+def _read(path: Path, choice: _Choice, workers: Workers) -> Start:
     """Reads a checkpoint's facts and this worker's own state."""
     file = path / WORKERS / f"rank-{workers.rank}.pt"
     own = reading.load(file) if file.is_file() else {}
-    return Start(path, store.read_meta(path), own, notes)
+    return Start(path, store.read_meta(path), own, choice.notes, choice.abandoned)
 
 
 def _check_run(config: Config, start: Start, workers: Workers) -> None:

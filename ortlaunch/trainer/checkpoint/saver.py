@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ortlaunch.base.errors import TrainingError
-from ortlaunch.run.checkpoints import Store
+from ortlaunch.run.checkpoints import Store, name_of
 from ortlaunch.trainer.checkpoint.host import save_file
 from ortlaunch.trainer.checkpoint.torch_state import Write
 from ortlaunch.trainer.workers import Workers, texts_of_all
@@ -31,6 +31,8 @@ class Written:
     """The time from the copy in memory to the finished checkpoint."""
     error: str
     """The error of some worker; empty if the checkpoint was written."""
+    untidy: str = ""
+    """Why the links or the earlier checkpoints were left as they were; empty if they were not. For the first worker."""
 
 
 class Saver:
@@ -50,7 +52,12 @@ class Saver:
         self._pending: Future[Written] | None = None
 
     def save(
-        self, step: int, snapshot: Callable[[Path], Write], own: dict[str, Any], meta: dict[str, Any]
+        self,
+        step: int,
+        snapshot: Callable[[Path], Write],
+        own: dict[str, Any],
+        meta: dict[str, Any],
+        refusal: str = "",
     ) -> list[Written]:
         """Begins a checkpoint, and returns when the state has been copied.
 
@@ -61,6 +68,8 @@ class Saver:
             snapshot: copies the engine's state. It gets the folder that the state will be written to.
             own: this worker's further state, as plain values and as tensors that do not change later.
             meta: facts about the checkpoint. Only the first worker's are used.
+            refusal: why this worker's state must not be kept, which then is the error of the checkpoint; empty if it
+                may be.
 
         Returns:
             The result of the previous checkpoint, if no call has returned it yet.
@@ -68,7 +77,7 @@ class Saver:
         ended = self.wait()
         partial = self._store.partial(step)
         write = snapshot(partial / ENGINE)
-        self._pending = self._thread.submit(self._write, step, write, own, meta)
+        self._pending = self._thread.submit(self._write, step, write, own, meta, refusal)
         return ended
 
     def ended(self) -> list[Written]:
@@ -80,20 +89,35 @@ class Saver:
         pending, self._pending = self._pending, None
         return [pending.result()] if pending is not None else []
 
-    def _write(self, step: int, write: Write, own: dict[str, Any], meta: dict[str, Any]) -> Written:
+    def _write(self, step: int, write: Write, own: dict[str, Any], meta: dict[str, Any], refusal: str) -> Written:
         begin = time.perf_counter()
         partial = self._store.partial(step)
         file = partial / WORKERS / f"rank-{self._workers.rank}.pt"
         is_first = self._workers.is_first
-        error = self._together(lambda: self._prepare(step) if is_first else None)
+        error = self._together(lambda: self._prepare(step, refusal))
         error = error or self._together(lambda: write(self._group))
         error = error or self._together(lambda: save_file(own, file))
         error = error or self._together(lambda: self._store.commit(step, meta) if is_first else None)
+        untidy = ""
         if error and is_first:
             self._store.abandon(step)
-        return Written(step, time.perf_counter() - begin, error)
+        elif is_first:
+            untidy = self._tidied(step)
+        return Written(step, time.perf_counter() - begin, error, untidy)
 
-    def _prepare(self, step: int) -> None:
+    def _tidied(self, step: int) -> str:
+        """Brings links and earlier checkpoints up to date; returns why that failed, empty if it did not."""
+        try:
+            self._store.tidy(self._store.folder / name_of(step))
+        except OSError as error:
+            return f"{error.filename or self._store.folder}: {error.strerror or error}"
+        return ""
+
+    def _prepare(self, step: int, refusal: str) -> None:
+        if refusal:
+            raise TrainingError(refusal)
+        if not self._workers.is_first:
+            return
         partial = self._store.begin(step)
         for inner in (ENGINE, WORKERS):
             (partial / inner).mkdir()
@@ -103,6 +127,8 @@ class Saver:
         try:
             act()
             mine = ""
+        except TrainingError as error:
+            mine = f"rank {self._workers.rank}: {error}"
         except BaseException as error:  # CheckpointException of torch.distributed.checkpoint is no Exception.
             place = self._store.folder if self._store.folder.exists() else self._store.folder.parent
             free = shutil.disk_usage(place).free / 1e6

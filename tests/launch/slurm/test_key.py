@@ -9,9 +9,9 @@ import string
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.compare import groups
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.compose.rules import check
+from ortlaunch.config import effects
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import GROUPS, Config, GpuRequest, SlurmConfig, launcher_key
 from ortlaunch.launch.slurm.request import JobRequest
@@ -28,7 +28,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> str:
         "SlurmConfig", [(key, "str | None", launcher_key(None, **facts))], bases=(SlurmConfig,)
     )
     monkeypatch.setitem(GROUPS["launcher"], "slurm", further)
-    groups._of_launchers.cache_clear()
+    effects._of_launchers.cache_clear()
     monkeypatch.setattr("tests.launch.slurm.test_key.SLURM", further, raising=False)
     return key
 
@@ -65,8 +65,8 @@ def test_it_comes_before_a_persons_default(drawn: str, monkeypatch: pytest.Monke
 
 
 def test_runs_that_differ_in_it_may_be_repeats(drawn: str) -> None:
-    assert groups.same_work(f"launcher.{drawn}")
-    assert not groups.same_work(f"launcher.{drawn}x")
-    assert groups.same_work("launcher.time")
-    assert not groups.same_work("launcher.nodes")
-    groups._of_launchers.cache_clear()
+    assert effects.same_work(f"launcher.{drawn}")
+    assert not effects.same_work(f"launcher.{drawn}x")
+    assert effects.same_work("launcher.time")
+    assert not effects.same_work("launcher.nodes")
+    effects._of_launchers.cache_clear()

@@ -22,6 +22,7 @@ from ortlaunch.launch.planning import make_plan
 from ortlaunch.launch.queue import history, node
 from ortlaunch.launch.queue import launcher as queue_launcher
 from ortlaunch.launch.queue.node import command_of, environment_of, torchrun_source
+from ortlaunch.launch.slurm import programs
 from ortlaunch.launch.slurm.launcher import SlurmLauncher
 from ortlaunch.launch.slurm.plan import request_for, settled
 from ortlaunch.launch.slurm.refusal import in_plain_words
@@ -402,3 +403,14 @@ def test_a_sweep_has_one_launcher(tmp_path):
     done = ortlaunch(tmp_path, "launcher=slurm,local", "launcher.dry_run=true", "--multirun")
     assert done.returncode == 2
     assert "launcher=slurm,local: a sweep has one launcher" in done.stderr
+
+
+def test_a_submission_without_an_answer_may_be_one_all_the_same(tmp_path, monkeypatch):
+    """Else a user submits again, and two jobs train the same."""
+    silent = programs.Answer(problem="sbatch gave no answer within 120 s")
+    monkeypatch.setattr(programs, "is_here", lambda program: True)
+    monkeypatch.setattr(programs, "call", lambda *_, **__: silent)
+    with pytest.raises(RequestError, match=r"no answer within 120 s: .* may have taken the job .*squeue --me"):
+        SlurmLauncher().enqueue(tmp_path / "sbatch.sh", config())
+    with pytest.raises(RequestError, match=r"does not work properly$"):
+        SlurmLauncher().ask("#!/bin/bash", config())

@@ -22,6 +22,16 @@ CASES = {
     "a person's empty stop": (Facts(0, stopped_by=""), "end", "KILLED"),
     "a person's stop before a warning": (Facts(0, WARNING, stopped_by="cancel"), "end", "KILLED"),
     "a person's stop that was too late for a checkpoint": (Facts(1, WARNING, asked_by="cancel"), "end", "KILLED"),
+    "a person's stop whose checkpoint cannot be written": (
+        Facts(1, asked_by="cancel", has_failed=True),
+        "end",
+        "FAILED",
+    ),
+    "a person's stop that was too late, and whose workers fail because of each other": (
+        Facts(1, WARNING | {"LATE"}, asked_by="cancel", has_failed=True),
+        "end",
+        "KILLED",
+    ),
     "scancel": (Facts(0, TERM, stopped_by="signal", job_state="COMPLETING"), "end", "KILLED"),
     "scontrol requeue": (Facts(0, TERM, stopped_by="signal", job_state="COMPLETING", is_requeued=True), "left", None),
     "a lost node": (Facts(1, TERM, job_state="COMPLETING", is_requeued=True), "left", None),

@@ -12,6 +12,8 @@ from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import to_config
 from ortlaunch.config.schema import Config, DataConfig, HfDataConfig, SyntheticConfig, TrainConfig
 from ortlaunch.run.checkpoints import Store
+from ortlaunch.run.run import Run
+from ortlaunch.run.state import FIRST_STEP
 from ortlaunch.trainer.checkpoint.resume import (
     Start,
     _check_run,
@@ -105,29 +107,41 @@ def test_the_precision_may_change_unless_the_state_depends_on_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "attempt", "chosen", "abandoned"),
+    ("wanted", "attempt", "trains", "chosen", "abandoned"),
     [
-        ("auto", 0, 30, []),
-        ("never", 0, None, [30, 20, 10]),
-        ("never", 1, 30, []),
-        ("RUN/checkpoints/step-00000010", 0, 10, [30, 20]),
-        ("RUN/checkpoints/step-00000010", 1, 30, []),
-        ("RUN", 0, 30, []),
+        ("auto", 0, False, 30, []),
+        ("never", 0, False, None, [30, 20, 10]),
+        ("never", 1, True, 30, []),
+        ("never", 1, False, None, [30, 20, 10]),
+        ("RUN/checkpoints/step-00000010", 0, False, 10, [30, 20]),
+        ("RUN/checkpoints/step-00000010", 1, True, 30, []),
+        ("RUN/checkpoints/step-00000010", 1, False, 10, [30, 20]),
+        ("RUN", 0, False, 30, []),
+        ("OTHER", 0, False, 5, [30, 20, 10]),
+        ("OTHER/checkpoints/step-00000005", 0, False, 5, [30, 20, 10]),
+        ("OTHER", 1, True, 30, []),
     ],
 )
 def test_the_choice_of_a_checkpoint_changes_no_file(
-    tmp_path: Path, wanted: str, attempt: int, chosen: int | None, abandoned: list[int]
+    tmp_path: Path, wanted: str, attempt: int, trains: bool, chosen: int | None, abandoned: list[int]
 ) -> None:
-    """`never` and a path hold for the first attempt only: later ones go on from what the run has saved since."""
-    folder = tmp_path / "checkpoints"
-    store = Store(folder, keep=3)
+    """`never` and a path hold until a step is made: later attempts go on from what the run has saved since.
+
+    What the run has saved from another beginning would be newer than all that it saves now: it is left behind.
+    """
+    run, other = Run(tmp_path / "run"), Run(tmp_path / "other")
     paths = {}
-    for step in (10, 20, 30):
+    for step, owner in ((10, run), (20, run), (30, run), (5, other)):
+        store = Store(owner.checkpoints, keep=3)
         store.begin(step)
         paths[step] = store.commit(step, {"step": step})
+    with run.journal() as journal:
+        journal.start("e", "n", "aaaaaa")
+        if trains:
+            journal.metrics(0, {FIRST_STEP: 1.0})
     before = sorted(tmp_path.rglob("*"))
-    config = Config(train=TrainConfig(resume=wanted.replace("RUN", str(tmp_path))))
-    choice = _choose(config, tmp_path, attempt)
+    resume = wanted.replace("RUN", str(run.path)).replace("OTHER", str(other.path))
+    choice = _choose(Config(train=TrainConfig(resume=resume)), run.path, attempt)
     assert choice.path == (None if chosen is None else paths[chosen]) and not choice.error
     assert choice.abandoned == [paths[step] for step in abandoned]
     assert sorted(tmp_path.rglob("*")) == before

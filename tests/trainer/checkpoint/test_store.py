@@ -27,7 +27,9 @@ def save(store: Store, step: int, **meta) -> Path:
     (partial / "inner").mkdir()
     (partial / "inner" / "weights.bin").write_bytes(bytes([step % 256]) * 5000)
     (partial / "state.pt").write_bytes(b"state of %d" % step)
-    return store.commit(step, {"step": step, **meta})
+    made = store.commit(step, {"step": step, **meta})
+    store.tidy(made)
+    return made
 
 
 def names(folder: Path) -> list[str]:
@@ -166,7 +168,7 @@ WRITER = """
         partial = store.begin(step)
         for part in range(4):
             (partial / f"part-{part}").write_bytes(bytes([step % 256]) * 300_000)
-        store.commit(step, {"step": step})
+        store.tidy(store.commit(step, {"step": step}))
         print(step, flush=True)
 """
 
