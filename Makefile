@@ -33,9 +33,7 @@ run: $(INSTALLED)
 
 ## test: one test of each kind, without clusters: those that start no workers on all cores, then faults and whole runs
 test: test-quick test-serve test-ort
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=2 $(SLOWEST) tests/faults
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(SLOWEST) \
-		tests/integration tests/wheel
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses=$(AT_ONCE) --dist=loadgroup $(SLOWEST) $(WHOLE_RUNS)
 
 ## test-nightly: test, and the cases that it leaves out: all documentation, several machines, further fault trials
 test-nightly: export ORTLAUNCH_NIGHTLY = 1

@@ -77,9 +77,11 @@ def test_the_api_page_is_made_of_the_docstrings(site: Path) -> None:
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "slurm/lab/README.md"):
-        for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
-            assert link.startswith("http") or (page.parent / link).exists(), f"{page}: {link}"
+    pages = (ROOT / "README.md", ROOT / "slurm/lab/README.md")
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#]+)", page.read_text())]
+    assert len(links) > 10
+    for page, link in links:
+        assert link.startswith("http") or (page.parent / link).exists(), f"{page}: {link}"
 
 
 def test_files_and_folders_of_the_code_that_pages_name_are_there() -> None:

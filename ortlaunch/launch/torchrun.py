@@ -45,6 +45,8 @@ def torchrun(run_dir: Path, nodes: int, workers: int, options: list[str]) -> lis
         f"--nnodes={nodes}",
         f"--nproc-per-node={workers}",
         "--rdzv-backend=c10d",
+        # The workers write their logs themselves. By default torchrun would leave an empty folder in /tmp for each run.
+        f"--log-dir={os.devnull}",
         *options,
         *("-m", "ortlaunch.worker"),
         str(run_dir),

@@ -98,7 +98,7 @@ def test_server_and_entrypoint_read_a_password_alike(stand_in: Path, tmp_path: P
     file = str(tmp_path / "password")
     for name, variable in (("mlflow", "MLFLOW_AUTH_ADMIN_PASSWORD"), ("ortlaunch", "MLFLOW_TRACKING_PASSWORD")):
         (stand_in / name).write_text(f'#!/bin/sh\nprintf %s "${variable}" | wc -c\n')
-    server = run("mlflow-server.sh", path=stand_in, MLFLOW_ADMIN_PASSWORD_FILE=file, **SERVER)
+    server = run("mlflow-server.sh", path=stand_in, TMPDIR=str(tmp_path), MLFLOW_ADMIN_PASSWORD_FILE=file, **SERVER)
     client = run("entrypoint.sh", path=stand_in, MLFLOW_TRACKING_PASSWORD_FILE=file)
     assert int(server.stdout) == int(client.stdout) == len("from windows")
 

@@ -46,7 +46,9 @@ def test_kill_of_the_launcher(start, trial):
     run.resume()
 
 
+@pytest.mark.nightly
 def test_kill_of_all(start, trial):
+    """CI has it in test_resumes_at_once, and while a checkpoint is written."""
     run = start(trial)
     run.reach_some_step()
     run.kill_all()

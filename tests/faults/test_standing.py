@@ -107,6 +107,7 @@ def test_resumes_at_once(start, trial):
     run = start(trial)
     run.reach_some_step()
     run.kill_all()
+    before = run.complete()
     words = ("resume", str(run.run_dir))
     begun = [Started(run.base.folder, words) for _ in range(20 if trial % 5 == 4 else 2)]
     results = [one.finish() for one in begun]
@@ -114,7 +115,9 @@ def test_resumes_at_once(start, trial):
     refusal = r"ortlaunch: .+ (is still running \(process \d+\): stop it first|is being launched by another process at"
     refusal += r" this moment|was launched by another process meanwhile: ortlaunch status .+)\n"
     for result in results:
-        if result.returncode:
+        if result.returncode == 0 and before:
+            assert f"going on from {run.run_dir / 'checkpoints' / before[0]}" in result.stdout, result.report
+        elif result.returncode:
             assert re.fullmatch(refusal, result.stderr) and result.stdout == "", result.report
     run.check_same()
     attempts = [event for event in journal(run.run_dir) if event["event"] == "start"]

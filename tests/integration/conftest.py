@@ -19,6 +19,7 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.cli import dispatch
 from ortlaunch.compose.hydra_tree import compose
+from tests.support.cli import answer
 from tests.support.environment import environment
 from tests.support.pool import Pool, Trained
 from tests.support.runs import Recorded, journal
@@ -145,6 +146,7 @@ def mentioning(folder: Path) -> list[psutil.Process]:
 _TOGETHER = {
     "test_records.py": "matrix",
     "test_matrix.py": "matrix",
+    "test_ort_debug.py": "matrix",
     "test_command.py": "sweep",
     "test_sweep.py": "sweep",
 }
@@ -186,6 +188,12 @@ def start() -> Iterator[Callable[..., Started]]:
 def launch(start: Callable[..., Started]) -> Launch:
     """Runs ``ortlaunch ARGUMENTS...`` in a folder to its end."""
     return lambda cwd, *arguments: start(cwd, *arguments).finish()
+
+
+@pytest.fixture
+def ask(capfd: pytest.CaptureFixture[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs ``ortlaunch ARGUMENTS...`` in a folder within this process, for what starts no run: saves the imports."""
+    return lambda cwd, *arguments: answer(cwd, capfd, *arguments)
 
 
 @pytest.fixture(scope="session")
@@ -335,3 +343,29 @@ def sweep(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Result:
     """A sweep of two runs."""
     words = ("--multirun", "backend=eager,ort", "model=mlp", "train.steps=20", "train.log_every=5")
     return launch(tmp_path_factory.mktemp("sweep"), *words)
+
+
+TALKS = """
+import os
+from torch import nn
+
+class Talks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(64, 32), nn.Linear(32, 10)
+        print("hello from", os.environ["RANK"])
+
+    def forward(self, pixel_values):
+        return self.out(self.hidden(pixel_values.flatten(1)).relu())
+"""
+
+
+@pytest.fixture(scope="session")
+def debugged(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A run of a model that prints, with every debug option of ORT set, in a folder and an experiment of any name."""
+    folder = tmp_path_factory.mktemp("läufe") / "über alles, 'mit' Leerzeichen & Zeichen"
+    folder.mkdir()
+    (folder / "netze.py").write_text(TALKS)
+    words = ("model=factory", "model.target=netze:Talks", "data=digits", "experiment='größere Läufe'")
+    options = ("save_onnx=true", "log_level=verbose", "onnx_prefix=net")
+    return launch(folder, *words, "train.steps=2", *(f"backend.debug.{option}" for option in options))

@@ -200,9 +200,9 @@ def test_a_model_that_is_none_reaches_no_further_than_its_structure(launch, fold
     assert report["export"] is report["parity"] is report["randomness"] is None
 
 
-def test_a_wrong_request_is_exit_code_2(launch, folder):
-    result = launch(folder, "check", "--format", "xml")
-    assert result.returncode == 2, result.report
+def test_a_wrong_request_is_exit_code_2(ask, folder):
+    result = ask(folder, "check", "--format", "xml")
+    assert result.returncode == 2, result.stderr
     assert result.stdout == ""
     assert "--format" in result.stderr and "json" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr

@@ -16,10 +16,10 @@ def test_multirun_runs_every_combination(sweep):
     assert made == set(sweep.run_dirs)
 
 
-def test_compare_lists_eager_and_ort_with_the_speed_up(sweep, launch):
+def test_compare_lists_eager_and_ort_with_the_speed_up(sweep, ask):
     eager, ort = map(str, sweep.run_dirs)
-    result = launch(sweep.cwd, "compare", eager, ort, "--format", "json")
-    assert result.returncode == 0, result.report
+    result = ask(sweep.cwd, "compare", eager, ort, "--format", "json")
+    assert result.returncode == 0, result.stderr
     rows = {row["backend"]: row for row in json.loads(result.stdout)["runs"]}
     assert rows.keys() == {"eager", "ort"}
     assert rows["eager"]["ort_active"] is False
@@ -29,9 +29,9 @@ def test_compare_lists_eager_and_ort_with_the_speed_up(sweep, launch):
     assert rows["eager"]["speedup"] == 1
 
 
-def test_compare_without_arguments_is_a_table_of_the_runs(sweep, launch):
-    result = launch(sweep.cwd, "compare")
-    assert result.returncode == 0, result.report
+def test_compare_without_arguments_is_a_table_of_the_runs(sweep, ask):
+    result = ask(sweep.cwd, "compare")
+    assert result.returncode == 0, result.stderr
     words = " ".join(result.stdout.split())
     for column in ("run", "id", "model", "backend", "ort active", "trainer", "status", "samples", "p50", "p95", "peak"):
         assert all(word in words for word in column.split()), column
@@ -40,8 +40,8 @@ def test_compare_without_arguments_is_a_table_of_the_runs(sweep, launch):
     assert any("mlp-ort-ddp" in line and "true" in line and "FINISHED" in line for line in lines)
 
 
-def test_compare_without_a_store_says_so_and_makes_none(launch, tmp_path):
-    result = launch(tmp_path, "compare")
-    assert result.returncode == 2, result.report
+def test_compare_without_a_store_says_so_and_makes_none(ask, tmp_path):
+    result = ask(tmp_path, "compare")
+    assert result.returncode == 2, result.stderr
     assert "mlruns.db" in result.stderr
     assert list(tmp_path.iterdir()) == []

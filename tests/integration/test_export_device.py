@@ -163,7 +163,7 @@ def run_python(python: Path | str, script: Path, *arguments: object) -> str:
     return ran.stdout
 
 
-def test_a_device_without_torch_trains_saves_and_goes_on(exports, work, device_python, launch, tmp_path) -> None:
+def test_a_device_without_torch_trains_saves_and_goes_on(exports, work, device_python, launch, ask, tmp_path) -> None:
     out, data, trained = exports("resnet-zero2-phone").out, tmp_path / "digits.npz", tmp_path / "trained"
     python, missing = device_python.result()
     needs(not missing, missing)
@@ -185,7 +185,7 @@ def test_a_device_without_torch_trains_saves_and_goes_on(exports, work, device_p
     brought = bringing.result()
     assert brought.returncode == 0, brought.report
     _check_in_pytorch(back, trained / "inference.onnx", np.load(data))
-    taken = launch(tmp_path, "export", "weights", *words)
+    taken = ask(tmp_path, "export", "weights", *words)
     assert taken.returncode == 2 and "is not empty" in taken.stderr
 
 

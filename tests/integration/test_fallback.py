@@ -57,8 +57,8 @@ def test_the_reason_names_the_operator(warned):
     assert OPERATOR in warned.stdout
 
 
-def test_compare_marks_the_run(warned, launch):
+def test_compare_marks_the_run(warned, ask):
     """The table must not pass PyTorch's figures off as ONNX Runtime's."""
-    result = launch(warned.cwd, "compare", str(warned.run_dir))
-    assert result.returncode == 0, result.report
+    result = ask(warned.cwd, "compare", str(warned.run_dir))
+    assert result.returncode == 0, result.stderr
     assert "ortlaunch.ort_active=false" in result.stdout

@@ -107,17 +107,17 @@ def test_a_killed_worker_is_named_with_its_machine_by_the_first_one(launch, star
     assert ended[0].status == "FAILED"
 
 
-def test_the_other_machine_refuses_another_configuration(launch, tmp_path):
+def test_the_other_machine_refuses_another_configuration(ask, tmp_path):
     """No second machine needed: what it compares lies in the shared folder."""
     run = "20260101-120000-1a2b3c"
     folder = tmp_path / "runs" / "default" / "20260101-120000-gpt2_nano-eager-ddp-1a2b3c"
     folder.mkdir(parents=True)
-    known = launch(tmp_path, *SMALL, "backend=eager", "--cfg", "job")
+    known = ask(tmp_path, *SMALL, "backend=eager", "--cfg", "job")
     (folder / "config.yaml").write_text(known.stdout)
     (folder / "journal.jsonl").touch()
     several = ("launcher.nodes=2", "launcher.master_addr=127.0.0.1", f"launcher.run={run}", "launcher.node_rank=1")
-    result = launch(tmp_path, *SMALL, "backend=eager", "train.steps=7", *several)
-    assert result.returncode == 2, result.report
+    result = ask(tmp_path, *SMALL, "backend=eager", "train.steps=7", *several)
+    assert result.returncode == 2, result.stderr
     assert "train.steps" in result.stderr and "Traceback" not in result.stderr
 
 

@@ -1,4 +1,7 @@
-"""What ORTModule's DebugOptions leave behind in a real run of two workers, and what stays off the terminal."""
+"""What ORTModule's DebugOptions leave behind in a real run of two workers, and what stays off the terminal.
+
+`debugged` is in conftest.py.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,8 @@ MLP = ("model=mlp", "train.steps=2")
 
 
 @pytest.fixture(scope="module")
-def debugged(launch, tmp_path_factory):
-    """A run with every debug option set."""
-    options = ("save_onnx=true", "log_level=verbose", "onnx_prefix=net")
-    folder = tmp_path_factory.mktemp("debug")
-    return launch(folder, *MLP, *(f"backend.debug.{option}" for option in options))
-
-
-@pytest.fixture(scope="module")
 def plain(train, tmp_path_factory):
-    """The same training without any."""
+    """A training without any debug option."""
     return train(tmp_path_factory.mktemp("plain"), *MLP, "tracking=none")
 
 

@@ -11,10 +11,15 @@ SMALL = ("model=gpt2_nano", "model.params.n_layer=2", "data.seq_len=32", "train.
 
 
 @pytest.fixture(scope="module")
-def profiled(launch, tmp_path_factory):
-    keys = ("train.steps=12", "profile.start=6", "profile.steps=3", "profile.ranks=[1]")
-    result = launch(tmp_path_factory.mktemp("profile"), *SMALL, "backend=eager", "+profile=torch", *keys)
-    assert result.returncode == 0, result.report
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("profile")
+
+
+@pytest.fixture(scope="module")
+def profiled(train, folder):
+    keys = ("train.steps=12", "profile.start=6", "profile.steps=3", "profile.ranks=[1]", "tracking=none")
+    result = train(folder, *SMALL, "backend=eager", "+profile=torch", *keys)
+    assert result.status == "FINISHED", result.report
     return result
 
 
@@ -33,15 +38,15 @@ def test_the_trace_has_the_named_parts_of_exactly_the_steps_asked_for(profiled):
     assert "aten::addmm" in table and "Self CPU" in table
 
 
-def test_it_goes_to_mlflow(profiled, mlflow_run):
-    client, run = mlflow_run(profiled)
-    names = [item.path for item in client.list_artifacts(run.info.run_id, "profile")]
-    assert names == ["profile/operators-rank-1.txt", "profile/trace-rank-1.json.gz"]
+def test_it_is_kept_with_the_run(profiled):
+    """test_ort_debug.py shows that what the journal names so goes to MLflow."""
+    kept = [event["path"] for event in profiled.events if event["event"] == "artifact"]
+    assert kept.count("profile") == 1, kept
 
 
-def test_it_changes_no_number_and_its_steps_are_left_out_of_the_summary(train, profiled):
+def test_it_changes_no_number_and_its_steps_are_left_out_of_the_summary(train, folder, profiled):
     """On every worker: those that are not looked into wait for the one that is."""
-    plain = train(profiled.cwd, *SMALL, "backend=eager", "train.steps=12", "tracking=none")
+    plain = train(folder, *SMALL, "backend=eager", "train.steps=12", "tracking=none")
     assert profiled.losses == plain.losses
     assert plain.series("summary/steady_steps")[12] - profiled.series("summary/steady_steps")[12] == 3
 

@@ -136,44 +136,20 @@ def test_onnx_runtime_speaks_in_the_logs(matrix):
     assert "ORTModule" not in result.stdout + result.stderr
 
 
-NETS = """
-import os
-from torch import nn
-
-class Talks(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.out = nn.Linear(64, 10)
-        print("hello from", os.environ["RANK"])
-
-    def forward(self, pixel_values):
-        return self.out(pixel_values.flatten(1))
-"""
-
-
-@pytest.fixture(scope="module")
-def talking(launch, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("läufe") / "über alles, 'mit' Leerzeichen & Zeichen"
-    folder.mkdir()
-    (folder / "netze.py").write_text(NETS)
-    words = ("model=factory", "model.target=netze:Talks", "data=digits", "experiment='größere Läufe'")
-    return launch(folder, *words, "train.steps=3")
-
-
-def test_what_the_model_prints_goes_to_terminal_and_log(talking):
+def test_what_the_model_prints_goes_to_terminal_and_log(debugged):
     """Rank 0's words reach the terminal, every rank's its log."""
-    assert talking.returncode == 0, talking.report
-    assert "hello from 0" in talking.stdout.splitlines()
-    assert "hello from 1" not in talking.stdout + talking.stderr
-    assert "hello from 0" in talking.log(0).splitlines()
-    assert "hello from 1" in talking.log(1).splitlines()
+    assert debugged.returncode == 0, debugged.report
+    assert "hello from 0" in debugged.stdout.splitlines()
+    assert "hello from 1" not in debugged.stdout + debugged.stderr
+    assert "hello from 0" in debugged.log(0).splitlines()
+    assert "hello from 1" in debugged.log(1).splitlines()
 
 
-def test_a_folder_of_any_name_will_do(talking, mlflow_run):
+def test_a_folder_of_any_name_will_do(debugged, mlflow_run):
     """Spaces, quotes and umlauts in the working folder and the experiment's name."""
-    assert talking.returncode == 0, talking.report
-    assert talking.run_dir.is_relative_to(talking.cwd / "runs")
-    client, run = mlflow_run(talking)
+    assert debugged.returncode == 0, debugged.report
+    assert debugged.run_dir.is_relative_to(debugged.cwd / "runs")
+    client, run = mlflow_run(debugged)
     assert run.info.status == "FINISHED"
     assert client.get_experiment(run.info.experiment_id).name == "größere Läufe"
     copy = client.download_artifacts(run.info.run_id, "ortlaunch/config.yaml")

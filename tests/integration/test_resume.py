@@ -171,7 +171,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(train, folder, straight, keys
     assert all(part in result.error for part in (str(checkpoint), *parts)), result.error
 
 
-def test_more_steps_go_on_in_the_same_folder_and_the_same_mlflow_run(launch, train, folder, mlflow_run):
+def test_more_steps_go_on_in_the_same_folder_and_the_same_mlflow_run(launch, ask, train, folder, mlflow_run):
     """`ortlaunch resume` of a run that has finished its 3 steps: refused as it is; with more steps to do it goes on.
 
     Its last step is kept whatever ``train.checkpoint_every`` says, so nothing is computed twice.
@@ -182,7 +182,7 @@ def test_more_steps_go_on_in_the_same_folder_and_the_same_mlflow_run(launch, tra
     first = launch(folder, *words, "train.steps=3", "tracking=mlflow")
     assert (first.run_dir / "checkpoints" / "step-00000003" / "manifest.json").is_file()
     before = (first.run_dir / "journal.jsonl").read_bytes()
-    again = launch(folder, "resume", str(first.run_dir))
+    again = ask(folder, "resume", str(first.run_dir))
     assert again.returncode == 2
     assert "has finished its 3 steps" in again.stderr and "train.steps=6" in again.stderr
     assert (first.run_dir / "journal.jsonl").read_bytes() == before
@@ -196,7 +196,7 @@ def test_more_steps_go_on_in_the_same_folder_and_the_same_mlflow_run(launch, tra
     history = [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "train/loss")]
     assert sorted(history) == sorted(whole.losses.items())
     assert (second.run_dir / "attempts" / "1" / "config.yaml").is_file()
-    nothing = launch(folder, "resume", str(folder))
+    nothing = ask(folder, "resume", str(folder))
     assert nothing.returncode == 2
     assert "is no run folder" in nothing.stderr
 

@@ -150,15 +150,3 @@ def test_a_run_that_goes_on_and_is_stopped_while_it_loads_is_at_its_checkpoint(s
     assert launch(tmp_path, "resume", str(run_dir)).returncode == 0
     row = look(folder_at(run_dir)).row
     assert (row.state.value, row.step) == ("finished", 8)
-
-
-def test_workers_end_with_a_launcher_that_is_killed(start, folder, leftovers):
-    """SIGKILL leaves the launcher no word; the kernel tells torchrun, and torchrun its workers."""
-    running = start(folder, *LONG, "tracking=none")
-    run_dir = running.wait_for_training()
-    assert leftovers(run_dir)
-    running.process.kill()
-    deadline = time.monotonic() + SECONDS
-    while (left := leftovers(run_dir)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert left == []

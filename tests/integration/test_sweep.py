@@ -15,13 +15,13 @@ def mlflow_runs(folder):
     return {run.info.run_name: run for run in runs}
 
 
-def test_runs_of_a_sweep_stand_under_one_parent(sweep, launch):
+def test_runs_of_a_sweep_stand_under_one_parent(sweep, ask):
     runs = mlflow_runs(sweep.cwd)
     parent = runs.pop("sweep-backend")
     assert parent.info.status == "FINISHED"
     assert sorted(runs) == ["mlp-eager-ddp", "mlp-ort-ddp"]
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
-    compared = json.loads(launch(sweep.cwd, "compare", "--sweep", "sweep-backend", "--format", "json").stdout)
+    compared = json.loads(ask(sweep.cwd, "compare", "--sweep", "sweep-backend", "--format", "json").stdout)
     assert [run["run"] for run in compared["runs"]] == ["mlp-eager-ddp", "mlp-ort-ddp"]
 
 
@@ -36,8 +36,8 @@ def test_the_first_failure_ends_the_sweep_and_its_parent(launch, tmp_path):
     }
 
 
-def test_a_sweep_that_does_not_compose_leaves_nothing(launch, tmp_path):
-    result = launch(tmp_path, *SMALL, "train.steps=0,4", "-m")
+def test_a_sweep_that_does_not_compose_leaves_nothing(ask, tmp_path):
+    result = ask(tmp_path, *SMALL, "train.steps=0,4", "-m")
     assert result.returncode == 2
     assert "train.steps=0" in result.stderr
     assert not list(tmp_path.glob("runs/*/*/journal.jsonl"))

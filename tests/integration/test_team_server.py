@@ -25,7 +25,7 @@ from tests.support.servers import Server, points, postgres
 
 SCRIPT = Path(__file__).parents[2] / "docker" / "mlflow-server.sh"
 ADMIN, DATABASE = "correct horse battery", "staple:@/% 1"
-WORDS = ("model=gpt2_nano", "backend=eager", "train.steps=12", "train.log_every=1", "train.save_weights=false")
+WORDS = ("model=mlp", "backend=eager", "train.steps=12", "train.log_every=1", "train.save_weights=false")
 # 0.2 s of hashing for the first request of each user, and whatever else the machine does.
 PATIENT = ("tracking.timeout_seconds=20", "tracking.flush_seconds=60")
 
@@ -54,6 +54,8 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
             [str(SCRIPT)],
             {
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                # It is killed, and leaves what it has there.
+                "TMPDIR": str(folder),
                 "MLFLOW_BACKEND_STORE_URI": f"postgresql://mlflow@127.0.0.1:{port}/mlflow",
                 "MLFLOW_ARTIFACTS_DESTINATION": str(folder / "artifacts"),
                 "MLFLOW_DATABASE_PASSWORD_FILE": str(folder / "database"),

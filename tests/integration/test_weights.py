@@ -103,8 +103,8 @@ def test_weights_are_read_by_transformers_alone(trained, exported, found, kind):
     assert not any("module." in name or "_torch_module" in name for name in found[kind]["names"])
 
 
-def test_what_is_there_is_not_overwritten(trained, launch, folder):
-    over = launch(folder, "export", "weights", str(trained["ddp"].run_dir))
+def test_what_is_there_is_not_overwritten(trained, ask, folder):
+    over = ask(folder, "export", "weights", str(trained["ddp"].run_dir))
     assert over.returncode == 2 and f"{trained['ddp'].run_dir / 'weights'} is not empty" in over.stderr
 
 
@@ -117,7 +117,7 @@ def test_another_run_begins_with_what_was_learnt(trained, train, folder, kind):
     assert again.losses[1] < trained[kind].losses[1] - 0.1
 
 
-def test_weights_of_another_shape_are_refused(launch, train, folder):
+def test_weights_of_another_shape_are_refused(ask, train, folder):
     result = train(folder, *SMALL, *SHORT, "train.checkpoint_every=null")
     assert result.status == "FINISHED", result.report
     words = (*SMALL, *SHORT, f"model.weights={result.run_dir / 'weights'}")
@@ -126,7 +126,7 @@ def test_weights_of_another_shape_are_refused(launch, train, folder):
     assert wider.is_request and deeper.is_request
     assert "transformer.h.0.ln_1.bias: (128,) there, (64,) in the model" in wider.error
     assert "there is no transformer.h.2." in deeper.error
-    nothing = launch(folder, "export", "weights", str(result.run_dir), "--out", str(folder / "nothing"))
+    nothing = ask(folder, "export", "weights", str(result.run_dir), "--out", str(folder / "nothing"))
     assert nothing.returncode == 2
     assert "no complete checkpoint" in nothing.stderr
     assert f"the weights at the run's end are in {result.run_dir / 'weights'}" in nothing.stderr

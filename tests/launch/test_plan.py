@@ -74,6 +74,18 @@ def test_visible_gpus_follow_the_variable(monkeypatch: pytest.MonkeyPatch, varia
     assert devices.visible_gpus() == count
 
 
+def test_torchrun_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.run import config_from_args, parse_args
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torchrun sets it where it is not set.
+    command = part("launcher.workers_per_node=2").start.command
+    config, _, _ = config_from_args(parse_args(command[3:]))
+    destination = config.logs_specs.reify({0: {}, 1: {}})
+    assert set(destination.stdouts.values()) == {""}, "the workers have torchrun's own output"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_planning_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     chosen = plan("name=nasty name/../x".replace("/", "_"))

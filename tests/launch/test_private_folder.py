@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,10 +38,12 @@ def test_a_folder_goes_with_its_block(tmp_path: Path) -> None:
 def test_the_folder_of_a_killed_process_goes_with_the_next_one_and_not_before() -> None:
     with subprocess.Popen([sys.executable, "-c", _HOLDER], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
-        left = Path(holder.stdout.readline().strip())
-        PrivateFolder("check").close()
-        assert (left / "config.yaml").is_file()
-        holder.send_signal(signal.SIGKILL)
+        try:
+            left = Path(holder.stdout.readline().strip())
+            PrivateFolder("check").close()
+            assert (left / "config.yaml").is_file()
+        finally:
+            holder.kill()
     assert left.is_dir()
     PrivateFolder("check").close()
     assert not left.exists()

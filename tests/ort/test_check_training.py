@@ -580,7 +580,6 @@ def test_python_state_that_does_not_matter_passes(kind: type[Net]) -> None:
     model = kind()
     assert findings(wrapped_model(model)) == []
     assert type(model.steps) is int
-    assert type(model.steps) is int
 
 
 class Merging(Counting):

@@ -77,13 +77,14 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("is_sequence", [False, True])
+@pytest.mark.parametrize(
+    ("form", "is_sequence"),
+    # The mean over samples is onnxruntime's operator without our kernels; with them, tests of the kernels show it.
+    [(form, is_sequence) for form in FORMS for is_sequence in (False, True) if (form, is_sequence) != ("mean", False)],
+)
 @pytest.mark.parametrize("targets", ["some", "none", "out of range"])
 def test_cross_entropy_at_the_limits_of_its_targets(form: str, is_sequence: bool, targets: str) -> None:
     """Without a target that counts, the mean is NaN; one out of range is an error. Both come after the trace."""
-    if form == "mean" and not is_sequence:
-        pytest.skip("onnxruntime's operator without our kernels; with them, tests of the kernels show it")
     x, classes = torch.randn(2, 6, *([3] if is_sequence else [])), torch.tensor([1, -100, 4, 0, -100, 5])
     good = classes.view(2, 3) if is_sequence else classes[[0, 2]]
     given = {"some": good.flip(0), "none": torch.full_like(good, -100), "out of range": good + 2}[targets]

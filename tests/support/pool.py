@@ -34,9 +34,8 @@ from tests.support.runs import Recorded
 
 SECONDS = 240
 """Longest wait for one run; a pool's first run waits for the pool as well."""
-RUNS = 16
-"""Runs of the same processes. Each leaves process groups behind, whose threads wake a hundred times a second: after
-fifty runs, a pool that waits takes a third of a core."""
+RUNS = 48
+"""Runs of the same processes, so that what each leaves in memory does not add up without end."""
 
 _PARTING_SECONDS = 30
 """Longest wait for the others after a worker has failed."""
@@ -80,6 +79,7 @@ class Pool:
         self._requests = folder
         self._number = 0
         self._started = 0
+        self._has_failed = False
 
     def train(self, cwd: Path, *overrides: str) -> Trained:
         """Trains a run to its end.
@@ -101,6 +101,7 @@ class Pool:
         journal = Journal(plan.journal)
         journal_start(journal, plan, config)
         failed = self._failures(plan.run_dir, cwd)
+        self._has_failed = bool(failed)
         journal.end("FAILED" if failed else "FINISHED")
         journal.close()
         first: dict[str, Any] = failed[0] if failed else {"error": "", "is_request": False}
@@ -134,7 +135,7 @@ class Pool:
         if not self._are_there():
             self._kill()
             self._start()
-        self._request(json.dumps({"run_dir": str(run_dir), "cwd": str(cwd)}))
+        self._request(json.dumps({"run_dir": str(run_dir), "cwd": str(cwd), "after_failure": self._has_failed}))
         paths = [self._requests / f"{self._number}.{rank}.answer" for rank in range(self._workers)]
         deadline = time.monotonic() + SECONDS
         begun: float | None = None

@@ -17,37 +17,69 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ortlaunch.base import output
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.files import replace_text
 from ortlaunch.config.load import load_config
-from ortlaunch.config.schema import Device
+from ortlaunch.config.schema import Config, Device
 from ortlaunch.run import failure
+from ortlaunch.trainer import context
 from ortlaunch.trainer.run import train_run
 from ortlaunch.trainer.workers import Workers, join
 
 _POLL_SECONDS = 0.02
 
 
+class _Groups:
+    """The process groups that a run makes for itself, kept for the runs after it.
+
+    A group is never destroyed, and its threads wake a hundred times a second. With two further groups for each run, a
+    pool that waits would take a third of a core after fifty runs.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[dist.ProcessGroup] = []
+        self._taken = 0
+        self._make = context.separate_group
+
+    def begin(self, *, after_failure: bool) -> None:
+        """Another run begins. One that failed may have left its groups in the midst of a collective."""
+        self._taken = 0
+        if after_failure:
+            self._kept.clear()
+
+    def take(self, config: Config) -> dist.ProcessGroup:
+        """In the place of `separate_group`."""
+        if self._taken == len(self._kept):
+            self._kept.append(self._make(config))
+        self._taken += 1
+        return self._kept[self._taken - 1]
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     workers: Workers | None = None
+    groups = _Groups()
+    context.separate_group = groups.take
     for number in itertools.count(1):
         request = _wait_for(folder / f"{number}.request")
         if request is None:
             break
         # With the first run's time-outs.
         workers = workers or join(load_config(Path(request["run_dir"]) / "config.yaml"), Device.cpu)
+        groups.begin(after_failure=request["after_failure"])
         answer = _train(Path(request["run_dir"]), Path(request["cwd"]), workers)
         replace_text(folder / f"{number}.{workers.rank}.answer", json.dumps(answer))
     # As a worker ends: see ortlaunch.worker.
     os._exit(0)
 
 
-def _wait_for(path: Path) -> dict[str, str] | None:
+def _wait_for(path: Path) -> dict[str, Any] | None:
     parent = os.getppid()
     while not path.exists():
         # The tests have gone.

@@ -27,6 +27,7 @@ def run_probe(script: Path, out: Path, *arguments: str) -> None:
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--nnodes=1"),
             *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
+            "--log-dir=/dev/null",
             *(str(script), str(out), *arguments),
         ],
         env=os.environ

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from ortlaunch.compose.hydra_tree import compose
@@ -16,12 +14,27 @@ from ortlaunch.config.load import to_config
 from ortlaunch.models.task import make_task
 from ortlaunch.trainer.workers import Workers
 from ortlaunch.trainer.wrapping import wrap_trainer
+from tests.support.two import in_two
+
+KINDS = {
+    "ddp": ["trainer=ddp"],
+    "fsdp-bf16": ["trainer=fsdp", "backend=eager", "train.precision=bf16"],
+    "zero0": ["trainer=deepspeed", "trainer.zero_stage=0"],
+    "zero3-bf16": ["trainer=deepspeed", "trainer.zero_stage=3", "train.precision=bf16"],
+}
 
 
-def worker(rank: int, folder: str, words: list[str]) -> None:
-    """A step on images of its own, then an evaluation of the same ones; leaves its loss and its running means."""
+def worker(rank: int, folder: str) -> None:
+    """Evaluates under each trainer."""
     os.environ["LOCAL_RANK"] = str(rank)  # DeepSpeed asks for it.
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.save({kind: evaluated(rank, words) for kind, words in KINDS.items()}, f"{folder}/rank-{rank}.pt")
+    # As a run's worker ends: gloo's threads may abort a process that destroys the group while they still work.
+    os._exit(0)
+
+
+def evaluated(rank: int, words: list[str]) -> tuple[torch.Tensor, ...]:
+    """After a step on images of its own: the running means before and after an evaluation of these, and its loss."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
     batch = {"pixel_values": torch.rand(8, 1, 8, 8), "labels": torch.arange(8)}
@@ -33,35 +46,19 @@ def worker(rank: int, folder: str, words: list[str]) -> None:
     mine = model[1].running_mean.clone()
     with engine.evaluating():
         loss = engine.evaluate(batch)
-    torch.save((mine, model[1].running_mean, loss), f"{folder}/rank-{rank}.pt")
-    # As a run's worker ends: gloo's threads may abort a process that destroys the group while they still work.
-    os._exit(0)
+    return mine, model[1].running_mean.clone(), loss
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["trainer=ddp"],
-        ["trainer=fsdp", "backend=eager", "train.precision=bf16"],
-        ["trainer=deepspeed", "trainer.zero_stage=0"],
-        ["trainer=deepspeed", "trainer.zero_stage=3", "train.precision=bf16"],
-    ],
-    ids=["ddp", "fsdp-bf16", "zero0", "zero3-bf16"],
-)
-def test_all_workers_evaluate_the_model_that_is_saved(tmp_path: Path, words: list[str]) -> None:
+def test_all_workers_evaluate_the_model_that_is_saved(tmp_path: Path) -> None:
     """Each one's last batch has moved statistics of its own; a checkpoint has the first worker's."""
-    context = mp.get_context("spawn")
-    processes = [context.Process(target=worker, args=(rank, str(tmp_path), words)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
-    (first, of_first, loss), (second, of_second, other) = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
-    assert not torch.equal(first, second)
-    assert torch.equal(of_first, first)
-    assert torch.equal(of_second, first)
-    assert torch.equal(loss, other)
+    in_two(worker, str(tmp_path))
+    ranks = [torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1)]
+    for kind in KINDS:
+        (first, of_first, loss), (second, of_second, other) = (found[kind] for found in ranks)
+        assert not torch.equal(first, second), kind
+        assert torch.equal(of_first, first), kind
+        assert torch.equal(of_second, first), kind
+        assert torch.equal(loss, other), kind
 
 
 def test_a_module_that_is_kept_in_evaluation_mode_stays_so() -> None:

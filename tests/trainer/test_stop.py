@@ -16,6 +16,7 @@ import torch.multiprocessing as mp
 from ortlaunch.run.run import Run
 from ortlaunch.trainer.stop import StopRequests
 from tests.support.torchrun import leave
+from tests.support.two import in_two
 
 STEPS = 2000
 
@@ -41,13 +42,7 @@ def worker(rank: int, folder: str, how: str) -> None:
 @pytest.mark.parametrize("how", ["signal", "file", "nothing"])
 def test_all_workers_stop_at_the_same_step(tmp_path, how):
     """Asked on one of them only; without a request nobody stops."""
-    context = mp.get_context("spawn")
-    processes = [context.Process(target=worker, args=(rank, str(tmp_path), how)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
+    in_two(worker, str(tmp_path), how)
     steps = [int((tmp_path / f"rank-{rank}").read_text()) for rank in range(2)]
     assert steps[0] == steps[1]
     assert (steps[0] == STEPS) == (how == "nothing")

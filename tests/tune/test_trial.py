@@ -103,6 +103,7 @@ def test_a_descendant_that_outlives_its_parent_is_none_of_the_others(
     monkeypatch.setattr("ortlaunch.tune.watched._of_children", lambda: 0.0)
     cores = iter([(0.0, 0.0), (2.0, 2.0)])
     monkeypatch.setattr("ortlaunch.tune.watched._core_seconds", lambda: next(cores))
+    monkeypatch.setattr("ortlaunch.tune.watched._GRACE_SECONDS", 0.1)
     found = watched(tmp_path, monkeypatch, "while True: pass", timeout=1.5)
     assert found.ended == "time-out"
     assert found.others < 0.95

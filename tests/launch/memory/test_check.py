@@ -26,14 +26,6 @@ WORDS = (*KEYS, "device=cpu", "tracking=none")
 HUGE = 2**49
 LINE = "the run does not fit into memory: 1 worker on a machine take"
 SMALLER = Change("train.batch_size=1 train.grad_accumulation=4", Band(1, 2, 3))
-SLEEPS = """
-import time
-from pathlib import Path
-def Net():
-    Path("began").touch()
-    while True:
-        time.sleep(1)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -167,12 +159,17 @@ def test_what_a_run_has_measured_is_kept_for_the_next_estimate(here: Path, own_c
 
 
 def test_an_estimate_that_hangs_is_ended_with_the_run(here: Path) -> None:
-    (here / "nets.py").write_text(SLEEPS)
+    (here / "nets.py").write_text("def Net(): ...\n")
     process = start(here, 10_000, "none", *WORDS, "model=factory", "model.target=nets:Net", "data=digits")
     deadline = time.monotonic() + SECONDS
-    while not (here / "began").exists() and time.monotonic() < deadline:
+    estimates: list[psutil.Process] = []
+    while not estimates and time.monotonic() < deadline:
         time.sleep(0.1)
-    (child,) = (one for one in psutil.Process(process.pid).children() if "ortlaunch.estimate.process" in one.cmdline())
+        for one in psutil.process_iter(["ppid", "cmdline"]):
+            if one.info["ppid"] == process.pid and "ortlaunch.estimate.process" in (one.info["cmdline"] or []):
+                estimates.append(one)
+    (child,) = estimates
+    child.suspend()
     folder = Path(child.cmdline()[-1])
     assert (child.nice(), folder.is_dir()) == (19, True)
     process.send_signal(signal.SIGTERM)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from pathlib import Path
 
 from ortlaunch.trainer.preflight import slow_hosts
+from tests.support.two import in_two
 
 
 def test_a_slow_node_is_named_with_its_slowest_worker():
@@ -43,13 +43,7 @@ def worker(rank: int, folder: Path, version: str | None) -> None:
 
 def both(folder: Path, version: str | None) -> list[str]:
     """What the two workers say."""
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=worker, args=(rank, folder, version)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        assert process.exitcode == 0
+    in_two(worker, folder, version)
     return [(folder / str(rank)).read_text() for rank in range(2)]
 
 

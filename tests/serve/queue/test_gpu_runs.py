@@ -158,8 +158,14 @@ def test_no_run_gets_a_gpu_that_has_gone(machine: Machine) -> None:
     machine.cancel(first)
     machine.until(lambda queue: machine.slots(queue)["gpu0"] == ("foreign", "nvidia-smi does not find it"))
     machine.until(lambda queue: [job["id"] for job in queue["waiting"]] == [second])
-    machine.does("case $1 in --query*) exec sleep 60;; esac\necho 'GPU 0: stand-in'")
-    time.sleep(6)
-    assert [job["id"] for job in machine.queue()["waiting"]] == [second]
-    machine.says("ab")
+    hangs, gate = machine.folder / "hangs", machine.folder / "gate"
+    wait = f"touch {hangs}; until [ -e {gate} ]; do sleep 0.1; done; exit 255"
+    machine.does(f"case $1 in --query*) {wait};; esac\necho 'GPU 0: stand-in'")
+    try:
+        machine.until(lambda _: hangs.exists())
+        time.sleep(4)  # Longer than the service waits for an answer.
+        assert [job["id"] for job in machine.queue()["waiting"]] == [second]
+        machine.says("ab")
+    finally:
+        gate.touch()
     assert machine.given(second) == ["0", "PCI_BUS_ID"]
