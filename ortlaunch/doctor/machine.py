@@ -53,8 +53,8 @@ def shared_memory() -> Iterator[Line]:
     free = shutil.disk_usage(SHARED_MEMORY).free
     text = f"{free / _GIB:.2f} GiB free in {SHARED_MEMORY}"
     if free < _LITTLE_SHARED:
-        mend = f"mount -o remount,size=1g {SHARED_MEMORY}"
-        yield Line("shared memory", Level.warning, f"{text}; in Docker give --shm-size=1g", mend, by_hand=True)
+        fix = f"mount -o remount,size=1g {SHARED_MEMORY}"
+        yield Line("shared memory", Level.warning, f"{text}; in Docker give --shm-size=1g", fix, by_hand=True)
     else:
         yield Line("shared memory", Level.ok, text)
 

@@ -91,8 +91,8 @@ def cuda_libraries() -> Iterator[Line]:
     bad = Level.error if cuda_libs.driver_error() is None else Level.warning
     for found in cuda_libs.load():
         if found.origin is None:
-            mend = cuda_libs.install_command([found.library])
-            yield Line(found.library.soname, bad, f"missing: {found.error}", mend)
+            fix = cuda_libs.install_command([found.library])
+            yield Line(found.library.soname, bad, f"missing: {found.error}", fix)
         else:
             yield Line(found.library.soname, Level.ok, f"found: {found.origin}")
 
