@@ -300,8 +300,8 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
             )
     if start.step > config.train.steps:
         raise RequestError(
-            f"{start.path} has {start.step} steps behind it, and train.steps={config.train.steps} is less: give the "
-            "number of all steps, those that are done included"
+            f"{start.path} was written after step {start.step}, and train.steps={config.train.steps} is less: "
+            "train.steps counts all steps, those before the checkpoint too"
         )
     if start.meta.get("seed") != config.seed:
         raise RequestError(
