@@ -39,7 +39,7 @@ _REWRITTEN_SECONDS = 2.0
 _HELP = """\
 usage: ortlaunch resume RUN [KEY=VALUE ...]
 
-Go on with a run that was stopped, was killed or has failed: in its folder, as the same MLflow run, from its newest
+Continue a run that was stopped, was killed or has failed: in its folder, as the same MLflow run, from its newest
 complete checkpoint. RUN is its run folder, its short id, its name, or its job id (ortlaunch jobs lists them).
 
   KEY=VALUE    a key to change, such as train.steps=2000 or launcher.time=4:00:00; what the run is made of (model,
