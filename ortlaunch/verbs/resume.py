@@ -25,6 +25,7 @@ from ortlaunch.follow.status import look
 from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run import claim, manifest
+from ortlaunch.run.checkpoints import beyond, step_of
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process
 from ortlaunch.run.key import RunKey
@@ -94,6 +95,8 @@ def resume(arguments: list[str]) -> int:
         raise RequestError(
             f"{run_dir} has finished its {done} steps: give it more to do, for example train.steps={2 * done}"
         )
+    if newest and config.train.resume == "auto":
+        _check_steps(checkpoint, config.train.steps)
     # A run that was killed early has journalled neither id nor name.
     run_id = state.run_id or RunKey.of_folder(run_dir.name).run_id
     name = state.name or run_dir.name
@@ -109,6 +112,19 @@ def resume(arguments: list[str]) -> int:
         return launcher.submit(plan, config, words)
     finally:
         own_claim.release()
+
+
+def _check_steps(checkpoint: Path, steps: int) -> None:
+    """Refuses a run that would end before its newest checkpoint. The workers would find it too, and the run would fail.
+
+    Workers pass over a damaged checkpoint, so this one must be whole; its files are read only if it is too late a step.
+
+    Raises:
+        RequestError: the number of steps is too small.
+    """
+    step = step_of(checkpoint) or 0
+    if step > steps and not manifest.problems(checkpoint):
+        raise RequestError(beyond(checkpoint, step, steps))
 
 
 def _is_over(job: str, run: Run) -> bool:

@@ -299,10 +299,7 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
                 f"{key}={_word(mine)}: use the same, or {_NEW_RUN}"
             )
     if start.step > config.train.steps:
-        raise RequestError(
-            f"{start.path} was written after step {start.step}, and train.steps={config.train.steps} is less: "
-            "train.steps counts all steps, those before the checkpoint too"
-        )
+        raise RequestError(store.beyond(start.path, start.step, config.train.steps))
     if start.meta.get("seed") != config.seed:
         raise RequestError(
             f"{start.path} was written with seed={start.meta.get('seed')}, which orders the data, and this run has "
