@@ -76,7 +76,7 @@ def test_this_environment_is_healthy() -> None:
     ("steps", "words"),
     [
         ([], ["ORTModule supports torch", "nothing to adapt"]),
-        (["a is moved", "b is off"], ["every run adapts torch", "nothing is to be done (a is moved; b is off)"]),
+        (["a is moved", "b is off"], ["every run adapts torch", "nothing is to do (a is moved; b is off)"]),
     ],
 )
 def test_what_ortmodule_needs_on_this_torch_is_said_in_words(monkeypatch, steps: list[str], words: list[str]) -> None:

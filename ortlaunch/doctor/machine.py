@@ -86,7 +86,7 @@ def slurm() -> Iterator[Line]:
         return
     version = _said("sbatch", "--version")
     if not version.startswith("slurm"):
-        text = f"installed, but this machine belongs to no cluster; only launcher=slurm needs one ({version})"
+        text = "installed, but this machine belongs to no cluster; only launcher=slurm needs one"
         yield Line("slurm", Level.warning, text, "sinfo", by_hand=True)
     elif " UP" in (answer := _said("scontrol", "ping")):
         yield Line("slurm", Level.ok, f"{version}, its controller answers")

@@ -109,8 +109,8 @@ def ortmodule() -> Iterator[Line]:
     steps = compat.before_import()
     if steps:
         text = (
-            f"ORTModule was made for torch 2.4 to 2.6 with CUDA; every run adapts torch {torch.__version__} to it by "
-            f"itself, so that nothing is to be done ({'; '.join(steps)})"
+            f"ORTModule supports torch 2.4 to 2.6; every run adapts torch {torch.__version__} to it, nothing is to do "
+            f"({'; '.join(steps)})"
         )
     else:
         text = f"ORTModule supports torch {torch.__version__} as it is: nothing to adapt"

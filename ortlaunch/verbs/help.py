@@ -9,6 +9,7 @@ from ortlaunch.base.errors import RequestError
 from ortlaunch.config.options import MODULE_GROUPS
 from ortlaunch.config.paths import group_options, ready_jobs
 from ortlaunch.models.registry import available
+from ortlaunch.tracking import trackers
 
 _GROUPS = ("model", "data", "backend", "trainer", "optimizer", "scheduler", "launcher", "tracking", "profile")
 
@@ -119,4 +120,6 @@ def _options(group: str) -> list[str]:
         names |= {*options.shipped(), *options.installed()}
     if group == "model":
         names |= set(available())
+    if group == "tracking":
+        names |= set(trackers.names())
     return sorted(names)

@@ -128,7 +128,7 @@ def test_an_embedded_store_that_was_lost_gets_all_runs_again(sweep_of, store: Ml
         again, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
     assert done.returncode == 0, done.stderr
-    assert [line.partition(": ")[2][:13] for line in done.stdout.splitlines()] == ["3 events sent"] * 2
+    assert done.stdout.count(": 3 events sent") == 2, done.stdout
     with closing(sqlite3.connect(database)) as found:
         ids = dict(found.execute("select name, run_uuid from runs"))
         parents = found.execute("select distinct value from tags where key = 'mlflow.parentRunId'").fetchall()
