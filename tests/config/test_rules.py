@@ -179,7 +179,7 @@ def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("train.stpes=3", ["train.stpes", "train.steps"]),
         ("modle=gpt2", ["modle", "model"]),
-        ("train.steps=many", ["train.steps=many", "Integer"]),
+        ("train.steps=many", ["train.steps=many", "whole number"]),
         ("trainer=dp", ["trainer=dp", "trainer=ddp", "deepspeed"]),
         ("model=gtp2", ["gtp2", "model=gpt2"]),
         ("trainer.zero_stage=2", ["trainer.zero_stage", "trainer=deepspeed"]),
