@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
         print(_page())
         return 0
     if not arguments or arguments[0] not in _VERBS:
-        what = f"{arguments[0]}: no such export" if arguments else "say what to export"
+        what = f"{arguments[0]}: no such export; there are" if arguments else "say what to export"
         raise RequestError(
             f"export: {what}: ortlaunch export {' | '.join(_VERBS)} (ortlaunch export --help); "
             "a run's weights: ortlaunch export weights RUN [--out FOLDER]"
