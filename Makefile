@@ -150,7 +150,7 @@ bench-overhead: $(INSTALLED)
 bench-estimate: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_estimate
 
-## bench-tune: ortlaunch tune on made machines of 10,000 cells beside random search, then on the measured grids of models
+## bench-tune: ortlaunch tune on simulated machines of 10,000 cells beside random search, then on the measured grids of models
 bench-tune: $(INSTALLED)
 	$(BIN)/python -m tests.benchmarks.bench_tune made
 	$(BIN)/python -m tests.benchmarks.bench_tune replay

@@ -37,6 +37,7 @@ def test_help_names_every_verb_group_and_option(tmp_path: Path) -> None:
         "gpt2_zero2_ort",
         "deepspeed",
         "pysource",
+        "tensorboard",
         "--multirun",
         "Exit codes",
     ):

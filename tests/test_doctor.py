@@ -66,7 +66,7 @@ def test_this_environment_is_healthy() -> None:
     result = doctor()
     assert result.returncode == 0, result.stdout
     # The report alone; what libraries say while they are imported is not in it.
-    assert {line.split()[0] for line in result.stdout.splitlines()} <= {"ok", "warning", "mend:", "by"}
+    assert {line.split()[0] for line in result.stdout.splitlines()} <= {"ok", "warning", "fix:", "by"}
     for name in ("python", "torch", "driver", *of_ort):
         assert name in result.stdout
 
@@ -76,13 +76,13 @@ def test_this_environment_is_healthy() -> None:
     ("steps", "words"),
     [
         ([], ["ORTModule supports torch", "nothing to adapt"]),
-        (["a is moved", "b is off"], ["every run adapts torch", "nothing is to be done (a is moved; b is off)"]),
+        (["a is moved", "b is off"], ["every run adapts torch", "nothing is to do (a is moved; b is off)"]),
     ],
 )
 def test_what_ortmodule_needs_on_this_torch_is_said_in_words(monkeypatch, steps: list[str], words: list[str]) -> None:
     monkeypatch.setattr("ortlaunch.ort.compat.before_import", lambda: steps)
     line = next(stack.ortmodule())
-    assert (line.name, line.level, line.mend) == ("compatibility", Level.ok, None)
+    assert (line.name, line.level, line.fix) == ("compatibility", Level.ok, None)
     for word in (*words, torch.__version__):
         assert word in line.text
 
@@ -94,8 +94,8 @@ def test_two_onnxruntimes_at_once_are_an_error_with_the_way_out(tmp_path: Path, 
     line = lines(site=tmp_path)["onnxruntime"]
     assert line["level"] == "error"
     assert other in line["text"]
-    assert line["mend"].startswith("pip uninstall -y onnxruntime")
-    assert "&& pip install 'ortlaunch[cpu]'" in line["mend"]
+    assert line["fix"].startswith("pip uninstall -y onnxruntime")
+    assert "&& pip install 'ortlaunch[cpu]'" in line["fix"]
 
 
 @pytest.mark.ort
@@ -103,7 +103,7 @@ def test_an_extension_that_is_not_built_is_a_warning_with_its_command(tmp_path: 
     line = lines(ORTLAUNCH_CACHE=str(tmp_path))["extension"]
     assert line["level"] == "warning"
     assert "aten_op_executor" in line["text"]
-    assert line["mend"] == f"{sys.executable} -m ortlaunch.ort.extension"
+    assert line["fix"] == f"{sys.executable} -m ortlaunch.ort.extension"
     # It looks; it does not build.
     assert not list(tmp_path.rglob("*.so"))
 
@@ -118,7 +118,7 @@ def test_each_cuda_library_is_shown_and_a_missing_one_mended(copied_site) -> Non
     assert str(copied_site.path) in with_driver["libcudnn.so.8"]["text"]
     missing = with_driver["libcufft.so.10"]
     assert missing["level"] == "error"
-    assert missing["mend"] == "pip install --force-reinstall --no-deps nvidia-cufft-cu11==10.9.0.58"
+    assert missing["fix"] == "pip install --force-reinstall --no-deps nvidia-cufft-cu11==10.9.0.58"
     # Where there is no driver nothing can use it yet.
     assert lines(site=copied_site.path)["libcufft.so.10"]["level"] == "warning"
 
@@ -128,7 +128,7 @@ def test_the_cpu_package_on_a_machine_with_a_driver_is_a_warning(cuda_site) -> N
     driver = str(cuda_site.driver_folder)
     line = lines(LD_LIBRARY_PATH=driver)["onnxruntime"]
     assert line["level"] == "warning"
-    assert "ortlaunch[cuda]" in line["mend"]
+    assert "ortlaunch[cuda]" in line["fix"]
 
 
 def test_the_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_a_tracking_server_that_fits(serve, monkeypatch) -> None:
     # A password is asked for, and then given.
     uri = serve(password="correct horse")
     store, _ = tracking.mlflow(uri)
-    assert store.level is Level.error and "401" in store.text and "MLFLOW_TRACKING_PASSWORD" in store.mend
+    assert store.level is Level.error and "401" in store.text and "MLFLOW_TRACKING_PASSWORD" in store.fix
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse")
     assert next(tracking.mlflow(uri)).level is Level.ok
@@ -234,7 +234,7 @@ def test_a_tracking_server_that_does_not_fit(serve, monkeypatch) -> None:
     assert store.level is Level.warning and "3.10.1" in store.text
     assert clock.level is Level.warning and "behind" in clock.text
     (gone,) = tracking.mlflow("http://me:secret@127.0.0.1:9")
-    assert gone.level is Level.warning and "secret" not in gone.text and "ortlaunch sync" in gone.mend
+    assert gone.level is Level.warning and "secret" not in gone.text and "ortlaunch sync" in gone.fix
 
 
 def test_a_store_in_a_file(tmp_path: Path, monkeypatch) -> None:
@@ -268,7 +268,7 @@ def test_a_store_that_another_process_has_locked_is_not_called_broken(tmp_path: 
         assert line.level is Level.ok and f"0 runs in {path}" in line.text
         writer.execute("begin exclusive")
         (line,) = tracking.mlflow(uri)
-    assert line.level is Level.warning and "locked" in line.text and line.mend is None
+    assert line.level is Level.warning and "locked" in line.text and line.fix is None
 
 
 def test_a_services_database_in_another_place_is_looked_at(tmp_path: Path, monkeypatch) -> None:
@@ -326,7 +326,7 @@ def test_fix_is_followed_by_a_new_report(capfd, monkeypatch) -> None:
     monkeypatch.setattr(command.subprocess, "run", lambda words: subprocess.CompletedProcess(words, 0))
     monkeypatch.setattr(command, "fix", lambda lines: len(lines))
     assert command.main(["--fix"]) == 0
-    assert "mend: echo building" in capfd.readouterr().out
+    assert "fix: echo building" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("names", [(), ("onnxruntime",), ("onnxruntime", "onnxruntime-gpu")])
@@ -337,4 +337,4 @@ def test_where_onnxruntime_training_has_no_wheels_none_is_advised(
     monkeypatch.setattr(stack, "_version", lambda package: "1.23" if package in names else None)
     (line,) = stack.packages()
     assert line.level is Level.ok
-    assert line.mend is None
+    assert line.fix is None

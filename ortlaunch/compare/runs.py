@@ -20,6 +20,7 @@ MEMORY = "peak_memory_gib"
 _RATE_CURVES = ("throughput/tokens_per_second", "throughput/samples_per_second")
 _MEMORY_CURVES = ("memory/peak_allocated_gib", "memory/rss_gib")
 _LOSS = "train/loss"
+_CHECKPOINT = "checkpoint/write_seconds"
 _LOSS_CURVES = (_LOSS,)
 STEPS_TAKEN = "steps taken"
 """Treated as a parameter of runs that ended normally; after a crash the number is not known."""
@@ -118,8 +119,9 @@ def row_of(run: Run) -> RunRow:
 
 
 def _last_step(run: Run) -> int | None:
+    """The last step that was logged or is in a checkpoint: a run that is asked to stop ends between two log steps."""
     logged = run.data.to_proto().metrics if _LOSS in run.data.metrics else ()
-    return next((int(metric.step) for metric in logged if metric.key == _LOSS), None)
+    return max((int(metric.step) for metric in logged if metric.key in (_LOSS, _CHECKPOINT)), default=None)
 
 
 def _with_steps(params: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from traceback import walk_tb
 import yaml
 
 from ortlaunch.base.yaml_files import fault_of
-from ortlaunch.config.load import first_line
+from ortlaunch.config.load import first_line, in_words
 from ortlaunch.config.meant import unknown_key
 from ortlaunch.config.schema import GROUPS
 from ortlaunch.config.synonyms import KEYS
@@ -45,6 +45,8 @@ def explain(error: Exception) -> str:
         )
     if there := re.search(r"Either remove \+ prefix: '(.*?)=", text):
         return f"+{there[1]}: the key is there already: write {there[1]}=VALUE"
+    if file := re.search(r"^In '(.+?)': \w+ raised while composing config:\n(.+)\n\s*full_key: (\S+)", text):
+        return f"{file[1]}: {file[3]}: {in_words(file[2])}"
     if override := re.search(r"Error merging override (\S+)", text):
         return f"{override[1]}: {_cause(error)}"
     if isinstance(error, yaml.YAMLError | UnicodeDecodeError | OSError | RecursionError):

@@ -146,7 +146,7 @@ def _check_optional_groups(arguments: list[str]) -> None:
     """Says how to choose a group that has no default option. Hydra itself would fail while it merges."""
     for argument in arguments:
         if argument.startswith("jobs="):
-            raise RequestError(f"{argument}: a ready job is laid over the defaults: write +{argument}")
+            raise RequestError(f"{argument}: a ready job is added to the defaults: write +{argument}")
     for group in sorted(OPTIONAL_GROUPS):
         if any(argument.startswith(f"+{group}=") for argument in arguments):
             continue

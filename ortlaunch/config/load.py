@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -24,6 +25,19 @@ from ortlaunch.run.settings import read_settings
 
 _CHECKED = [group for group in GROUPS if group != "tracking"]
 """The groups whose options are known here; those of trackers are in `ortlaunch.tracking.trackers`."""
+_OF_TYPES = (
+    (r"could not be converted to Integer$", "must be a whole number"),
+    (r"could not be converted to Float$", "must be a number"),
+    (r"is not a valid bool", "must be true or false"),
+    (r"^Invalid value '.*', expected one of \[(.*)\]$", r"must be one of \1"),
+    (r"^Cannot convert '.*' to string", "must be text"),
+    (r"^(field '.*' is not Optional|Incompatible value 'None' for field of type)", "must not be null"),
+    (r"^Cannot assign .* to Dict", "must be keys and values, {NAME: VALUE}"),
+    (r"is not a ListConfig, list or tuple", "must be a list, [A,B]"),
+    (r"^Cannot merge DictConfig with ListConfig", "a list is written as [A,B], keys and values as {NAME: VALUE}"),
+    (r"^Invalid type assigned: .* is not a subclass of", "has keys of its own: give these (ortlaunch --cfg job)"),
+)
+"""What OmegaConf says of a value of another type, and the same in plain words."""
 _BASES = tuple(hint for name, hint in get_type_hints(Config).items() if name in GROUPS)
 """The types of groups, of which each option has its own."""
 
@@ -145,4 +159,9 @@ def to_dict(node: Any) -> dict[str, Any]:
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or the exception's type if it has no message."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return in_words(lines[0]) if lines else type(error).__name__
+
+
+def in_words(line: str) -> str:
+    """A line of OmegaConf's about a value of another type, in plain words; every other line as it is."""
+    return next((found.expand(words) for pattern, words in _OF_TYPES if (found := re.search(pattern, line))), line)

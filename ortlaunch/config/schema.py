@@ -146,7 +146,8 @@ class ModelConfig:
     target: str | None = None
     """`package.module:callable` of a model class or function of your own (model=factory)."""
     imports: list[str] = field(default_factory=list)
-    """Python modules to import before the model is looked up, for models that a decorator registers."""
+    """Python modules to import before the model is looked up, for models that a decorator registers. With
+    `model=factory`, `model.name` names such a model."""
     params: dict[str, Any] = field(default_factory=dict)
     """Arguments of the builder by name. An unknown name is refused, and the nearest known one is suggested."""
     weights: str | None = None

@@ -48,7 +48,7 @@ def open_hf(cfg: HfDataConfig, share: Share) -> Source:
     if cfg.eval_split is None:
         return _open_split(datasets, cfg, share, encoder)
     if cfg.eval_split == cfg.split:
-        raise RequestError(f"data.eval_split={cfg.eval_split}: is data.split, too; null holds out a part of it")
+        raise RequestError(f"data.eval_split={cfg.eval_split}: is the same as data.split; null holds out a part of it")
     # Each split is used whole, so no part of it is held out.
     whole = replace(cfg, eval_fraction=0.0)
     held_out = _open_split(datasets, replace(whole, split=cfg.eval_split), share, encoder).dataset

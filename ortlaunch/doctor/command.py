@@ -105,8 +105,8 @@ def _table(lines: list[Line]) -> str:
     rows = []
     for line in lines:
         rows.append(f"{line.level.value:<8} {line.name:<{width}}  {printable_lines(without_secrets(line.text))}")
-        if line.mend is not None:
-            rows.append(f"{'':<8} {'':<{width}}  {'by hand' if line.by_hand else 'mend'}: {line.mend}")
+        if line.fix is not None:
+            rows.append(f"{'':<8} {'':<{width}}  {'by hand' if line.by_hand else 'fix'}: {line.fix}")
     return "\n".join(rows)
 
 

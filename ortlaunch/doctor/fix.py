@@ -19,7 +19,7 @@ def fix(lines: list[Line]) -> int:
     Returns:
         The number of commands that were run.
     """
-    commands = list(dict.fromkeys(line.mend for line in lines if line.mend is not None and not line.by_hand))
+    commands = list(dict.fromkeys(line.fix for line in lines if line.fix is not None and not line.by_hand))
     # These are the pip and the ortlaunch of this Python, even if its environment is not active in this shell.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     for command in commands:

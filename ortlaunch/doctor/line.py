@@ -21,7 +21,7 @@ class Line:
     name: str
     level: Level
     text: str
-    mend: str | None = None
+    fix: str | None = None
     """The command that fixes the problem. It is a key of the JSON report."""
     by_hand: bool = False
     """Whether the command needs a person: another user's rights, a choice, or another shell. ``--fix`` skips it."""

@@ -53,8 +53,8 @@ def shared_memory() -> Iterator[Line]:
     free = shutil.disk_usage(SHARED_MEMORY).free
     text = f"{free / _GIB:.2f} GiB free in {SHARED_MEMORY}"
     if free < _LITTLE_SHARED:
-        mend = f"mount -o remount,size=1g {SHARED_MEMORY}"
-        yield Line("shared memory", Level.warning, f"{text}; in Docker give --shm-size=1g", mend, by_hand=True)
+        fix = f"mount -o remount,size=1g {SHARED_MEMORY}"
+        yield Line("shared memory", Level.warning, f"{text}; in Docker give --shm-size=1g", fix, by_hand=True)
     else:
         yield Line("shared memory", Level.ok, text)
 
@@ -86,7 +86,7 @@ def slurm() -> Iterator[Line]:
         return
     version = _said("sbatch", "--version")
     if not version.startswith("slurm"):
-        text = f"installed, but this machine belongs to no cluster; only launcher=slurm needs one ({version})"
+        text = "installed, but this machine belongs to no cluster; only launcher=slurm needs one"
         yield Line("slurm", Level.warning, text, "sinfo", by_hand=True)
     elif " UP" in (answer := _said("scontrol", "ping")):
         yield Line("slurm", Level.ok, f"{version}, its controller answers")

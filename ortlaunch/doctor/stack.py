@@ -91,8 +91,8 @@ def cuda_libraries() -> Iterator[Line]:
     bad = Level.error if cuda_libs.driver_error() is None else Level.warning
     for found in cuda_libs.load():
         if found.origin is None:
-            mend = cuda_libs.install_command([found.library])
-            yield Line(found.library.soname, bad, f"missing: {found.error}", mend)
+            fix = cuda_libs.install_command([found.library])
+            yield Line(found.library.soname, bad, f"missing: {found.error}", fix)
         else:
             yield Line(found.library.soname, Level.ok, f"found: {found.origin}")
 
@@ -109,8 +109,8 @@ def ortmodule() -> Iterator[Line]:
     steps = compat.before_import()
     if steps:
         text = (
-            f"ORTModule was made for torch 2.4 to 2.6 with CUDA; every run adapts torch {torch.__version__} to it by "
-            f"itself, so that nothing is to be done ({'; '.join(steps)})"
+            f"ORTModule supports torch 2.4 to 2.6; every run adapts torch {torch.__version__} to it, nothing is to do "
+            f"({'; '.join(steps)})"
         )
     else:
         text = f"ORTModule supports torch {torch.__version__} as it is: nothing to adapt"

@@ -59,16 +59,16 @@ def _file(path: Path, installed: str) -> Line:
         text = f"{path} was made by a newer MLflow than the installed {installed}: no run can use it"
         return Line("mlflow", Level.error, text, "pip install --upgrade mlflow", by_hand=True)
     if store.needs_repair:
-        mend = shlex.join(["python", "-m", "ortlaunch.tracking.make_store", "--repair", str(path)])
-        return Line("mlflow", Level.error, store.problem, mend)
+        fix = shlex.join(["python", "-m", "ortlaunch.tracking.make_store", "--repair", str(path)])
+        return Line("mlflow", Level.error, store.problem, fix)
     return Line("mlflow", Level.ok, f"{installed}; {store.runs} runs in {path}")
 
 
 def _foreign(path: Path, why: str) -> Line:
     # Moving the file away loses MLflow's copy of earlier runs; their folders still have the data.
     old, new = (shlex.quote(str(path) + suffix) for suffix in ("", ".broken"))
-    mend = f"mv {old} {new} && ortlaunch sync --all"
-    return Line("mlflow", Level.error, f"{path} is no store of MLflow's: {why}", mend, by_hand=True)
+    fix = f"mv {old} {new} && ortlaunch sync --all"
+    return Line("mlflow", Level.error, f"{path} is no store of MLflow's: {why}", fix, by_hand=True)
 
 
 def _server(uri: str, installed: str) -> Iterator[Line]:
@@ -93,15 +93,15 @@ def _version(uri: str, shown: str, installed: str) -> Iterator[Line]:
         with _get(f"{uri}/api/2.0/mlflow/experiments/search?max_results=1"):
             pass
     except urllib.error.HTTPError as error:
-        mends = {
+        fixes = {
             401: ("it asks for a password", "export MLFLOW_TRACKING_USERNAME=… MLFLOW_TRACKING_PASSWORD=…"),
             403: (
                 "this name is not allowed",
                 "export MLFLOW_SERVER_ALLOWED_HOSTS=…  # for the server, then restart it",
             ),
         }
-        why, mend = mends.get(error.code, (str(error.reason), f"curl -i {shown}/version"))
-        yield Line("mlflow", Level.error, f"{shown} refuses with {error.code}: {why}", mend, by_hand=True)
+        why, fix = fixes.get(error.code, (str(error.reason), f"curl -i {shown}/version"))
+        yield Line("mlflow", Level.error, f"{shown} refuses with {error.code}: {why}", fix, by_hand=True)
         return
     except (OSError, ValueError) as error:
         yield Line("mlflow", Level.warning, f"{shown} breaks off: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -91,9 +92,9 @@ def main(arguments: list[str]) -> int:
         print(_page())
         return 0
     if not arguments or arguments[0] not in _VERBS:
-        named = f"{arguments[0]}: no such export. " if arguments else ""
+        what = f"{arguments[0]}: no such export; there are" if arguments else "say what to export"
         raise RequestError(
-            f"export: {named}Say what to export: ortlaunch export {' | '.join(_VERBS)} (ortlaunch export --help); "
+            f"export: {what}: ortlaunch export {' | '.join(_VERBS)} (ortlaunch export --help); "
             "a run's weights: ortlaunch export weights RUN [--out FOLDER]"
         )
     verb = _VERBS[arguments[0]]
@@ -110,6 +111,8 @@ def _libraries_quiet() -> Iterator[None]:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # onnxruntime-training imports DeepSpeed if it is installed, which would look for GPUs and print messages about it.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # The weights of a checkpoint are read in one process, of which torch warns.
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     yield
 
 

@@ -44,7 +44,7 @@ def export_weights(arguments: list[str]) -> int:
     config = load_config(Run(run_dir).config_file)
     out: Path = (options.out or Run(run_dir).weights).expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(f"{out} is not empty: name by --out an empty folder, or one that does not exist yet")
+        raise RequestError(f"{out} is not empty: give --out a new or empty folder")
     with contextlib.redirect_stdout(sys.stderr):
         _export(config, checkpoint, out)
     print(f"{out}: weights after step {store.step_of(checkpoint)}")

@@ -82,7 +82,7 @@ def _load(model: torch.nn.Module, request: Request) -> str:
     if request.config.model.weights is not None:
         load_weights(model, Path(request.config.model.weights))
         return request.config.model.weights
-    return f"freshly built, seed {request.config.seed}"
+    return f"new weights, seed {request.config.seed}"
 
 
 def _load_run(model: torch.nn.Module, config: Config, run_dir: Path, named: Path | None) -> str:

@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     given: Path | None = options.checkpoint.expanduser().absolute() if options.checkpoint else None
     out: Path = options.out.expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(f"{out} is not empty: name by --out an empty folder, or one that does not exist yet")
+        raise RequestError(f"{out} is not empty: give --out a new or empty folder")
     require_ort(f"export weights {FLAG}", otherwise="")
     from ortlaunch.export.restore import checkpoint_path, load_into, open_artifacts, state_dict
     from ortlaunch.export.source import built

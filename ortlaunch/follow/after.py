@@ -104,7 +104,7 @@ def _has_finished(row: Row) -> bool:
         return True
     if row.is_over or row.state is State.UNKNOWN:
         why = f" ({row.reason})" if row.reason else ""
-        raise RequestError(f"+after: {_name(row)} is {row.state.value}{why}: go on with it first (ortlaunch resume)")
+        raise RequestError(f"+after: {_name(row)} is {row.state.value}{why}: resume it first (ortlaunch resume)")
     return False
 
 

@@ -85,7 +85,9 @@ def _believed(run_dir: Path, uri: str | None) -> list[Any]:
     files = (run_dir, Run(run_dir).config_file, Run(run_dir).journal_file, Run(run_dir).relay_file)
     why = next((f"{file} {why}" for file in files if (why := why_foreign(file))), None)
     if why is not None and uri is None:
-        raise RequestError(f"sync: {why}: say by --uri where to send it, because its own configuration is not believed")
+        raise RequestError(
+            f"sync: {why}: name the store with --uri, because the folder's own configuration is not trusted"
+        )
     cfgs = destinations_of(run_dir, uri)
     return cfgs if why is None else cfgs[:1]
 
@@ -106,7 +108,7 @@ def _requested(options: argparse.Namespace, run_root: Path) -> list[Path]:
         return found
     tracked = [run_dir for run_dir in found if not _is_untracked(run_dir)]
     if untracked := len(found) - len(tracked):
-        print(f"{untracked} started without MLflow (tracking=none) are left out: --uri names a store for them")
+        print(f"{untracked} run(s) started without MLflow (tracking=none) are left out: --uri names a store for them")
     return tracked
 
 

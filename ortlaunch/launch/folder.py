@@ -140,8 +140,8 @@ def journal_start(journal: Journal, plan: LaunchPlan, config: Config) -> None:
 def say_notes(plan: LaunchPlan, config: Config) -> None:
     """Says what the user may not mean, after all that could still refuse the run.
 
-    That is why the backend is not ORT, if nobody chose it; that the warm-up does not end; that a resumed run goes on with
-    other code, so that its numbers are of both.
+    That is why the backend is not ORT, if nobody chose it; that the warm-up does not end; that a resumed run goes on
+    with other code, so that its numbers are of both.
     """
     notes = [] if plan.backend_reason is None else [plan.backend_reason]
     warmup, steps = config.scheduler.warmup_steps, config.train.steps

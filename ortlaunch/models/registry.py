@@ -146,7 +146,7 @@ def unknown_model_message(name: str) -> str:
     hint = f" Did you mean model={close}?" if close else ""
     return (
         f"model: there is no model '{name}'.{hint} There are: {', '.join(sorted(available()))}. "
-        "A model of your own comes by model=factory model.target=package.module:callable"
+        "For a model of your own: model=factory model.target=package.module:callable"
     )
 
 

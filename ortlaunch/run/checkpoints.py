@@ -178,6 +178,14 @@ def newest(folder: Path) -> Found:
     return Found(complete, [line for _, line in sorted(skipped, reverse=True)])
 
 
+def beyond(checkpoint: Path, step: int, steps: int) -> str:
+    """Says that a run of so many steps cannot resume from a checkpoint of a later step."""
+    return (
+        f"{checkpoint} was written after step {step}, and train.steps={steps} is less: train.steps counts all steps, "
+        "those before the checkpoint too"
+    )
+
+
 def read_meta(checkpoint: Path) -> dict[str, Any]:
     """A checkpoint's facts, as they were given to `Store.commit`; empty where they cannot be read."""
     try:

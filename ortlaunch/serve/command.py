@@ -111,7 +111,9 @@ def check(settings: Settings) -> None:
             "--tls-key) or a reverse proxy with one (--trusted-proxy ADDRESS --public-url https://NAME)"
         )
     if settings.host in ("0.0.0.0", "::") and settings.public_url is None:
-        raise RequestError(f"serve: {settings.host} has no name: say with --public-url what people open")
+        raise RequestError(
+            f"serve: nobody can open {settings.host}: give the address that people open, --public-url=URL"
+        )
     if settings.oidc_issuer is not None or settings.oidc_client is not None:
         _check_provider(settings)
     for root in settings.further_roots:

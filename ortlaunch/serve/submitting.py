@@ -353,9 +353,9 @@ def _require_sound(service: Service, checked: Mapping[str, Any], below: Path) ->
     total = len(service.queue.slots.names())
     is_sound = type(slots) is int and slots >= 0 and place.is_relative_to(below) and ".." not in place.parts
     if not is_sound or not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise unfit("the check gave an answer that is none")
+        raise unfit("the check gave an answer that cannot be read")
     if slots > total and (trouble := service.queue.slots.trouble):
-        raise HTTPException(503, f"the GPUs of this machine cannot be told: {trouble}", {"Retry-After": "10"})
+        raise HTTPException(503, f"the GPUs of this machine cannot be determined: {trouble}", {"Retry-After": "10"})
     if slots > total:
         key = "launcher.workers_per_node"
         raise unfit(f"the run needs {slots} slots, and this machine has {total}", key)

@@ -95,6 +95,11 @@ class Forwarder:
             self.last_error = ""
         return moved
 
+    def known_mark(self) -> str | None:
+        """The tracker's mark of the run, if the run was sent before and the tracker still has it."""
+        mark = self.to.load().mark
+        return mark if mark is not None and self._made_sink().holds(mark) else None
+
     def journal_is_gone(self, status: Status) -> None:
         """Makes the next step end the run in the tracker with this status: there is no journal to read it from."""
         self._last_status = status
@@ -264,14 +269,15 @@ def mark_of(folder: Path, cfg: Any) -> str | None:
     to = destination(folder, cfg)
     if not to.journal.is_file():
         return None
-    if known := to.load().mark:
-        return known
     forwarder = Forwarder(to)
     try:
-        forwarder.try_step(final=False)
+        known = forwarder.known_mark()
+        if known is None:
+            forwarder.try_step(final=False)
+            known = forwarder.known_mark()
     finally:
         forwarder.close()
-    if known := to.load().mark:
+    if known is not None:
         return known
     raise ParentUnknown(f"the run of the sweep {folder}: {forwarder.last_error or 'not yet there'}")
 

@@ -12,6 +12,7 @@ from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.config.tracking_uri import artifact_location, sqlite_path
 from ortlaunch.run.names import RUN_ID_TAG, SWEEP_TAG
 from ortlaunch.run.run import Run
+from ortlaunch.tracking import sqlite_store
 from ortlaunch.tracking.store import open_client, patience, quoted
 from ortlaunch.tracking.tracker import Context, Identity, Sink
 from ortlaunch.tracking.translate import Artifact, Ended, Input, Operation, Params, Point, Points, Reopened, Tags
@@ -57,6 +58,11 @@ class MlflowSink(Sink):
         self._run_id = ""
         self._create_unanswered = False
         self._artifact_failures: dict[Artifact, int] = {}
+
+    def holds(self, mark: str) -> bool:
+        """Whether an embedded store has the run. A server is not asked, because it may not answer."""
+        path = sqlite_path(self._cfg.uri)
+        return path is None or sqlite_store.has_run(path, mark)
 
     def open(self, identity: Identity, mark: str | None) -> str:
         """Connects, and finds or creates the run.

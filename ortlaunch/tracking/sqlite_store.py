@@ -95,8 +95,7 @@ def look(path: Path) -> Store:
             return Store(path, State.ABSENT)
     except FileNotFoundError:
         return Store(path, State.ABSENT)
-    uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
-    with closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as database:
+    with closing(_opened(path)) as database:
         tables = {name for (name,) in database.execute("select name from sqlite_master where type = 'table'")}
         revisions = {str(name) for (name,) in _rows(database, tables, "alembic_version", "version_num")}
         runs = sum(int(count) for (count,) in _rows(database, tables, "runs", "count(*)"))
@@ -108,6 +107,24 @@ def look(path: Path) -> Store:
     if revisions - known:
         return Store(path, State.NEWER, runs)
     return Store(path, State.OUTDATED if runs else State.HALF_MADE, runs)
+
+
+def has_run(path: Path, run_id: str) -> bool:
+    """Whether a store has a run. A store that cannot be read now counts as having it, so that nothing is sent twice."""
+    try:
+        if path.stat().st_size == 0:
+            return False
+        with closing(_opened(path)) as database:
+            return database.execute("select 1 from runs where run_uuid = ?", (run_id,)).fetchone() is not None
+    except FileNotFoundError:
+        return False
+    except (OSError, sqlite3.Error):
+        return True
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)
 
 
 def _rows(database: sqlite3.Connection, tables: set[str], table: str, columns: str) -> list[tuple[str | int, ...]]:

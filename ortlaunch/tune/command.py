@@ -207,7 +207,7 @@ class _Tuning:
         key = f"check {self._space.configured(cell).train.precision.name}"
         noted = self._notes.get(key)
         if noted is None:
-            self._say("check: looking whether the model is fit for ONNX Runtime")
+            self._say("check: examining whether the model is fit for ONNX Runtime")
             try:
                 report = look(self._space.configured(cell), with_cost=False, quiet=True)
                 noted = {"fit": report["fit"], "verdict": report["verdict"]}

@@ -10,6 +10,7 @@ from ortlaunch.config.options import Options
 from ortlaunch.config.paths import group_options, ready_jobs
 from ortlaunch.config.schema import GROUPS
 from ortlaunch.models.registry import available
+from ortlaunch.tracking import trackers
 
 _GROUPS = ("model", "data", "backend", "trainer", "optimizer", "scheduler", "launcher", "tracking", "profile")
 
@@ -26,11 +27,11 @@ Usage:
   ortlaunch status RUN                all about one run
   ortlaunch logs RUN [-f]             what its workers printed, over all attempts
   ortlaunch cancel RUN [--now]        end it, with a checkpoint unless --now is given
-  ortlaunch resume RUN [KEY=VALUE ...]   go on with a run that was stopped or has failed, in its folder
+  ortlaunch resume RUN [KEY=VALUE ...]   continue a run that was stopped or has failed, in its folder
   ortlaunch export weights RUN [--out FOLDER]   its weights as safetensors, in the model's own names
   ortlaunch export onnx|artifacts|inference [KEY=VALUE ...] out=DIR   ONNX: as it trains, to train on a device, to serve
   ortlaunch export verify DIR         compare a device's artifacts with PyTorch (ortlaunch export --help)
-  ortlaunch compare [RUN ...]         put runs side by side; --sweep SWEEP those of a --multirun
+  ortlaunch compare [RUN ...]         put runs side by side; which ones and where to: --sweep SWEEP
                                       --tag KEY=VALUE  --html FILE  --png FILE  --log
   ortlaunch bench KEY=A,B ... [repeat=3]   run a grid on this machine, round by round, and compare it
   ortlaunch sync RUN_DIR ...          send to MLflow what an outage or a kill has left unsent
@@ -118,5 +119,7 @@ def _options(group: str) -> list[str]:
     if group == "model":
         return sorted({*group_options(group), *available()})
     options = GROUPS[group]
-    installed = options.installed() if isinstance(options, Options) else ()
-    return sorted({*options, *installed})
+    names = {*options, *(options.installed() if isinstance(options, Options) else ())}
+    if group == "tracking":
+        names |= set(trackers.names())
+    return sorted(names)

@@ -29,7 +29,7 @@ from ortlaunch.follow.status import look
 from ortlaunch.launch.planning import plan_in
 from ortlaunch.launch.table import launcher_of
 from ortlaunch.run import claim, manifest
-from ortlaunch.run.checkpoints import step_of
+from ortlaunch.run.checkpoints import beyond, step_of
 from ortlaunch.run.folders import folder_at
 from ortlaunch.run.identity import Process
 from ortlaunch.run.key import RunKey
@@ -44,7 +44,7 @@ _REWRITTEN_SECONDS = 2.0
 _HELP = """\
 usage: ortlaunch resume RUN [KEY=VALUE ...]
 
-Go on with a run that was stopped, was killed or has failed: in its folder, as the same MLflow run, from its newest
+Continue a run that was stopped, was killed or has failed: in its folder, as the same MLflow run, from its newest
 complete checkpoint. RUN is its run folder, its short id, its name, or its job id (ortlaunch jobs lists them).
 
   KEY=VALUE    a key to change, such as train.steps=2000 or launcher.time=4:00:00; what the run is made of (model,
@@ -104,6 +104,8 @@ def resume(arguments: list[str]) -> int:
     is_unsaid = state.ended is None and run.is_done()
     if launches and is_unsaid and config.train.steps <= done and _would_begin_before(run, done):
         return _close(run, done)
+    if newest and config.train.resume == "auto":
+        _check_steps(checkpoint, config.train.steps)
     # A run that was killed early has journalled neither id nor name.
     run_id = state.run_id or RunKey.of_folder(run_dir.name).run_id
     name = state.name or run_dir.name
@@ -140,6 +142,19 @@ def _close(run: Run, steps: int) -> int:
     text = f"{run.path} had finished its {steps} steps when its launcher was killed: its end is journalled now"
     say(f"ortlaunch: {text}. Send it: ortlaunch sync {shlex.quote(str(run.path))}")
     return DONE
+
+
+def _check_steps(checkpoint: Path, steps: int) -> None:
+    """Refuses a run that would end before its newest checkpoint. The workers would find it too, and the run would fail.
+
+    Workers pass over a damaged checkpoint, so this one must be whole; its files are read only if it is too late a step.
+
+    Raises:
+        RequestError: the number of steps is too small.
+    """
+    step = step_of(checkpoint) or 0
+    if step > steps and not manifest.problems(checkpoint):
+        raise RequestError(beyond(checkpoint, step, steps))
 
 
 def _is_over(job: str, run: Run) -> bool:

@@ -55,7 +55,7 @@ def test_each_is_listed_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == SHIPPED
     for line, name in zip(lines, SHIPPED, strict=True):
-        assert headline(ready_jobs()[name]) in line
+        assert headline(ready_jobs()[name]) in line and line.endswith(".")
         assert len(line.split()) > 5
 
 

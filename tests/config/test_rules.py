@@ -179,7 +179,7 @@ def test_cuda_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("train.stpes=3", ["train.stpes", "train.steps"]),
         ("modle=gpt2", ["modle", "model"]),
-        ("train.steps=many", ["train.steps=many", "Integer"]),
+        ("train.steps=many", ["train.steps=many", "whole number"]),
         ("trainer=dp", ["trainer=dp", "trainer=ddp", "deepspeed"]),
         ("model=gtp2", ["gtp2", "model=gpt2"]),
         ("trainer.zero_stage=2", ["trainer.zero_stage", "trainer=deepspeed"]),
@@ -244,6 +244,33 @@ def test_an_item_of_another_type_is_refused_by_its_key(override: str) -> None:
     with pytest.raises(RequestError) as caught:
         config("launcher=slurm", "+profile=torch", override)
     assert override.partition("=")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.steps=ten", "train.steps=ten: must be a whole number"),
+        ("optimizer.lr=high", "optimizer.lr=high: must be a number"),
+        ("train.tf32=maybe", "train.tf32=maybe: must be true or false"),
+        ("train.precision=fp8", "train.precision=fp8: must be one of fp32, bf16, fp16"),
+        ("train.steps=null", "train.steps=null: must not be null"),
+        ("model.params=3", "model.params=3: must be keys and values, {NAME: VALUE}"),
+        ("model.imports=3", "model.imports=3: must be a list, [A,B]"),
+        ("model.imports={a:1}", "model.imports={a:1}: a list is written as [A,B], keys and values as {NAME: VALUE}"),
+        ("train=3", "train=3: has keys of its own: give these (ortlaunch --cfg job)"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_plain_words(override: str, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        config(override)
+    assert str(caught.value) == said
+
+
+def test_so_is_one_in_a_ready_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.yaml").write_text("# Mine.\ntrain:\n  steps: ten\n")
+    monkeypatch.setenv("ORTLAUNCH_JOBS", str(tmp_path))
+    with pytest.raises(RequestError, match=r"jobs/mine: train\.steps: must be a whole number"):
+        config("+jobs=mine")
 
 
 def test_items_of_the_right_type_are_taken() -> None:

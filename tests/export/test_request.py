@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compose.hydra_tree import compose
 from ortlaunch.config.load import save_config, to_config
+from ortlaunch.export.command import _libraries_quiet
 from ortlaunch.export.request import OWN_KEYS, parse
 
 FLAGS = {"force": False, "prefix": True}
@@ -109,3 +112,16 @@ def test_a_run_of_another_machine_can_be_exported(run_dir: Path) -> None:
         text = text.replace(old, new)
     (run_dir / "config.yaml").write_text(text)
     assert asked(f"from_run={run_dir}", "out=x").config.model.name == "mlp"
+
+
+def test_torchs_word_on_reading_a_checkpoint_in_one_process_stays_off_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("TRANSFORMERS_VERBOSITY", "DS_ACCELERATOR"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with _libraries_quiet():
+            warnings.warn("torch.distributed is disabled, unavailable or uninitialized, assuming …", stacklevel=1)
+            warnings.warn("another", stacklevel=1)
+    assert [str(one.message) for one in caught] == ["another"]

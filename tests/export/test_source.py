@@ -16,7 +16,7 @@ from ortlaunch.trainer.weights import save_weights
 def test_fresh_weights_and_real_batches(tmp_path) -> None:
     config = to_config(compose(["model=mlp"]))
     found = source.open_source(Request("onnx", config, tmp_path / "out"))
-    assert found.weights == "freshly built, seed 0"
+    assert found.weights == "new weights, seed 0"
     assert [list(batch["pixel_values"].shape) for batch in found.batches] == [[4, 1, 8, 8]] * 3
     again = source.open_source(Request("onnx", config, tmp_path / "out"))
     assert torch.equal(found.model.fc1.weight, again.model.fc1.weight)

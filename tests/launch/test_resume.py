@@ -16,7 +16,7 @@ from ortlaunch.config.schema import GROUPS, Config, MlflowConfig, Precision, Slu
 from ortlaunch.launch.folder import restore_configuration, write_run_folder
 from ortlaunch.launch.local.launcher import LocalLauncher
 from ortlaunch.launch.plan import LaunchPlan, Start
-from ortlaunch.run import claim
+from ortlaunch.run import claim, manifest
 from ortlaunch.run.checkpoints import Store
 from ortlaunch.run.identity import Process
 from ortlaunch.run.run import Run
@@ -238,6 +238,28 @@ def test_what_is_not_launched_claims_nothing(stopped: Run, monkeypatch: pytest.M
     except RequestError:
         assert words == ["optimizer.lr=nix"]
     assert claim.number(stopped) == 1
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_fewer_steps_than_the_newest_checkpoint_has_are_refused_before_the_launch(
+    stopped: Run, monkeypatch: pytest.MonkeyPatch, damaged: bool
+) -> None:
+    """The run stays stopped. A damaged checkpoint is left to the workers, who take the one before it."""
+    checkpoint = stopped.checkpoints / "step-00000313"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "run.json").write_text("{}")
+    manifest.seal(checkpoint)
+    if damaged:
+        (checkpoint / "run.json").write_text("")
+    monkeypatch.setattr(LocalLauncher, "submit", lambda *_: 7)
+    assert resume([str(stopped.path), "train.steps=313"]) == 7
+    if damaged:
+        assert resume([str(stopped.path), "train.steps=312"]) == 7
+        return
+    launches = claim.number(stopped)
+    with pytest.raises(RequestError, match=r"step-00000313 was written after step 313, and train\.steps=312 is less"):
+        resume([str(stopped.path), "train.steps=312"])
+    assert claim.number(stopped) == launches
 
 
 def test_a_run_folder_may_have_an_equals_sign_in_its_path(stopped: Run, monkeypatch: pytest.MonkeyPatch) -> None:

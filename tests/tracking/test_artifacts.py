@@ -119,10 +119,10 @@ def test_a_folder_of_another_user_does_not_say_where_to_send_it(
     with Journal(run_dir / "journal.jsonl") as journal:
         journal.end("FINISHED")
     give_away(run_dir)
-    with pytest.raises(RequestError, match="belongs to the user nobody: say by --uri where to send it"):
+    with pytest.raises(RequestError, match="belongs to the user nobody: name the store with --uri"):
         sync_main([str(run_dir)])
     assert sync_main(["--all", str(run_dir.parent)]) == 1
-    assert "say by --uri" in capsys.readouterr().err
+    assert "name the store with --uri" in capsys.readouterr().err
     assert not (run_dir / "relay.json").exists()
     (named,) = _believed(run_dir, "sqlite:////nowhere/mlruns.db")
     assert named.uri == "sqlite:////nowhere/mlruns.db"

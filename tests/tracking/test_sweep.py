@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.compare.choose import Selection
@@ -17,6 +24,8 @@ from ortlaunch.config.schema import MlflowConfig
 from ortlaunch.run.journal import Journal
 from ortlaunch.run.sweep import SweepTask, create, find_sweep, join, note_end, tags_of
 from ortlaunch.tracking.relay import sync
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -103,6 +112,27 @@ def test_compare_shows_the_runs_of_a_sweep_and_never_its_parent(sweep_of, store:
     assert sorted(row.name for row in latest) == names
     with pytest.raises(RequestError, match="no run of a sweep run-0"):
         collect(store.uri, Selection(sweep="run-0", experiment=request.node.name))
+
+
+def test_an_embedded_store_that_was_lost_gets_all_runs_again(sweep_of, store: MlflowConfig, tmp_path: Path) -> None:
+    """In a process of its own, because this one has the lost file open."""
+    _, folders = sweep_of(2)
+    database = tmp_path / "lost.db"
+    lost = replace(store, uri=f"sqlite:///{database}", artifacts=str(tmp_path / "mlartifacts"))
+    for folder in folders:
+        (folder / "config.yaml").write_text(yaml.safe_dump({"tracking": asdict(lost)}))
+        assert sync(folder, lost).sent
+    database.unlink()
+    again = [sys.executable, "-m", "ortlaunch", "sync", "--all", str(folders[0].parent)]
+    done = subprocess.run(
+        again, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": 3 events sent") == 2, done.stdout
+    with closing(sqlite3.connect(database)) as found:
+        ids = dict(found.execute("select name, run_uuid from runs"))
+        parents = found.execute("select distinct value from tags where key = 'mlflow.parentRunId'").fetchall()
+    assert set(ids) == {"sweep-x", "run-0", "run-1"} and parents == [(ids["sweep-x"],)]
 
 
 def test_a_sweep_is_found_by_its_names(sweep_of, tmp_path: Path) -> None:

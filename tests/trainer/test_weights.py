@@ -48,7 +48,7 @@ def test_a_file_in_the_place_of_the_folder_is_the_users_error(tmp_path: Path, mo
     monkeypatch.setattr(export, "run_or_folder", lambda _: tmp_path)
     monkeypatch.setattr(export, "_checkpoint", lambda _: tmp_path / "run" / "checkpoints" / "step-00000001")
     monkeypatch.setattr(export, "load_config", lambda _: None)
-    with pytest.raises(RequestError, match="out is not empty: name by --out"):
+    with pytest.raises(RequestError, match="out is not empty: give --out a new or empty folder"):
         export.export_weights(["run", "--out", str(tmp_path / "out")])
 
 

@@ -41,7 +41,7 @@ class LocalLauncher(Launcher):
         """
         keys = _keys(config)
         if attempt == 0 and keys.node_rank == 0 and not keys.dry_run and run_dir.exists():
-            raise RequestError(f"launcher.run={keys.run}: {run_dir} exists already: go on with it by ortlaunch resume")
+            raise RequestError(f"launcher.run={keys.run}: {run_dir} exists already: continue it with ortlaunch resume")
         return super().plan(config, run_dir, run_id, name, attempt)
 
     def submit(self, plan: LaunchPlan, config: Config, arguments: list[str]) -> int:

@@ -92,7 +92,15 @@ def _controller(cfg: SlurmConfig) -> str:
     return "SLURM's controller does not answer: try again later; nothing was submitted"
 
 
+def _no_cluster(cfg: SlurmConfig) -> str:
+    return (
+        "SLURM is installed here, and this machine belongs to no cluster: submit from a login node; "
+        "launcher.dry_run=true shows the script anywhere"
+    )
+
+
 _WORDS: tuple[tuple[str, Callable[[SlurmConfig], str]], ...] = (
+    (r"configuration source|no such file or directory.*slurm\.conf", _no_cluster),
     (r"invalid partition", _partition),
     (r"invalid account", _account),
     (r"invalid qos", _qos),

@@ -173,7 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     cancel.add_argument(
         "--wait", type=float, default=_WAIT_SECONDS, metavar="SECONDS", help="for the end (default: 900)"
     )
-    resume = _verb(verbs, "resume", _resume, "go on with a run that was stopped or has failed", as_json=False)
+    resume = _verb(verbs, "resume", _resume, "continue a run that was stopped or has failed", as_json=False)
     resume.add_argument("run", metavar="RUN")
     resume.add_argument("keys", nargs="*", metavar="KEY=VALUE")
     compare = _verb(verbs, "compare", _compare, "put runs side by side")

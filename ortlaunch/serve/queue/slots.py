@@ -177,7 +177,7 @@ def _query(what: str, columns: str, form: str) -> list[tuple[str, ...]]:
         raise NoAnswer(f"nvidia-smi fails with exit code {done.returncode}{f': {_shown(said[-1])}' if said else ''}")
     rows = [re.fullmatch(form, line) for line in lines]
     if None in rows:
-        raise NoAnswer(f"nvidia-smi says what cannot be read: {_shown(lines[rows.index(None)])}")
+        raise NoAnswer(f"the output of nvidia-smi cannot be read: {_shown(lines[rows.index(None)])}")
     return [row.groups() for row in rows if row is not None]
 
 

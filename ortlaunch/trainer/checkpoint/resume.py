@@ -336,10 +336,7 @@ def _check_run(config: Config, start: Start, workers: Workers) -> None:
                 f"{key}={_word(mine)}: use the same, or {_NEW_RUN}"
             )
     if start.step > config.train.steps:
-        raise RequestError(
-            f"{start.path} has {start.step} steps behind it, and train.steps={config.train.steps} is less: give the "
-            "number of all steps, those that are done included"
-        )
+        raise RequestError(store.beyond(start.path, start.step, config.train.steps))
     if start.meta.get("seed") != config.seed:
         raise RequestError(
             f"{start.path} was written with seed={start.meta.get('seed')}, which orders the data, and this run has "

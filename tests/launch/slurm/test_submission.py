@@ -354,6 +354,7 @@ def test_the_loopback_card_is_named_on_one_machine_only(tmp_path):
             "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
             "does not answer",
         ),
+        ("sbatch: fatal: Could not establish a configuration source", "submit from a login node"),
         ("sbatch: error: something new", "SLURM does not take the job: something new"),
     ],
 )

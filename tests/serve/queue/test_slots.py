@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_no_answer(program: Path, answer: str) -> None:
     says(program, f"printf '{answer}\\n'")
     found = Slots()
     assert found.names() == ()
-    assert found.trouble.startswith("nvidia-smi says what cannot be read: ")
+    assert found.trouble.startswith("the output of nvidia-smi cannot be read: ")
     says(program, GPUS)
     assert set(found.withheld()) == {"gpu1"}
     says(program, GPUS.replace("echo GPU-bb22, 4242", f"printf '{answer}\\n'"))
