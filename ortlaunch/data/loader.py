@@ -107,14 +107,26 @@ class Loader:
         if self._closed:
             raise StopIteration
         if self._iterator is None:
-            with signals_held():
-                self._iterator = iter(self._loader)
+            self._iterator = self._begun()
         try:
             batch = self._next_batch()
         except RequestError as error:
             raise RequestError(_without_traceback(error)) from None
         self._advance()
         return batch
+
+    def start_processes(self) -> None:
+        """Starts the loader processes, if there are any, before the first batch is asked for.
+
+        They are forked, and keep what this process has in memory by then, also when it has changed or freed it.
+        """
+        if self._iterator is None and self._loader.num_workers:
+            self._iterator = self._begun()
+
+    @property
+    def processes(self) -> list[int]:
+        """The numbers of the loader processes that have been started."""
+        return [process.pid for process in getattr(self._iterator, "_workers", ())]
 
     def held_out(self, samples: int) -> list[Batch]:
         """This rank's batches of an evaluation on `samples` held-out samples; see `held_out_batches`."""
@@ -129,6 +141,10 @@ class Loader:
         shut_down = getattr(iterator, "_shutdown_workers", None)
         if shut_down is not None:
             shut_down()
+
+    def _begun(self) -> Iterator[Batch]:
+        with signals_held():
+            return iter(self._loader)
 
     def _next_batch(self) -> Batch:
         assert self._iterator is not None

@@ -69,10 +69,13 @@ def test_loader_processes_give_the_same_batches_and_end(load: Load, numbered: To
     before = set(multiprocessing.active_children())
     numbered.workers = 2
     loader = load(numbered, batch_size=4)
-    assert numbers(loader, 30) == expected
-    assert loader.epoch == 29 // 13
+    loader.start_processes()
     started = set(multiprocessing.active_children()) - before
     assert len(started) == 2
+    assert {process.pid for process in started} == set(loader.processes)
+    assert numbers(loader, 30) == expected
+    assert loader.epoch == 29 // 13
+    assert set(multiprocessing.active_children()) - before == started
     assert all(psutil.Process(process.pid).nice() == min(19, os.nice(0) + NICENESS) for process in started)
     loader.close()
     assert not any(process.is_alive() for process in started)

@@ -107,6 +107,17 @@ def test_what_the_start_check_draws_and_reads_does_not_reach_the_training(
     assert list(parts.startup) == [f"startup/{name}_seconds" for name in ("import", "build", "ort_check")]
 
 
+def test_the_processes_that_read_data_keep_no_copy_of_the_first_weights(
+    opened: Callable[..., context.RunContext],
+) -> None:
+    """They are forked before there are any."""
+    data = build.open_data(opened("data.workers=1"), resume.Start())
+    with data.loader:
+        before = list(data.loader.processes)
+        next(data.loader)
+        assert len(before) == 1 and list(data.loader.processes) == before
+
+
 def test_the_job_of_a_resume_follows_what_it_was_given(
     opened: Callable[..., context.RunContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
