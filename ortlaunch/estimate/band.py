@@ -10,6 +10,9 @@ from typing import Any
 
 from ortlaunch.launch.memory.band import MIB, Band
 
+OPENING = "data"
+"""The phase in which a worker opens the data and reads its first batch."""
+
 
 def phase_band(backend: str, base: int, use: Mapping[str, int]) -> Band:
     """The memory of a process in one phase.
@@ -65,7 +68,13 @@ def bands_of(
         probed: the memory of the phases under the backends that were probed.
     """
     return {
-        name: _any_of([probed[one][name] if one in probed else phase_band(one, base, use) for one in backends])
+        name: _any_of(
+            [
+                # No backend runs yet where data is opened.
+                probed[one][name] if one in probed else phase_band("eager" if name == OPENING else one, base, use)
+                for one in backends
+            ]
+        )
         for name, use in phases.items()
     }
 

@@ -11,9 +11,12 @@ from torch._subclasses import fake_tensor
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
 from ortlaunch.config.schema import Config, EagerConfig
+from ortlaunch.estimate.band import OPENING
+from ortlaunch.estimate.ledger import Use
 from ortlaunch.estimate.pretend import join_nobody
+from ortlaunch.estimate.probe import ProcessMeter
 from ortlaunch.estimate.trace import Trace, shapes_of, trace
-from ortlaunch.launch.memory.band import MIB
+from ortlaunch.launch.memory.band import MIB, Band, loaders_of
 from ortlaunch.launch.memory.request import Request
 from ortlaunch.models.task import Batch
 from ortlaunch.trainer.prepare import open_loader
@@ -53,7 +56,13 @@ class Traces:
         self._workers = join_nobody(request.world_size)
         # It stays open, so that this process holds the data that a worker holds.
         self._loader = open_loader(config, self._workers)
-        self._batch: Batch = next(iter(self._loader))
+        self._loader.start_processes()
+        self._batch: Batch = next(self._loader)
+        meter = ProcessMeter()
+        self._opening = max(0, meter.take_peak().most - meter.now.most)
+        """Bytes that opening the data took and gave back, as where all of it is tokenized."""
+        self.loaders: Band = loaders_of([_private_bytes(process) for process in self._loader.processes])
+        """The memory of a worker's loader processes."""
         self._held_out = self._evaluated()
         self._known: dict[tuple[bool, int, int], Trace] = {}
         """By whether activations are checkpointed, the micro-batch, and the accumulated micro-batches."""
@@ -125,7 +134,9 @@ class Traces:
         shapes = shapes_of(self._batch, config.train.batch_size)
         # What other backends hold is a factor on this where they are not probed; see `phase_band`.
         config = replace(config, backend=EagerConfig())
-        return trace(config, self._workers, shapes, is_fake=self.is_fake)
+        found = trace(config, self._workers, shapes, is_fake=self.is_fake)
+        opening = Use(0, self._opening, self._opening, self._opening)
+        return replace(found, phases={OPENING: opening, **found.phases})
 
     def _process_base(self) -> int:
         """Bytes of a worker without tensors. This process has imported, opened and built the same."""
@@ -144,6 +155,14 @@ class Traces:
 def shortened(error: BaseException) -> str:
     """The beginning of an error's text in one line."""
     return " ".join(str(error).split())[:300]
+
+
+def _private_bytes(process: int) -> int:
+    """Bytes that a process shares with no other; none if it has ended."""
+    try:
+        return int(psutil.Process(process).memory_full_info().uss)
+    except psutil.Error:
+        return 0
 
 
 def _limit_memory(limit: int | None) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ortlaunch.base.errors import RequestError
-from ortlaunch.estimate.band import bands_of, phase_band, worst
-from ortlaunch.launch.memory.band import Band, compilers_of, times, total, verdict
+from ortlaunch.estimate.band import OPENING, bands_of, phase_band, worst
+from ortlaunch.launch.memory.band import Band, compilers_of, loaders_of, times, total, verdict
 from ortlaunch.launch.memory.limit import parsed
 
 GIB = 2**30
@@ -47,6 +47,19 @@ def test_a_probe_replaces_the_factors_of_its_backend_alone() -> None:
     assert bands_of(["ort"], GIB, phases, {"compile": probe}) == bands_of(["ort"], GIB, phases, {})
     both = bands_of(["ort", "compile"], GIB, phases, {"compile": probe})["step"]
     assert both.middle == 6 * GIB and both.low < 5 * GIB
+
+
+def test_no_backend_changes_what_opening_the_data_takes() -> None:
+    phases = {OPENING: {"least": 0, "tensors": GIB, "process": GIB, "most": GIB}}
+    bands = [bands_of([name], GIB, phases, {})[OPENING] for name in ("eager", "compile", "ort")]
+    assert bands[0] == bands[1] == bands[2]
+    assert 2 * GIB == bands[0].middle < bands[0].high < 2.2 * GIB
+
+
+def test_loader_processes_come_to_share_less_with_their_worker() -> None:
+    assert loaders_of([]) == Band(0, 0, 0)
+    one, two = loaders_of([GIB]), loaders_of([GIB, GIB])
+    assert GIB == one.low < one.middle < one.high and two == times(one, 2)
 
 
 @pytest.mark.parametrize("names", [["eager"], ["ort"], ["eager", "ort"]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ortlaunch.config.devices import usable_cores
@@ -10,6 +10,8 @@ from ortlaunch.config.devices import usable_cores
 MIB = 2**20
 COMPILER = 250 * MIB
 """A process of the C++ compiler on a kernel of torch.compile (223 MiB were measured for gpt2_nano)."""
+LOADER = 100 * MIB
+"""What a loader process comes to have for itself at most, when its worker has changed the memory that they shared."""
 _MOST_COMPILERS = 32
 
 
@@ -59,6 +61,16 @@ def compilers_of(backends: Collection[str], workers: int) -> Band:
     if "compile" not in backends:
         return Band(0, 0, 0)
     return Band(0, workers * COMPILER, workers * compilers() * COMPILER)
+
+
+def loaders_of(private: Sequence[int]) -> Band:
+    """The loader processes of a worker.
+
+    Args:
+        private: bytes that each of them shares with no other process when it has read its first batches.
+    """
+    least = sum(private)
+    return Band(least, least + len(private) * LOADER // 2, least + len(private) * LOADER)
 
 
 def compilers() -> int:
