@@ -28,6 +28,15 @@ def test_a_band_is_in_order(backend: str) -> None:
     assert band.high > 3 * GIB
 
 
+def test_the_high_figure_leaves_room_for_twice_the_holes_and_for_small_processes() -> None:
+    holes = {"least": GIB, "tensors": GIB, "process": GIB + GIB // 4, "most": GIB + GIB // 4}
+    assert phase_band("eager", GIB, holes).high - 1.05 * 2.25 * GIB > GIB // 4
+    nothing = dict.fromkeys(holes, 0)
+    # Of a worker of 400 MiB, 30 MiB more than the likely figure were measured.
+    small = phase_band("eager", 400 * 2**20, nothing)
+    assert small.high - small.middle > 30 * 2**20
+
+
 def test_what_may_take_several_backends_has_the_memory_of_the_worst() -> None:
     nothing = {"least": 0, "tensors": 0, "process": 0, "most": 0}
     step = {"least": GIB // 2, "tensors": GIB, "process": GIB + GIB // 4, "most": GIB + GIB // 3}
