@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any, Self
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import DataConfig, TokenDataConfig
@@ -29,10 +29,7 @@ class EndlessBatches(Sampler[list[int]]):
     """
 
     def __init__(self, source: Source, share: Share, batch_size: int, start: Position) -> None:
-        # This sampler gives the order of all samples. `__iter__` drops those before the start, then divides the rest.
-        self._order: DistributedSampler[Any] = DistributedSampler(
-            source.dataset, num_replicas=1, rank=0, shuffle=True, seed=mix(share.seed)
-        )
+        self._samples = source.samples or 0
         self._share = share
         self._batch_size = batch_size
         self._start = start
@@ -41,12 +38,12 @@ class EndlessBatches(Sampler[list[int]]):
         samples_per_step = self._batch_size * self._share.world_size
         first = self._start.samples
         for epoch in count(self._start.epoch):
-            self._order.set_epoch(epoch)
-            left = list(self._order)[first:]
+            generator = torch.Generator().manual_seed(mix(self._share.seed) + epoch)
+            # A tensor, because a list of numbers takes eight times as much memory.
+            left = torch.randperm(self._samples, generator=generator)[first:]
             steps = len(left) // samples_per_step
-            of_whole_steps = left[: steps * samples_per_step]
-            mine = of_whole_steps[self._share.rank :: self._share.world_size]
-            yield from BatchSampler(mine, self._batch_size, drop_last=True)
+            mine = left[: steps * samples_per_step][self._share.rank :: self._share.world_size]
+            yield from (batch.tolist() for batch in mine.split(self._batch_size))
             first = 0
 
 

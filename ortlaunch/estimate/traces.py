@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from dataclasses import replace
 
 import psutil
@@ -10,6 +11,7 @@ from torch._subclasses import fake_tensor
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.base.free_memory import available
+from ortlaunch.config.devices import usable_cores
 from ortlaunch.config.schema import Config, EagerConfig
 from ortlaunch.estimate.band import OPENING
 from ortlaunch.estimate.ledger import Use
@@ -24,6 +26,8 @@ from ortlaunch.trainer.prepare import open_loader
 _BESIDE = 10 * MIB
 """What a worker holds beside what the tracing process does, such as threads and workspaces of its kernels. The tracing
 process holds its own bookkeeping instead."""
+_THREAD = 850 * 2**10
+"""What kernels hold for each further thread: a transformer's layer with 64 threads took 53 MiB more than with one."""
 CONNECTIONS = 17 * MIB
 """What a worker holds for its exchange with others."""
 _MOST_SAMPLES = 2**20
@@ -61,7 +65,7 @@ class Traces:
         meter = ProcessMeter()
         self._opening = max(0, meter.take_peak().most - meter.now.most)
         """Bytes that opening the data took and gave back, as where all of it is tokenized."""
-        self.loaders: Band = loaders_of([_private_bytes(process) for process in self._loader.processes])
+        self.loaders = _loaders(self._loader.processes)
         """The memory of a worker's loader processes."""
         self._held_out = self._evaluated()
         self._known: dict[tuple[bool, int, int], Trace] = {}
@@ -141,7 +145,8 @@ class Traces:
     def _process_base(self) -> int:
         """Bytes of a worker without tensors. This process has imported, opened and built the same."""
         connections = CONNECTIONS if self._request.world_size > 1 else 0
-        return int(psutil.Process().memory_info().rss) + _BESIDE + connections + self._held_out
+        threads = further_threads(self._config, self._request.workers) * _THREAD
+        return int(psutil.Process().memory_info().rss) + _BESIDE + threads + connections + self._held_out
 
     def _evaluated(self) -> int:
         """Bytes of the held-out batches, which a worker keeps."""
@@ -152,17 +157,22 @@ class Traces:
         return sum(tensor.nbytes for batch in batches for tensor in batch.values())
 
 
+def further_threads(config: Config, workers: int) -> int:
+    """The threads of a worker but one; this process has one."""
+    cores = getattr(config.launcher, "cpus_per_node", None) or usable_cores()
+    return max(1, cores // workers) - 1
+
+
 def shortened(error: BaseException) -> str:
     """The beginning of an error's text in one line."""
     return " ".join(str(error).split())[:300]
 
 
-def _private_bytes(process: int) -> int:
-    """Bytes that a process shares with no other; none if it has ended."""
-    try:
-        return int(psutil.Process(process).memory_full_info().uss)
-    except psutil.Error:
-        return 0
+def _loaders(processes: Sequence[int]) -> Band:
+    """The memory of loader processes that have read their first batches, without what is a part of files."""
+    found = [psutil.Process(process).memory_full_info() for process in processes]
+    common = max((one.rss - one.shared - one.uss for one in found), default=0)
+    return loaders_of([one.uss for one in found], max(0, common))
 
 
 def _limit_memory(limit: int | None) -> None:

@@ -13,13 +13,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, DistributedSampler
 
 from ortlaunch.base.errors import RequestError
 from ortlaunch.config.schema import DataConfig, DigitsConfig, PysourceConfig, SyntheticConfig, TokensConfig
 from ortlaunch.data.loader import Loader
 from ortlaunch.data.processes import NICENESS
-from ortlaunch.data.source import Share, Source
+from ortlaunch.data.source import Share, Source, mix
 
 Load = Callable[..., Loader]
 
@@ -62,6 +62,15 @@ def test_order_is_fixed_by_the_seed_and_differs_between_epochs_and_seeds(load: L
     other = numbers(load(numbered, seed=2), 52)
     assert other[:26] != first[:26]
     assert other[:26] != first[26:], "the second epoch of seed 1 must not be the first of seed 2"
+
+
+def test_the_order_is_that_of_torchs_sampler(load: Load, numbered: TokensConfig) -> None:
+    """By which runs go on that were begun when the loader used it."""
+    loader = load(numbered, batch_size=2, seed=3)
+    order: DistributedSampler[int] = DistributedSampler(range(53 - 1), 1, 0, shuffle=True, seed=mix(3))  # type: ignore[arg-type]
+    for epoch in range(2):
+        order.set_epoch(epoch)
+        assert [number for batch in numbers(loader, 26) for number in batch] == list(order)
 
 
 def test_loader_processes_give_the_same_batches_and_end(load: Load, numbered: TokensConfig) -> None:

@@ -1,4 +1,4 @@
-"""What opening the data takes before there is a model."""
+"""What a worker holds without a model: what opening the data takes, and threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def test_what_opening_the_data_gives_back_is_counted_beside_what_stays(
         # Both are in memory when they are joined. The allocator gives blocks of this size back.
         (tmp_path / name).write_bytes(b"x" * size * MIB)
     monkeypatch.setattr(traces, "trace", lambda *_, **__: Trace(Parts(0, 0, 0, 0, 0), {"step": Use(0, 0, 0, 0)}))
-    words = ("model=gpt2_nano", "data=text", f"data.path={tmp_path}", "trainer=single", "backend=eager", "device=cpu")
+    # Few samples, whose order is in memory too.
+    data = ("data=text", f"data.path={tmp_path}", "data.seq_len=8192")
+    words = ("model=gpt2_nano", *data, "trainer=single", "backend=eager", "device=cpu")
     ProcessMeter().take_peak()
     try:
         found = traces.Traces(to_config(compose(list(words))), Request(1, 1, None, "", True)).asked()
@@ -35,3 +37,9 @@ def test_what_opening_the_data_gives_back_is_counted_beside_what_stays(
         dist.destroy_process_group()
     assert list(found.phases) == [OPENING, "step"]
     assert 2 * size - 12 < found.phases[OPENING].process / MIB < 2 * size + 12
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 63), (3, 20), (100, 0)])
+def test_a_worker_has_its_share_of_the_nodes_cores(workers: int, threads: int) -> None:
+    words = ["model=mlp", "launcher=slurm", "launcher.cpus_per_node=64", "trainer=ddp", "device=cpu"]
+    assert traces.further_threads(to_config(compose(words)), workers) == threads

@@ -10,8 +10,8 @@ from ortlaunch.config.devices import usable_cores
 MIB = 2**20
 COMPILER = 250 * MIB
 """A process of the C++ compiler on a kernel of torch.compile (223 MiB were measured for gpt2_nano)."""
-LOADER = 100 * MIB
-"""What a loader process comes to have for itself at most, when its worker has changed the memory that they shared."""
+LOADER = 50 * MIB
+"""What a loader process comes to have for itself later than after its first batches, at most."""
 _MOST_COMPILERS = 32
 
 
@@ -63,14 +63,16 @@ def compilers_of(backends: Collection[str], workers: int) -> Band:
     return Band(0, workers * COMPILER, workers * compilers() * COMPILER)
 
 
-def loaders_of(private: Sequence[int]) -> Band:
+def loaders_of(own: Sequence[int], common: int) -> Band:
     """The loader processes of a worker.
 
     Args:
-        private: bytes that each of them shares with no other process when it has read its first batches.
+        own: bytes that each of them has for itself when it has read its first batches.
+        common: bytes that they have in common with their worker. The worker comes to change nearly all of them, by
+            Python's counts of references and collections, and then has its own; its loader processes keep one copy.
     """
-    least = sum(private)
-    return Band(least, least + len(private) * LOADER // 2, least + len(private) * LOADER)
+    least = sum(own)
+    return Band(least, least + common, least + common + len(own) * LOADER)
 
 
 def compilers() -> int:

@@ -52,7 +52,7 @@ def bound(config: Config, workers: int) -> int | None:
     data = 16 * config.train.eval_samples * length + _FP32 * _IMAGES * pixels
     backends = {one.backend.name for one in possible(config)}
     compiling = compilers() * COMPILER if "compile" in backends else 0
-    loaders = config.data.workers * LOADER
+    loaders = PROCESS // 2 + config.data.workers * LOADER if config.data.workers else 0
     return workers * (PROCESS + compiling + loaders + (_OF_ORT if "ort" in backends else 1) * tensors + data)
 
 
