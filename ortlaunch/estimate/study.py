@@ -15,7 +15,7 @@ from ortlaunch.estimate.band import bands_of, worst
 from ortlaunch.estimate.micro_batch import Search, Sized
 from ortlaunch.estimate.probing import Line, line_of
 from ortlaunch.estimate.trace import Trace
-from ortlaunch.estimate.traces import CONNECTIONS, Traces, shortened
+from ortlaunch.estimate.traces import Traces, shortened
 from ortlaunch.launch.memory.band import Band, compilers_of, times, total, verdict
 from ortlaunch.launch.memory.cache import Change, Estimate, store, to_json
 from ortlaunch.launch.memory.calibration import Calibration
@@ -151,8 +151,7 @@ class Study:
         """The memory of each phase with the micro-batch of a configuration, by the backend that was probed."""
         if config.train.activation_checkpointing != self._config.train.activation_checkpointing:
             return {}
-        connections = CONNECTIONS if self._request.world_size > 1 else 0
-        return {name: line.bands(config.train.batch_size, connections) for name, line in self._lines.items()}
+        return {name: line.bands(config.train.batch_size, self._traces.beside) for name, line in self._lines.items()}
 
     def _bands(self, found: Found, *, is_first: bool) -> dict[str, Band]:
         return self._bands_in(found, found.trace.phases_of(is_first=is_first))

@@ -28,7 +28,7 @@ _BESIDE = 10 * MIB
 process holds its own bookkeeping instead."""
 _THREAD = 850 * 2**10
 """What kernels hold for each further thread: a transformer's layer with 64 threads took 53 MiB more than with one."""
-CONNECTIONS = 17 * MIB
+_CONNECTIONS = 17 * MIB
 """What a worker holds for its exchange with others."""
 _MOST_SAMPLES = 2**20
 _SHARE_OF_A_PROBE = 0.7
@@ -142,11 +142,15 @@ class Traces:
         opening = Use(0, self._opening, self._opening, self._opening)
         return replace(found, phases={OPENING: opening, **found.phases})
 
+    @property
+    def beside(self) -> int:
+        """Bytes that a worker holds for its connections and threads; this process and a probe have one thread alone."""
+        connections = _CONNECTIONS if self._request.world_size > 1 else 0
+        return connections + further_threads(self._config, self._request.workers) * _THREAD
+
     def _process_base(self) -> int:
         """Bytes of a worker without tensors. This process has imported, opened and built the same."""
-        connections = CONNECTIONS if self._request.world_size > 1 else 0
-        threads = further_threads(self._config, self._request.workers) * _THREAD
-        return int(psutil.Process().memory_info().rss) + _BESIDE + threads + connections + self._held_out
+        return int(psutil.Process().memory_info().rss) + _BESIDE + self.beside + self._held_out
 
     def _evaluated(self) -> int:
         """Bytes of the held-out batches, which a worker keeps."""
