@@ -43,7 +43,8 @@ class EndlessBatches(Sampler[list[int]]):
             left = torch.randperm(self._samples, generator=generator)[first:]
             steps = len(left) // samples_per_step
             mine = left[: steps * samples_per_step][self._share.rank :: self._share.world_size]
-            yield from (batch.tolist() for batch in mine.split(self._batch_size))
+            for begin in range(0, len(mine), self._batch_size):
+                yield mine[begin : begin + self._batch_size].tolist()
             first = 0
 
 

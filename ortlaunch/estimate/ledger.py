@@ -200,7 +200,8 @@ def _use(tensors: int, resident: list[int]) -> Use:
 
 def _fills_memory() -> bool:
     """Whether torch writes to all memory that it gives out, as it does where algorithms have to be deterministic."""
-    return torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    return torch.are_deterministic_algorithms_enabled() and bool(fills)
 
 
 def _made_up(tensor: torch.Tensor) -> bool | int | float:

@@ -68,8 +68,23 @@ def test_an_lstm_keeps_gates_and_states_of_all_steps(steps: int, batch: int, wid
 
     real = kept(train=True)
     with FakeTensorMode(), Ledger():
-        assert kept(train=True) == pytest.approx(workspace._LSTM_SHARE * real, rel=0.1)
+        assert kept(train=True) == pytest.approx(workspace._LSTM_KEPT * real, rel=0.1)
         assert kept(train=False) == 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "width", "hidden", "layers", "measured"),
+    [(64, 32, 256, 512, 1, 92), (64, 32, 256, 512, 2, 132), (128, 32, 256, 256, 3, 131), (32, 8, 1024, 1024, 1, 148)],
+)
+def test_an_lstm_takes_what_was_measured(
+    steps: int, batch: int, width: int, hidden: int, layers: int, measured: int
+) -> None:
+    """MiB of a process with a pinned threshold, beyond what it had before."""
+    with FakeTensorMode(), Ledger() as ledger:
+        model = torch.nn.LSTM(width, hidden, layers)
+        model(torch.zeros(steps, batch, width))[0].sum().backward()
+        peak = ledger.take_peak().tensors / MIB
+    assert peak == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.usefixtures("two_workers")
